@@ -211,7 +211,7 @@ class ManualDevice:
     info: DeviceInfo
     blocks: CpuMemory
     libraries: tuple[str, ...] = LIBRARIES
-    believed: frozenset[int] = frozenset()
+    validated_blocks: frozenset[int] = frozenset()
     kept: KeptCounts = attrs.field(factory=KeptCounts)
     is_held: bool = False
     failure: Exception | None = None

@@ -296,7 +296,7 @@ class MemoryInUse:
                 # Work that still runs must be followed by later work, so its events stay.
                 if not use.pins:
                     use.last_write = use.reads = None
-                if block in self._device.believed:
+                if block in self._device.validated_blocks:
                     self._device.renew(block)
                 continue
             try:
@@ -325,7 +325,7 @@ class MemoryInUse:
             writes: Blocks that are changed.
             wait: Called for each event; None for `AccelStream.wait`, as it is not to be done later.
         """
-        if self._device.believed:
+        if self._device.validated_blocks:
             self.renew(writes)
         wait = wait or stream.wait
         use_of = self.uses.get
@@ -341,7 +341,7 @@ class MemoryInUse:
     def renew(self, blocks: Iterable[int]) -> None:
         """Have the device forget what it knows of the contents of blocks: they are to be written."""
         for block in blocks:
-            if block in self._device.believed:
+            if block in self._device.validated_blocks:
                 self._device.renew(block)
 
     def release(self, block: int) -> None:

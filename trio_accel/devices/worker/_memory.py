@@ -353,7 +353,7 @@ class _Device:
         self.allocate = device.allocate
         self.free = device.free
         self.renew = device.renew
-        self.believed = device.believed
+        self.validated_blocks = device.validated_blocks
         self.placement = device.placement
 
     def __getattr__(self, name: str) -> Any:

@@ -363,7 +363,7 @@ class AccelDevice(Protocol):
         ...
 
     @property
-    def believed(self) -> Collection[int]:
+    def validated_blocks(self) -> Collection[int]:
         """Blocks of whose contents it knows something. Who is about to write to one calls `renew` before."""
         ...
 

@@ -356,7 +356,7 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
             self._enqueue_chain(bound, stream)
         else:
             # The engine knows what the chain writes, but not when, among operations that look at it.
-            for block in self._device.believed and bound.blocks()[1]:
+            for block in self._device.validated_blocks and bound.blocks()[1]:
                 self._device.renew(block)
             self._library(node.library).enqueue(bound, stream)
             self._enqueued += 1

@@ -39,7 +39,7 @@ class BlockDevice(Generic[StreamT, ChunkT, BlockT]):
         blocks: Its memory.
         streams: The streams that have not ended.
         is_closed: Whether it takes no more work.
-        believed: See `AccelDevice.believed`.
+        believed: See `AccelDevice.validated_blocks`.
         read_only: Blocks that libraries refuse to write to; see `BlockMemory.read_only`.
         kept: See `AccelDevice.kept`.
         allocate: See `AccelDevice.allocate`; without a call in between.
@@ -52,8 +52,8 @@ class BlockDevice(Generic[StreamT, ChunkT, BlockT]):
         self.streams: list[StreamT] = []
         self.is_closed: bool = False
         # The functions to call when the contents of a block change, by the block (D26).
-        self._believed: dict[int, set[Callable[[int], None]]] = {}
-        self.believed: Collection[int] = self._believed
+        self._validated_blocks: dict[int, set[Callable[[int], None]]] = {}
+        self.validated_blocks: Collection[int] = self._validated_blocks
         self.read_only: AbstractSet[int] = blocks.read_only
         self.kept: KeptCounts = KeptCounts()
         self.allocate: Callable[[int, int], None] = blocks.allocate
@@ -63,17 +63,17 @@ class BlockDevice(Generic[StreamT, ChunkT, BlockT]):
     def free(self, block: int) -> None:
         """Give a memory block back; see `AccelDevice.free`."""
         self.blocks.free(block)
-        if block in self._believed:
+        if block in self._validated_blocks:
             self.renew(block)
 
     def renew(self, block: int) -> None:
         """Forget facts about the contents of a block; see `AccelDevice.renew`."""
-        for invalidate in self._believed.pop(block, ()):
+        for invalidate in self._validated_blocks.pop(block, ()):
             invalidate(block)
 
     def invalidate_with(self, block: int, invalidate: Callable[[int], None]) -> None:
         """Have a function called once, when a block's contents change or may change. From any thread."""
-        self._believed.setdefault(block, set()).add(invalidate)
+        self._validated_blocks.setdefault(block, set()).add(invalidate)
 
     def map_chunk(self, chunk: int, nbytes: int, descriptor: int, *, write: bool = True) -> None:
         """Make a chunk of another process addressable; see `AccelDevice.map_chunk`."""
@@ -171,7 +171,7 @@ class BlockDevice(Generic[StreamT, ChunkT, BlockT]):
             is_idle: Whether all streams have ended.
         """
         self.blocks.clear()
-        self._believed.clear()
+        self._validated_blocks.clear()
 
     def check_open(self) -> None:
         """Refuse what a closed device does not do.
