@@ -95,14 +95,14 @@ class RequestTable:
         """Begin with a worker: hand over the requests that wait.
 
         Args:
-            carefully: One request at a time, until `hurry` (D75). A waiting request may be the one that loses
-                the context, and the context should complete another one before it gets there.
+            carefully: One request at a time, until `send_ready` (D75). A waiting request may be the one that
+                loses the context, and the context should complete another one before it gets there.
         """
         self._is_open = True
         self._is_careful = carefully
         self.pump()
 
-    def hurry(self) -> None:
+    def send_ready(self) -> None:
         """Hand over as many as the window takes."""
         if self._is_careful:
             self._is_careful = False

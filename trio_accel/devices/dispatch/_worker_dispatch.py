@@ -156,7 +156,7 @@ class Generations:
     def _progress(self, context: ActorContext) -> None:
         """Report progress: the context has completed a request without an error."""
         context.report_progress()
-        self._requests.hurry()
+        self._requests.send_ready()
 
     def _prepared(self, context: ActorContext) -> None:
         """Count the context as one that works, once it was whole for a while without a request."""
@@ -173,7 +173,7 @@ class Generations:
         is_careful = self._device.losses.count > 0 and (intensity is None or not intensity.counts_progress)
         self._requests.open(carefully=is_careful)
         if is_careful:
-            self._alarms.set(self._requests, trio.current_time() + _CAREFUL, self._requests.hurry)
+            self._alarms.set(self._requests, trio.current_time() + _CAREFUL, self._requests.send_ready)
 
     async def _close(self, link: WorkerLink) -> None:
         """End a worker in order: waiting requests are refused, and its own are finished within the grace."""

@@ -115,7 +115,7 @@ class LoopPlan:
                 threading.Thread(target=self.compile, name="accel compiler", daemon=True).start()
         return self.entry
 
-    def hurry(self) -> None:
+    def compile_soon(self) -> None:
         """Have it compiled soon: it comes again and again."""
         if not self._is_begun and self.text is not None:
             self._is_begun = True
@@ -185,7 +185,7 @@ def compute(spec: ExpressionSpec, call: Call) -> bool:
 def bind(spec: ExpressionSpec, call: Call) -> Callable[[], object] | None:
     """Return the compiled code with its addresses, where it computes alone and in one thread; else None."""
     plan = find_plan(spec)
-    plan.hurry()
+    plan.compile_soon()
     entry = plan.entry
     if entry is None or plan.is_checked or spec.stored or plan.weight >= 2 * _SHARE:
         return None
