@@ -113,7 +113,7 @@ INTERNAL: Mapping[str, frozenset[str]] = {
     "Call": _names("args close first function named noun refuse refuse_numpy send silence throw"),
     "CompletionStrategy": _names("open"),
     "DeviceGroup": _names("add scope"),
-    "DeferredReply": _names("fail_as_crash is_of look_last"),
+    "DeferredReply": _names("fail_as_crash is_of poll_once_more"),
     "Device": _names(
         "ask_chain check_ask check_pending descriptors end fate_of_arrays have_back is_given_up look_ahead "
         "lost start validated wait_ended"

@@ -204,6 +204,6 @@ async def test_one_polls_before_it_parks(puppet: Ref[Puppet]) -> None:
     def look() -> None:
         reply.fail(BoomError())
 
-    assert reply.look_last(look)
+    assert reply.poll_once_more(look)
     with pytest.raises(BoomError):
         await reply.wait()

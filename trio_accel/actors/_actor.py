@@ -229,7 +229,7 @@ class ActorContext(Spawner):
         current = self._cell.current
         if current is None:
             return float("inf")
-        if current.last_look is not None and not current.is_abandonable:
+        if current.last_poll is not None and not current.is_abandonable:
             # It is served in the task that asks, whose scopes were not looked at before.
             return trio.current_effective_deadline()
         return current.ends_at

@@ -255,8 +255,8 @@ class Envelope(Waiter):
     scope: trio.CancelScope | None = None
     on_cancel: Callable[[], None] | None = None
     on_failed_hook: Callable[[Exception], None] | None = None
-    # Called by its asker before it parks; `no_look` for nothing, None where no asker will call it.
-    last_look: Callable[[], None] | None = None
+    # Called by its asker before it parks; `no_poll` for nothing, None where no asker will call it.
+    last_poll: Callable[[], None] | None = None
     # Set while messages are observed; the number is set with the start.
     number: int = attrs.field(init=False)
     queued_at: float | None = None
@@ -326,8 +326,8 @@ class Envelope(Waiter):
         return self.resolve(self.cancellation())
 
 
-def no_look() -> None:
-    """Do nothing: the `last_look` of an asker that would call one."""
+def no_poll() -> None:
+    """Do nothing: the `last_poll` of an asker that would call one."""
 
 
 cells: dict[trio.lowlevel.Task, Party] = {}

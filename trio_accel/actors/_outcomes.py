@@ -305,22 +305,22 @@ class DeferredReply(Generic[ReplyT_contra]):
         """Context variables of the asker, as they were when it asked."""
         return self._envelope.context
 
-    def look_last(self, look: Callable[[], None]) -> bool:
+    def poll_once_more(self, poll: Callable[[], None]) -> bool:
         """Have the asker itself look for the reply, once: after a turn of the loop, before it parks.
 
         A reply that takes no longer than such a turn then costs no other. Only an asker does so whose request
         is being served in its own task, because the actor had nothing else to do.
 
         Args:
-            look: Called on the Trio thread, also if the reply is there by then; may give it, must not raise.
+            poll: Called on the Trio thread, also if the reply is there by then; may give it, must not raise.
 
         Returns:
             Whether it will be called.
         """
         envelope = self._envelope
-        if envelope.last_look is None:
+        if envelope.last_poll is None:
             return False
-        envelope.last_look = look
+        envelope.last_poll = poll
         return True
 
     @enable_ki_protection

@@ -193,7 +193,7 @@ class Completer:
         if not (port.polls and self._is_alone()):
             port.watch(queue.stream, operation.event)
         elif port.is_quick:
-            if not reply.look_last(partial(self._poll, queue, operation)):
+            if not reply.poll_once_more(partial(self._poll, queue, operation)):
                 self._poll(queue, operation)
         elif not (
             isinstance(reply, DirectReply)
