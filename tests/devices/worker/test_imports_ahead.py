@@ -402,8 +402,8 @@ def test_a_child_that_has_seen_to_its_alarm_is_killed(monkeypatch: pytest.Monkey
     order = {"preload": [], "checks": [], "path": [], "arguments": [], "modules": [("slow", False)]}
     trials.add(1, order, os.open(".", os.O_PATH))
     assert trials.patience() == 0
-    trials.look()
-    trials.look()
+    trials.poll()
+    trials.poll()
     assert trials.patience() is None
     (child,) = started
     assert child.wait() == -signal.SIGKILL

@@ -96,7 +96,7 @@ class LauncherServer:
                 else:
                     self._reap(descriptor)
             if self._trials is not None:
-                self._trials.look()
+                self._trials.poll()
         self._end_workers()
         # D3: without this, chunks would live as long as any process has a descriptor of them. After an
         # orderly end they stay, as the program may still hold arrays over them.

@@ -94,12 +94,12 @@ class ImportTrials:
         self._go_on()
 
     def patience(self) -> float | None:
-        """Tell the milliseconds until `look` is to be called; None if nothing waits for that."""
+        """Tell the milliseconds until `poll` is to be called; None if nothing waits for that."""
         if self._tried is None or self._is_late:
             return None
         return max(self._began + _IMPORT_TIMEOUT - time.monotonic(), 0.0) * 1000
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """End a child that has run for too long."""
         if self.patience() == 0:
             self._is_late = True

@@ -175,7 +175,7 @@ class Channel:
         """Leave to the receiver only what a task does not take that polls, until `end_spin`."""
         self._is_spinning = True
 
-    def look(self, take: Take, seconds: float) -> bool | None:
+    def poll(self, take: Take, seconds: float) -> bool | None:
         """Look once for what a task waits for that polls; returns whether it has come, or None at the end."""
         assert self.spin_wait is not None
         if self._inbox.is_at_end or self.spin_wait.pause():
@@ -326,7 +326,7 @@ async def spin_together(ends: Iterable[tuple[Channel, Take]], goes_on: Callable[
                 break
             has_come = False
             for channel, take in tuple(spinning.items()):
-                found = channel.look(take, seconds)
+                found = channel.poll(take, seconds)
                 if found is None:
                     del spinning[channel]
                     channel.end_spin(take)
