@@ -276,7 +276,7 @@ class ManualDevice:
     def poison(self, reason: str, how: str = "illegal_address", stream: object = None) -> None:
         self.failure = ta.ContextPoisonedError(reason)
 
-    def reaches(self, other: DeviceInfo) -> bool:
+    def reaches(self, peer: DeviceInfo) -> bool:
         return False
 
     def host_view(self, array: ArraySpec, *, write: bool = True) -> npt.NDArray[Any]:

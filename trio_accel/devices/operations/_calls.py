@@ -434,9 +434,9 @@ class SpentCall(Operators[T_co], ChainStep, Coroutine[Any, Any, T_co]):
         """A view of a stack of matrices, each transposed."""
         return Call(METHODS["mT"], (self,))
 
-    def transpose(self: SpentCall[Operators[RefT]], axes: int | Sequence[int], *more: int) -> Call[RefT]:
+    def transpose(self: SpentCall[Operators[RefT]], axes: int | Sequence[int], *more_axes: int) -> Call[RefT]:
         """View it with the axes in another order; see `AccelRef.transpose`."""
-        return Call(METHODS["transpose"], (self, axes, *more))
+        return Call(METHODS["transpose"], (self, axes, *more_axes))
 
 
 class Call(SpentCall[T_co]):

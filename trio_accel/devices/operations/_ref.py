@@ -128,13 +128,13 @@ class AccelRef(Operators["AccelRef"]):
         """A view of a stack of matrices, each transposed."""
         return AccelRef(self.block, seen(self.spec, lambda array: array.mT))
 
-    def transpose(self, axes: int | Sequence[int], *more: int) -> AccelRef:
+    def transpose(self, axes: int | Sequence[int], *more_axes: int) -> AccelRef:
         """Return a view with the axes in another order; negative ones count from the end.
 
         Raises:
             ValueError: The axes are not all there are, each once.
         """
-        order = (axes, *more) if isinstance(axes, SupportsIndex) else tuple(axes)
+        order = (axes, *more_axes) if isinstance(axes, SupportsIndex) else tuple(axes)
         return AccelRef(self.block, permuted(self.spec, order))
 
     @named_arguments

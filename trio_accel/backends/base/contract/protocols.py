@@ -526,7 +526,7 @@ class AccelDevice(Protocol):
         """
         ...
 
-    def reaches(self, other: DeviceInfo) -> bool:
+    def reaches(self, peer: DeviceInfo) -> bool:
         """Tell whether kernels of this one can read memory of another device of the backend, once mapped."""
         ...
 

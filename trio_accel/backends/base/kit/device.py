@@ -113,7 +113,7 @@ class BlockDevice(Generic[StreamT, ChunkT, BlockT]):
         """Whether the hardware has ended the context; False where the backend cannot tell."""
         return False
 
-    def reaches(self, other: DeviceInfo) -> bool:
+    def reaches(self, peer: DeviceInfo) -> bool:
         """Tell whether `map_peer` works; False where the backend's memory cannot be mapped again."""
         return False
 
