@@ -779,7 +779,7 @@ _REASONS: dict[str, str] = {
         "patterns.DecodingStatistics patterns.FairStatistics "
         "patterns.HotSwapStatistics patterns.MoeStatistics patterns.PageTable patterns.PagesStatistics "
         "patterns.ParameterServerStatistics patterns.ParameterState patterns.Parameters "
-        "patterns.PartStream patterns.Passed patterns.WaitingStatistics "
+        "patterns.PartStream patterns.DeclinedStage patterns.WaitingStatistics "
         "patterns.PipelineStageStatistics patterns.PipelineStatistics patterns.ReplicaPoolStatistics "
         "patterns.ReplicaStatistics patterns.Routed patterns.RouterStatistics patterns.RoutingStatistics "
         "patterns.Score patterns.StageStatistics patterns.Swapped "
@@ -803,8 +803,8 @@ _REASONS: dict[str, str] = {
         "sparse.CgSteps sparse.ExtendBasis sparse.Factor sparse.SolveFactored"
     ),
     "a worker asks for it, with what the user's class has defined": "Module.between Module.start",
-    "it compares the number alone": "Shared.replace Trainer.steps Cluster.wait_epoch Router.wait_epoch",
-    "nodes call it, with the time of their own options": "Cluster.settle Router.settle",
+    "it compares the number alone": "Shared.replace Trainer.steps Cluster.wait_epoch EntityRouter.wait_epoch",
+    "nodes call it, with the time of their own options": "Cluster.settle EntityRouter.settle",
     "test_options.py tries its types": "actors.SystemOptions",
     "a trainer calls it with its own numbers": (
         "Logger.log CsvLogger.log RecorderLogger.log TensorBoardLogger.log"

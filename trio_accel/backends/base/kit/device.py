@@ -39,7 +39,7 @@ class BlockDevice(Generic[StreamT, ChunkT, BlockT]):
         blocks: Its memory.
         streams: The streams that have not ended.
         is_closed: Whether it takes no more work.
-        believed: See `AccelDevice.validated_blocks`.
+        validated_blocks: See `AccelDevice.validated_blocks`.
         read_only: Blocks that libraries refuse to write to; see `BlockMemory.read_only`.
         kept: See `AccelDevice.kept`.
         allocate: See `AccelDevice.allocate`; without a call in between.
