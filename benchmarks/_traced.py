@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import trio
 
 import trio_accel as ta
-from trio_accel.actors import System
+from trio_accel.actors import ActorSystem
 
 from ._harness import Plan, Result, alternate
 
@@ -24,7 +24,7 @@ _SHARES = {"traced": 1.0, "traced-sampled": 0.01}
 
 
 async def compare_traced(
-    name: Callable[[str], str], system: System, microseconds: Callable[[], Awaitable[float]], plan: Plan
+    name: Callable[[str], str], system: ActorSystem, microseconds: Callable[[], Awaitable[float]], plan: Plan
 ) -> tuple[Result, ...]:
     """Measure with tracing on and off in turn; spans go to memory, one by one.
 
@@ -52,7 +52,7 @@ async def compare_traced(
 
 
 async def _traced(
-    system: System,
+    system: ActorSystem,
     provider: TracerProvider,
     exporter: InMemorySpanExporter,
     microseconds: Callable[[], Awaitable[float]],

@@ -155,7 +155,7 @@ class BadRequests:
                 return
             generation = device.generation
             fault: dict[str, Any] = {next(faults): True}
-            ta.testing.inject_fault(device, self.asks, again=True, how=self.how, **fault)
+            ta.testing.inject_fault(device, self.asks, repeat=True, how=self.how, **fault)
             try:
                 await device.ask(self.asks(np.ones(4)))
             except ta.DeviceLostError:

@@ -187,13 +187,13 @@ async def measure(name: str, ask: Ask, taken: Taken, folder: Path, beside: Path 
 async def main(folder: Path, beside: Path | None, names: Sequence[str]) -> None:
     """Print a row for each expression."""
     os.environ["TRIO_ACCEL_CPU_COMPILED"] = "always"
-    taken, run, ratios = Taken(), _plans.Plan.run, list[float]()
+    taken, run, ratios = Taken(), _plans.LoopPlan.run, list[float]()
 
-    def observed(plan: _plans.Plan, entry: Any, data: bytes, *, is_split: bool = True) -> bool:
+    def observed(plan: _plans.LoopPlan, entry: Any, data: bytes, *, is_split: bool = True) -> bool:
         taken.plan, taken.entry, taken.data = plan, entry, data
         return run(plan, entry, data, is_split=is_split)
 
-    setattr(_plans.Plan, "run", observed)  # noqa: B010  # a type checker refuses another method
+    setattr(_plans.LoopPlan, "run", observed)  # noqa: B010  # a type checker refuses another method
     options = ta.DeviceOptions(isolation="inline")
     async with ta.open_system("measure") as system, system.open_device("cpu:0", options=options) as device:
         async for name, ask in cases(device):

@@ -69,6 +69,9 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
+_SYSTEM = _names(
+    "alive expect measure observers open open_in opened_at opening sender start_device thread token"
+)
 # What the layers above use and a program does not: names of a module, or of members of a class.
 INTERNAL: Mapping[str, frozenset[str]] = {
     "trio_accel.backends": _names(
@@ -88,14 +91,14 @@ INTERNAL: Mapping[str, frozenset[str]] = {
         "FaultKind FaultPlan Key Launch LaunchTimes MemoryActor OpenDevice Phase PutFirst PutPart Recorded "
         "Lent Stay poll_answers PeerCopy PeerCopyActor available exclusive copy_error by_key by_load "
         "check_device describe_workers is_traced lend opened overlaps record refuse_recording run_together "
-        "DECLARED operation_like Chain Function arguments_of called composed refuse_value "
+        "DECLARED operation_like Chain ArrayFunction arguments_of called composed refuse_value "
         "clamped integer is_several real refuse_dtypes said shown what_to_do whole wholes"
     ),
     "trio_accel.programs": _names("ProgramActor"),
     "trio_accel.train": _names("grad value_and_grad"),  # of `gradients`
     "trio_accel.backends.base": _names(
         "BackendReport BlockMemory ChunkAllocator ChunkSource CopyFromForeignSpec DeviceReport ForeignArray "
-        "Hold Lease PlacedBlock Placement Poison SharesCudaMemory Software as_bits scalar Refused "
+        "StreamPause Lease PlacedBlock Placement Poison SharesCudaMemory Software as_bits scalar Refused "
         "ALWAYS_HELD by_way_of_int64 check_conversion check_plain check_same_kind element factor "
         "host_array is_same_kind ArraySpec OperationSpec INEXACT INTEGERS NATIVE check_dtype "
         "check_structure misplaced no_element no_length scalar_of unordered"
@@ -110,13 +113,14 @@ INTERNAL: Mapping[str, frozenset[str]] = {
     ),
     "AccelRef": _names("first noun refuse refuse_numpy silence"),
     "ActorContext": _names("served show show_note show_process"),
+    "ActorSystem": _SYSTEM,
     "AdaptiveCompletion": _names("open"),
     "Call": _names("args close first function named noun refuse refuse_numpy send silence throw"),
     "CompletionStrategy": _names("open"),
     "DeviceGroup": _names("add scope"),
-    "DeferredReply": _names("fail_as_crash is_of look_last"),
+    "DeferredReply": _names("fail_as_crash is_of poll_once_more"),
     "Device": _names(
-        "ask_chain check_ask check_pending descriptors end fate_of_arrays have_back is_given_up look_ahead "
+        "ask_chain check_ask check_pending descriptors end fate_of_arrays take_back is_given_up look_ahead "
         "lost start validated wait_ended"
     ),
     "HostCallbackCompletion": _names("open"),
@@ -136,15 +140,13 @@ INTERNAL: Mapping[str, frozenset[str]] = {
     "StreamPool": _names("open"),
     "Subscription": _names("deliver"),
     "SyncCompletion": _names("open"),
-    "System": _names(
-        "alive expect measure observers open open_in opened_at opening sender start_device thread token"
-    ),
+    "System": _SYSTEM,
 }
 # Classes that a program gets and does not make: their constructors are no part of the reference.
 GIVEN = _names(
     "Graph GraphsActor Array ArrayApi "
-    "AccelRef ActorContext ActorSnapshot ArraysActor BlasActor Call DeferredReply Device DeviceInfo "
-    "FaultInjection FftActor FunctionProgram JitActor Leak LeakError LibraryActor Pending "
+    "AccelRef ActorContext ActorSnapshot ActorSystem ArraysActor BlasActor Call DeferredReply Device "
+    "DeviceInfo FaultInjection FftActor FunctionProgram JitActor Leak LeakError LibraryActor Pending "
     "ItemStream Program ProgramOpening Planner Probe Ref RngActor SparseActor SupervisorScope Subscription "
     "Recorder System Terminated Timer"
 )

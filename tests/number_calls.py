@@ -412,7 +412,7 @@ def drawn(message: Any, **more: Any) -> Use:
     return lambda at, given: at.device.ask(message(**KEY | more | given))
 
 
-async def replayed(at: Place, replay: Callable[[ta.replay.Journal], Awaitable[object]]) -> object:
+async def replayed(at: Place, replay: Callable[[ta.replay.RecordingJournal], Awaitable[object]]) -> object:
     """Replay a journal of one operation."""
     journal = ta.replay.MemoryJournal()
     async with ta.replay.record(at.device, journal):
@@ -440,7 +440,7 @@ CALLS: dict[str, Use] = {
     "train.torch_optimizer": lambda at, given: train.torch_optimizer(
         "torch.optim:RAdam", **over({"lr": 0.1}, given)
     ).rate_of(1),
-    "train.Group": lambda at, given: train.Group(bool, **given),
+    "train.ParameterGroup": lambda at, given: train.ParameterGroup(bool, **given),
     "train.Lora": lambda at, given: train.Lora(["up"], **over({"rank": 2}, given)),
     "Workflow.step": lambda at, given: agents.Workflow("numbers").step(**given)(model),
     "train.constant": lambda at, given: train.adamw(train.constant(**given)).rate_of(1),
@@ -555,7 +555,7 @@ CALLS: dict[str, Use] = {
     "patterns.ContinuousBatcher": stepped,
     "patterns.ByLoad": lambda at, given: P.ByLoad(**given),
     "patterns.CircuitBreaker": circuit,
-    "agents.Cache": lambda at, given: agents.Cache(model, **over({"most": 1}, given))(1),
+    "agents.Cache": lambda at, given: agents.Cache(model, **over({"max_entries": 1}, given))(1),
     "agents.VectorIndex": indexed,
     "VectorIndex.search": lambda at, given: indexed(at, {}, **given),
     "Shared.write": lambda at, given: written(**given),
@@ -779,7 +779,7 @@ _REASONS: dict[str, str] = {
         "patterns.DecodingStatistics patterns.FairStatistics "
         "patterns.HotSwapStatistics patterns.MoeStatistics patterns.PageTable patterns.PagesStatistics "
         "patterns.ParameterServerStatistics patterns.ParameterState patterns.Parameters "
-        "patterns.PartStream patterns.Passed patterns.WaitingStatistics "
+        "patterns.PartStream patterns.DeclinedStage patterns.WaitingStatistics "
         "patterns.PipelineStageStatistics patterns.PipelineStatistics patterns.ReplicaPoolStatistics "
         "patterns.ReplicaStatistics patterns.Routed patterns.RouterStatistics patterns.RoutingStatistics "
         "patterns.Score patterns.StageStatistics patterns.Swapped "
@@ -803,8 +803,8 @@ _REASONS: dict[str, str] = {
         "sparse.CgSteps sparse.ExtendBasis sparse.Factor sparse.SolveFactored"
     ),
     "a worker asks for it, with what the user's class has defined": "Module.between Module.start",
-    "it compares the number alone": "Shared.replace Trainer.steps Cluster.wait_epoch Router.wait_epoch",
-    "nodes call it, with the time of their own options": "Cluster.settle Router.settle",
+    "it compares the number alone": "Shared.replace Trainer.steps Cluster.wait_epoch EntityRouter.wait_epoch",
+    "nodes call it, with the time of their own options": "Cluster.settle EntityRouter.settle",
     "test_options.py tries its types": "actors.SystemOptions",
     "a trainer calls it with its own numbers": (
         "Logger.log CsvLogger.log RecorderLogger.log TensorBoardLogger.log"

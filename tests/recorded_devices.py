@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 from trio_accel import replay
 
 
-def record_devices(journal: Callable[[], replay.Journal | None], **options: Any) -> None:
+def record_devices(journal: Callable[[], replay.RecordingJournal | None], **options: Any) -> None:
     """Have all devices of this process recorded, for good.
 
     Args:

@@ -85,7 +85,7 @@ class ReplayRecorder:
             report = await replay.replay(journal, device, programs=True)
         # An error that a test has injected does not occur again.
         injects = _INJECTING.search(item.path.read_text(encoding="utf-8"))
-        failures = [one for one in report.failures if one.found or not injects]
+        failures = [one for one in report.failures if one.replayed or not injects]
         if report.differences or failures:
             pytest.fail(f"{item.nodeid}: the replay differs:\n{report}", pytrace=False)
         return report
@@ -97,7 +97,7 @@ class ReplayRecorder:
         terminalreporter.write_line(f"kernels that no test asked for: {', '.join(missing) or 'none'}")
 
 
-def named(journal: replay.Journal) -> list[str]:
+def named(journal: replay.RecordingJournal) -> list[str]:
     """Return the names of the operations of a journal, also those inside of recipes."""
     names: set[str] = set()
     for entry in map(pickle.loads, journal.entries()):

@@ -269,7 +269,7 @@ largest error [0-9e+-]+: right
         "embeddings.py",
         "--sentences 50",
         """
-<Weights: 2 arrays, 195072 bytes> [{]'words': '1000'[}]
+<LoadedArrays: 2 arrays, 195072 bytes> [{]'words': '1000'[}]
 50 embeddings, generation 2, the same bit for bit: True
 largest error [0-9.e-]+: right
 """,

@@ -40,7 +40,7 @@ NEEDED: dict[type, dict[str, Any]] = {
     patterns.Swap: {"opening": opened, "version": "2"}, train.Checkpoint: {"folder": "runs"},
     train.Config: {"optimizer": train.sgd()},
     train.Optimizer: {"kind": "sgd", "rate": train.constant(0.1), "numbers": {}},
-    train.Group: {"matches": callable}, train.Lora: {"targets": ["up"]},
+    train.ParameterGroup: {"matches": callable}, train.Lora: {"targets": ["up"]},
     train.Parallel: {}, train.Precision: {},
 }  # fmt: skip
 FIELDS = [(cls, field) for cls in NEEDED for field in attrs.fields(cls) if field.init]

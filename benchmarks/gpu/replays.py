@@ -200,7 +200,7 @@ async def against(system: ta.System, backend: str, found: Found) -> None:
                 report = await replay.replay(journal, device, programs=True, tolerance=tolerance)
                 operations, compared = operations + report.operations, compared + report.compared
                 differ += [f"{name} {dtype}: {one}" for one in report.differences[:1]]
-                ended += [f"{name} {dtype}: {one.found or one.recorded}" for one in report.failures[:1]]
+                ended += [f"{name} {dtype}: {one.replayed or one.recorded}" for one in report.failures[:1]]
     _say(
         f"against: {asked} of {len(found.ways)} functions, {operations} operations of the processor on "
         f"{backend}, {compared} arrays compared, {len(differ)} functions differ, {len(ended)} ended "

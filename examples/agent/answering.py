@@ -55,7 +55,7 @@ class Agent:
 def workflow(agent: Agent) -> Workflow:
     """Make the workflow of an agent."""
     flow = Workflow("answers")
-    embed = Cache(partial(embedding, agent.encoder), most=10_000)
+    embed = Cache(partial(embedding, agent.encoder), max_entries=10_000)
 
     @flow.step(attempts=3)
     async def found(question: str) -> list[tuple[int, float]]:

@@ -228,7 +228,7 @@ def program_for(device: ta.Device) -> type[Encoder]:
     return TorchEncoder
 
 
-async def on_host(weights: ta.weights.Weights) -> dict[str, Any]:
+async def on_host(weights: ta.weights.LoadedArrays) -> dict[str, Any]:
     """Copy all weights to the host."""
     return {name: await array.to_host() for name, array in weights.items()}
 

@@ -238,7 +238,7 @@ class EncodeLoad:
 
 async def break_under_load(
     load: EncodeLoad,
-    weights: ta.weights.Weights,
+    weights: ta.weights.LoadedArrays,
     *,
     clients: int,
     faults: int,

@@ -138,7 +138,7 @@ class _Company:
         lines = np.flatnonzero(starts >= self.rooms).tolist()
         free = pages.free - spare * (len(self.sequences) > 1)
         if len(lines) > free:
-            raise PagesFullError("on the device", free=max(free, 0), wanted=len(lines))
+            raise PagesFullError("on the device", free=max(free, 0), requested=len(lines))
         more = _MORE_PAGES if free > 2 * _MORE_PAGES * len(lines) else 0
         for line in lines:
             most = min(int(starts[line]) + more * self._size, int(self.lasts[line]))
@@ -273,7 +273,7 @@ class Generation:
             if any(one.is_prefilling for one in batch):
                 return await self._prefill(batch)
             company = lane.company = _Company(batch, self.size)
-        starts = np.array([one.done + one.ahead for one in batch])
+        starts = np.array([one.done + one.steps_ahead for one in batch])
         going = starts <= company.lasts
         if going.all():
             return await self._decode(lane, company, starts)
@@ -286,8 +286,8 @@ class Generation:
         """Put one token of each sequence through the model."""
         batch, width = company.sequences, lane.model.width
         # If the previous step is running, the token is on the device, and not known here.
-        tokens = np.array([0 if one.ahead else one.parts[-1] for one in batch])
-        is_ahead = np.array([one.ahead > 0 for one in batch])
+        tokens = np.array([0 if one.steps_ahead else one.parts[-1] for one in batch])
+        is_ahead = np.array([one.steps_ahead > 0 for one in batch])
         masks, wrong = None, _NOTHING_WRONG
         if self._reserving.locked() or company.is_constrained or (starts >= company.rooms).any():
             async with self._reserving:
@@ -576,7 +576,7 @@ async def open_generation(
         weights=weights,
         max_sequences=sequences,
         max_positions=max(512, sequences) if positions is None else positions,
-        ahead=int(ahead),
+        steps_ahead=int(ahead),
         # Each tenant has a bound of its own: see `Generation.open`.
         capacity=None,
         leave=made.leave,

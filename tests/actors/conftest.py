@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trio_accel.actors import System, open_system
+from trio_accel.actors import ActorSystem, open_system
 
 _FOLDER = Path(__file__).parent
 # Test folders are no packages: what several modules of this one share is imported by its own name.
@@ -25,20 +25,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
-async def system() -> AsyncGenerator[System, None]:
+async def system() -> AsyncGenerator[ActorSystem, None]:
     """An open system."""
     async with open_system("s") as system:
         yield system
 
 
 @pytest.fixture
-async def puppet(system: System):
+async def puppet(system: ActorSystem):
     """An actor that does what it is told."""
     return await system.spawn(Puppet, name="puppet")
 
 
 @pytest.fixture
-def events(system: System) -> Events:
+def events(system: ActorSystem) -> Events:
     """What the system tells an observer."""
     events = Events()
     system.subscribe(events.append)

@@ -31,6 +31,7 @@ from trio_accel.actors import (
     Actor,
     ActorFailedError,
     ActorStoppedError,
+    ActorSystem,
     Directive,
     MailboxOptions,
     MessageCancelled,
@@ -41,7 +42,6 @@ from trio_accel.actors import (
     Policy,
     Ref,
     Request,
-    System,
     handles,
 )
 from trio_accel.actors._messages import cells
@@ -61,7 +61,9 @@ async def test_the_reply(puppet: Ref[Puppet], value: object) -> None:
     assert await puppet.ask(await returns(value)) is value
 
 
-async def test_the_domain_error_is_a_reply_where_the_policy_resumes(system: System, events: Events) -> None:
+async def test_the_domain_error_is_a_reply_where_the_policy_resumes(
+    system: ActorSystem, events: Events
+) -> None:
     policy = Policy(directives={LookupError: Directive.RESUME})
     ref = await system.spawn(Puppet, name="puppet", policy=policy)
     ref.tell_nowait(Note("kept"))
@@ -79,7 +81,7 @@ async def test_the_domain_error_is_a_reply_where_the_policy_resumes(system: Syst
 
 
 async def test_a_crash_is_an_actor_failed_error_with_the_original_as_its_cause(
-    system: System, puppet: Ref[Puppet]
+    system: ActorSystem, puppet: Ref[Puppet]
 ) -> None:
     error = BoomError("what went wrong")
     with pytest.raises(ActorFailedError) as caught:
@@ -94,7 +96,7 @@ async def test_a_crash_is_an_actor_failed_error_with_the_original_as_its_cause(
     assert (node.restarts, node.failed, node.last_error) == (1, 1, "BoomError: what went wrong")
 
 
-async def test_a_stopped_actor_refuses_and_says_so(system: System, puppet: Ref[Puppet]) -> None:
+async def test_a_stopped_actor_refuses_and_says_so(system: ActorSystem, puppet: Ref[Puppet]) -> None:
     await puppet.stop()
     with pytest.raises(ActorStoppedError) as caught:
         await puppet.ask(Echo("a"))
@@ -102,7 +104,7 @@ async def test_a_stopped_actor_refuses_and_says_so(system: System, puppet: Ref[P
     assert caught.value.path == "s/puppet"
 
 
-async def test_a_failed_actor_refuses_with_its_failure_as_cause(system: System) -> None:
+async def test_a_failed_actor_refuses_with_its_failure_as_cause(system: ActorSystem) -> None:
     ref = await system.spawn(Puppet, policy=Policy(directives={BoomError: Directive.STOP}), name="puppet")
     error = BoomError("end")
     gate = Gate()
@@ -122,7 +124,7 @@ async def test_a_failed_actor_refuses_with_its_failure_as_cause(system: System) 
 
 
 async def test_an_ask_of_a_stopping_actor_is_refused_while_its_last_message_runs(
-    system: System, puppet: Ref[Puppet]
+    system: ActorSystem, puppet: Ref[Puppet]
 ) -> None:
     gate = Gate()
     async with trio.open_nursery() as nursery:
@@ -136,14 +138,14 @@ async def test_an_ask_of_a_stopping_actor_is_refused_while_its_last_message_runs
     assert running.outcome == "through the gate"
 
 
-async def test_an_ask_between_two_incarnations_waits_for_the_next(system: System) -> None:
+async def test_an_ask_between_two_incarnations_waits_for_the_next(system: ActorSystem) -> None:
     ref = await system.spawn(Puppet, policy=AT_ONCE)
     await crash(ref)
     assert await ref.ask(Number()) == 1
 
 
 async def test_a_class_instead_of_a_message_or_an_unknown_one_is_refused_at_once(
-    system: System, puppet: Ref[Puppet]
+    system: ActorSystem, puppet: Ref[Puppet]
 ) -> None:
     @attrs.frozen
     class Other(Request["Puppet", int]):
@@ -158,7 +160,7 @@ async def test_a_class_instead_of_a_message_or_an_unknown_one_is_refused_at_once
 
 
 async def test_cancelled_while_queued_it_is_withdrawn_and_never_runs(
-    system: System, puppet: Ref[Puppet], events: Events
+    system: ActorSystem, puppet: Ref[Puppet], events: Events
 ) -> None:
     gate, never = Gate(), Gate()
     async with trio.open_nursery() as nursery:
@@ -174,7 +176,7 @@ async def test_cancelled_while_queued_it_is_withdrawn_and_never_runs(
 
 
 async def test_cancelled_while_running_the_handler_is_cancelled_and_awaited(
-    system: System, puppet: Ref[Puppet], events: Events
+    system: ActorSystem, puppet: Ref[Puppet], events: Events
 ) -> None:
     gate, cleanup = Gate(), Gate()
 
@@ -212,7 +214,7 @@ async def test_a_cancelled_handler_that_returns_all_the_same_delivers_its_value(
     assert running.outcome == "done in spite of it"
 
 
-async def test_a_cancelled_handler_that_raises_delivers_its_error(system: System) -> None:
+async def test_a_cancelled_handler_that_raises_delivers_its_error(system: ActorSystem) -> None:
     ref = await system.spawn(Puppet, policy=AT_ONCE)
 
     async def act(actor: Puppet) -> str:
@@ -257,7 +259,7 @@ async def test_abandon_on_cancel_withdraws_a_queued_request_too(puppet: Ref[Pupp
     assert not never.entered.is_set()
 
 
-async def test_an_abandoned_request_that_crashes_goes_to_supervision_alone(system: System) -> None:
+async def test_an_abandoned_request_that_crashes_goes_to_supervision_alone(system: ActorSystem) -> None:
     ref = await system.spawn(Puppet, policy=AT_ONCE)
     gate = Gate()
 
@@ -336,7 +338,7 @@ async def test_cancelled_together_with_the_actor_there_is_one_outcome(puppet: Re
 
 
 async def test_a_handler_that_catches_the_actors_cancellation_and_goes_on_replies_first(
-    system: System, puppet: Ref[Puppet]
+    system: ActorSystem, puppet: Ref[Puppet]
 ) -> None:
     async def act(actor: Puppet) -> str:
         try:
@@ -395,7 +397,7 @@ class _At(trio.abc.Instrument):
 
 
 async def test_an_expired_request_is_dropped_at_dequeue_and_counted(
-    system: System, puppet: Ref[Puppet], events: Events, mock_clock: trio.testing.MockClock
+    system: ActorSystem, puppet: Ref[Puppet], events: Events, mock_clock: trio.testing.MockClock
 ) -> None:
     never = Gate()
     await wait()
@@ -413,7 +415,7 @@ async def test_an_expired_request_is_dropped_at_dequeue_and_counted(
 
 
 async def test_a_request_that_waits_for_its_group_expires_too(
-    system: System, puppet: Ref[Puppet], autojump_clock: trio.testing.MockClock
+    system: ActorSystem, puppet: Ref[Puppet], autojump_clock: trio.testing.MockClock
 ) -> None:
     gates, never = [Gate(), Gate()], Gate()
     async with trio.open_nursery() as nursery:
@@ -430,7 +432,7 @@ async def test_a_request_that_waits_for_its_group_expires_too(
 
 
 async def test_a_request_whose_deadline_was_moved_meanwhile_is_asked_again(
-    system: System, puppet: Ref[Puppet], mock_clock: trio.testing.MockClock
+    system: ActorSystem, puppet: Ref[Puppet], mock_clock: trio.testing.MockClock
 ) -> None:
     gate = Gate()
     async with trio.open_nursery() as nursery:
@@ -457,7 +459,7 @@ async def test_a_deadline_that_was_moved_forward_cancels_the_asker(
 
 
 async def test_tells_carry_no_deadline(
-    system: System, puppet: Ref[Puppet], mock_clock: trio.testing.MockClock
+    system: ActorSystem, puppet: Ref[Puppet], mock_clock: trio.testing.MockClock
 ) -> None:
     gate = Gate()
     async with trio.open_nursery() as nursery:
@@ -519,7 +521,7 @@ class Relayer(Actor):
         return await self.target.ask(message.request)
 
 
-async def test_a_cancellation_travels_down_a_chain_of_asks(system: System, puppet: Ref[Puppet]) -> None:
+async def test_a_cancellation_travels_down_a_chain_of_asks(system: ActorSystem, puppet: Ref[Puppet]) -> None:
     relayer = await system.spawn(Relayer, puppet)
     gate = Gate()
     async with trio.open_nursery() as nursery:
@@ -530,7 +532,7 @@ async def test_a_cancellation_travels_down_a_chain_of_asks(system: System, puppe
 
 
 async def test_a_deadline_travels_down_a_chain_of_asks_as_cancellation(
-    system: System, puppet: Ref[Puppet], autojump_clock: trio.testing.MockClock
+    system: ActorSystem, puppet: Ref[Puppet], autojump_clock: trio.testing.MockClock
 ) -> None:
     relayer = await system.spawn(Relayer, puppet)
     gate = Gate()
@@ -540,7 +542,7 @@ async def test_a_deadline_travels_down_a_chain_of_asks_as_cancellation(
     assert gate.ended == "Cancelled"
 
 
-async def test_an_error_travels_up_a_chain_of_asks_by_its_cause(system: System) -> None:
+async def test_an_error_travels_up_a_chain_of_asks_by_its_cause(system: ActorSystem) -> None:
     puppet = await system.spawn(Puppet, policy=AT_ONCE, name="puppet")
     relayer = await system.spawn(Relayer, puppet, policy=AT_ONCE, name="relayer")
     with pytest.raises(ActorFailedError) as caught:
@@ -552,7 +554,7 @@ async def test_an_error_travels_up_a_chain_of_asks_by_its_cause(system: System) 
     assert isinstance(inner.__cause__, BoomError)
 
 
-async def test_a_domain_error_may_be_relayed_all_the_way(system: System) -> None:
+async def test_a_domain_error_may_be_relayed_all_the_way(system: ActorSystem) -> None:
     policy = Policy(directives={BoomError: Directive.RESUME})
     puppet = await system.spawn(Puppet, policy=policy)
     relayer = await system.spawn(Relayer, puppet, policy=policy)
@@ -560,7 +562,7 @@ async def test_a_domain_error_may_be_relayed_all_the_way(system: System) -> None
         await relayer.ask(Relay(Crash()))
 
 
-async def test_10_000_asks_from_8_tasks(system: System) -> None:
+async def test_10_000_asks_from_8_tasks(system: ActorSystem) -> None:
     ref = await system.spawn(Puppet, mailbox=MailboxOptions(capacity=3))
     seen: list[tuple[int, int]] = []
 

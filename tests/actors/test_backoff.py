@@ -14,11 +14,11 @@ from sample_actors import Echo, Events, Number, Puppet, crash, started
 from trio_accel.actors import (
     ActorRestarted,
     ActorStoppedError,
+    ActorSystem,
     Backoff,
     Intensity,
     Policy,
     Ref,
-    System,
     SystemOptions,
     open_system,
 )
@@ -132,7 +132,7 @@ async def test_the_back_off_is_ended_by_the_end_of_the_system(autojump_clock: tr
     assert ref.is_terminated
 
 
-async def test_without_back_off_a_restart_lets_others_run_and_sees_the_end(system: System) -> None:
+async def test_without_back_off_a_restart_lets_others_run_and_sees_the_end(system: ActorSystem) -> None:
     async def start(actor: Puppet) -> None:
         if actor.context.restart.number:
             raise ValueError("never again")

@@ -13,13 +13,13 @@ from sample_actors import Do, Echo, Note, Puppet, Run
 from trio_accel.actors import (
     Actor,
     ActorContext,
+    ActorSystem,
     Backoff,
     Message,
     Ref,
     Request,
     Restart,
     Strategy,
-    System,
     handles,
     message_target,
     open_system,
@@ -48,7 +48,7 @@ async def test_a_message_without_a_handler(puppet: Ref[Puppet]) -> None:
     )
 
 
-async def test_an_actor_without_handlers(system: System) -> None:
+async def test_an_actor_without_handlers(system: ActorSystem) -> None:
     class Mute(Actor):
         pass
 
@@ -322,7 +322,7 @@ def test_a_handler_that_is_overridden_by_something_else() -> None:
     )
 
 
-async def test_an_override_without_the_decorator_is_the_handler(system: System) -> None:
+async def test_an_override_without_the_decorator_is_the_handler(system: ActorSystem) -> None:
     class Louder(Puppet):
         async def echo(self, message: Echo) -> str:
             return message.text.upper()
@@ -330,7 +330,9 @@ async def test_an_override_without_the_decorator_is_the_handler(system: System) 
     assert await (await system.spawn(Louder)).ask(Echo("a")) == "A"
 
 
-async def test_another_method_for_the_same_message_takes_the_place_of_the_inherited(system: System) -> None:
+async def test_another_method_for_the_same_message_takes_the_place_of_the_inherited(
+    system: ActorSystem,
+) -> None:
     class Louder(Puppet):
         @handles(Echo)
         async def shout(self, message: Echo) -> str:
@@ -355,7 +357,7 @@ def test_the_types_of_a_message_are_not_values() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a/b", 3, b"a"])
-async def test_bad_names(system: System, name: Any) -> None:
+async def test_bad_names(system: ActorSystem, name: Any) -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011  # the text is compared as a whole
         await system.spawn(Puppet, name=name)
     assert str(caught.value) == f"spawn: name must be a non-empty string without '/', got {name!r}"
@@ -367,20 +369,20 @@ async def test_bad_names(system: System, name: Any) -> None:
             pass
 
 
-async def test_a_duplicate_name(system: System, puppet: Ref[Puppet]) -> None:
+async def test_a_duplicate_name(system: ActorSystem, puppet: Ref[Puppet]) -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011  # the text is compared as a whole
         await system.spawn(Puppet, name="puppet")
     assert str(caught.value) == "spawn: s has a child named 'puppet' already; choose another name"
 
 
 @pytest.mark.parametrize("what", [int, "Puppet", None, Puppet.__init__])
-async def test_what_is_no_actor_class(system: System, what: Any) -> None:
+async def test_what_is_no_actor_class(system: ActorSystem, what: Any) -> None:
     with pytest.raises(TypeError) as caught:
         await system.spawn(what)
     assert str(caught.value) == f"spawn: {what!r} is not a subclass of Actor"
 
 
-async def test_an_actor_instead_of_its_class(system: System) -> None:
+async def test_an_actor_instead_of_its_class(system: ActorSystem) -> None:
     with pytest.raises(TypeError, match="is not a subclass of Actor"):
         await system.spawn(Puppet())  # type: ignore[arg-type]
 
@@ -394,7 +396,7 @@ async def test_an_actor_instead_of_its_class(system: System) -> None:
     ],
 )
 async def test_arguments_that_the_constructor_does_not_take(
-    system: System, args: tuple[Any, ...], kwargs: dict[str, Any], text: str
+    system: ActorSystem, args: tuple[Any, ...], kwargs: dict[str, Any], text: str
 ) -> None:
     with pytest.raises(TypeError) as caught:
         await system.spawn(Puppet, *args, **kwargs)
@@ -402,7 +404,7 @@ async def test_arguments_that_the_constructor_does_not_take(
     assert system.tree().children == ()
 
 
-async def test_a_missing_argument(system: System) -> None:
+async def test_a_missing_argument(system: ActorSystem) -> None:
     class Greeter(Actor):
         def __init__(self, greeting: str) -> None: ...
 
@@ -413,7 +415,7 @@ async def test_a_missing_argument(system: System) -> None:
     )
 
 
-async def test_parameters_named_like_those_of_spawn_itself_can_be_given(system: System) -> None:
+async def test_parameters_named_like_those_of_spawn_itself_can_be_given(system: ActorSystem) -> None:
     class Greeter(Actor):
         def __init__(self, actor_class: str, self_: int = 0) -> None:
             assert actor_class == "given"
@@ -430,7 +432,7 @@ async def test_parameters_named_like_those_of_spawn_itself_can_be_given(system: 
         ({"mailbox": 64}, "spawn: mailbox must be a MailboxOptions, got 64"),
     ],
 )
-async def test_bad_options_of_spawn(system: System, options: dict[str, Any], text: str) -> None:
+async def test_bad_options_of_spawn(system: ActorSystem, options: dict[str, Any], text: str) -> None:
     with pytest.raises(TypeError) as caught:
         await system.spawn(Puppet, **options)
     assert str(caught.value) == text
@@ -444,7 +446,9 @@ async def test_bad_options_of_spawn(system: System, options: dict[str, Any], tex
         ({"intensity": 3}, "open_supervisor: intensity must be an Intensity, got 3"),
     ],
 )
-async def test_bad_options_of_open_supervisor(system: System, options: dict[str, Any], text: str) -> None:
+async def test_bad_options_of_open_supervisor(
+    system: ActorSystem, options: dict[str, Any], text: str
+) -> None:
     with pytest.raises(TypeError) as caught:
         async with system.open_supervisor("pool", **options):
             pass
@@ -459,13 +463,13 @@ async def test_bad_options_of_open_system() -> None:
     assert str(caught.value).startswith("open_system: options must be a SystemOptions, got {'strategy'")
 
 
-async def test_none_means_the_default(system: System) -> None:
+async def test_none_means_the_default(system: ActorSystem) -> None:
     ref = await system.spawn(Puppet, name=None, policy=None, mailbox=None, restart=Restart.PERMANENT)
     assert await ref.ask(Echo("a")) == "a"
 
 
 async def test_a_told_act_that_is_no_function_crashes_its_actor_alone(
-    system: System, puppet: Ref[Puppet]
+    system: ActorSystem, puppet: Ref[Puppet]
 ) -> None:
     await puppet.tell(Run(3))  # type: ignore[arg-type]
     await trio.testing.wait_all_tasks_blocked()

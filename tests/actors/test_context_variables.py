@@ -9,7 +9,7 @@ import trio
 import trio.testing
 from sample_actors import AT_ONCE, Do, DoGrouped, Gate, Note, Number, Puppet, Run, crash, started
 
-from trio_accel.actors import Ref, System, Terminated
+from trio_accel.actors import ActorSystem, Ref, Terminated
 
 wait = trio.testing.wait_all_tasks_blocked
 variable: ContextVar[str] = ContextVar("variable", default="unset")
@@ -80,7 +80,7 @@ async def test_every_message_has_its_own(puppet: Ref[Puppet]) -> None:
 
 
 async def test_they_travel_down_a_chain_of_asks_and_to_tasks_of_the_handler(
-    system: System, puppet: Ref[Puppet]
+    system: ActorSystem, puppet: Ref[Puppet]
 ) -> None:
     other = await system.spawn(Puppet)
     seen: list[str] = []
@@ -98,7 +98,7 @@ async def test_they_travel_down_a_chain_of_asks_and_to_tasks_of_the_handler(
     assert seen == ["by the first"]
 
 
-async def test_the_spawner_s_reach_the_lifespan_of_actor_and_child(system: System) -> None:
+async def test_the_spawner_s_reach_the_lifespan_of_actor_and_child(system: ActorSystem) -> None:
     seen: list[str] = []
 
     async def start(actor: Puppet) -> None:
@@ -113,7 +113,7 @@ async def test_the_spawner_s_reach_the_lifespan_of_actor_and_child(system: Syste
     assert variable.get() == "by the spawner"
 
 
-async def test_a_child_spawned_by_a_handler_has_the_asker_s(system: System, puppet: Ref[Puppet]) -> None:
+async def test_a_child_spawned_by_a_handler_has_the_asker_s(system: ActorSystem, puppet: Ref[Puppet]) -> None:
     seen: list[str] = []
 
     async def start(actor: Puppet) -> None:
@@ -128,7 +128,7 @@ async def test_a_child_spawned_by_a_handler_has_the_asker_s(system: System, pupp
 
 
 @pytest.mark.parametrize("ending", ["stop", "crash", "cancel", "itself"])
-async def test_the_lifespan_ends_in_the_context_that_it_began_in(system: System, ending: str) -> None:
+async def test_the_lifespan_ends_in_the_context_that_it_began_in(system: ActorSystem, ending: str) -> None:
     tokens: list[object] = []
     seen: list[str] = []
 
@@ -160,7 +160,9 @@ async def test_the_lifespan_ends_in_the_context_that_it_began_in(system: System,
     assert seen == ["by the lifespan"]
 
 
-async def test_the_next_incarnation_does_not_see_the_message_that_crashed_the_last(system: System) -> None:
+async def test_the_next_incarnation_does_not_see_the_message_that_crashed_the_last(
+    system: ActorSystem,
+) -> None:
     seen: list[str] = []
 
     class Reader(Puppet):
@@ -179,7 +181,9 @@ async def test_the_next_incarnation_does_not_see_the_message_that_crashed_the_la
     assert seen == ["by the spawner"] * 4
 
 
-async def test_a_watch_message_comes_in_the_context_of_the_watch(system: System, puppet: Ref[Puppet]) -> None:
+async def test_a_watch_message_comes_in_the_context_of_the_watch(
+    system: ActorSystem, puppet: Ref[Puppet]
+) -> None:
     seen: list[str] = []
 
     class Reader(Puppet):

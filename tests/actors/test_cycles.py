@@ -10,7 +10,7 @@ import trio
 import trio.testing
 from sample_actors import Do, Echo, Gate, Puppet, started
 
-from trio_accel.actors import ActorContext, AskCycleError, Ref, System
+from trio_accel.actors import ActorContext, ActorSystem, AskCycleError, Ref
 
 wait = trio.testing.wait_all_tasks_blocked
 
@@ -26,7 +26,7 @@ class Hop:
         return await first.ask(Do(Hop(rest)) if rest else Echo("end"))
 
 
-async def spawn(system: System, names: str) -> list[Ref[Puppet]]:
+async def spawn(system: ActorSystem, names: str) -> list[Ref[Puppet]]:
     return [await system.spawn(Puppet, name=name) for name in names]
 
 
@@ -40,7 +40,7 @@ async def test_an_actor_cannot_ask_itself(puppet: Ref[Puppet]) -> None:
     assert await puppet.ask(Do(act)) == "the ask would wait for itself: s/puppet -> s/puppet"
 
 
-async def test_a_asks_b_asks_a(system: System) -> None:
+async def test_a_asks_b_asks_a(system: ActorSystem) -> None:
     a, b = await spawn(system, "ab")
 
     async def act(actor: Puppet) -> str:
@@ -51,7 +51,7 @@ async def test_a_asks_b_asks_a(system: System) -> None:
     assert await a.ask(Do(lambda actor: b.ask(Do(act)))) == "refused"
 
 
-async def test_a_longer_cycle_names_only_those_in_it(system: System) -> None:
+async def test_a_longer_cycle_names_only_those_in_it(system: ActorSystem) -> None:
     a, b, c, d = await spawn(system, "abcd")
 
     async def act(actor: Puppet) -> str:
@@ -63,12 +63,12 @@ async def test_a_longer_cycle_names_only_those_in_it(system: System) -> None:
     assert text == "the ask would wait for itself: s/b -> s/c -> s/d -> s/b"
 
 
-async def test_a_chain_without_a_cycle_is_none(system: System) -> None:
+async def test_a_chain_without_a_cycle_is_none(system: ActorSystem) -> None:
     a, b, c = await spawn(system, "abc")
     assert await a.ask(Do(Hop([b, c]))) == "end"
 
 
-async def test_asking_somebody_who_only_waits_elsewhere_is_no_cycle(system: System) -> None:
+async def test_asking_somebody_who_only_waits_elsewhere_is_no_cycle(system: ActorSystem) -> None:
     a, b, c = await spawn(system, "abc")
     gate = Gate()
     async with trio.open_nursery() as nursery:
@@ -80,7 +80,7 @@ async def test_asking_somebody_who_only_waits_elsewhere_is_no_cycle(system: Syst
     assert (first.outcome, second.outcome) == ("through the gate", "end")
 
 
-async def test_an_asker_that_has_abandoned_its_request_waits_no_more(system: System) -> None:
+async def test_an_asker_that_has_abandoned_its_request_waits_no_more(system: ActorSystem) -> None:
     a, b = await spawn(system, "ab")
     gate = Gate()
 
@@ -104,7 +104,7 @@ async def test_an_asker_that_has_abandoned_its_request_waits_no_more(system: Sys
     assert outcomes == ["free again"]
 
 
-async def test_an_ask_of_itself_from_the_lifespan_is_a_cycle(system: System) -> None:
+async def test_an_ask_of_itself_from_the_lifespan_is_a_cycle(system: ActorSystem) -> None:
     context: list[ActorContext] = []
 
     async def start(actor: Puppet) -> None:
@@ -116,7 +116,7 @@ async def test_an_ask_of_itself_from_the_lifespan_is_a_cycle(system: System) -> 
     assert await ref.ask(Echo("alive")) == "alive"
 
 
-async def test_a_tell_is_never_a_cycle(system: System) -> None:
+async def test_a_tell_is_never_a_cycle(system: ActorSystem) -> None:
     from sample_actors import Note
 
     a, b = await spawn(system, "ab")
@@ -128,7 +128,7 @@ async def test_a_tell_is_never_a_cycle(system: System) -> None:
     assert await a.ask(Do(lambda _: b.ask(Do(act)))) == "told"
 
 
-async def test_a_second_round_after_the_first_has_ended_is_no_cycle(system: System) -> None:
+async def test_a_second_round_after_the_first_has_ended_is_no_cycle(system: ActorSystem) -> None:
     a, b = await spawn(system, "ab")
     for _ in range(3):
         assert await a.ask(Do(Hop([b]))) == "end"

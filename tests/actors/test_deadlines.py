@@ -17,10 +17,10 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from trio_accel.actors import (
     UNAVAILABLE,
     Actor,
+    ActorSystem,
     MessageFailed,
     Ref,
     Request,
-    System,
     fast_path,
     handles,
     open_system,
@@ -49,7 +49,7 @@ def asks(
     return relay
 
 
-async def test_it_reaches_the_last_of_a_chain(system: System, mock_clock: MockClock) -> None:
+async def test_it_reaches_the_last_of_a_chain(system: ActorSystem, mock_clock: MockClock) -> None:
     first, second, third = [await system.spawn(Puppet) for _ in range(3)]
     seen: Seen = []
     act = asks(second, asks(third, note(seen)))
@@ -61,7 +61,7 @@ async def test_it_reaches_the_last_of_a_chain(system: System, mock_clock: MockCl
 
 
 async def test_the_next_actor_serves_nothing_that_comes_too_late(
-    system: System, autojump_clock: MockClock
+    system: ActorSystem, autojump_clock: MockClock
 ) -> None:
     """Its own queue ends it: the front, which is shielded, is not heard."""
     front, behind = await system.spawn(Puppet), await system.spawn(Puppet, name="behind")
@@ -128,7 +128,7 @@ def test_each_handler_may_set_an_earlier_one_or_a_shield(seconds: float, steps: 
     assert seen == [(deadline, deadline) for deadline in expected]
 
 
-async def test_what_is_told_has_none(system: System, puppet: Ref[Puppet], mock_clock: MockClock) -> None:
+async def test_what_is_told_has_none(system: ActorSystem, puppet: Ref[Puppet], mock_clock: MockClock) -> None:
     """Nobody waits for it, so nobody gives up."""
     other = await system.spawn(Puppet)
     seen: Seen = []
@@ -163,7 +163,7 @@ async def test_what_is_left_to_itself_has_none(puppet: Ref[Puppet], autojump_clo
 
 @pytest.mark.parametrize("message", [Do, DoGrouped])
 async def test_a_handler_whose_asker_takes_more_time_ends_nevertheless(
-    system: System,
+    system: ActorSystem,
     puppet: Ref[Puppet],
     events: Events,
     autojump_clock: MockClock,
@@ -226,7 +226,9 @@ class Quick(Actor):
         return self.context.deadline
 
 
-async def test_a_quick_handler_that_has_to_wait_has_it(system: System, autojump_clock: MockClock) -> None:
+async def test_a_quick_handler_that_has_to_wait_has_it(
+    system: ActorSystem, autojump_clock: MockClock
+) -> None:
     ref = await system.spawn(Quick)
     assert await ref.ask(Remaining()) == math.inf
     with trio.fail_after(9):

@@ -26,6 +26,7 @@ from sample_actors import (
 from trio_accel.actors import (
     ActorFailedError,
     ActorStoppedError,
+    ActorSystem,
     DeferredReply,
     Directive,
     MessageCancelled,
@@ -33,7 +34,6 @@ from trio_accel.actors import (
     MessageFailed,
     Policy,
     Ref,
-    System,
 )
 
 wait = trio.testing.wait_all_tasks_blocked
@@ -46,7 +46,7 @@ def replies() -> Replies:
 
 
 async def test_the_next_message_is_served_while_the_reply_is_open(
-    system: System, puppet: Ref[Puppet], replies: Replies
+    system: ActorSystem, puppet: Ref[Puppet], replies: Replies
 ) -> None:
     async with trio.open_nursery() as nursery:
         asker = await started(nursery, puppet, deferring(replies))
@@ -78,7 +78,7 @@ async def test_set_and_fail_act_once(puppet: Ref[Puppet], replies: Replies, even
 
 
 async def test_fail_as_crash_looks_like_a_crash_and_is_none(
-    system: System, puppet: Ref[Puppet], replies: Replies
+    system: ActorSystem, puppet: Ref[Puppet], replies: Replies
 ) -> None:
     async with trio.open_nursery() as nursery:
         asker = await started(nursery, puppet, deferring(replies))
@@ -89,7 +89,7 @@ async def test_fail_as_crash_looks_like_a_crash_and_is_none(
     assert system.tree().find("s/puppet").restarts == 0
 
 
-async def test_a_deferred_reply_survives_a_restart(system: System, replies: Replies) -> None:
+async def test_a_deferred_reply_survives_a_restart(system: ActorSystem, replies: Replies) -> None:
     ref = await system.spawn(Puppet, policy=AT_ONCE)
     async with trio.open_nursery() as nursery:
         asker = await started(nursery, ref, deferring(replies))
@@ -101,7 +101,7 @@ async def test_a_deferred_reply_survives_a_restart(system: System, replies: Repl
 
 
 async def test_the_death_of_the_cell_fails_what_is_open(
-    system: System, puppet: Ref[Puppet], replies: Replies
+    system: ActorSystem, puppet: Ref[Puppet], replies: Replies
 ) -> None:
     async with trio.open_nursery() as nursery:
         askers = [await started(nursery, puppet, deferring(replies)) for _ in range(3)]
@@ -116,7 +116,9 @@ async def test_the_death_of_the_cell_fails_what_is_open(
     assert replies[2].is_done
 
 
-async def test_a_permanent_failure_is_the_cause_for_what_is_open(system: System, replies: Replies) -> None:
+async def test_a_permanent_failure_is_the_cause_for_what_is_open(
+    system: ActorSystem, replies: Replies
+) -> None:
     ref = await system.spawn(Puppet, policy=Policy(directives={BoomError: Directive.STOP}))
     async with trio.open_nursery() as nursery:
         asker = await started(nursery, ref, deferring(replies))
@@ -216,7 +218,9 @@ async def test_deferred_by_a_handler_whose_asker_is_cancelled_already(
     assert isinstance(asker.outcome, trio.Cancelled)
 
 
-async def test_a_handler_that_crashes_after_defer_fails_its_request(system: System, replies: Replies) -> None:
+async def test_a_handler_that_crashes_after_defer_fails_its_request(
+    system: ActorSystem, replies: Replies
+) -> None:
     ref = await system.spawn(Puppet, policy=AT_ONCE, name="puppet")
 
     async def act(actor: Puppet) -> object:
@@ -231,7 +235,7 @@ async def test_a_handler_that_crashes_after_defer_fails_its_request(system: Syst
 
 
 async def test_a_handler_that_crashes_after_it_replied_is_a_crash_and_the_reply_stands(
-    system: System, events: Events
+    system: ActorSystem, events: Events
 ) -> None:
     ref = await system.spawn(Puppet, name="puppet", policy=AT_ONCE)
 
@@ -246,7 +250,7 @@ async def test_a_handler_that_crashes_after_it_replied_is_a_crash_and_the_reply_
 
 
 async def test_resume_a_handler_that_raises_after_it_replied_is_logged(
-    system: System, replies: Replies, caplog: pytest.LogCaptureFixture
+    system: ActorSystem, replies: Replies, caplog: pytest.LogCaptureFixture
 ) -> None:
     ref = await system.spawn(Puppet, name="puppet", policy=Policy(directives={BoomError: Directive.RESUME}))
 
@@ -283,7 +287,7 @@ async def test_a_request_is_deferred_once_and_only_while_it_is_served(puppet: Re
     await done.wait()
 
 
-async def test_a_task_beside_the_actors_own_defers_nobodys_request(system: System) -> None:
+async def test_a_task_beside_the_actors_own_defers_nobodys_request(system: ActorSystem) -> None:
     gate = Gate()
     caught: list[RuntimeError] = []
 
@@ -326,7 +330,7 @@ async def test_grouped_handlers_defer_each_their_own(puppet: Ref[Puppet], replie
 
 
 async def test_a_failing_call_of_cancelled_leaves_the_reply_open(
-    system: System, puppet: Ref[Puppet], replies: Replies
+    system: ActorSystem, puppet: Ref[Puppet], replies: Replies
 ) -> None:
     async with trio.open_nursery() as nursery:
         asker = await started(nursery, puppet, deferring(replies))
@@ -338,7 +342,7 @@ async def test_a_failing_call_of_cancelled_leaves_the_reply_open(
 
 
 async def test_a_hook_that_raises_crashes_the_actor_and_nothing_else(
-    system: System, replies: Replies, caplog: pytest.LogCaptureFixture
+    system: ActorSystem, replies: Replies, caplog: pytest.LogCaptureFixture
 ) -> None:
     def hook() -> None:
         raise BoomError("in the hook")
@@ -356,7 +360,7 @@ async def test_a_hook_that_raises_crashes_the_actor_and_nothing_else(
 
 
 async def test_a_hook_of_an_earlier_incarnation_that_raises_is_logged(
-    system: System, replies: Replies, caplog: pytest.LogCaptureFixture
+    system: ActorSystem, replies: Replies, caplog: pytest.LogCaptureFixture
 ) -> None:
     def hook() -> None:
         raise BoomError("in the hook")

@@ -9,9 +9,9 @@ from sample_actors import BoomError, Do, Echo, Events, Gate, Number, Puppet, cra
 
 from trio_accel.actors import (
     ActorFailedError,
+    ActorSystem,
     DirectReply,
     Ref,
-    System,
     idle_actor,
 )
 
@@ -49,7 +49,7 @@ async def test_an_actor_that_serves_is_not_at_rest(puppet: Ref[Puppet]) -> None:
     assert idle_actor(puppet, Told()) is not None
 
 
-async def test_nor_is_one_that_is_observed(puppet: Ref[Puppet], system: System) -> None:
+async def test_nor_is_one_that_is_observed(puppet: Ref[Puppet], system: ActorSystem) -> None:
     await wait()
     with system.subscribe(Events().append):
         assert idle_actor(puppet, Told()) is None
@@ -77,7 +77,7 @@ async def test_nor_is_one_that_has_ended(puppet: Ref[Puppet]) -> None:
 
 
 async def test_what_was_served_counts_and_its_reply_is_the_actors(
-    puppet: Ref[Puppet], system: System
+    puppet: Ref[Puppet], system: ActorSystem
 ) -> None:
     await wait()
     reply = Told()
@@ -92,7 +92,7 @@ async def test_what_was_served_counts_and_its_reply_is_the_actors(
     assert system.tree().find("s/puppet").deferred == 0
 
 
-async def test_what_has_failed_at_once_is_not_open(puppet: Ref[Puppet], system: System) -> None:
+async def test_what_has_failed_at_once_is_not_open(puppet: Ref[Puppet], system: ActorSystem) -> None:
     await wait()
     reply, error = Told(), BoomError()
     reply.fail(error)
@@ -102,7 +102,9 @@ async def test_what_has_failed_at_once_is_not_open(puppet: Ref[Puppet], system: 
     assert reply.delivered == [error]
 
 
-async def test_a_reply_outlives_a_crash_and_fails_at_the_end(puppet: Ref[Puppet], system: System) -> None:
+async def test_a_reply_outlives_a_crash_and_fails_at_the_end(
+    puppet: Ref[Puppet], system: ActorSystem
+) -> None:
     await wait()
     first, second = Told(), Told()
     first.served(resting(puppet).context)
@@ -116,7 +118,9 @@ async def test_a_reply_outlives_a_crash_and_fails_at_the_end(puppet: Ref[Puppet]
     assert first.delivered == [None]
 
 
-async def test_an_actor_can_crash_over_what_was_served_for_it(puppet: Ref[Puppet], system: System) -> None:
+async def test_an_actor_can_crash_over_what_was_served_for_it(
+    puppet: Ref[Puppet], system: ActorSystem
+) -> None:
     await wait()
     reply, boom = Told(), BoomError("a test")
     reply.served(resting(puppet).context, boom)
@@ -200,6 +204,6 @@ async def test_one_polls_before_it_parks(puppet: Ref[Puppet]) -> None:
     def look() -> None:
         reply.fail(BoomError())
 
-    assert reply.look_last(look)
+    assert reply.poll_once_more(look)
     with pytest.raises(BoomError):
         await reply.wait()

@@ -10,6 +10,7 @@ from trio_accel.actors import (
     Actor,
     ActorContext,
     ActorStoppedError,
+    ActorSystem,
     Backoff,
     Message,
     Policy,
@@ -17,7 +18,6 @@ from trio_accel.actors import (
     Request,
     Restart,
     Strategy,
-    System,
     handles,
 )
 
@@ -74,12 +74,12 @@ class Job(Actor):
         await message.until.wait()
 
 
-async def spawn(system: System, restart: Restart) -> tuple[Ref[Job], list[ActorContext]]:
+async def spawn(system: ActorSystem, restart: Restart) -> tuple[Ref[Job], list[ActorContext]]:
     contexts: list[ActorContext] = []
     return await system.spawn(Job, contexts, name="job", restart=restart, policy=AT_ONCE), contexts
 
 
-async def test_a_permanent_actor_starts_anew_and_keeps_its_mailbox(system: System) -> None:
+async def test_a_permanent_actor_starts_anew_and_keeps_its_mailbox(system: ActorSystem) -> None:
     job, _ = await spawn(system, Restart.PERMANENT)
     numbers: list[int] = []
 
@@ -94,7 +94,7 @@ async def test_a_permanent_actor_starts_anew_and_keeps_its_mailbox(system: Syste
 
 
 @pytest.mark.parametrize("restart", [Restart.TRANSIENT, Restart.TEMPORARY])
-async def test_any_other_ends_for_good_after_its_reply(system: System, restart: Restart) -> None:
+async def test_any_other_ends_for_good_after_its_reply(system: ActorSystem, restart: Restart) -> None:
     job, _ = await spawn(system, restart)
     assert await job.ask(Finish()) == 0
     end = await job.wait_terminated()
@@ -103,7 +103,7 @@ async def test_any_other_ends_for_good_after_its_reply(system: System, restart: 
         await job.ask(Number())
 
 
-async def test_messages_that_run_beside_it_are_finished(system: System) -> None:
+async def test_messages_that_run_beside_it_are_finished(system: ActorSystem) -> None:
     job, _ = await spawn(system, Restart.TRANSIENT)
     until = trio.Event()
     job.tell_nowait(Linger(until))
@@ -114,7 +114,7 @@ async def test_messages_that_run_beside_it_are_finished(system: System) -> None:
     await job.wait_terminated()
 
 
-async def test_what_was_asked_for_first_goes_first(system: System) -> None:
+async def test_what_was_asked_for_first_goes_first(system: ActorSystem) -> None:
     job, _ = await spawn(system, Restart.PERMANENT)
     await job.ask(Finish(crash="after"))
     await job.ask(Number())
@@ -124,7 +124,7 @@ async def test_what_was_asked_for_first_goes_first(system: System) -> None:
     assert system.tree().find("s/job").last_error == "BoomError"
 
 
-async def test_an_incarnation_that_has_ended_finishes_no_other(system: System) -> None:
+async def test_an_incarnation_that_has_ended_finishes_no_other(system: ActorSystem) -> None:
     job, contexts = await spawn(system, Restart.PERMANENT)
     await job.ask(Finish())
     assert await job.ask(Number()) == 1
@@ -132,7 +132,7 @@ async def test_an_incarnation_that_has_ended_finishes_no_other(system: System) -
     assert await job.ask(Number()) == 1
 
 
-async def test_its_siblings_restart_with_it(system: System) -> None:
+async def test_its_siblings_restart_with_it(system: ActorSystem) -> None:
     async with system.open_supervisor("both", strategy=Strategy.ONE_FOR_ALL) as supervisor:
         job = await supervisor.spawn(Job, name="job", policy=AT_ONCE)
         other = await supervisor.spawn(Job, name="other", policy=AT_ONCE)

@@ -26,13 +26,13 @@ from trio_accel.actors import (
     Actor,
     ActorFailedError,
     ActorStoppedError,
+    ActorSystem,
     AskCycleError,
     Backoff,
     Directive,
     Policy,
     Ref,
     Request,
-    System,
     handles,
 )
 
@@ -40,7 +40,7 @@ wait = trio.testing.wait_all_tasks_blocked
 
 
 async def test_handlers_of_a_group_run_beside_each_other_and_the_others(
-    system: System, puppet: Ref[Puppet]
+    system: ActorSystem, puppet: Ref[Puppet]
 ) -> None:
     first, second = Gate(), Gate()
     async with trio.open_nursery() as nursery:
@@ -104,7 +104,7 @@ class Two(Actor):
         return await message.gate(self)  # type: ignore[arg-type]
 
 
-async def test_each_group_has_its_own_limit_shared_by_its_handlers(system: System) -> None:
+async def test_each_group_has_its_own_limit_shared_by_its_handlers(system: ActorSystem) -> None:
     ref = await system.spawn(Two)
     gates = {name: Gate() for name in ("A", "B", "A2")}
     async with trio.open_nursery() as nursery:
@@ -169,7 +169,7 @@ async def test_cancelling_the_ask_cancels_its_handler_alone(puppet: Ref[Puppet])
     assert b.outcome == "through the gate"
 
 
-async def test_a_crash_ends_the_others_which_are_told_why(system: System) -> None:
+async def test_a_crash_ends_the_others_which_are_told_why(system: ActorSystem) -> None:
     ref = await system.spawn(Puppet, policy=AT_ONCE, name="puppet")
     grouped, alone, trigger = Gate(), Gate(), trio.Event()
 
@@ -195,7 +195,7 @@ async def test_a_crash_ends_the_others_which_are_told_why(system: System) -> Non
     assert await ref.ask(Number()) == 1
 
 
-async def test_two_crashes_at_once_are_one_failure_of_a_group_of_exceptions(system: System) -> None:
+async def test_two_crashes_at_once_are_one_failure_of_a_group_of_exceptions(system: ActorSystem) -> None:
     policy = Policy(directives={BoomError: Directive.STOP}, backoff=AT_ONCE.backoff)
     ref = await system.spawn(Puppet, policy=policy)
     trigger = trio.Event()
@@ -217,7 +217,7 @@ async def test_two_crashes_at_once_are_one_failure_of_a_group_of_exceptions(syst
     assert {type(error) for error in ended.error.exceptions} == {ValueError, BoomError}
 
 
-async def test_resume_in_a_group_touches_nobody_else(system: System) -> None:
+async def test_resume_in_a_group_touches_nobody_else(system: ActorSystem) -> None:
     ref = await system.spawn(Puppet, policy=Policy(directives={BoomError: Directive.RESUME}))
     gate = Gate()
 
@@ -255,7 +255,7 @@ async def test_cancel_ends_the_group(puppet: Ref[Puppet]) -> None:
     assert gate.ended == "Cancelled"
 
 
-async def test_told_messages_run_in_groups_too(system: System, puppet: Ref[Puppet]) -> None:
+async def test_told_messages_run_in_groups_too(system: ActorSystem, puppet: Ref[Puppet]) -> None:
     gate = Gate()
     await puppet.tell(RunGrouped(gate))
     await gate.entered.wait()
@@ -277,7 +277,7 @@ async def test_an_ask_from_a_grouped_handler_to_its_own_actor_is_a_cycle(puppet:
 
 
 async def test_a_group_that_is_full_does_not_hold_back_a_stop_for_longer_than_the_grace(
-    system: System, autojump_clock: trio.testing.MockClock
+    system: ActorSystem, autojump_clock: trio.testing.MockClock
 ) -> None:
     ref = await system.spawn(Puppet, policy=Policy(grace=2.0))
     never = Gate()
@@ -294,7 +294,9 @@ async def test_a_group_that_is_full_does_not_hold_back_a_stop_for_longer_than_th
     assert trio.current_time() == pytest.approx(2.0)
 
 
-async def test_a_message_that_waits_for_its_group_survives_a_crash_like_the_queue(system: System) -> None:
+async def test_a_message_that_waits_for_its_group_survives_a_crash_like_the_queue(
+    system: ActorSystem,
+) -> None:
     ref = await system.spawn(Puppet, policy=AT_ONCE, name="puppet")
     trigger, first = trio.Event(), Gate()
     first.open.set()
@@ -317,7 +319,7 @@ async def test_a_message_that_waits_for_its_group_survives_a_crash_like_the_queu
     assert system.tree().find("s/puppet").handled == 2
 
 
-async def test_a_message_that_waits_for_its_group_was_never_executed_at_the_end(system: System) -> None:
+async def test_a_message_that_waits_for_its_group_was_never_executed_at_the_end(system: ActorSystem) -> None:
     ref = await system.spawn(Puppet, name="puppet")
     gates, never = [Gate(), Gate()], Gate()
     async with trio.open_nursery() as nursery:
@@ -331,7 +333,7 @@ async def test_a_message_that_waits_for_its_group_was_never_executed_at_the_end(
 
 
 async def test_a_cancelled_asker_does_not_wait_for_the_restart_when_its_request_waits_for_its_group(
-    system: System,
+    system: ActorSystem,
 ) -> None:
     ref = await system.spawn(
         Puppet, policy=Policy(backoff=Backoff(initial=1000.0, maximum=1000.0)), name="puppet"

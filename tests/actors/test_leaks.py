@@ -26,7 +26,15 @@ from sample_actors import (
 )
 
 import trio_accel.actors
-from trio_accel.actors import ActorFailedError, Intensity, Policy, Ref, System, SystemOptions, open_system
+from trio_accel.actors import (
+    ActorFailedError,
+    ActorSystem,
+    Intensity,
+    Policy,
+    Ref,
+    SystemOptions,
+    open_system,
+)
 from trio_accel.actors._messages import running_cells
 
 _FOLDER = Path(trio_accel.actors.__file__).parent
@@ -153,7 +161,7 @@ async def test_10_000_asks_and_restarts_take_no_memory() -> None:
         assert grown < 4096 + window
 
 
-async def test_an_ended_actor_is_forgotten(system: System) -> None:
+async def test_an_ended_actor_is_forgotten(system: ActorSystem) -> None:
     ref = await system.spawn(Puppet)
     cell = weakref.ref(_Weak(ref))
     await ref.ask(Echo("a"))
@@ -173,7 +181,7 @@ class _Weak:
 
 
 @pytest.mark.usefixtures("quiet")
-async def test_a_dead_incarnation_is_forgotten_at_the_next_crash(system: System) -> None:
+async def test_a_dead_incarnation_is_forgotten_at_the_next_crash(system: ActorSystem) -> None:
     """Until then the traceback of the error that ended it holds the last one."""
     ref = await system.spawn(Puppet, policy=AT_ONCE)
     incarnations: list[weakref.ref[Puppet]] = []
@@ -190,7 +198,7 @@ async def test_a_dead_incarnation_is_forgotten_at_the_next_crash(system: System)
     assert [incarnation() is not None for incarnation in incarnations] == [False, False, True, True]
 
 
-async def test_replies_and_arguments_are_not_kept(system: System) -> None:
+async def test_replies_and_arguments_are_not_kept(system: ActorSystem) -> None:
     class Big:
         pass
 
@@ -208,7 +216,7 @@ async def test_replies_and_arguments_are_not_kept(system: System) -> None:
     assert alive() is None
 
 
-async def test_a_cancelled_ask_leaves_no_envelope_in_the_mailbox(system: System) -> None:
+async def test_a_cancelled_ask_leaves_no_envelope_in_the_mailbox(system: ActorSystem) -> None:
     ref = await system.spawn(Puppet)
     gate = Gate()
     async with trio.open_nursery() as nursery:
@@ -233,7 +241,7 @@ def test_a_run_leaves_no_task_in_the_registry() -> None:
     assert running_cells() == []
 
 
-async def test_1000_actors_come_and_go(system: System) -> None:
+async def test_1000_actors_come_and_go(system: ActorSystem) -> None:
     before = await own_objects()
     refs = [await system.spawn(Puppet) for _ in range(1000)]
     for ref in refs:

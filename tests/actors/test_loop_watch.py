@@ -17,7 +17,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from trio_accel.actors import LoopHolds, System, SystemOptions, open_system
+from trio_accel.actors import ActorSystem, LoopHolds, SystemOptions, open_system
 
 # The watch measures the loop in real time, and what other programs take from it is a hold, too.
 pytestmark = pytest.mark.alone
@@ -40,7 +40,7 @@ def watchers() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "trio_accel loop watch"]
 
 
-async def holds_after(system: System, count: int) -> LoopHolds:
+async def holds_after(system: ActorSystem, count: int) -> LoopHolds:
     """Wait until the loop has answered the watch."""
     with trio.fail_after(60):
         while system.loop_holds.count < count:  # noqa: ASYNC110  # nobody is told
@@ -70,7 +70,7 @@ async def test_a_hold_is_measured_and_its_line_is_named(
     assert (told.where, told.seconds, told.is_untold) == (where, found.seconds, True)
 
 
-async def test_a_library_that_holds_is_named_by_the_line_of_the_program(system: System) -> None:
+async def test_a_library_that_holds_is_named_by_the_line_of_the_program(system: ActorSystem) -> None:
     before = system.loop_holds.count
     threading.Event().wait(0.35)
     found = await holds_after(system, before + 1)

@@ -28,6 +28,7 @@ from trio_accel.actors import (
     ActorFailedError,
     ActorRestartingError,
     ActorStoppedError,
+    ActorSystem,
     Backoff,
     MailboxFullError,
     MailboxOptions,
@@ -35,7 +36,6 @@ from trio_accel.actors import (
     Overflow,
     Policy,
     Ref,
-    System,
     Terminated,
 )
 
@@ -43,7 +43,7 @@ wait = trio.testing.wait_all_tasks_blocked
 
 
 async def spawn(
-    system: System, capacity: int, overflow: Overflow = Overflow.WAIT, **more: Any
+    system: ActorSystem, capacity: int, overflow: Overflow = Overflow.WAIT, **more: Any
 ) -> Ref[Puppet]:
     options = MailboxOptions(capacity=capacity, overflow=overflow, **more)
     return await system.spawn(Puppet, name="puppet", mailbox=options, policy=AT_ONCE)
@@ -57,7 +57,7 @@ async def notes_of(ref: Ref[Puppet]) -> list[str]:
     return notes
 
 
-async def test_messages_are_served_in_the_order_of_each_sender(system: System) -> None:
+async def test_messages_are_served_in_the_order_of_each_sender(system: ActorSystem) -> None:
     ref = await spawn(system, 4)
     received: list[tuple[int, int]] = []
 
@@ -78,7 +78,7 @@ async def test_messages_are_served_in_the_order_of_each_sender(system: System) -
         assert [number for which, number in received if which == sender] == list(range(50))
 
 
-async def test_told_and_asked_messages_share_one_queue(system: System) -> None:
+async def test_told_and_asked_messages_share_one_queue(system: ActorSystem) -> None:
     ref = await spawn(system, 8)
     gate = Gate()
     async with trio.open_nursery() as nursery:
@@ -90,7 +90,7 @@ async def test_told_and_asked_messages_share_one_queue(system: System) -> None:
     assert await notes_of(ref) == ["a", "b", "c"]
 
 
-async def test_wait_senders_wait_for_room_and_enter_in_order(system: System) -> None:
+async def test_wait_senders_wait_for_room_and_enter_in_order(system: ActorSystem) -> None:
     ref = await spawn(system, 2)
     gate = Gate()
     async with trio.open_nursery() as nursery:
@@ -109,7 +109,7 @@ async def test_wait_senders_wait_for_room_and_enter_in_order(system: System) -> 
     assert system.tree().find("s/puppet").dropped == 0
 
 
-async def test_a_tell_that_waits_is_admitted_before_its_message_is_served(system: System) -> None:
+async def test_a_tell_that_waits_is_admitted_before_its_message_is_served(system: ActorSystem) -> None:
     ref = await spawn(system, 1)
     first, second = Gate(), Gate()
     async with trio.open_nursery() as nursery:
@@ -124,7 +124,7 @@ async def test_a_tell_that_waits_is_admitted_before_its_message_is_served(system
         second.open.set()
 
 
-async def test_cancelled_while_waiting_for_room_neither_is_sent(system: System) -> None:
+async def test_cancelled_while_waiting_for_room_neither_is_sent(system: ActorSystem) -> None:
     ref = await spawn(system, 1)
     gate = Gate()
     async with trio.open_nursery() as nursery:
@@ -144,7 +144,7 @@ async def test_cancelled_while_waiting_for_room_neither_is_sent(system: System) 
     assert await notes_of(ref) == ["a", "d"]
 
 
-async def test_a_withdrawn_message_makes_room_for_one_that_waits(system: System) -> None:
+async def test_a_withdrawn_message_makes_room_for_one_that_waits(system: ActorSystem) -> None:
     ref = await spawn(system, 1)
     gate = Gate()
     async with trio.open_nursery() as nursery:
@@ -160,7 +160,7 @@ async def test_a_withdrawn_message_makes_room_for_one_that_waits(system: System)
 
 @pytest.mark.parametrize("overflow", [Overflow.REJECT, Overflow.DROP_NEWEST])
 async def test_reject_and_drop_newest_refuse_the_new_ask(
-    system: System, events: Events, overflow: Overflow
+    system: ActorSystem, events: Events, overflow: Overflow
 ) -> None:
     ref = await spawn(system, 1, overflow)
     gate = Gate()
@@ -176,7 +176,7 @@ async def test_reject_and_drop_newest_refuse_the_new_ask(
     assert system.tree().find("s/puppet").dropped == system.dead_letters == 1
 
 
-async def test_reject_a_tell_gets_an_error(system: System) -> None:
+async def test_reject_a_tell_gets_an_error(system: ActorSystem) -> None:
     ref = await spawn(system, 1, Overflow.REJECT)
     gate = Gate()
     async with trio.open_nursery() as nursery:
@@ -190,7 +190,7 @@ async def test_reject_a_tell_gets_an_error(system: System) -> None:
     assert await notes_of(ref) == ["a"]
 
 
-async def test_drop_newest_a_tell_ends_silently_and_is_counted(system: System, events: Events) -> None:
+async def test_drop_newest_a_tell_ends_silently_and_is_counted(system: ActorSystem, events: Events) -> None:
     ref = await spawn(system, 1, Overflow.DROP_NEWEST)
     gate = Gate()
     async with trio.open_nursery() as nursery:
@@ -204,7 +204,7 @@ async def test_drop_newest_a_tell_ends_silently_and_is_counted(system: System, e
     assert system.dead_letters == 2
 
 
-async def test_drop_oldest_the_oldest_goes_and_its_asker_is_told(system: System, events: Events) -> None:
+async def test_drop_oldest_the_oldest_goes_and_its_asker_is_told(system: ActorSystem, events: Events) -> None:
     ref = await spawn(system, 2, Overflow.DROP_OLDEST)
     gate = Gate()
     async with trio.open_nursery() as nursery:
@@ -221,7 +221,7 @@ async def test_drop_oldest_the_oldest_goes_and_its_asker_is_told(system: System,
     assert [event.message for event in events.of(MessageDropped)] == [Echo("a")]
 
 
-async def test_drop_oldest_may_hit_a_told_message(system: System, events: Events) -> None:
+async def test_drop_oldest_may_hit_a_told_message(system: ActorSystem, events: Events) -> None:
     ref = await spawn(system, 1, Overflow.DROP_OLDEST)
     gate = Gate()
     async with trio.open_nursery() as nursery:
@@ -233,7 +233,9 @@ async def test_drop_oldest_may_hit_a_told_message(system: System, events: Events
     assert [event.message for event in events.of(MessageDropped)] == [Note("a"), Note("b")]
 
 
-async def test_drop_oldest_keeps_to_the_capacity_when_an_observer_sends_on_each_drop(system: System) -> None:
+async def test_drop_oldest_keeps_to_the_capacity_when_an_observer_sends_on_each_drop(
+    system: ActorSystem,
+) -> None:
     ref = await spawn(system, 2, Overflow.DROP_OLDEST)
     gate = Gate()
     depths: list[int] = []
@@ -254,7 +256,7 @@ async def test_drop_oldest_keeps_to_the_capacity_when_an_observer_sends_on_each_
     assert await notes_of(ref) == ["c", "again"]
 
 
-async def test_an_idle_actor_takes_a_message_whatever_the_capacity(system: System) -> None:
+async def test_an_idle_actor_takes_a_message_whatever_the_capacity(system: ActorSystem) -> None:
     ref = await spawn(system, 1, Overflow.REJECT)
     await wait()
     for text in "abc":
@@ -262,7 +264,7 @@ async def test_an_idle_actor_takes_a_message_whatever_the_capacity(system: Syste
     assert system.tree().find("s/puppet").mailbox_peak == 0
 
 
-async def test_the_control_lane_goes_before_the_queue_and_beyond_its_capacity(system: System) -> None:
+async def test_the_control_lane_goes_before_the_queue_and_beyond_its_capacity(system: ActorSystem) -> None:
     ref = await spawn(system, 2)
     other = await system.spawn(Puppet, name="other")
     gate = Gate()
@@ -280,7 +282,7 @@ async def test_the_control_lane_goes_before_the_queue_and_beyond_its_capacity(sy
     assert await notes_of(ref) == ["other ended", "a", "b"]
 
 
-async def test_a_stop_goes_before_the_queue(system: System) -> None:
+async def test_a_stop_goes_before_the_queue(system: ActorSystem) -> None:
     ref = await spawn(system, 2)
     gate = Gate()
     async with trio.open_nursery() as nursery:
@@ -293,7 +295,7 @@ async def test_a_stop_goes_before_the_queue(system: System) -> None:
     assert isinstance(queued.outcome, ActorStoppedError)
 
 
-async def test_the_mailbox_survives_a_restart(system: System) -> None:
+async def test_the_mailbox_survives_a_restart(system: ActorSystem) -> None:
     ref = await spawn(system, 2)
     gate = Gate()
 
@@ -314,7 +316,7 @@ async def test_the_mailbox_survives_a_restart(system: System) -> None:
 
 
 async def test_on_restart_reject_refuses_what_is_queued_and_what_comes(
-    system: System, events: Events, autojump_clock: trio.testing.MockClock
+    system: ActorSystem, events: Events, autojump_clock: trio.testing.MockClock
 ) -> None:
     ref = await system.spawn(
         Puppet,
@@ -348,7 +350,7 @@ async def test_on_restart_reject_refuses_what_is_queued_and_what_comes(
     assert len(events.of(MessageDropped)) == 7
 
 
-async def test_on_restart_reject_gives_way_to_a_stop(system: System) -> None:
+async def test_on_restart_reject_gives_way_to_a_stop(system: ActorSystem) -> None:
     ref = await system.spawn(
         Puppet,
         name="puppet",
@@ -366,7 +368,7 @@ async def test_on_restart_reject_gives_way_to_a_stop(system: System) -> None:
 
 
 async def test_what_was_queued_is_refused_at_the_end_as_never_executed(
-    system: System, events: Events
+    system: ActorSystem, events: Events
 ) -> None:
     ref = await spawn(system, 1)
     gate = Gate()
@@ -386,7 +388,7 @@ async def test_what_was_queued_is_refused_at_the_end_as_never_executed(
         await ref.ask(Echo("d"))
 
 
-async def test_an_idle_actor_forgets_its_last_message(system: System) -> None:
+async def test_an_idle_actor_forgets_its_last_message(system: ActorSystem) -> None:
     import gc
     import weakref
 
@@ -410,7 +412,7 @@ async def test_an_idle_actor_forgets_its_last_message(system: System) -> None:
 
 
 async def test_a_watch_message_that_a_crash_overtakes_goes_with_its_incarnation(
-    system: System, events: Events
+    system: ActorSystem, events: Events
 ) -> None:
     ref = await spawn(system, 2)
     other = await system.spawn(Puppet, name="other")
@@ -432,7 +434,7 @@ async def test_a_watch_message_that_a_crash_overtakes_goes_with_its_incarnation(
     )
 
 
-async def test_start_ask_of_a_stopped_actor_leaves_nothing_in_the_mailbox(system: System) -> None:
+async def test_start_ask_of_a_stopped_actor_leaves_nothing_in_the_mailbox(system: ActorSystem) -> None:
     ref = await spawn(system, 2)
     await ref.stop()
     async with trio.open_nursery() as nursery:
@@ -441,7 +443,7 @@ async def test_start_ask_of_a_stopped_actor_leaves_nothing_in_the_mailbox(system
     assert ref._cell.mailbox.is_empty
 
 
-async def test_an_asker_that_leaves_costs_the_same_however_many_wait(system: System) -> None:
+async def test_an_asker_that_leaves_costs_the_same_however_many_wait(system: ActorSystem) -> None:
     async def hang(_: Puppet) -> None:
         await trio.sleep_forever()
 

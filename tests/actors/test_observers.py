@@ -34,6 +34,7 @@ from trio_accel.actors import (
     ActorFailedError,
     ActorRestarted,
     ActorStarted,
+    ActorSystem,
     ActorTerminated,
     DeferredReply,
     Directive,
@@ -50,7 +51,6 @@ from trio_accel.actors import (
     Ref,
     Subscription,
     SupervisorFailed,
-    System,
     SystemOptions,
     around_each_system,
     open_system,
@@ -59,7 +59,7 @@ from trio_accel.actors import (
 wait = trio.testing.wait_all_tasks_blocked
 
 
-async def test_the_life_of_an_actor(system: System, events: Events) -> None:
+async def test_the_life_of_an_actor(system: ActorSystem, events: Events) -> None:
     ref = await system.spawn(Puppet, name="puppet", policy=AT_ONCE)
     error = BoomError()
     await crash(ref, error)
@@ -89,7 +89,7 @@ async def test_a_message_starts_and_completes_once(puppet: Ref[Puppet], events: 
 @pytest.mark.parametrize("grouped", [False, True])
 @pytest.mark.parametrize("directive", [Directive.RESTART, Directive.RESUME, Directive.STOP])
 async def test_a_message_starts_and_fails_once(
-    system: System, events: Events, directive: Directive, grouped: bool
+    system: ActorSystem, events: Events, directive: Directive, grouped: bool
 ) -> None:
     ref = await system.spawn(
         Puppet, policy=Policy(directives={BoomError: directive}, backoff=AT_ONCE.backoff)
@@ -109,7 +109,7 @@ async def test_a_message_starts_and_fails_once(
 
 
 async def test_a_part_is_told_as_a_message_to_an_actor_below(
-    system: System, puppet: Ref[Puppet], events: Events, autojump_clock: trio.testing.MockClock
+    system: ActorSystem, puppet: Ref[Puppet], events: Events, autojump_clock: trio.testing.MockClock
 ) -> None:
     variable = ContextVar("variable", default="outside")
     seen: list[str] = []
@@ -152,7 +152,7 @@ async def test_a_part_is_told_as_a_message_to_an_actor_below(
 
 
 async def test_the_times(
-    system: System, puppet: Ref[Puppet], events: Events, mock_clock: trio.testing.MockClock
+    system: ActorSystem, puppet: Ref[Puppet], events: Events, mock_clock: trio.testing.MockClock
 ) -> None:
     """The clock begins at 0, which is a time like any other."""
     gate = Gate()
@@ -187,7 +187,7 @@ async def test_the_run_time_goes_on_until_a_deferred_reply(
 
 
 async def test_a_message_sent_before_anyone_observed_has_no_queue_time(
-    system: System, puppet: Ref[Puppet], mock_clock: trio.testing.MockClock
+    system: ActorSystem, puppet: Ref[Puppet], mock_clock: trio.testing.MockClock
 ) -> None:
     gate, seen = Gate(), Events()
     async with trio.open_nursery() as nursery:
@@ -203,7 +203,7 @@ async def test_a_message_sent_before_anyone_observed_has_no_queue_time(
     ]
 
 
-async def test_a_closed_subscription_hears_nothing(system: System, puppet: Ref[Puppet]) -> None:
+async def test_a_closed_subscription_hears_nothing(system: ActorSystem, puppet: Ref[Puppet]) -> None:
     seen = Events()
     subscription = system.subscribe(seen.append)
     subscription.close()
@@ -216,7 +216,9 @@ async def test_a_closed_subscription_hears_nothing(system: System, puppet: Ref[P
     assert seen.names == ["MessageStarted", "MessageCompleted"]
 
 
-async def test_a_subscription_is_closed_while_a_message_runs(system: System, puppet: Ref[Puppet]) -> None:
+async def test_a_subscription_is_closed_while_a_message_runs(
+    system: ActorSystem, puppet: Ref[Puppet]
+) -> None:
     seen, gate = Events(), Gate()
     async with trio.open_nursery() as nursery:
         with system.subscribe(seen.append):
@@ -226,7 +228,7 @@ async def test_a_subscription_is_closed_while_a_message_runs(system: System, pup
 
 
 async def test_who_wants_no_messages_hears_of_actors_only_and_messages_cost_nothing(
-    system: System, monkeypatch: pytest.MonkeyPatch
+    system: ActorSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard: list[object] = []
     monkeypatch.setattr("trio_accel.actors._outcomes.MessageStarted", None)
@@ -239,7 +241,7 @@ async def test_who_wants_no_messages_hears_of_actors_only_and_messages_cost_noth
     assert len(heard) == 2
 
 
-async def test_the_same_observer_twice_hears_twice(system: System, puppet: Ref[Puppet]) -> None:
+async def test_the_same_observer_twice_hears_twice(system: ActorSystem, puppet: Ref[Puppet]) -> None:
     seen = Events()
     with system.subscribe(seen.append):
         with system.subscribe(seen.append):
@@ -249,7 +251,7 @@ async def test_the_same_observer_twice_hears_twice(system: System, puppet: Ref[P
 
 
 async def test_an_observer_that_raises_is_logged_and_goes_on(
-    system: System, puppet: Ref[Puppet], caplog: pytest.LogCaptureFixture
+    system: ActorSystem, puppet: Ref[Puppet], caplog: pytest.LogCaptureFixture
 ) -> None:
     seen, calls = Events(), []
 
@@ -266,7 +268,7 @@ async def test_an_observer_that_raises_is_logged_and_goes_on(
 
 
 async def test_subscribing_during_delivery_hears_from_the_next_event_on(
-    system: System, puppet: Ref[Puppet]
+    system: ActorSystem, puppet: Ref[Puppet]
 ) -> None:
     late = Events()
 
@@ -279,7 +281,7 @@ async def test_subscribing_during_delivery_hears_from_the_next_event_on(
     assert late.names == ["MessageCompleted"]
 
 
-async def test_closing_during_delivery_takes_effect_at_once(system: System, puppet: Ref[Puppet]) -> None:
+async def test_closing_during_delivery_takes_effect_at_once(system: ActorSystem, puppet: Ref[Puppet]) -> None:
     seen = Events()
 
     def close(event: Event) -> None:
@@ -290,7 +292,7 @@ async def test_closing_during_delivery_takes_effect_at_once(system: System, pupp
     assert seen == []
 
 
-async def test_an_observer_may_use_the_system(system: System, puppet: Ref[Puppet]) -> None:
+async def test_an_observer_may_use_the_system(system: ActorSystem, puppet: Ref[Puppet]) -> None:
     depths: list[int] = []
 
     def observer(event: Event) -> None:
@@ -304,7 +306,9 @@ async def test_an_observer_may_use_the_system(system: System, puppet: Ref[Puppet
     assert depths == [1] * 4
 
 
-async def test_an_observer_that_ends_the_actor_in_the_middle(system: System, puppet: Ref[Puppet]) -> None:
+async def test_an_observer_that_ends_the_actor_in_the_middle(
+    system: ActorSystem, puppet: Ref[Puppet]
+) -> None:
     def observer(event: Event) -> None:
         if isinstance(event, MessageStarted):
             puppet.cancel("an observer said so")
@@ -318,7 +322,7 @@ async def test_an_observer_that_ends_the_actor_in_the_middle(system: System, pup
     assert (await puppet.wait_terminated()).reason == "an observer said so"
 
 
-async def test_an_observer_that_ends_the_actor_instead_of_its_restart(system: System) -> None:
+async def test_an_observer_that_ends_the_actor_instead_of_its_restart(system: ActorSystem) -> None:
     ref = await system.spawn(Puppet)
 
     def observer(event: Event) -> None:
@@ -331,7 +335,7 @@ async def test_an_observer_that_ends_the_actor_instead_of_its_restart(system: Sy
 
 
 async def test_nobody_listens_and_nothing_is_made(
-    system: System, puppet: Ref[Puppet], monkeypatch: pytest.MonkeyPatch
+    system: ActorSystem, puppet: Ref[Puppet], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     emitted: list[Event] = []
     made: list[str] = []
@@ -363,7 +367,7 @@ async def test_nobody_listens_and_nothing_is_made(
 
 
 async def test_dead_letters_are_reported_with_their_reason_and_counted(
-    system: System, puppet: Ref[Puppet], events: Events
+    system: ActorSystem, puppet: Ref[Puppet], events: Events
 ) -> None:
     await puppet.stop()
     with pytest.raises(Exception, match="has ended"):
@@ -379,7 +383,7 @@ async def test_dead_letters_are_reported_with_their_reason_and_counted(
     assert system.dead_letters == 1
 
 
-async def test_dead_letters_are_counted_when_nobody_listens(system: System, puppet: Ref[Puppet]) -> None:
+async def test_dead_letters_are_counted_when_nobody_listens(system: ActorSystem, puppet: Ref[Puppet]) -> None:
     gate = Gate()
     async with trio.open_nursery() as nursery:
         await started(nursery, puppet, Do(gate))
@@ -423,7 +427,7 @@ async def test_a_told_message_that_the_end_overtakes_fails_for_the_observers_too
     assert [type(event) for event in events.of(MessageEvent)] == [MessageStarted, MessageFailed]
 
 
-async def test_a_crash_is_counted_once(system: System, events: Events) -> None:
+async def test_a_crash_is_counted_once(system: ActorSystem, events: Events) -> None:
     ref = await system.spawn(Puppet, name="puppet", policy=AT_ONCE)
     with pytest.raises(ActorFailedError):
         await ref.ask(Crash())
@@ -432,7 +436,7 @@ async def test_a_crash_is_counted_once(system: System, events: Events) -> None:
 
 
 async def test_a_request_that_is_taken_back_has_an_event(
-    system: System, puppet: Ref[Puppet], autojump_clock: trio.testing.MockClock
+    system: ActorSystem, puppet: Ref[Puppet], autojump_clock: trio.testing.MockClock
 ) -> None:
     heard: list[Event] = []
 
@@ -455,7 +459,7 @@ _VARIABLE: ContextVar[str] = ContextVar("_VARIABLE", default="nothing")
 
 
 async def test_events_of_a_message_have_one_number_and_the_context_it_is_served_with(
-    system: System, puppet: Ref[Puppet]
+    system: ActorSystem, puppet: Ref[Puppet]
 ) -> None:
     heard: list[MessageEvent] = []
 
@@ -478,7 +482,7 @@ async def test_events_of_a_message_have_one_number_and_the_context_it_is_served_
 
 
 async def test_a_context_that_requests_share_is_a_copy_for_each_while_somebody_observes(
-    system: System, puppet: Ref[Puppet]
+    system: ActorSystem, puppet: Ref[Puppet]
 ) -> None:
     heard: list[Event] = []
     shared = copy_context()
@@ -492,11 +496,11 @@ async def test_a_context_that_requests_share_is_a_copy_for_each_while_somebody_o
     assert contexts[0] is not contexts[1]
 
 
-async def test_each_system_that_is_opened_lives_inside(system: System) -> None:
+async def test_each_system_that_is_opened_lives_inside(system: ActorSystem) -> None:
     seen: list[str] = []
 
     @contextmanager
-    def inside(opened: System) -> Generator[None, None, None]:
+    def inside(opened: ActorSystem) -> Generator[None, None, None]:
         seen.append(f"{opened.name} opens")
         with opened.subscribe(lambda event: seen.append(type(event).__name__)):
             yield

@@ -10,7 +10,7 @@ import trio
 import trio.testing
 from sample_actors import BoomError, Do, Echo, Note, Puppet, deferring, started
 
-from trio_accel.actors import ActorContext, DeferredReply, Ref, System
+from trio_accel.actors import ActorContext, ActorSystem, DeferredReply, Ref
 
 Replies = list[DeferredReply[Any]]
 REFUSED = r"belongs to another thread or Trio run"
@@ -50,7 +50,7 @@ async def in_a_thread(call: Callable[[], object]) -> None:
 
 @pytest.mark.parametrize("elsewhere", [in_another_run, in_no_run])
 @pytest.mark.parametrize("verb", ["spawn", "open_supervisor", "ask", "stop", "wait_terminated"])
-async def test_what_is_awaited(system: System, puppet: Ref[Puppet], elsewhere: Any, verb: str) -> None:
+async def test_what_is_awaited(system: ActorSystem, puppet: Ref[Puppet], elsewhere: Any, verb: str) -> None:
     call: dict[str, Callable[[], Awaitable[object]]] = {
         "spawn": lambda: system.spawn(Puppet, name="other"),
         "open_supervisor": lambda: system.open_supervisor("other").__aenter__(),
@@ -63,13 +63,13 @@ async def test_what_is_awaited(system: System, puppet: Ref[Puppet], elsewhere: A
     assert await puppet.ask(Echo("alive")) == "alive"
 
 
-async def test_a_tell_in_another_run(system: System, puppet: Ref[Puppet]) -> None:
+async def test_a_tell_in_another_run(system: ActorSystem, puppet: Ref[Puppet]) -> None:
     await in_another_run(lambda: puppet.tell(Note("hello")))
     assert await puppet.ask(Echo("alive")) == "alive"
 
 
 @pytest.mark.parametrize("verb", ["spawn", "stop", "finish", "crash", "watch", "unwatch", "unstash_all"])
-async def test_the_context_of_an_actor(system: System, puppet: Ref[Puppet], verb: str) -> None:
+async def test_the_context_of_an_actor(system: ActorSystem, puppet: Ref[Puppet], verb: str) -> None:
     contexts: list[ActorContext] = []
 
     async def hand_out(actor: Puppet) -> None:

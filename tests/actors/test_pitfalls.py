@@ -38,6 +38,7 @@ import trio_accel.actors
 from trio_accel.actors import (
     ActorFailedError,
     ActorStoppedError,
+    ActorSystem,
     Backoff,
     DeferredReply,
     Directive,
@@ -45,7 +46,6 @@ from trio_accel.actors import (
     MailboxOptions,
     Policy,
     Ref,
-    System,
     SystemOptions,
     open_system,
 )
@@ -59,7 +59,7 @@ SOURCE = "\n".join(
 )
 
 
-async def test_1_a_child_s_error_is_data_and_does_not_cancel_the_shared_nursery(system: System) -> None:
+async def test_1_a_child_s_error_is_data_and_does_not_cancel_the_shared_nursery(system: ActorSystem) -> None:
     """Each cell turns failures into data; only escalation raises."""
     gate = Gate()
     failing = await system.spawn(Puppet, policy=AT_ONCE)
@@ -81,7 +81,7 @@ async def test_1_only_escalation_raises() -> None:
             await trio.sleep_forever()
 
 
-async def test_2_exception_groups_hide_no_types(system: System) -> None:
+async def test_2_exception_groups_hide_no_types(system: ActorSystem) -> None:
     """Directives and causes see through the groups of nurseries; strict groups stay on."""
     assert "strict_exception_groups" not in SOURCE
     ref = await system.spawn(Puppet, policy=Policy(directives={BoomError: Directive.RESUME}))
@@ -121,7 +121,7 @@ def test_3_a_group_that_holds_a_failure_and_an_exit_is_not_swallowed(fatal: type
     assert caught.group_contains(BoomError)
 
 
-async def test_3_a_group_that_holds_a_failure_and_cancelled_is_not_swallowed(system: System) -> None:
+async def test_3_a_group_that_holds_a_failure_and_cancelled_is_not_swallowed(system: ActorSystem) -> None:
     ref = await system.spawn(Puppet, name="puppet", policy=Policy(directives={BoomError: Directive.RESUME}))
 
     async def act(actor: Puppet) -> None:
@@ -165,7 +165,7 @@ async def test_4_a_restart_loop_ends_when_it_is_cancelled() -> None:
 
 
 async def test_5_cleanup_that_waits_is_bounded_and_then_quarantined(
-    system: System, autojump_clock: trio.testing.MockClock
+    system: ActorSystem, autojump_clock: trio.testing.MockClock
 ) -> None:
     """The deadline is the grace; what is held is not freed, but logged and counted."""
     release = trio.Event()
@@ -183,7 +183,7 @@ async def test_5_cleanup_that_waits_is_bounded_and_then_quarantined(
     await ref.wait_terminated()
 
 
-async def test_5_cleanup_that_is_cancelled_does_not_mask_the_real_error(system: System) -> None:
+async def test_5_cleanup_that_is_cancelled_does_not_mask_the_real_error(system: ActorSystem) -> None:
     async def end(actor: Puppet) -> None:
         await trio.sleep_forever()
 
@@ -198,7 +198,7 @@ async def test_5_cleanup_that_is_cancelled_does_not_mask_the_real_error(system: 
 
 @pytest.mark.parametrize("order", ["asker first", "actor first"])
 async def test_6_an_inner_scope_does_not_catch_cancelled_when_the_outer_is_cancelled_too(
-    system: System, puppet: Ref[Puppet], order: str
+    system: ActorSystem, puppet: Ref[Puppet], order: str
 ) -> None:
     """Every dequeued envelope is resolved once, whoever cancels."""
     gate = Gate()
@@ -211,7 +211,7 @@ async def test_6_an_inner_scope_does_not_catch_cancelled_when_the_outer_is_cance
     await puppet.wait_terminated()
 
 
-async def test_7_messages_can_be_withdrawn_and_are_kept_without_a_receiver(system: System) -> None:
+async def test_7_messages_can_be_withdrawn_and_are_kept_without_a_receiver(system: ActorSystem) -> None:
     """A memory channel that loses its last receiver drops them silently; this mailbox is the cell's."""
     assert "open_memory_channel" not in SOURCE
     ref = await system.spawn(Puppet, policy=AT_ONCE, mailbox=MailboxOptions(capacity=3))
@@ -231,7 +231,7 @@ async def test_7_messages_can_be_withdrawn_and_are_kept_without_a_receiver(syste
 
 
 @pytest.mark.parametrize("abandon", [False, True])
-async def test_8_no_stale_wake_up_reaches_a_later_wait(system: System, abandon: bool) -> None:
+async def test_8_no_stale_wake_up_reaches_a_later_wait(system: ActorSystem, abandon: bool) -> None:
     """An asker that has left is not rescheduled by the reply, nor by the death of the actor."""
     ref = await system.spawn(Puppet, policy=AT_ONCE)
     gate, later = Gate(), trio.Event()
@@ -262,7 +262,7 @@ async def test_8_no_stale_wake_up_reaches_a_later_wait(system: System, abandon: 
     assert log == ["woken by its own event"]
 
 
-async def test_9_siblings_end_in_reverse_start_order(system: System) -> None:
+async def test_9_siblings_end_in_reverse_start_order(system: ActorSystem) -> None:
     """That of a nursery is random."""
     log: list[str] = []
     async with system.open_supervisor("pool") as pool:
@@ -282,7 +282,7 @@ async def test_10_a_late_reply_to_an_abandoned_slot_does_nothing(puppet: Ref[Pup
     assert await puppet.ask(Echo("alive")) == "alive"
 
 
-async def test_10_the_death_of_a_cell_resolves_every_open_slot(system: System) -> None:
+async def test_10_the_death_of_a_cell_resolves_every_open_slot(system: ActorSystem) -> None:
     ref = await system.spawn(Puppet, mailbox=MailboxOptions(capacity=1, stash=1))
     gate = Gate()
 
@@ -301,7 +301,7 @@ async def test_10_the_death_of_a_cell_resolves_every_open_slot(system: System) -
     assert outcomes == [ActorFailedError, ActorStoppedError, ActorFailedError] + [ActorStoppedError] * 3
 
 
-async def test_11_no_exception_instance_is_shared_by_asker_and_supervisor(system: System) -> None:
+async def test_11_no_exception_instance_is_shared_by_asker_and_supervisor(system: ActorSystem) -> None:
     """Each asker has its own, and what it does to it stays with it."""
     ref = await system.spawn(Puppet, policy=Policy(directives={BoomError: Directive.STOP}))
     gate = Gate()
@@ -360,7 +360,7 @@ async def test_12_callbacks_from_threads_do_not_raise_and_are_not_needed(puppet:
     assert settled == [True, False]
 
 
-async def test_13_nothing_polls(system: System) -> None:
+async def test_13_nothing_polls(system: ActorSystem) -> None:
     """Short sleeps are long: an idle system has no deadline at all."""
     policy = Policy(backoff=Backoff(base=0.0))
     refs = [await system.spawn(Puppet, policy=policy) for _ in range(20)]

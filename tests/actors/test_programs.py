@@ -25,6 +25,7 @@ from trio_accel.actors import (
     ActorFailedError,
     ActorRestartingError,
     ActorStoppedError,
+    ActorSystem,
     Backoff,
     DeferredReply,
     Directive,
@@ -44,7 +45,6 @@ from trio_accel.actors import (
     Restart,
     Strategy,
     SupervisorScope,
-    System,
     handles,
     open_system,
 )
@@ -342,7 +342,7 @@ class Stage:
         self.events: list[object] = []
         self.nursery = nursery
 
-    async def run(self, system: System, program: list[Step]) -> None:
+    async def run(self, system: ActorSystem, program: list[Step]) -> None:
         system.subscribe(self.events.append)
         intensity = Intensity(10**6, 1.0)
         async with system.open_supervisor("f", strategy=self.family.strategy, intensity=intensity) as scope:
@@ -429,7 +429,7 @@ class Stage:
                 outcome = error
             story.end(outcome)
 
-    def check(self, system: System) -> None:
+    def check(self, system: ActorSystem) -> None:
         for story in self.stories:
             assert len(story.outcomes) == 1, story
         for life in self.lives:

@@ -248,7 +248,7 @@ class TestLastLook:
     def deferred(replies: list[ta.DeferredReply[str]], look: Callable[[], Any]) -> Act:
         async def act(actor: Doer) -> ta.DeferredReply[str]:
             replies.append(actor.context.defer())
-            assert replies[-1].look_last(look)
+            assert replies[-1].poll_once_more(look)
             return replies[-1]
 
         return act
@@ -287,7 +287,7 @@ class TestLastLook:
 
         async def act(actor: Doer) -> ta.DeferredReply[str]:
             reply: ta.DeferredReply[str] = actor.context.defer()
-            assert reply.look_last(lambda: next(looks))
+            assert reply.poll_once_more(lambda: next(looks))
             reply.set("there")
             return reply
 
@@ -311,7 +311,7 @@ class TestLastLook:
 
         async def act(actor: Doer) -> ta.DeferredReply[str]:
             replies.append(actor.context.defer(on_cancel=unwind))
-            assert replies[0].look_last(look)
+            assert replies[0].poll_once_more(look)
             scope.cancel()
             return replies[0]
 
@@ -326,7 +326,7 @@ class TestLastLook:
 
         async def act(actor: Doer) -> ta.DeferredReply[str]:
             reply: ta.DeferredReply[str] = actor.context.defer()
-            looked.append(reply.look_last(lambda: None))
+            looked.append(reply.poll_once_more(lambda: None))
             reply.set("at once")
             return reply
 

@@ -32,11 +32,11 @@ from trio_accel.actors import (
     ActorError,
     ActorFailedError,
     ActorStoppedError,
+    ActorSystem,
     DeferredReply,
     MailboxOptions,
     Overflow,
     Ref,
-    System,
     open_system,
 )
 
@@ -164,7 +164,7 @@ async def test_two_things_at_once_leave_one_outcome(place: str, steps: tuple[str
 
 
 @pytest.mark.parametrize("pause", range(6))
-async def test_a_stop_at_each_step_of_a_restart(system: System, pause: int) -> None:
+async def test_a_stop_at_each_step_of_a_restart(system: ActorSystem, pause: int) -> None:
     ref = await system.spawn(Puppet, policy=AT_ONCE)
     async with trio.open_nursery() as nursery:
         crashing = start_ask(nursery, ref, Crash())
@@ -178,7 +178,7 @@ async def test_a_stop_at_each_step_of_a_restart(system: System, pause: int) -> N
 
 
 @pytest.mark.parametrize("pause", range(8))
-async def test_a_cancellation_at_each_step_of_a_spawn(system: System, pause: int) -> None:
+async def test_a_cancellation_at_each_step_of_a_spawn(system: ActorSystem, pause: int) -> None:
     log: list[str] = []
 
     async def start(actor: Puppet) -> None:
@@ -203,7 +203,7 @@ async def test_a_cancellation_at_each_step_of_a_spawn(system: System, pause: int
 
 
 @pytest.mark.parametrize("pause", range(10))
-async def test_a_cancellation_at_each_step_of_a_supervisor_s_body(system: System, pause: int) -> None:
+async def test_a_cancellation_at_each_step_of_a_supervisor_s_body(system: ActorSystem, pause: int) -> None:
     async def run() -> None:
         with scope:
             async with system.open_supervisor("pool") as pool:
@@ -222,7 +222,7 @@ async def test_a_cancellation_at_each_step_of_a_supervisor_s_body(system: System
 
 
 @pytest.mark.parametrize("pause", range(8))
-async def test_a_crash_at_each_step_of_a_stop(system: System, pause: int) -> None:
+async def test_a_crash_at_each_step_of_a_stop(system: ActorSystem, pause: int) -> None:
     children: list[Ref[Puppet]] = []
 
     async def start(actor: Puppet) -> None:
@@ -242,7 +242,9 @@ async def test_a_crash_at_each_step_of_a_stop(system: System, pause: int) -> Non
 
 
 @pytest.mark.parametrize("overflow", list(Overflow))
-async def test_many_askers_of_a_mailbox_of_one_with_cancellations(system: System, overflow: Overflow) -> None:
+async def test_many_askers_of_a_mailbox_of_one_with_cancellations(
+    system: ActorSystem, overflow: Overflow
+) -> None:
     options = MailboxOptions(capacity=1, overflow=overflow)
     ref = await system.spawn(Puppet, policy=AT_ONCE, mailbox=options)
     askers: list[Asker] = []
@@ -263,7 +265,7 @@ async def test_many_askers_of_a_mailbox_of_one_with_cancellations(system: System
     assert await ref.ask(Echo("alive")) == "alive"
 
 
-async def test_an_observer_that_cancels_the_asker_at_each_event(system: System) -> None:
+async def test_an_observer_that_cancels_the_asker_at_each_event(system: ActorSystem) -> None:
     ref = await system.spawn(Puppet, policy=AT_ONCE)
     gate = Gate()
     async with trio.open_nursery() as nursery:
@@ -287,7 +289,7 @@ async def test_a_reply_from_the_hook_of_its_own_cancellation(puppet: Ref[Puppet]
     assert asker.outcome == "just in time"
 
 
-async def test_the_supervisor_fails_while_its_parent_is_stopped(system: System) -> None:
+async def test_the_supervisor_fails_while_its_parent_is_stopped(system: ActorSystem) -> None:
     from trio_accel.actors import Directive, Policy
 
     children: list[Ref[Puppet]] = []
@@ -319,7 +321,7 @@ async def test_the_supervisor_fails_while_its_parent_is_stopped(system: System) 
 
 
 async def test_a_handler_that_swallows_every_cancellation_is_cancelled_once_more_by_each(
-    system: System,
+    system: ActorSystem,
 ) -> None:
     """A handler may refuse its asker, but the actor then goes on with the next message."""
     ref = await system.spawn(Puppet)
@@ -347,7 +349,7 @@ async def test_a_handler_that_swallows_every_cancellation_is_cancelled_once_more
     assert await ref.ask(Echo("next")) == "next"
 
 
-async def test_an_error_that_cannot_be_printed_reaches_its_asker(system: System) -> None:
+async def test_an_error_that_cannot_be_printed_reaches_its_asker(system: ActorSystem) -> None:
     class UnprintableError(Exception):
         def __str__(self) -> str:
             raise RuntimeError("no text")

@@ -26,6 +26,7 @@ from trio_accel.actors import (
     ActorFailedError,
     ActorRestarted,
     ActorStarted,
+    ActorSystem,
     ActorTerminated,
     Directive,
     Intensity,
@@ -33,7 +34,6 @@ from trio_accel.actors import (
     Ref,
     Restart,
     RestartInfo,
-    System,
     SystemOptions,
     open_system,
 )
@@ -42,7 +42,7 @@ wait = trio.testing.wait_all_tasks_blocked
 
 
 async def test_the_next_incarnation_is_fresh_and_made_with_the_same_arguments(
-    system: System, events: Events
+    system: ActorSystem, events: Events
 ) -> None:
     log: list[str] = []
     ref = await system.spawn(Puppet, log, name="puppet", policy=AT_ONCE)
@@ -53,7 +53,7 @@ async def test_the_next_incarnation_is_fresh_and_made_with_the_same_arguments(
     assert [event.incarnation for event in events.of(ActorStarted)] == [0, 1]
 
 
-async def test_the_context_tells_the_number_and_the_previous_error(system: System) -> None:
+async def test_the_context_tells_the_number_and_the_previous_error(system: ActorSystem) -> None:
     infos: list[RestartInfo] = []
     paths: list[str] = []
 
@@ -74,7 +74,7 @@ async def test_the_context_tells_the_number_and_the_previous_error(system: Syste
     assert paths == ["s/puppet"] * 3
 
 
-async def test_siblings_are_untouched(system: System) -> None:
+async def test_siblings_are_untouched(system: ActorSystem) -> None:
     ref = await system.spawn(Puppet, policy=AT_ONCE)
     sibling = await system.spawn(Puppet)
     await sibling.ask(Count())
@@ -84,7 +84,7 @@ async def test_siblings_are_untouched(system: System) -> None:
 
 
 @pytest.mark.parametrize("restart", list(Restart))
-async def test_after_a_failure(system: System, restart: Restart) -> None:
+async def test_after_a_failure(system: ActorSystem, restart: Restart) -> None:
     ref = await system.spawn(Puppet, restart=restart, policy=AT_ONCE, name="puppet")
     error = BoomError()
     await crash(ref, error)
@@ -98,7 +98,7 @@ async def test_after_a_failure(system: System, restart: Restart) -> None:
 
 
 async def test_a_child_that_fails_when_it_starts_again_counts_as_another_failure(
-    system: System, events: Events
+    system: ActorSystem, events: Events
 ) -> None:
     starts: list[int] = []
 
@@ -115,7 +115,7 @@ async def test_a_child_that_fails_when_it_starts_again_counts_as_another_failure
     assert [event.incarnation for event in events.of(ActorStarted)] == [0, 3]
 
 
-async def test_the_constructor_may_fail_at_a_restart(system: System) -> None:
+async def test_the_constructor_may_fail_at_a_restart(system: ActorSystem) -> None:
     class Once(Puppet):
         made = 0
 
@@ -130,7 +130,7 @@ async def test_the_constructor_may_fail_at_a_restart(system: System) -> None:
     assert await ref.ask(Number()) == 2
 
 
-async def test_a_failure_at_the_first_start_is_raised_from_spawn(system: System, events: Events) -> None:
+async def test_a_failure_at_the_first_start_is_raised_from_spawn(system: ActorSystem, events: Events) -> None:
     error = ValueError("cannot start")
 
     async def start(actor: Puppet) -> None:
@@ -144,7 +144,7 @@ async def test_a_failure_at_the_first_start_is_raised_from_spawn(system: System,
     assert await (await system.spawn(Puppet, name="puppet")).ask(Number()) == 0
 
 
-async def test_a_failure_in_the_end_of_the_lifespan_is_a_crash(system: System) -> None:
+async def test_a_failure_in_the_end_of_the_lifespan_is_a_crash(system: ActorSystem) -> None:
     async def end(actor: Puppet) -> None:
         if actor.context.restart.number == 0:
             raise ValueError("cannot end")
@@ -157,7 +157,7 @@ async def test_a_failure_in_the_end_of_the_lifespan_is_a_crash(system: System) -
 
 
 async def test_a_failure_in_the_end_of_the_lifespan_at_a_stop_is_logged_and_stops_all_the_same(
-    system: System, caplog: pytest.LogCaptureFixture
+    system: ActorSystem, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def end(actor: Puppet) -> None:
         raise ValueError("cannot end")
@@ -170,7 +170,7 @@ async def test_a_failure_in_the_end_of_the_lifespan_at_a_stop_is_logged_and_stop
 
 @pytest.mark.parametrize("restart", [Restart.PERMANENT, Restart.TRANSIENT])
 async def test_a_lifespan_that_swallows_the_crash_makes_it_a_normal_end(
-    system: System, restart: Restart
+    system: ActorSystem, restart: Restart
 ) -> None:
     from contextlib import asynccontextmanager, suppress
 
@@ -189,7 +189,7 @@ async def test_a_lifespan_that_swallows_the_crash_makes_it_a_normal_end(
         assert (ended.reason, ended.error) == ("it ended by itself", None)
 
 
-async def test_a_lifespan_may_call_the_inherited_one(system: System) -> None:
+async def test_a_lifespan_may_call_the_inherited_one(system: ActorSystem) -> None:
     from contextlib import asynccontextmanager
 
     from trio_accel.actors import Actor
@@ -211,7 +211,7 @@ async def test_a_lifespan_may_call_the_inherited_one(system: System) -> None:
 # Directives
 
 
-async def test_the_most_specific_class_wins(system: System) -> None:
+async def test_the_most_specific_class_wins(system: ActorSystem) -> None:
     policy = Policy(
         directives={
             Exception: Directive.STOP,
@@ -230,7 +230,7 @@ async def test_the_most_specific_class_wins(system: System) -> None:
     assert (await ref.wait_terminated()).reason == "it failed: ValueError: stop"
 
 
-async def test_anything_else_restarts(system: System) -> None:
+async def test_anything_else_restarts(system: ActorSystem) -> None:
     policy = Policy(directives={KeyError: Directive.STOP}, backoff=AT_ONCE.backoff)
     ref = await system.spawn(Puppet, policy=policy)
     await crash(ref, LookupError())
@@ -260,7 +260,7 @@ def test_groups_are_looked_into_and_the_most_severe_wins(
     assert policy.directive_for(ExceptionGroup("outer", errors)) is directive
 
 
-async def test_a_group_of_which_all_members_resume_is_a_reply(system: System) -> None:
+async def test_a_group_of_which_all_members_resume_is_a_reply(system: ActorSystem) -> None:
     ref = await system.spawn(Puppet, policy=Policy(directives={KeyError: Directive.RESUME}))
     with raises_group() as caught:
         await ref.ask(Crash(ExceptionGroup("two", [KeyError("a"), KeyError("b")])))
@@ -268,7 +268,9 @@ async def test_a_group_of_which_all_members_resume_is_a_reply(system: System) ->
     assert await ref.ask(Number()) == 0
 
 
-async def test_the_handler_s_nursery_wraps_its_failure_and_the_directive_finds_it(system: System) -> None:
+async def test_the_handler_s_nursery_wraps_its_failure_and_the_directive_finds_it(
+    system: ActorSystem,
+) -> None:
     ref = await system.spawn(Puppet, policy=Policy(directives={KeyError: Directive.STOP}))
 
     async def act(actor: Puppet) -> None:
@@ -285,7 +287,7 @@ async def test_the_handler_s_nursery_wraps_its_failure_and_the_directive_finds_i
     assert isinstance(ended.error, KeyError)
 
 
-async def test_stop_ends_it_for_good(system: System, events: Events) -> None:
+async def test_stop_ends_it_for_good(system: ActorSystem, events: Events) -> None:
     ref = await system.spawn(Puppet, policy=Policy(directives={BoomError: Directive.STOP}), name="puppet")
     await crash(ref)
     ended = await ref.wait_terminated()
@@ -316,7 +318,7 @@ async def test_escalate_fails_the_supervisor() -> None:
     assert (await ref.wait_terminated()).error is error
 
 
-async def test_escalate_crashes_the_parent_which_is_restarted_with_its_children(system: System) -> None:
+async def test_escalate_crashes_the_parent_which_is_restarted_with_its_children(system: ActorSystem) -> None:
     log: list[str] = []
 
     async def start(actor: Puppet) -> None:
@@ -407,7 +409,7 @@ async def test_what_is_not_restarted_does_not_count() -> None:
         assert await (await system.spawn(Puppet)).ask(Number()) == 0
 
 
-async def test_the_children_of_an_actor_have_their_own_intensity(system: System) -> None:
+async def test_the_children_of_an_actor_have_their_own_intensity(system: ActorSystem) -> None:
     policy = Policy(intensity=Intensity(1, 5.0), backoff=AT_ONCE.backoff)
     children: list[Ref[Puppet]] = []
 
@@ -424,7 +426,7 @@ async def test_the_children_of_an_actor_have_their_own_intensity(system: System)
     assert await children[1].ask(Number()) == 0
 
 
-async def test_a_crash_that_is_asked_for_from_beside(system: System) -> None:
+async def test_a_crash_that_is_asked_for_from_beside(system: ActorSystem) -> None:
     ref = await system.spawn(Puppet, policy=AT_ONCE, name="puppet")
     contexts: list[ActorContext] = []
     gate = Gate()
@@ -450,7 +452,7 @@ async def test_a_crash_that_is_asked_for_from_beside(system: System) -> None:
     assert await ref.ask(Number()) == 1
 
 
-async def test_a_crash_from_beside_wakes_an_idle_actor(system: System) -> None:
+async def test_a_crash_from_beside_wakes_an_idle_actor(system: ActorSystem) -> None:
     ref = await system.spawn(Puppet, policy=AT_ONCE)
     contexts: list[ActorContext] = []
 
@@ -465,7 +467,7 @@ async def test_a_crash_from_beside_wakes_an_idle_actor(system: System) -> None:
 
 
 async def test_a_crash_from_beside_of_an_actor_that_stops_is_void(
-    system: System, puppet: Ref[Puppet]
+    system: ActorSystem, puppet: Ref[Puppet]
 ) -> None:
     async def act(actor: Puppet) -> str:
         actor.context.stop()

@@ -9,12 +9,12 @@ import trio
 import trio.testing
 from sample_actors import AT_ONCE, Do, Echo, Events, Gate, Number, Puppet, crash, shielded
 
-from trio_accel.actors import Policy, System, open_system
+from trio_accel.actors import ActorSystem, Policy, open_system
 
 wait = trio.testing.wait_all_tasks_blocked
 
 
-async def test_spawn_during_stop_is_refused(system: System) -> None:
+async def test_spawn_during_stop_is_refused(system: ActorSystem) -> None:
     caught: list[RuntimeError] = []
 
     async def end(actor: Puppet) -> None:
@@ -31,7 +31,7 @@ async def test_spawn_during_stop_is_refused(system: System) -> None:
     assert str(caught[0]) == "spawn: s/p is stopping and starts no 'late'"
 
 
-async def test_spawn_by_an_incarnation_that_has_ended_is_refused(system: System) -> None:
+async def test_spawn_by_an_incarnation_that_has_ended_is_refused(system: ActorSystem) -> None:
     contexts: list[Any] = []
 
     async def act(actor: Puppet) -> None:
@@ -48,7 +48,7 @@ async def test_spawn_by_an_incarnation_that_has_ended_is_refused(system: System)
         await contexts[0].spawn(Puppet)
 
 
-async def test_spawn_cancelled_during_the_start_leaves_nothing(system: System) -> None:
+async def test_spawn_cancelled_during_the_start_leaves_nothing(system: ActorSystem) -> None:
     gate, cleanup = Gate(), Gate()
 
     async def start(actor: Puppet) -> None:
@@ -77,7 +77,7 @@ async def test_spawn_cancelled_during_the_start_leaves_nothing(system: System) -
     assert system.tree().children == ()
 
 
-async def test_spawn_cancelled_before_the_start_leaves_nothing(system: System, events: Events) -> None:
+async def test_spawn_cancelled_before_the_start_leaves_nothing(system: ActorSystem, events: Events) -> None:
     gate = Gate()
     with trio.CancelScope() as scope:
         scope.cancel()
@@ -87,7 +87,7 @@ async def test_spawn_cancelled_before_the_start_leaves_nothing(system: System, e
     assert gate.ended in (None, "Cancelled")
 
 
-async def test_spawn_stopped_during_the_start_says_so(system: System) -> None:
+async def test_spawn_stopped_during_the_start_says_so(system: ActorSystem) -> None:
     gate = Gate()
     caught: list[BaseException] = []
 
@@ -108,7 +108,7 @@ async def test_a_system_that_closes_during_a_start_ends_it(autojump_clock: trio.
     gate = Gate()
     caught: list[BaseException] = []
 
-    async def spawn(system: System) -> None:
+    async def spawn(system: ActorSystem) -> None:
         try:
             await system.spawn(Puppet, None, gate, policy=Policy(grace=1.0))
         except RuntimeError as error:
@@ -121,7 +121,7 @@ async def test_a_system_that_closes_during_a_start_ends_it(autojump_clock: trio.
     assert len(caught) == 1
 
 
-async def test_names_are_free_again_after_the_end(system: System) -> None:
+async def test_names_are_free_again_after_the_end(system: ActorSystem) -> None:
     for _ in range(3):
         ref = await system.spawn(Puppet, name="puppet")
         assert ref.path == "s/puppet"
@@ -131,7 +131,7 @@ async def test_names_are_free_again_after_the_end(system: System) -> None:
             system.tree().find("s/puppet")
 
 
-async def test_names_are_made_from_the_class_and_skip_those_taken(system: System) -> None:
+async def test_names_are_made_from_the_class_and_skip_those_taken(system: ActorSystem) -> None:
     await system.spawn(Puppet, name="puppet-1")
     first = await system.spawn(Puppet)
     second = await system.spawn(Puppet)

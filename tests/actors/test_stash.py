@@ -24,6 +24,7 @@ from trio_accel.actors import (
     Actor,
     ActorFailedError,
     ActorStoppedError,
+    ActorSystem,
     MailboxFullError,
     MailboxOptions,
     Message,
@@ -34,7 +35,6 @@ from trio_accel.actors import (
     MessageStarted,
     Ref,
     Request,
-    System,
     handles,
 )
 
@@ -118,13 +118,15 @@ class Door(Actor):
         self.context.unstash_all()
 
 
-async def spawn(system: System, *, stash: int = 64, capacity: int = 64) -> tuple[Ref[Door], Gate, list[str]]:
+async def spawn(
+    system: ActorSystem, *, stash: int = 64, capacity: int = 64
+) -> tuple[Ref[Door], Gate, list[str]]:
     gate, served = Gate(), []
     options = MailboxOptions(stash=stash, capacity=capacity)
     return await system.spawn(Door, gate, served, name="door", mailbox=options, policy=AT_ONCE), gate, served
 
 
-async def test_the_asker_of_a_stashed_request_waits_until_it_is_served(system: System) -> None:
+async def test_the_asker_of_a_stashed_request_waits_until_it_is_served(system: ActorSystem) -> None:
     door, _, _ = await spawn(system)
     async with trio.open_nursery() as nursery:
         first = await started(nursery, door, Read())
@@ -137,7 +139,7 @@ async def test_the_asker_of_a_stashed_request_waits_until_it_is_served(system: S
     assert system.tree().find("s/door").stashed == 0
 
 
-async def test_what_was_stashed_goes_before_the_queue_and_over_its_capacity(system: System) -> None:
+async def test_what_was_stashed_goes_before_the_queue_and_over_its_capacity(system: ActorSystem) -> None:
     door, _, served = await spawn(system, capacity=1)
     async with trio.open_nursery() as nursery:
         for message in (Read(), Jot(), Read()):
@@ -148,7 +150,7 @@ async def test_what_was_stashed_goes_before_the_queue_and_over_its_capacity(syst
     assert served == ["Read", "Jot", "Read"]
 
 
-async def test_served_counts_a_stashed_message_once(system: System) -> None:
+async def test_served_counts_a_stashed_message_once(system: ActorSystem) -> None:
     door, _, _ = await spawn(system)
     async with trio.open_nursery() as nursery:
         await started(nursery, door, Read())
@@ -157,7 +159,9 @@ async def test_served_counts_a_stashed_message_once(system: System) -> None:
     assert system.tree().find("s/door").handled == 2
 
 
-async def test_observers_see_a_stashed_request_begin_and_end_once(system: System, events: Events) -> None:
+async def test_observers_see_a_stashed_request_begin_and_end_once(
+    system: ActorSystem, events: Events
+) -> None:
     door, _, _ = await spawn(system)
     async with trio.open_nursery() as nursery:
         await started(nursery, door, Read())
@@ -171,7 +175,7 @@ async def test_observers_see_a_stashed_request_begin_and_end_once(system: System
     ]
 
 
-async def test_a_restart_puts_what_was_stashed_back(system: System) -> None:
+async def test_a_restart_puts_what_was_stashed_back(system: ActorSystem) -> None:
     door, _, served = await spawn(system)
     async with trio.open_nursery() as nursery:
         reading = await started(nursery, door, Read())
@@ -186,7 +190,7 @@ async def test_a_restart_puts_what_was_stashed_back(system: System) -> None:
 
 
 async def test_a_message_that_was_stashed_by_a_handler_that_crashes_is_not_served_again(
-    system: System,
+    system: ActorSystem,
 ) -> None:
     door, _, _ = await spawn(system)
     async with trio.open_nursery() as nursery:
@@ -197,7 +201,7 @@ async def test_a_message_that_was_stashed_by_a_handler_that_crashes_is_not_serve
     assert (node.restarts, node.stashed, node.mailbox_depth) == (1, 0, 0)
 
 
-async def test_the_end_refuses_what_was_stashed(system: System, events: Events) -> None:
+async def test_the_end_refuses_what_was_stashed(system: ActorSystem, events: Events) -> None:
     door, _, _ = await spawn(system)
     async with trio.open_nursery() as nursery:
         reading = await started(nursery, door, Read())
@@ -207,7 +211,7 @@ async def test_the_end_refuses_what_was_stashed(system: System, events: Events) 
 
 
 async def test_a_stashed_request_is_withdrawn_when_its_asker_is_cancelled(
-    system: System, events: Events
+    system: ActorSystem, events: Events
 ) -> None:
     door, _, served = await spawn(system)
     async with trio.open_nursery() as nursery:
@@ -222,7 +226,7 @@ async def test_a_stashed_request_is_withdrawn_when_its_asker_is_cancelled(
     assert [event.message_type for event in events.of(MessageCompleted)] == ["Open"]
 
 
-async def test_cancelled_while_its_handler_goes_on_after_the_stash(system: System) -> None:
+async def test_cancelled_while_its_handler_goes_on_after_the_stash(system: ActorSystem) -> None:
     door, gate, served = await spawn(system)
     async with trio.open_nursery() as nursery:
         lingering = await started(nursery, door, Linger())
@@ -234,7 +238,7 @@ async def test_cancelled_while_its_handler_goes_on_after_the_stash(system: Syste
     assert served == []
 
 
-async def test_cancelled_while_its_handler_goes_on_regardless_after_the_stash(system: System) -> None:
+async def test_cancelled_while_its_handler_goes_on_regardless_after_the_stash(system: ActorSystem) -> None:
     ref = await system.spawn(Puppet, name="puppet")
     gate = Gate()
 
@@ -254,7 +258,7 @@ async def test_cancelled_while_its_handler_goes_on_regardless_after_the_stash(sy
     assert system.tree().find("s/puppet").stashed == 0
 
 
-async def test_unstash_all_from_beside_wakes_an_idle_actor(system: System) -> None:
+async def test_unstash_all_from_beside_wakes_an_idle_actor(system: ActorSystem) -> None:
     door, _, served = await spawn(system)
     async with trio.open_nursery() as nursery:
         reading = await started(nursery, door, Read())
@@ -265,7 +269,7 @@ async def test_unstash_all_from_beside_wakes_an_idle_actor(system: System) -> No
     assert served == ["Read", "Read"]
 
 
-async def test_a_handler_that_goes_on_after_the_stash_has_its_message_for_itself(system: System) -> None:
+async def test_a_handler_that_goes_on_after_the_stash_has_its_message_for_itself(system: ActorSystem) -> None:
     ref = await system.spawn(Puppet, name="puppet")
     gate = Gate()
     runs: list[int] = []
@@ -295,7 +299,7 @@ async def test_a_handler_that_goes_on_after_the_stash_has_its_message_for_itself
     assert runs == [0, 1]
 
 
-async def test_the_stash_is_bounded(system: System) -> None:
+async def test_the_stash_is_bounded(system: ActorSystem) -> None:
     door, _, _ = await spawn(system, stash=1)
     async with trio.open_nursery() as nursery:
         first = await started(nursery, door, Read())
@@ -310,7 +314,7 @@ async def test_the_stash_is_bounded(system: System) -> None:
     assert first.outcome == "read 1"
 
 
-async def test_the_stash_is_bounded_for_handlers_that_run_beside_each_other(system: System) -> None:
+async def test_the_stash_is_bounded_for_handlers_that_run_beside_each_other(system: ActorSystem) -> None:
     options = MailboxOptions(stash=1)
     ref = await system.spawn(Puppet, name="puppet", mailbox=options, policy=AT_ONCE)
     gates = [Gate(), Gate()]
@@ -338,7 +342,7 @@ async def test_the_stash_is_bounded_for_handlers_that_run_beside_each_other(syst
         await ref.stop()
 
 
-async def test_only_the_message_being_served_can_be_stashed(system: System, puppet: Ref[Puppet]) -> None:
+async def test_only_the_message_being_served_can_be_stashed(system: ActorSystem, puppet: Ref[Puppet]) -> None:
     caught: list[RuntimeError] = []
 
     async def act(actor: Puppet) -> None:
@@ -353,7 +357,9 @@ async def test_only_the_message_being_served_can_be_stashed(system: System, pupp
     )
 
 
-async def test_a_message_cannot_be_stashed_twice_nor_after_defer(system: System, puppet: Ref[Puppet]) -> None:
+async def test_a_message_cannot_be_stashed_twice_nor_after_defer(
+    system: ActorSystem, puppet: Ref[Puppet]
+) -> None:
     async def twice(actor: Puppet) -> None:
         actor.context.stash(first)
         with pytest.raises(RuntimeError, match="is not serving"):
@@ -376,7 +382,7 @@ async def test_a_message_cannot_be_stashed_twice_nor_after_defer(system: System,
         await puppet.stop()
 
 
-async def test_unstash_all_of_nothing_does_nothing(system: System, puppet: Ref[Puppet]) -> None:
+async def test_unstash_all_of_nothing_does_nothing(system: ActorSystem, puppet: Ref[Puppet]) -> None:
     async def act(actor: Puppet) -> None:
         actor.context.unstash_all()
 
@@ -384,7 +390,7 @@ async def test_unstash_all_of_nothing_does_nothing(system: System, puppet: Ref[P
     assert system.tree().find("s/puppet").mailbox_depth == 0
 
 
-async def test_the_message_outside_a_handler_cannot_be_stashed(system: System) -> None:
+async def test_the_message_outside_a_handler_cannot_be_stashed(system: ActorSystem) -> None:
     async def start(actor: Puppet) -> None:
         actor.context.stash(Note("x"))
 
@@ -392,7 +398,7 @@ async def test_the_message_outside_a_handler_cannot_be_stashed(system: System) -
         await system.spawn(Puppet, None, start)
 
 
-async def test_a_told_message_can_be_stashed(system: System) -> None:
+async def test_a_told_message_can_be_stashed(system: ActorSystem) -> None:
     puppet = await system.spawn(Puppet, name="puppet", policy=AT_ONCE)
     runs: list[int] = []
 

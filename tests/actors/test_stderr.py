@@ -13,7 +13,7 @@ import pytest
 import trio.testing
 from sample_actors import AT_ONCE, BoomError, Do, Events, Gate, Note, Number, Puppet, Run, RunGrouped, crash
 
-from trio_accel.actors import ActorFailedError, Directive, Event, Policy, Ref, System
+from trio_accel.actors import ActorFailedError, ActorSystem, Directive, Event, Policy, Ref
 from trio_accel.actors._errors import StderrUnlessConfigured
 
 wait = trio.testing.wait_all_tasks_blocked
@@ -36,7 +36,7 @@ async def unconfigured(monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[None, 
 
 
 @pytest.fixture
-async def quick_puppet(system: System) -> Ref[Puppet]:
+async def quick_puppet(system: ActorSystem) -> Ref[Puppet]:
     return await system.spawn(Puppet, name="puppet", policy=AT_ONCE)
 
 
@@ -60,7 +60,7 @@ async def test_a_told_message_that_crashes_its_actor_is_one_line(
 
 
 async def test_a_told_message_whose_error_the_policy_lets_pass_is_one_too(
-    system: System, capsys: pytest.CaptureFixture[str], unconfigured: None
+    system: ActorSystem, capsys: pytest.CaptureFixture[str], unconfigured: None
 ) -> None:
     ref = await system.spawn(Puppet, name="puppet", policy=Policy(directives={BoomError: Directive.RESUME}))
     await ref.tell(Run(boom))
@@ -69,7 +69,7 @@ async def test_a_told_message_whose_error_the_policy_lets_pass_is_one_too(
 
 
 async def test_an_asker_has_the_error_itself(
-    system: System, quick_puppet: Ref[Puppet], capsys: pytest.CaptureFixture[str], unconfigured: None
+    system: ActorSystem, quick_puppet: Ref[Puppet], capsys: pytest.CaptureFixture[str], unconfigured: None
 ) -> None:
     await crash(quick_puppet)
     gate = Gate()
@@ -84,7 +84,7 @@ async def test_an_asker_has_the_error_itself(
 
 
 async def test_an_error_of_an_observer_is_told_with_its_text(
-    system: System, puppet: Ref[Puppet], capsys: pytest.CaptureFixture[str], unconfigured: None
+    system: ActorSystem, puppet: Ref[Puppet], capsys: pytest.CaptureFixture[str], unconfigured: None
 ) -> None:
     def observer(event: Event) -> None:
         raise ValueError("of the observer")

@@ -35,13 +35,13 @@ from trio_accel.actors import (
     ActorFailedError,
     ActorStarted,
     ActorStoppedError,
+    ActorSystem,
     ActorTerminated,
     Backoff,
     MailboxOptions,
     MessageDropped,
     Policy,
     Ref,
-    System,
     Terminated,
     open_system,
 )
@@ -50,7 +50,7 @@ wait = trio.testing.wait_all_tasks_blocked
 
 
 async def test_stop_finishes_the_message_being_served_and_refuses_the_rest(
-    system: System, puppet: Ref[Puppet], events: Events
+    system: ActorSystem, puppet: Ref[Puppet], events: Events
 ) -> None:
     gate = Gate()
     async with trio.open_nursery() as nursery:
@@ -85,7 +85,7 @@ async def test_stop_twice_and_after_the_end(puppet: Ref[Puppet]) -> None:
     assert puppet.is_terminated
 
 
-async def test_drain_serves_what_is_queued_and_waiting_first(system: System) -> None:
+async def test_drain_serves_what_is_queued_and_waiting_first(system: ActorSystem) -> None:
     ref = await system.spawn(Puppet, mailbox=MailboxOptions(capacity=2))
     gate = Gate()
     async with trio.open_nursery() as nursery:
@@ -121,7 +121,7 @@ async def test_a_stop_without_drain_overrides_a_drain(puppet: Ref[Puppet]) -> No
 
 
 async def test_a_crash_while_draining_ends_it_and_refuses_the_rest(
-    system: System, puppet: Ref[Puppet]
+    system: ActorSystem, puppet: Ref[Puppet]
 ) -> None:
     gate = Gate()
 
@@ -141,7 +141,7 @@ async def test_a_crash_while_draining_ends_it_and_refuses_the_rest(
 
 
 async def test_after_its_grace_it_is_cancelled(
-    system: System, autojump_clock: trio.testing.MockClock
+    system: ActorSystem, autojump_clock: trio.testing.MockClock
 ) -> None:
     ref = await system.spawn(Puppet, name="puppet", policy=Policy(grace=3.0))
     gate = Gate()
@@ -157,7 +157,7 @@ async def test_after_its_grace_it_is_cancelled(
     assert system.quarantined == 0
 
 
-async def test_an_infinite_grace_waits(system: System, autojump_clock: trio.testing.MockClock) -> None:
+async def test_an_infinite_grace_waits(system: ActorSystem, autojump_clock: trio.testing.MockClock) -> None:
     ref = await system.spawn(Puppet, policy=Policy(grace=float("inf")))
 
     async def act(actor: Puppet) -> str:
@@ -170,7 +170,9 @@ async def test_an_infinite_grace_waits(system: System, autojump_clock: trio.test
     assert running.outcome == "done"
 
 
-async def test_a_grace_of_0_cancels_at_once(system: System, autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_grace_of_0_cancels_at_once(
+    system: ActorSystem, autojump_clock: trio.testing.MockClock
+) -> None:
     ref = await system.spawn(Puppet, policy=Policy(grace=0.0))
     gate = Gate()
     async with trio.open_nursery() as nursery:
@@ -181,7 +183,7 @@ async def test_a_grace_of_0_cancels_at_once(system: System, autojump_clock: trio
 
 
 async def test_what_does_not_end_is_given_up_logged_counted_and_shown(
-    system: System, autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+    system: ActorSystem, autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     ref = await system.spawn(Puppet, name="puppet", policy=Policy(grace=2.0))
     gate = Gate()
@@ -238,7 +240,7 @@ async def test_the_end_of_the_system_waits_for_what_was_given_up(
 
 
 async def test_what_was_given_up_does_not_come_back_as_running(
-    system: System, autojump_clock: trio.testing.MockClock
+    system: ActorSystem, autojump_clock: trio.testing.MockClock
 ) -> None:
     """It is stuck in its start, and gets through in the end."""
     gate = Gate()
@@ -289,7 +291,7 @@ async def test_an_actor_cannot_wait_for_its_own_end(puppet: Ref[Puppet]) -> None
 
 
 async def test_a_child_that_stops_its_parent_is_bounded_by_its_grace(
-    system: System, autojump_clock: trio.testing.MockClock
+    system: ActorSystem, autojump_clock: trio.testing.MockClock
 ) -> None:
     children: list[Ref[Puppet]] = []
 
@@ -305,7 +307,7 @@ async def test_a_child_that_stops_its_parent_is_bounded_by_its_grace(
 
 
 async def test_cancel_ends_it_now_with_the_reason(
-    system: System, puppet: Ref[Puppet], events: Events
+    system: ActorSystem, puppet: Ref[Puppet], events: Events
 ) -> None:
     gate = Gate()
     async with trio.open_nursery() as nursery:
@@ -330,7 +332,9 @@ async def test_cancel_of_a_permanent_actor_restarts_nothing(puppet: Ref[Puppet],
     assert len(events.of(ActorStarted)) == 1
 
 
-async def test_cancel_during_the_back_off(system: System, autojump_clock: trio.testing.MockClock) -> None:
+async def test_cancel_during_the_back_off(
+    system: ActorSystem, autojump_clock: trio.testing.MockClock
+) -> None:
     ref = await system.spawn(Puppet, policy=Policy(backoff=Backoff(initial=20.0)))
     await crash(ref)
     await wait()
@@ -339,7 +343,7 @@ async def test_cancel_during_the_back_off(system: System, autojump_clock: trio.t
     assert trio.current_time() == 0.0
 
 
-async def test_cancel_during_a_restart_s_start(system: System) -> None:
+async def test_cancel_during_a_restart_s_start(system: ActorSystem) -> None:
     gate = Gate()
 
     async def start(actor: Puppet) -> None:
@@ -354,7 +358,7 @@ async def test_cancel_during_a_restart_s_start(system: System) -> None:
     assert gate.ended == "Cancelled"
 
 
-async def test_stop_during_a_restart_s_start_waits_for_it(system: System, events: Events) -> None:
+async def test_stop_during_a_restart_s_start_waits_for_it(system: ActorSystem, events: Events) -> None:
     gate = Gate()
 
     async def start(actor: Puppet) -> None:
@@ -383,7 +387,7 @@ async def test_wait_terminated_returns_at_once_after_the_end_and_is_a_checkpoint
         await puppet.wait_terminated()
 
 
-async def test_children_end_before_their_parent_s_resources_in_reverse_order(system: System) -> None:
+async def test_children_end_before_their_parent_s_resources_in_reverse_order(system: ActorSystem) -> None:
     log: list[str] = []
 
     async def start(actor: Puppet) -> None:
@@ -397,7 +401,9 @@ async def test_children_end_before_their_parent_s_resources_in_reverse_order(sys
     assert log == ["-c0", "-b0", "-a0", "-p0"]
 
 
-async def test_each_child_has_its_own_grace(system: System, autojump_clock: trio.testing.MockClock) -> None:
+async def test_each_child_has_its_own_grace(
+    system: ActorSystem, autojump_clock: trio.testing.MockClock
+) -> None:
     refs: list[Ref[Puppet]] = []
 
     async def sleep(actor: Puppet) -> None:
@@ -446,7 +452,7 @@ async def test_children_that_need_no_sibling_end_at_the_same_time(
     ]
 
 
-async def test_children_end_with_a_crash_of_their_parent(system: System) -> None:
+async def test_children_end_with_a_crash_of_their_parent(system: ActorSystem) -> None:
     log: list[str] = []
     children: list[Ref[Puppet]] = []
 
@@ -460,7 +466,7 @@ async def test_children_end_with_a_crash_of_their_parent(system: System) -> None
     assert (await children[0].wait_terminated()).reason == "its supervisor ended"
 
 
-async def test_children_of_a_start_that_fails_are_ended(system: System) -> None:
+async def test_children_of_a_start_that_fails_are_ended(system: ActorSystem) -> None:
     log: list[str] = []
 
     async def start(actor: Puppet) -> None:
@@ -485,7 +491,7 @@ async def test_a_stop_that_is_cancelled_has_been_asked_for_all_the_same(puppet: 
 
 
 async def test_a_crash_during_stop_is_no_restart(
-    system: System, puppet: Ref[Puppet], events: Events, caplog: pytest.LogCaptureFixture
+    system: ActorSystem, puppet: Ref[Puppet], events: Events, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
     gate = Gate()

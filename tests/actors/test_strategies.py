@@ -30,6 +30,7 @@ from trio_accel.actors import (
     ActorRestarted,
     ActorRestartingError,
     ActorStoppedError,
+    ActorSystem,
     Backoff,
     Directive,
     Intensity,
@@ -38,7 +39,6 @@ from trio_accel.actors import (
     Restart,
     Strategy,
     SupervisorScope,
-    System,
     open_system,
 )
 
@@ -69,7 +69,7 @@ class Family:
 
 @asynccontextmanager
 async def family(
-    system: System, strategy: Strategy, intensity: Intensity = MANY
+    system: ActorSystem, strategy: Strategy, intensity: Intensity = MANY
 ) -> AsyncGenerator[Family, None]:
     async with system.open_supervisor("f", strategy=strategy, intensity=intensity) as scope:
         yield Family(scope)
@@ -83,7 +83,7 @@ EXPECTED: Mapping[Strategy, list[str]] = {
 
 
 @pytest.mark.parametrize("strategy", list(Strategy))
-async def test_ends_in_reverse_and_starts_in_start_order(system: System, strategy: Strategy) -> None:
+async def test_ends_in_reverse_and_starts_in_start_order(system: ActorSystem, strategy: Strategy) -> None:
     async with family(system, strategy) as f:
         _, b, *_ = refs = await f.spawn_all("abcd")
         await crash(b)
@@ -92,7 +92,7 @@ async def test_ends_in_reverse_and_starts_in_start_order(system: System, strateg
 
 
 @pytest.mark.parametrize("strategy", list(Strategy))
-async def test_dynamic_children_take_part_in_start_order(system: System, strategy: Strategy) -> None:
+async def test_dynamic_children_take_part_in_start_order(system: ActorSystem, strategy: Strategy) -> None:
     async with family(system, strategy) as f:
         a, b, c = await f.spawn_all("abc")
         await a.stop()
@@ -112,7 +112,7 @@ async def test_dynamic_children_take_part_in_start_order(system: System, strateg
 
 @pytest.mark.parametrize("strategy", list(Strategy))
 async def test_children_of_an_actor_follow_the_strategy_of_its_policy(
-    system: System, strategy: Strategy
+    system: ActorSystem, strategy: Strategy
 ) -> None:
     log: list[str] = []
     children: list[Ref[Puppet]] = []
@@ -143,7 +143,7 @@ async def test_the_strategy_of_the_system_itself() -> None:
 
 @pytest.mark.parametrize("strategy", SEVERAL)
 async def test_a_sibling_s_running_ask_fails_caused_by_the_restart_and_its_queue_is_kept(
-    system: System, strategy: Strategy
+    system: ActorSystem, strategy: Strategy
 ) -> None:
     async with family(system, strategy) as f, trio.open_nursery() as nursery:
         a, b = await f.spawn_all("ab")
@@ -161,7 +161,9 @@ async def test_a_sibling_s_running_ask_fails_caused_by_the_restart_and_its_queue
 
 
 @pytest.mark.parametrize("strategy", SEVERAL)
-async def test_temporary_siblings_are_ended_and_not_started_again(system: System, strategy: Strategy) -> None:
+async def test_temporary_siblings_are_ended_and_not_started_again(
+    system: ActorSystem, strategy: Strategy
+) -> None:
     async with family(system, strategy) as f:
         a = await f.spawn("a")
         temporary = await f.spawn("t", restart=Restart.TEMPORARY)
@@ -174,7 +176,7 @@ async def test_temporary_siblings_are_ended_and_not_started_again(system: System
 
 
 @pytest.mark.parametrize("strategy", SEVERAL)
-async def test_transient_siblings_are_started_again(system: System, strategy: Strategy) -> None:
+async def test_transient_siblings_are_started_again(system: ActorSystem, strategy: Strategy) -> None:
     async with family(system, strategy) as f:
         a = await f.spawn("a")
         b = await f.spawn("b", restart=Restart.TRANSIENT)
@@ -185,7 +187,7 @@ async def test_transient_siblings_are_started_again(system: System, strategy: St
 @pytest.mark.parametrize("strategy", SEVERAL)
 @pytest.mark.parametrize("kind", ["temporary", "stop"])
 async def test_a_child_that_is_not_restarted_leaves_the_others_alone(
-    system: System, strategy: Strategy, kind: str
+    system: ActorSystem, strategy: Strategy, kind: str
 ) -> None:
     async with family(system, strategy) as f:
         if kind == "temporary":
@@ -200,7 +202,9 @@ async def test_a_child_that_is_not_restarted_leaves_the_others_alone(
 
 
 @pytest.mark.parametrize("strategy", SEVERAL)
-async def test_escalation_fails_the_supervisor_and_stops_everyone(system: System, strategy: Strategy) -> None:
+async def test_escalation_fails_the_supervisor_and_stops_everyone(
+    system: ActorSystem, strategy: Strategy
+) -> None:
     with raises_group() as caught:
         async with family(system, strategy) as f:
             a = await f.spawn("a", policy=Policy(directives={BoomError: Directive.ESCALATE}))
@@ -213,7 +217,7 @@ async def test_escalation_fails_the_supervisor_and_stops_everyone(system: System
 
 
 @pytest.mark.parametrize("strategy", SEVERAL)
-async def test_one_failure_is_one_restart_for_the_intensity(system: System, strategy: Strategy) -> None:
+async def test_one_failure_is_one_restart_for_the_intensity(system: ActorSystem, strategy: Strategy) -> None:
     with raises_group() as caught:
         async with family(system, strategy, Intensity(2, 5.0)) as f:
             refs = await f.spawn_all("abc")
@@ -227,7 +231,7 @@ async def test_one_failure_is_one_restart_for_the_intensity(system: System, stra
 
 
 @pytest.mark.parametrize("strategy", SEVERAL)
-async def test_several_failures_at_once(system: System, strategy: Strategy) -> None:
+async def test_several_failures_at_once(system: ActorSystem, strategy: Strategy) -> None:
     async with family(system, strategy) as f, trio.open_nursery() as nursery:
         refs = await f.spawn_all("abc")
         for ref in refs:
@@ -244,7 +248,7 @@ async def test_several_failures_at_once(system: System, strategy: Strategy) -> N
             assert numbers == sorted(numbers)
 
 
-async def test_rest_for_one_a_later_failure_takes_its_turn_after_an_earlier_one(system: System) -> None:
+async def test_rest_for_one_a_later_failure_takes_its_turn_after_an_earlier_one(system: ActorSystem) -> None:
     """b and d fail at once: d's restart comes after b's, which took d along."""
     async with family(system, Strategy.REST_FOR_ONE) as f, trio.open_nursery() as nursery:
         refs = await f.spawn_all("abcd")
@@ -257,7 +261,9 @@ async def test_rest_for_one_a_later_failure_takes_its_turn_after_an_earlier_one(
 
 
 @pytest.mark.parametrize("strategy", SEVERAL)
-async def test_a_failure_during_a_restart_is_seen_to_after_it(system: System, strategy: Strategy) -> None:
+async def test_a_failure_during_a_restart_is_seen_to_after_it(
+    system: ActorSystem, strategy: Strategy
+) -> None:
     blocked = Gate()
 
     async def start(actor: Puppet) -> None:
@@ -282,7 +288,7 @@ async def test_a_failure_during_a_restart_is_seen_to_after_it(system: System, st
 
 @pytest.mark.parametrize("strategy", SEVERAL)
 async def test_a_child_that_fails_to_start_again_counts_and_is_tried_again(
-    system: System, strategy: Strategy
+    system: ActorSystem, strategy: Strategy
 ) -> None:
     attempts: list[int] = []
 
@@ -305,7 +311,7 @@ async def test_a_child_that_fails_to_start_again_counts_and_is_tried_again(
 
 @pytest.mark.parametrize("strategy", SEVERAL)
 async def test_a_child_that_never_starts_again_fails_the_supervisor(
-    system: System, strategy: Strategy
+    system: ActorSystem, strategy: Strategy
 ) -> None:
     async def start(actor: Puppet) -> None:
         if actor.context.restart.number:
@@ -324,7 +330,7 @@ async def test_a_child_that_never_starts_again_fails_the_supervisor(
 
 @pytest.mark.parametrize("strategy", SEVERAL)
 async def test_a_child_that_is_ended_by_its_failure_to_start_again_lets_the_others_start(
-    system: System, strategy: Strategy
+    system: ActorSystem, strategy: Strategy
 ) -> None:
     async def start(actor: Puppet) -> None:
         if actor.context.restart.number:
@@ -341,7 +347,7 @@ async def test_a_child_that_is_ended_by_its_failure_to_start_again_lets_the_othe
 
 @pytest.mark.parametrize("strategy", SEVERAL)
 async def test_a_sibling_that_does_not_end_fails_the_supervisor(
-    system: System, strategy: Strategy, autojump_clock: trio.testing.MockClock
+    system: ActorSystem, strategy: Strategy, autojump_clock: trio.testing.MockClock
 ) -> None:
     async def act(actor: Puppet) -> None:
         with trio.CancelScope(shield=True):
@@ -368,7 +374,7 @@ async def test_a_sibling_that_does_not_end_fails_the_supervisor(
 
 @pytest.mark.parametrize("strategy", SEVERAL)
 async def test_a_stop_during_the_back_off_of_a_restart_ends_it(
-    system: System, strategy: Strategy, autojump_clock: trio.testing.MockClock
+    system: ActorSystem, strategy: Strategy, autojump_clock: trio.testing.MockClock
 ) -> None:
     slow = Policy(backoff=Backoff(initial=20.0, jitter=0.0))
     async with family(system, strategy) as f:
@@ -386,7 +392,7 @@ async def test_a_stop_during_the_back_off_of_a_restart_ends_it(
 @pytest.mark.parametrize("strategy", SEVERAL)
 @pytest.mark.parametrize("who", ["a", "b"])
 async def test_stopping_a_child_that_waits_for_its_turn(
-    system: System, strategy: Strategy, who: str, autojump_clock: trio.testing.MockClock
+    system: ActorSystem, strategy: Strategy, who: str, autojump_clock: trio.testing.MockClock
 ) -> None:
     slow = Policy(backoff=Backoff(initial=20.0, jitter=0.0))
     async with family(system, strategy) as f:
@@ -403,7 +409,7 @@ async def test_stopping_a_child_that_waits_for_its_turn(
 
 
 @pytest.mark.parametrize("strategy", SEVERAL)
-async def test_a_stop_in_the_very_step_of_its_turn(system: System, strategy: Strategy) -> None:
+async def test_a_stop_in_the_very_step_of_its_turn(system: ActorSystem, strategy: Strategy) -> None:
     gate = Gate()
 
     async def start(actor: Puppet) -> None:
@@ -423,7 +429,7 @@ async def test_a_stop_in_the_very_step_of_its_turn(system: System, strategy: Str
 
 
 @pytest.mark.parametrize("strategy", SEVERAL)
-async def test_a_child_that_is_being_spawned_is_left_alone(system: System, strategy: Strategy) -> None:
+async def test_a_child_that_is_being_spawned_is_left_alone(system: ActorSystem, strategy: Strategy) -> None:
     gate = Gate()
 
     async def spawn_slowly() -> None:
@@ -443,7 +449,9 @@ async def test_a_child_that_is_being_spawned_is_left_alone(system: System, strat
 
 
 @pytest.mark.parametrize("strategy", SEVERAL)
-async def test_a_child_spawned_during_a_restart_is_not_part_of_it(system: System, strategy: Strategy) -> None:
+async def test_a_child_spawned_during_a_restart_is_not_part_of_it(
+    system: ActorSystem, strategy: Strategy
+) -> None:
     gate = Gate()
 
     async def start(actor: Puppet) -> None:
@@ -461,7 +469,9 @@ async def test_a_child_spawned_during_a_restart_is_not_part_of_it(system: System
 
 
 @pytest.mark.parametrize("strategy", SEVERAL)
-async def test_a_sibling_that_is_cancelled_while_it_is_waited_for(system: System, strategy: Strategy) -> None:
+async def test_a_sibling_that_is_cancelled_while_it_is_waited_for(
+    system: ActorSystem, strategy: Strategy
+) -> None:
     gate = Gate()
 
     async def act(actor: Puppet) -> None:
@@ -482,7 +492,7 @@ async def test_a_sibling_that_is_cancelled_while_it_is_waited_for(system: System
 
 @pytest.mark.parametrize("strategy", SEVERAL)
 async def test_a_sibling_that_is_stopped_while_another_is_waited_for(
-    system: System, strategy: Strategy
+    system: ActorSystem, strategy: Strategy
 ) -> None:
     gate = Gate()
 
@@ -502,7 +512,9 @@ async def test_a_sibling_that_is_stopped_while_another_is_waited_for(
 
 
 @pytest.mark.parametrize("strategy", SEVERAL)
-async def test_a_sibling_without_grace_that_is_just_being_spawned(system: System, strategy: Strategy) -> None:
+async def test_a_sibling_without_grace_that_is_just_being_spawned(
+    system: ActorSystem, strategy: Strategy
+) -> None:
     refs: list[Ref[Puppet]] = []
 
     async def spawn() -> None:
@@ -518,7 +530,7 @@ async def test_a_sibling_without_grace_that_is_just_being_spawned(system: System
 
 
 @pytest.mark.parametrize("strategy", SEVERAL)
-async def test_the_supervisor_fails_while_a_restart_runs(system: System, strategy: Strategy) -> None:
+async def test_the_supervisor_fails_while_a_restart_runs(system: ActorSystem, strategy: Strategy) -> None:
     gate = Gate()
 
     async def start(actor: Puppet) -> None:
@@ -545,7 +557,7 @@ async def test_the_supervisor_fails_while_a_restart_runs(system: System, strateg
 
 @pytest.mark.parametrize("strategy", SEVERAL)
 async def test_observers_see_who_is_restarted_and_why(
-    system: System, events: Events, strategy: Strategy
+    system: ActorSystem, events: Events, strategy: Strategy
 ) -> None:
     async with family(system, strategy) as f:
         a, b = await f.spawn_all("ab")
@@ -558,7 +570,7 @@ async def test_observers_see_who_is_restarted_and_why(
 
 @pytest.mark.parametrize("strategy", SEVERAL)
 async def test_asks_during_a_restart_wait_for_the_next_incarnation(
-    system: System, strategy: Strategy
+    system: ActorSystem, strategy: Strategy
 ) -> None:
     async with family(system, strategy) as f, trio.open_nursery() as nursery:
         a, b = await f.spawn_all("ab")
@@ -569,7 +581,7 @@ async def test_asks_during_a_restart_wait_for_the_next_incarnation(
 
 
 @pytest.mark.parametrize("strategy", SEVERAL)
-async def test_many_rounds_end(system: System, strategy: Strategy) -> None:
+async def test_many_rounds_end(system: ActorSystem, strategy: Strategy) -> None:
     async with family(system, strategy) as f:
         refs = await f.spawn_all("abc")
         for round_ in range(30):

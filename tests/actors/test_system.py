@@ -25,6 +25,7 @@ from sample_actors import (
 from trio_accel.actors import (
     ActorFailedError,
     ActorStoppedError,
+    ActorSystem,
     ActorTerminated,
     Directive,
     Intensity,
@@ -32,7 +33,6 @@ from trio_accel.actors import (
     Ref,
     Strategy,
     SupervisorScope,
-    System,
     SystemOptions,
     open_system,
 )
@@ -55,7 +55,7 @@ async def test_nothing_is_left_and_everything_refuses() -> None:
         async with system.open_supervisor("pool") as pool:
             worker = await pool.spawn(Puppet, name="worker")
     assert system.alive() == []
-    assert str(system.tree()) == "s (System) stopping"
+    assert str(system.tree()) == "s (ActorSystem) stopping"
     for dead in (ref, worker):
         assert dead.is_terminated
         with pytest.raises(ActorStoppedError):
@@ -79,7 +79,7 @@ async def test_the_body_s_error_comes_in_a_group_and_the_actors_end_first() -> N
     assert log == ["+a0", "-a0"]
 
 
-async def test_single_errors_of_ask_spawn_and_stop_are_no_groups(system: System) -> None:
+async def test_single_errors_of_ask_spawn_and_stop_are_no_groups(system: ActorSystem) -> None:
     ref = await system.spawn(Puppet, policy=AT_ONCE)
     with pytest.raises(ActorFailedError):
         await ref.ask(Do(_fail))
@@ -190,7 +190,7 @@ def test_errors_can_be_pickled() -> None:
 # open_supervisor
 
 
-async def test_a_supervisor_s_actors_live_for_its_body(system: System, events: Events) -> None:
+async def test_a_supervisor_s_actors_live_for_its_body(system: ActorSystem, events: Events) -> None:
     log: list[str] = []
     async with system.open_supervisor("pool") as pool:
         assert isinstance(pool, SupervisorScope)
@@ -203,7 +203,7 @@ async def test_a_supervisor_s_actors_live_for_its_body(system: System, events: E
     assert {event.reason for event in events.of(ActorTerminated)} == {"its supervisor closes"}
 
 
-async def test_a_supervisor_that_fails_cancels_its_body_alone(system: System) -> None:
+async def test_a_supervisor_that_fails_cancels_its_body_alone(system: ActorSystem) -> None:
     outside = await system.spawn(Puppet)
     with raises_group() as caught:
         async with system.open_supervisor("pool", intensity=Intensity(1, 5.0)) as pool:
@@ -222,7 +222,7 @@ async def test_a_supervisor_that_fails_cancels_its_body_alone(system: System) ->
         assert await (await again.spawn(Puppet, name="a")).ask(Number()) == 0
 
 
-async def test_the_body_s_error_ends_the_supervisor(system: System) -> None:
+async def test_the_body_s_error_ends_the_supervisor(system: ActorSystem) -> None:
     with raises_group() as caught:
         async with system.open_supervisor("pool") as pool:
             ref = await pool.spawn(Puppet)
@@ -231,7 +231,7 @@ async def test_the_body_s_error_ends_the_supervisor(system: System) -> None:
     assert ref.is_terminated
 
 
-async def test_cancelling_the_body_of_a_supervisor_ends_its_actors(system: System) -> None:
+async def test_cancelling_the_body_of_a_supervisor_ends_its_actors(system: ActorSystem) -> None:
     gate = Gate()
     async with trio.open_nursery() as nursery:
         with trio.CancelScope() as scope:
@@ -247,7 +247,7 @@ async def test_cancelling_the_body_of_a_supervisor_ends_its_actors(system: Syste
     assert ref.is_terminated
 
 
-async def test_supervisors_and_actors_share_their_names(system: System) -> None:
+async def test_supervisors_and_actors_share_their_names(system: ActorSystem) -> None:
     await system.spawn(Puppet, name="puppet")
     with pytest.raises(ValueError, match="open_supervisor: s has a child named 'puppet' already"):
         async with system.open_supervisor("puppet"):
@@ -263,7 +263,7 @@ async def test_supervisors_and_actors_share_their_names(system: System) -> None:
 
 
 async def test_the_system_closes_while_another_task_keeps_a_supervisor_open() -> None:
-    async def keep_open(system: System) -> None:
+    async def keep_open(system: ActorSystem) -> None:
         async with system.open_supervisor("pool") as pool:
             refs.append(await pool.spawn(Puppet))
             opened.set()
@@ -285,7 +285,7 @@ async def test_the_system_closes_while_another_task_keeps_a_supervisor_open() ->
 async def test_what_was_given_up_in_a_supervisor_that_is_kept_open_is_named(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    async def keep_open(system: System) -> None:
+    async def keep_open(system: ActorSystem) -> None:
         async with system.open_supervisor("pool") as pool:
             ref = await pool.spawn(Puppet, name="stuck", policy=Policy(grace=1.0))
             await ref.tell(Run(stuck))
@@ -308,7 +308,7 @@ async def test_what_was_given_up_in_a_supervisor_that_is_kept_open_is_named(
         )
 
 
-async def test_escalation_within_a_supervisor_stays_within_it(system: System) -> None:
+async def test_escalation_within_a_supervisor_stays_within_it(system: ActorSystem) -> None:
     with raises_group() as caught:
         async with system.open_supervisor("outer", strategy=Strategy.ONE_FOR_ALL) as outer:
             policy = Policy(directives={BoomError: Directive.ESCALATE})
@@ -318,7 +318,7 @@ async def test_escalation_within_a_supervisor_stays_within_it(system: System) ->
             await trio.sleep_forever()
     assert caught.group_contains(ActorFailedError)
     assert other.is_terminated
-    assert str(system.tree()) == "s (System) running"
+    assert str(system.tree()) == "s (ActorSystem) running"
 
 
 def test_ctrl_c_in_a_handler_ends_the_run_and_tells_the_asker() -> None:

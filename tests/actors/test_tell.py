@@ -22,6 +22,7 @@ from sample_actors import (
 
 from trio_accel.actors import (
     ActorStoppedError,
+    ActorSystem,
     Directive,
     MailboxFullError,
     MailboxOptions,
@@ -32,7 +33,6 @@ from trio_accel.actors import (
     Overflow,
     Policy,
     Ref,
-    System,
 )
 
 wait = trio.testing.wait_all_tasks_blocked
@@ -52,7 +52,7 @@ async def test_a_told_message_is_served(puppet: Ref[Puppet]) -> None:
 
 
 async def test_tell_is_a_checkpoint_and_can_be_cancelled_before_it_sends(
-    system: System, puppet: Ref[Puppet]
+    system: ActorSystem, puppet: Ref[Puppet]
 ) -> None:
     with trio.testing.assert_checkpoints():
         await puppet.tell(Note("a"))
@@ -69,7 +69,7 @@ async def test_ask_is_a_checkpoint(puppet: Ref[Puppet]) -> None:
         await puppet.ask(Echo("a"))
 
 
-async def test_tell_nowait_raises_would_block_where_tell_waits(system: System) -> None:
+async def test_tell_nowait_raises_would_block_where_tell_waits(system: ActorSystem) -> None:
     ref = await system.spawn(Puppet, name="puppet", mailbox=MailboxOptions(capacity=1))
     gate = Gate()
     async with trio.open_nursery() as nursery:
@@ -83,7 +83,9 @@ async def test_tell_nowait_raises_would_block_where_tell_waits(system: System) -
     assert system.dead_letters == 0
 
 
-async def test_tell_nowait_to_a_stopping_actor_says_so_also_when_its_mailbox_is_full(system: System) -> None:
+async def test_tell_nowait_to_a_stopping_actor_says_so_also_when_its_mailbox_is_full(
+    system: ActorSystem,
+) -> None:
     ref = await system.spawn(Puppet, name="puppet", mailbox=MailboxOptions(capacity=1))
     gate = Gate()
     async with trio.open_nursery() as nursery:
@@ -97,7 +99,7 @@ async def test_tell_nowait_to_a_stopping_actor_says_so_also_when_its_mailbox_is_
 
 
 async def test_tell_nowait_of_an_unknown_message_says_so_also_when_the_mailbox_is_full(
-    system: System,
+    system: ActorSystem,
 ) -> None:
     class Unknown(Message["Puppet"]):
         pass
@@ -112,7 +114,9 @@ async def test_tell_nowait_of_an_unknown_message_says_so_also_when_the_mailbox_i
         gate.open.set()
 
 
-async def test_tell_to_a_stopped_actor_is_refused_and_counted(system: System, puppet: Ref[Puppet]) -> None:
+async def test_tell_to_a_stopped_actor_is_refused_and_counted(
+    system: ActorSystem, puppet: Ref[Puppet]
+) -> None:
     await puppet.stop()
     with pytest.raises(ActorStoppedError):
         await puppet.tell(Note("a"))
@@ -121,7 +125,9 @@ async def test_tell_to_a_stopped_actor_is_refused_and_counted(system: System, pu
     assert system.dead_letters == 2
 
 
-async def test_a_crash_in_a_told_message_goes_to_supervision_only(system: System, events: Events) -> None:
+async def test_a_crash_in_a_told_message_goes_to_supervision_only(
+    system: ActorSystem, events: Events
+) -> None:
     ref = await system.spawn(Puppet, name="puppet", policy=AT_ONCE)
     await ref.tell(Run(boom))
     assert await ref.ask(Number()) == 1
@@ -130,7 +136,7 @@ async def test_a_crash_in_a_told_message_goes_to_supervision_only(system: System
 
 
 async def test_resume_a_told_message_that_fails_is_logged(
-    system: System, events: Events, caplog: pytest.LogCaptureFixture
+    system: ActorSystem, events: Events, caplog: pytest.LogCaptureFixture
 ) -> None:
     ref = await system.spawn(Puppet, name="puppet", policy=Policy(directives={BoomError: Directive.RESUME}))
     await ref.tell(Run(boom))
@@ -159,7 +165,7 @@ async def test_every_told_message_starts_and_completes_once(puppet: Ref[Puppet],
     assert len(events.of(MessageStarted)) == len(events.of(MessageCompleted)) == 3
 
 
-async def test_a_teller_that_waits_is_refused_when_the_actor_ends(system: System) -> None:
+async def test_a_teller_that_waits_is_refused_when_the_actor_ends(system: ActorSystem) -> None:
     ref = await system.spawn(Puppet, mailbox=MailboxOptions(capacity=1))
     gate = Gate()
     async with trio.open_nursery() as nursery:
@@ -172,7 +178,7 @@ async def test_a_teller_that_waits_is_refused_when_the_actor_ends(system: System
 
 
 async def test_a_message_that_an_observer_refuses_to_see_is_served_all_the_same(
-    puppet: Ref[Puppet], system: System, caplog: pytest.LogCaptureFixture
+    puppet: Ref[Puppet], system: ActorSystem, caplog: pytest.LogCaptureFixture
 ) -> None:
     def observer(event: object) -> None:
         raise BoomError("observer")
@@ -182,7 +188,7 @@ async def test_a_message_that_an_observer_refuses_to_see_is_served_all_the_same(
     assert "an observer failed on" in caplog.text
 
 
-async def test_drop_newest_tell_to_a_stopped_actor_is_an_error(system: System) -> None:
+async def test_drop_newest_tell_to_a_stopped_actor_is_an_error(system: ActorSystem) -> None:
     ref = await system.spawn(Puppet, mailbox=MailboxOptions(overflow=Overflow.DROP_NEWEST))
     await ref.stop()
     with pytest.raises(ActorStoppedError):

@@ -33,6 +33,7 @@ from sample_actors import (
 from trio_accel.actors import (
     ActorContext,
     ActorFailedError,
+    ActorSystem,
     DeferredReply,
     Directive,
     MailboxOptions,
@@ -41,7 +42,6 @@ from trio_accel.actors import (
     Overflow,
     Policy,
     Ref,
-    System,
     Timer,
     open_system,
 )
@@ -161,7 +161,7 @@ async def test_a_slow_actor_is_not_told_twice(
 
 
 async def test_what_waits_in_the_mailbox_is_not_told_twice(
-    system: System, puppet: Ref[Puppet], autojump_clock: Clock
+    system: ActorSystem, puppet: Ref[Puppet], autojump_clock: Clock
 ) -> None:
     await every(puppet, 1.0, Note("tick"))
     gate = Gate()
@@ -205,7 +205,7 @@ async def test_cancel(puppet: Ref[Puppet], mock_clock: Clock, delay: float) -> N
 
 @pytest.mark.parametrize("stash", [False, True])
 async def test_cancel_takes_it_out_of_the_mailbox(
-    system: System, puppet: Ref[Puppet], mock_clock: Clock, events: Events, stash: bool
+    system: ActorSystem, puppet: Ref[Puppet], mock_clock: Clock, events: Events, stash: bool
 ) -> None:
     gate = Gate()
 
@@ -257,7 +257,7 @@ async def test_a_tick_cancels_its_own_timer(puppet: Ref[Puppet], autojump_clock:
     assert await notes_of(puppet) == ["tick"] * 3
 
 
-async def test_it_does_not_outlive_a_restart(system: System, autojump_clock: Clock) -> None:
+async def test_it_does_not_outlive_a_restart(system: ActorSystem, autojump_clock: Clock) -> None:
     puppet = await system.spawn(Puppet, name="p", policy=AT_ONCE)
     timer = await after(puppet, 1.0, Note("old"))
     ticks = await every(puppet, 0.6, Note("old tick"))
@@ -270,7 +270,7 @@ async def test_it_does_not_outlive_a_restart(system: System, autojump_clock: Clo
 
 @pytest.mark.parametrize("on_restart", ["keep", "reject"])
 async def test_one_that_waits_in_the_mailbox_does_not_outlive_a_restart(
-    system: System, autojump_clock: Clock, events: Events, on_restart: Any
+    system: ActorSystem, autojump_clock: Clock, events: Events, on_restart: Any
 ) -> None:
     mailbox = MailboxOptions(on_restart=on_restart)
     puppet = await system.spawn(Puppet, name="p", policy=AT_ONCE, mailbox=mailbox)
@@ -297,7 +297,7 @@ async def test_one_that_waits_in_the_mailbox_does_not_outlive_a_restart(
     assert not events.of(MessageDropped)
 
 
-async def test_in_the_lifespan_each_incarnation_has_it(system: System, autojump_clock: Clock) -> None:
+async def test_in_the_lifespan_each_incarnation_has_it(system: ActorSystem, autojump_clock: Clock) -> None:
     async def start(actor: Puppet) -> None:
         actor.context.every(1.0, Note(actor.tag))
 
@@ -309,7 +309,7 @@ async def test_in_the_lifespan_each_incarnation_has_it(system: System, autojump_
     assert await notes_of(puppet) == ["p1"] * 3
 
 
-async def test_a_failed_start_leaves_none(system: System, autojump_clock: Clock) -> None:
+async def test_a_failed_start_leaves_none(system: ActorSystem, autojump_clock: Clock) -> None:
     async def start(actor: Puppet) -> None:
         actor.context.every(1.0, Note("never"))
         actor.context.after(1e6, Note("never"))
@@ -322,7 +322,7 @@ async def test_a_failed_start_leaves_none(system: System, autojump_clock: Clock)
 
 @pytest.mark.parametrize("way", ["stop", "drain", "cancel", "crash"])
 async def test_an_end_does_not_wait_for_it(
-    system: System, autojump_clock: Clock, way: str, events: Events
+    system: ActorSystem, autojump_clock: Clock, way: str, events: Events
 ) -> None:
     puppet = await system.spawn(Puppet, name="p", policy=Policy(directives={BoomError: Directive.STOP}))
     await after(puppet, 1e6, Note("never"))
@@ -340,7 +340,7 @@ async def test_an_end_does_not_wait_for_it(
     assert not events.of(MessageDropped)
 
 
-async def test_it_goes_on_while_the_actor_drains(system: System, autojump_clock: Clock) -> None:
+async def test_it_goes_on_while_the_actor_drains(system: ActorSystem, autojump_clock: Clock) -> None:
     """What an actor has promised for later, it keeps by a timer: so a drain must not stop it."""
     puppet = await system.spawn(Puppet, name="p", policy=Policy(grace=10.0))
     replies: list[DeferredReply[Any]] = []
@@ -370,7 +370,7 @@ async def test_it_goes_on_while_the_actor_drains(system: System, autojump_clock:
         assert trio.current_time() - begin == pytest.approx(2.0)
 
 
-async def test_it_goes_on_while_a_group_drains(system: System, autojump_clock: Clock) -> None:
+async def test_it_goes_on_while_a_group_drains(system: ActorSystem, autojump_clock: Clock) -> None:
     puppet = await system.spawn(Puppet, name="p", policy=Policy(grace=10.0))
     gate = Gate()
 
@@ -391,7 +391,7 @@ async def test_it_goes_on_while_a_group_drains(system: System, autojump_clock: C
         await puppet.stop(drain=True)
 
 
-async def test_a_tick_does_not_hold_up_a_drain(system: System, autojump_clock: Clock) -> None:
+async def test_a_tick_does_not_hold_up_a_drain(system: ActorSystem, autojump_clock: Clock) -> None:
     puppet = await system.spawn(Puppet, name="p", policy=Policy(grace=10.0))
     await every(puppet, 0.5, nap(0.4))
     await trio.sleep(1.6)
@@ -402,7 +402,7 @@ async def test_a_tick_does_not_hold_up_a_drain(system: System, autojump_clock: C
 
 @pytest.mark.parametrize("overflow", list(Overflow))
 async def test_a_full_mailbox(
-    system: System, autojump_clock: Clock, events: Events, overflow: Overflow
+    system: ActorSystem, autojump_clock: Clock, events: Events, overflow: Overflow
 ) -> None:
     mailbox = MailboxOptions(capacity=2, overflow=overflow)
     puppet = await system.spawn(Puppet, name="p", mailbox=mailbox)
@@ -432,7 +432,7 @@ async def test_a_full_mailbox(
     assert system.tree().find("s/p").dropped == len(dropped)
 
 
-async def test_a_tick_whose_error_is_let_pass(system: System, autojump_clock: Clock) -> None:
+async def test_a_tick_whose_error_is_let_pass(system: ActorSystem, autojump_clock: Clock) -> None:
     puppet = await system.spawn(Puppet, name="p", policy=Policy(directives={BoomError: Directive.RESUME}))
     times: list[float] = []
 
@@ -445,7 +445,7 @@ async def test_a_tick_whose_error_is_let_pass(system: System, autojump_clock: Cl
     assert len(times) == 3
 
 
-async def test_a_tick_that_crashes_ends_its_timer(system: System, autojump_clock: Clock) -> None:
+async def test_a_tick_that_crashes_ends_its_timer(system: ActorSystem, autojump_clock: Clock) -> None:
     puppet = await system.spawn(Puppet, name="p", policy=AT_ONCE)
     times: list[float] = []
 
@@ -513,7 +513,7 @@ async def test_bad_messages(puppet: Ref[Puppet], verb: str) -> None:
     await puppet.ask(Do(act))
 
 
-async def test_an_incarnation_that_has_ended_makes_none(system: System, autojump_clock: Clock) -> None:
+async def test_an_incarnation_that_has_ended_makes_none(system: ActorSystem, autojump_clock: Clock) -> None:
     contexts: list[ActorContext] = []
 
     async def start(actor: Puppet) -> None:

@@ -26,13 +26,13 @@ from trio_accel.actors import (
     ActorRestarted,
     ActorSnapshot,
     ActorStarted,
+    ActorSystem,
     ActorTerminated,
     Backoff,
     Event,
     MailboxOptions,
     Policy,
     Ref,
-    System,
     SystemOptions,
     open_system,
 )
@@ -46,15 +46,15 @@ def node(path: str, **more: object) -> ActorSnapshot:
 
 async def test_an_empty_system() -> None:
     async with open_system("s") as system:
-        assert system.tree() == ActorSnapshot(path="s", actor_class="System", state="running")
-        assert str(system.tree()) == "s (System) running"
+        assert system.tree() == ActorSnapshot(path="s", actor_class="ActorSystem", state="running")
+        assert str(system.tree()) == "s (ActorSystem) running"
 
 
-async def test_a_fresh_actor(system: System, puppet: Ref[Puppet]) -> None:
+async def test_a_fresh_actor(system: ActorSystem, puppet: Ref[Puppet]) -> None:
     assert system.tree().children == (node("s/puppet"),)
 
 
-async def test_every_counter(system: System) -> None:
+async def test_every_counter(system: ActorSystem) -> None:
     ref = await system.spawn(Puppet, name="puppet", mailbox=MailboxOptions(capacity=2), policy=AT_ONCE)
     await crash(ref, BoomError("at first"))
     await ref.ask(Echo("a"))
@@ -128,7 +128,7 @@ async def test_the_states(autojump_clock: trio.testing.MockClock) -> None:
             system.tree().find("s/puppet")
 
 
-async def test_the_tree_draws_children_and_supervisors(system: System) -> None:
+async def test_the_tree_draws_children_and_supervisors(system: ActorSystem) -> None:
     async def start(actor: Puppet) -> None:
         for name in ("left", "right"):
             await actor.context.spawn(Puppet, name=name)
@@ -142,7 +142,7 @@ async def test_the_tree_draws_children_and_supervisors(system: System) -> None:
         await pool.spawn(Puppet, name="worker")
         assert str(system.tree()) == textwrap.dedent(
             """\
-            s (System) running
+            s (ActorSystem) running
             ├─ parent (Puppet) running
             │  ├─ left (Puppet) running
             │  └─ right (Puppet) running
@@ -162,12 +162,12 @@ async def test_the_tree_draws_children_and_supervisors(system: System) -> None:
         assert system.tree().find("s/parent/right").name == "right"
 
 
-async def test_an_error_of_several_lines_stays_in_its_line(system: System) -> None:
+async def test_an_error_of_several_lines_stays_in_its_line(system: ActorSystem) -> None:
     ref = await system.spawn(Puppet, name="puppet", policy=AT_ONCE)
     await crash(ref, BoomError("first line\n  second line"))
     await ref.ask(Echo("a"))
     assert str(system.tree()).splitlines() == [
-        "s (System) running",
+        "s (ActorSystem) running",
         (
             "└─ puppet (Puppet) running, 1 handled, 1 failed, 1 restart, "
             "last error: BoomError: first line second line"
@@ -175,7 +175,7 @@ async def test_an_error_of_several_lines_stays_in_its_line(system: System) -> No
     ]
 
 
-async def test_a_long_error_is_cut_off_where_it_is_printed(system: System) -> None:
+async def test_a_long_error_is_cut_off_where_it_is_printed(system: ActorSystem) -> None:
     ref = await system.spawn(Puppet, name="puppet", policy=AT_ONCE)
     for length, printed in ((89, "x" * 89), (90, "x" * 88 + "…"), (2000, "x" * 88 + "…")):
         await crash(ref, BoomError("x" * length))
@@ -185,7 +185,7 @@ async def test_a_long_error_is_cut_off_where_it_is_printed(system: System) -> No
         assert snapshot.summary.endswith(f", last error: BoomError: {printed}")
 
 
-async def test_the_process_in_which_an_incarnation_works(system: System) -> None:
+async def test_the_process_in_which_an_incarnation_works(system: ActorSystem) -> None:
     events: list[Event] = []
 
     async def show(actor: Puppet) -> None:
@@ -210,7 +210,7 @@ async def test_the_process_in_which_an_incarnation_works(system: System) -> None
     ]
 
 
-async def test_a_snapshot_is_of_one_moment(system: System, puppet: Ref[Puppet]) -> None:
+async def test_a_snapshot_is_of_one_moment(system: ActorSystem, puppet: Ref[Puppet]) -> None:
     before = system.tree()
     await puppet.ask(Echo("a"))
     assert before.find("s/puppet").handled == 0
@@ -234,17 +234,17 @@ async def test_the_stopping_of_system_and_supervisor_is_shown() -> None:
 
 
 async def test_a_system_prints_its_name_and_how_many_actors_it_has(
-    system: System, puppet: Ref[Puppet]
+    system: ActorSystem, puppet: Ref[Puppet]
 ) -> None:
     gate = Gate()
     async with trio.open_nursery() as nursery:
         await started(nursery, puppet, DoGrouped(gate))
-        assert repr(system) == "<System s, 1 actors>"
+        assert repr(system) == "<ActorSystem s, 1 actors>"
         gate.open.set()
 
 
 async def test_actors_that_live_elsewhere_are_shown_below_the_incarnation_that_shows_them(
-    system: System,
+    system: ActorSystem,
 ) -> None:
     elsewhere = ActorSnapshot(path="s/here/there", actor_class="Remote", state="running", deferred=2)
     ref = await system.spawn(Puppet, name="here", policy=AT_ONCE)
@@ -260,7 +260,7 @@ async def test_actors_that_live_elsewhere_are_shown_below_the_incarnation_that_s
     assert [below.path for below in system.tree().walk()] == ["s", "s/here"]
 
 
-async def test_a_note_is_shown_in_the_line_of_the_incarnation_that_shows_it(system: System) -> None:
+async def test_a_note_is_shown_in_the_line_of_the_incarnation_that_shows_it(system: ActorSystem) -> None:
     ref = await system.spawn(Puppet, name="here", policy=AT_ONCE)
     notes = ["first", "long " * 30]
 
@@ -278,7 +278,7 @@ async def test_a_note_is_shown_in_the_line_of_the_incarnation_that_shows_it(syst
     assert system.tree().find("s/here").note is None
 
 
-async def test_a_tree_that_is_deeper_than_the_stack(system: System) -> None:
+async def test_a_tree_that_is_deeper_than_the_stack(system: ActorSystem) -> None:
     levels = 2000
 
     async def grow(actor: Puppet) -> Ref[Puppet]:

@@ -18,13 +18,13 @@ from trio_accel.actors import (
     ActorContext,
     ActorFailedError,
     ActorRestarted,
+    ActorSystem,
     Backoff,
     Directive,
     Policy,
     Ref,
     Request,
     Restart,
-    System,
     handles,
     open_system,
 )
@@ -100,7 +100,12 @@ def raising(error: Exception) -> Any:
 @pytest.mark.parametrize(("make", "text"), ERRORS)
 @pytest.mark.parametrize("message_class", [Do, DoGrouped, Run])
 async def test_a_crash(
-    system: System, make: Any, text: str, message_class: Any, events: Events, caplog: pytest.LogCaptureFixture
+    system: ActorSystem,
+    make: Any,
+    text: str,
+    message_class: Any,
+    events: Events,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     ref = await system.spawn(Puppet, name="puppet", policy=AT_ONCE)
     error = make()
@@ -124,7 +129,7 @@ async def test_a_crash(
 
 
 @pytest.mark.parametrize(("make", "text"), ERRORS)
-async def test_a_crash_through_a_nursery_of_the_lifespan(system: System, make: Any, text: str) -> None:
+async def test_a_crash_through_a_nursery_of_the_lifespan(system: ActorSystem, make: Any, text: str) -> None:
     ref = await system.spawn(Lived, name="lived", policy=AT_ONCE)
     error = make()
     with pytest.raises(ActorFailedError) as caught:
@@ -135,7 +140,7 @@ async def test_a_crash_through_a_nursery_of_the_lifespan(system: System, make: A
     assert (node.state, node.restarts, node.last_error) == ("running", 1, text)
 
 
-async def test_groups_that_are_deeper_than_the_stack(system: System) -> None:
+async def test_groups_that_are_deeper_than_the_stack(system: ActorSystem) -> None:
     ref = await system.spawn(Puppet, name="puppet", policy=AT_ONCE)
     with pytest.raises(ActorFailedError, match="NoReprError: innermost; ValueError: beside; ValueError"):
         await ref.ask(Do(raising(nested(3000))))
@@ -144,7 +149,7 @@ async def test_groups_that_are_deeper_than_the_stack(system: System) -> None:
 
 @pytest.mark.parametrize("directive", [Directive.STOP, Directive.RESUME])
 @pytest.mark.parametrize("message_class", [Do, Run])
-async def test_other_directives(system: System, directive: Directive, message_class: Any) -> None:
+async def test_other_directives(system: ActorSystem, directive: Directive, message_class: Any) -> None:
     ref = await system.spawn(Puppet, policy=Policy(directives={NoReprError: directive}))
     error = NoReprError("the text")
     message = message_class(raising(error))
@@ -190,7 +195,7 @@ async def test_an_error_of_the_body(is_supervisor: bool) -> None:
 
 
 @pytest.mark.parametrize("in_start", [True, False], ids=["start", "end"])
-async def test_an_error_of_a_lifespan(system: System, in_start: bool) -> None:
+async def test_an_error_of_a_lifespan(system: ActorSystem, in_start: bool) -> None:
     error = NoReprError("the text")
     if in_start:
         with pytest.raises(NoReprError) as caught:
@@ -202,7 +207,7 @@ async def test_an_error_of_a_lifespan(system: System, in_start: bool) -> None:
         assert (await ref.wait_terminated()).error is error
 
 
-async def test_a_failure_beside_a_cancellation_is_not_hidden(system: System) -> None:
+async def test_a_failure_beside_a_cancellation_is_not_hidden(system: ActorSystem) -> None:
     """The group of both goes through the nurseries; the cancellation finds its scope, the failure stays."""
     error = NoReprError("the text")
 
@@ -226,7 +231,7 @@ async def test_a_failure_beside_a_cancellation_is_not_hidden(system: System) -> 
 
 
 async def test_messages_and_events_that_cannot_be_printed(
-    system: System, puppet: Ref[Puppet], caplog: pytest.LogCaptureFixture
+    system: ActorSystem, puppet: Ref[Puppet], caplog: pytest.LogCaptureFixture
 ) -> None:
     class NoRepr:
         def __repr__(self) -> str:

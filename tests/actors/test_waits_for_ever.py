@@ -27,6 +27,7 @@ from sample_actors import (
 from trio_accel.actors import (
     Actor,
     ActorFailedError,
+    ActorSystem,
     AskCycleError,
     DeferredReply,
     Directive,
@@ -36,7 +37,6 @@ from trio_accel.actors import (
     Policy,
     Ref,
     Request,
-    System,
     fast_path,
     handles,
 )
@@ -72,7 +72,7 @@ async def defer_and_return(actor: Puppet, replies: list[DeferredReply[Any]], val
 @pytest.mark.parametrize("value", [None, 5, "another reply"], ids=["None", "a value", "another reply"])
 @pytest.mark.parametrize("request_class", [Do, DoGrouped])
 async def test_a_handler_that_defers_and_returns_something_else(
-    system: System, request_class: type[Do], value: object, events: Events
+    system: ActorSystem, request_class: type[Do], value: object, events: Events
 ) -> None:
     ref = await system.spawn(Puppet, name="puppet", policy=AT_ONCE)
     replies: list[DeferredReply[Any]] = []
@@ -100,7 +100,7 @@ async def test_a_handler_that_defers_and_returns_something_else(
     assert len(events.of(MessageFailed)) == 1
 
 
-async def test_the_same_served_in_the_task_of_the_asker(system: System) -> None:
+async def test_the_same_served_in_the_task_of_the_asker(system: ActorSystem) -> None:
     ref = await system.spawn(Deferring, policy=AT_ONCE, name="deferring")
     with pytest.raises(ActorFailedError, match="deferred its reply and returned int") as caught:
         await ref.ask(Quick(5))
@@ -110,7 +110,7 @@ async def test_the_same_served_in_the_task_of_the_asker(system: System) -> None:
     assert (node.deferred, node.restarts, node.failed, node.handled) == (0, 1, 1, 0)
 
 
-async def test_with_resume_the_asker_gets_the_error_itself(system: System) -> None:
+async def test_with_resume_the_asker_gets_the_error_itself(system: ActorSystem) -> None:
     ref = await system.spawn(Puppet, policy=Policy(directives={RuntimeError: Directive.RESUME}))
     replies: list[DeferredReply[Any]] = []
     with pytest.raises(RuntimeError, match="deferred its reply and returned NoneType"):
@@ -127,7 +127,7 @@ async def test_a_reply_that_was_given_by_then_stands(puppet: Ref[Puppet]) -> Non
     assert await puppet.ask(Number()) == 0
 
 
-async def test_a_tell_to_itself_with_a_full_mailbox(system: System) -> None:
+async def test_a_tell_to_itself_with_a_full_mailbox(system: ActorSystem) -> None:
     ref = await system.spawn(Puppet, name="puppet", mailbox=TINY)
 
     async def act(actor: Puppet) -> str:
@@ -150,7 +150,7 @@ async def test_a_tell_to_itself_with_a_full_mailbox(system: System) -> None:
     assert (node.mailbox_waiting, node.mailbox_depth, node.dropped) == (0, 0, 1)
 
 
-async def test_a_tell_to_itself_as_it_starts(system: System) -> None:
+async def test_a_tell_to_itself_as_it_starts(system: ActorSystem) -> None:
     refs: list[Ref[Puppet]] = []
 
     async def start(actor: Puppet) -> None:
@@ -163,7 +163,7 @@ async def test_a_tell_to_itself_as_it_starts(system: System) -> None:
     assert await ref.ask(Echo("alive")) == "alive"
 
 
-async def test_a_tell_to_one_that_waits_for_the_sender(system: System) -> None:
+async def test_a_tell_to_one_that_waits_for_the_sender(system: ActorSystem) -> None:
     a = await system.spawn(Puppet, name="a", mailbox=TINY)
     b = await system.spawn(Puppet, name="b")
 
@@ -176,7 +176,7 @@ async def test_a_tell_to_one_that_waits_for_the_sender(system: System) -> None:
     assert await a.ask(Do(lambda actor: b.ask(Do(tell_a)))) == "refused"
 
 
-async def test_a_tell_that_only_has_to_wait_is_sent(system: System) -> None:
+async def test_a_tell_that_only_has_to_wait_is_sent(system: ActorSystem) -> None:
     """A handler of a group runs beside the actor's own task, which makes room meanwhile."""
     ref = await system.spawn(Puppet, mailbox=TINY)
     gate = Gate()
@@ -203,7 +203,7 @@ async def test_a_tell_that_only_has_to_wait_is_sent(system: System) -> None:
 
 
 @pytest.mark.parametrize("where", ["handler", "lifespan", "told"])
-async def test_a_child_whose_start_asks_its_spawner(system: System, where: str) -> None:
+async def test_a_child_whose_start_asks_its_spawner(system: ActorSystem, where: str) -> None:
     errors: list[AskCycleError] = []
     parents: list[Ref[Puppet]] = []
 
@@ -227,7 +227,7 @@ async def test_a_child_whose_start_asks_its_spawner(system: System, where: str) 
     assert error.path == "s/parent"
 
 
-async def test_a_start_that_waits_for_its_spawner_through_others(system: System) -> None:
+async def test_a_start_that_waits_for_its_spawner_through_others(system: ActorSystem) -> None:
     """The parent spawns a child, which spawns its own; that asks another, which asks the parent."""
     parent = await system.spawn(Puppet, name="parent")
     between = await system.spawn(Puppet, name="between")
@@ -253,7 +253,7 @@ async def test_a_start_that_waits_for_its_spawner_through_others(system: System)
     assert text == f"the ask would wait for itself: {names}"
 
 
-async def test_a_child_that_lets_the_error_out_does_not_start(system: System) -> None:
+async def test_a_child_that_lets_the_error_out_does_not_start(system: ActorSystem) -> None:
     async def act(parent: Puppet) -> str:
         async def ask_parent(child: Puppet) -> None:
             await parent.context.ref.ask(Echo("from below"))
@@ -267,7 +267,7 @@ async def test_a_child_that_lets_the_error_out_does_not_start(system: System) ->
     assert system.tree().find("s/parent").children == ()
 
 
-async def test_a_child_that_has_started_may_ask_its_parent(system: System) -> None:
+async def test_a_child_that_has_started_may_ask_its_parent(system: ActorSystem) -> None:
     children: list[Ref[Puppet]] = []
 
     async def act(parent: Puppet) -> None:
@@ -278,7 +278,7 @@ async def test_a_child_that_has_started_may_ask_its_parent(system: System) -> No
     assert await children[0].ask(Do(lambda child: ref.ask(Echo("from below")))) == "from below"
 
 
-async def test_a_child_that_is_started_again_may_ask_its_parent_as_it_starts(system: System) -> None:
+async def test_a_child_that_is_started_again_may_ask_its_parent_as_it_starts(system: ActorSystem) -> None:
     """Nobody waits for that start: the parent serves meanwhile."""
     replies: list[str] = []
 

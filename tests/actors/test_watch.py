@@ -10,13 +10,13 @@ import trio.testing
 from sample_actors import AT_ONCE, BoomError, Do, Echo, Events, Gate, Note, Number, Puppet, crash, started
 
 from trio_accel.actors import (
+    ActorSystem,
     Directive,
     Message,
     MessageDropped,
     Policy,
     Ref,
     Restart,
-    System,
     Terminated,
 )
 
@@ -41,7 +41,7 @@ async def notes_of(ref: Ref[Puppet]) -> list[str]:
 
 
 @pytest.fixture
-async def other(system: System) -> Ref[Puppet]:
+async def other(system: ActorSystem) -> Ref[Puppet]:
     return await system.spawn(Puppet, name="other", policy=AT_ONCE)
 
 
@@ -70,7 +70,7 @@ async def test_an_actor_that_has_ended_is_told_at_once(puppet: Ref[Puppet], othe
     assert await notes_of(puppet) == ["s/other stop was asked for"]
 
 
-async def test_what_made_it_fail_is_told(system: System, puppet: Ref[Puppet]) -> None:
+async def test_what_made_it_fail_is_told(system: ActorSystem, puppet: Ref[Puppet]) -> None:
     other = await system.spawn(Puppet, name="o", policy=Policy(directives={BoomError: Directive.STOP}))
     ends: list[Terminated] = []
 
@@ -105,7 +105,7 @@ async def test_a_second_watch_takes_the_place_of_the_first(puppet: Ref[Puppet], 
     assert await notes_of(puppet) == ["second"]
 
 
-async def test_the_watch_ends_with_the_incarnation(system: System, other: Ref[Puppet]) -> None:
+async def test_the_watch_ends_with_the_incarnation(system: ActorSystem, other: Ref[Puppet]) -> None:
     puppet = await system.spawn(Puppet, policy=AT_ONCE)
     await puppet.ask(watching(other))
     await crash(puppet)
@@ -114,7 +114,7 @@ async def test_the_watch_ends_with_the_incarnation(system: System, other: Ref[Pu
 
 
 async def test_a_watch_in_the_lifespan_is_there_in_each_incarnation(
-    system: System, other: Ref[Puppet]
+    system: ActorSystem, other: Ref[Puppet]
 ) -> None:
     async def start(actor: Puppet) -> None:
         actor.context.watch(other, to=Note("ended"))
@@ -126,7 +126,7 @@ async def test_a_watch_in_the_lifespan_is_there_in_each_incarnation(
     assert await notes_of(puppet) == ["ended"]
 
 
-async def test_two_watch_each_other(puppet: Ref[Puppet], other: Ref[Puppet], system: System) -> None:
+async def test_two_watch_each_other(puppet: Ref[Puppet], other: Ref[Puppet], system: ActorSystem) -> None:
     await puppet.ask(watching(other))
     await other.ask(watching(puppet))
     await other.stop()
@@ -134,7 +134,7 @@ async def test_two_watch_each_other(puppet: Ref[Puppet], other: Ref[Puppet], sys
     await puppet.stop()
 
 
-async def test_watchers_of_watchers(system: System) -> None:
+async def test_watchers_of_watchers(system: ActorSystem) -> None:
     """Each ends when the one before has ended."""
     log: list[str] = []
 
@@ -162,7 +162,7 @@ async def test_watchers_of_watchers(system: System) -> None:
     assert log == ["-a0", "-b0", "-c0", "-d0"]
 
 
-async def test_an_actor_watches_its_child(system: System) -> None:
+async def test_an_actor_watches_its_child(system: ActorSystem) -> None:
     children: list[Ref[Puppet]] = []
 
     async def start(actor: Puppet) -> None:
@@ -177,7 +177,7 @@ async def test_an_actor_watches_its_child(system: System) -> None:
 
 
 async def test_the_message_of_a_dead_watcher_is_a_dead_letter(
-    system: System, puppet: Ref[Puppet], other: Ref[Puppet], events: Events
+    system: ActorSystem, puppet: Ref[Puppet], other: Ref[Puppet], events: Events
 ) -> None:
     gate = Gate()
     await puppet.ask(watching(other, Note("ended")))
@@ -220,7 +220,7 @@ async def test_a_request_is_refused_as_the_message_of_a_watch(
 
 @pytest.mark.parametrize("fault", ["raises", "unknown"])
 async def test_a_function_that_fails_crashes_the_watcher_and_not_the_watched_s_supervisor(
-    system: System, other: Ref[Puppet], fault: str
+    system: ActorSystem, other: Ref[Puppet], fault: str
 ) -> None:
     def make(ended: Terminated) -> Any:
         if fault == "raises":
@@ -236,7 +236,7 @@ async def test_a_function_that_fails_crashes_the_watcher_and_not_the_watched_s_s
     assert error.startswith("BoomError: in the function" if fault == "raises" else "TypeError: watch: ")
 
 
-async def test_watching_and_unwatching_leaves_nothing(system: System, puppet: Ref[Puppet]) -> None:
+async def test_watching_and_unwatching_leaves_nothing(system: ActorSystem, puppet: Ref[Puppet]) -> None:
     long_lived = await system.spawn(Puppet)
 
     async def act(actor: Puppet) -> int:

@@ -40,7 +40,7 @@ class Parked:
 
 async def test_many_calls_at_once_compute_once_and_get_one_object() -> None:
     model = Parked()
-    cache = Cache(model, most=10)
+    cache = Cache(model, max_entries=10)
     results: list[Any] = []
 
     async def ask() -> None:
@@ -60,7 +60,7 @@ async def test_many_calls_at_once_compute_once_and_get_one_object() -> None:
 
 async def test_waiting_calls_take_over_in_order() -> None:
     model = Parked()
-    cache = Cache(model, most=10, key=len)
+    cache = Cache(model, max_entries=10, key=len)
     scopes = [trio.CancelScope() for _ in range(4)]
 
     async def ask(number: int) -> None:
@@ -85,7 +85,7 @@ async def test_waiting_calls_take_over_in_order() -> None:
 
 async def test_a_call_that_computes_and_one_that_waits_may_leave_at_once() -> None:
     model = Parked()
-    cache = Cache(model, most=10)
+    cache = Cache(model, max_entries=10)
     async with trio.open_nursery() as nursery:
         with trio.CancelScope() as scope:
             async with trio.open_nursery() as inner:
@@ -96,7 +96,7 @@ async def test_a_call_that_computes_and_one_that_waits_may_leave_at_once() -> No
         nursery.start_soon(cache, 1)
         await wait_all_tasks_blocked()
         model.gate.set()
-    assert cache.statistics().kept == 1
+    assert cache.statistics().entries == 1
 
 
 async def test_each_waiting_call_gets_an_error_of_its_own() -> None:
@@ -106,7 +106,7 @@ async def test_each_waiting_call_gets_an_error_of_its_own() -> None:
         await gate.wait()
         raise OSError(item)
 
-    cache = Cache(fail, most=3)
+    cache = Cache(fail, max_entries=3)
     errors: list[OSError] = []
 
     async def ask() -> None:
@@ -122,7 +122,7 @@ async def test_each_waiting_call_gets_an_error_of_its_own() -> None:
         gate.set()
     assert [error.args for error in errors] == [(7,)] * 3
     assert len({id(error) for error in errors}) == 3
-    assert cache.statistics().kept == 0
+    assert cache.statistics().entries == 0
 
 
 async def test_an_array_that_was_released_is_computed_again(device: ta.Device) -> None:
@@ -132,7 +132,7 @@ async def test_an_array_that_was_released_is_computed_again(device: ta.Device) -
         made.append(await device.put(np.full(3, item)))
         return {"array": (made[-1], item)}
 
-    cache = Cache(put, most=3)
+    cache = Cache(put, max_entries=3)
     assert (await cache(1))["array"][0] is made[0]
     assert (await cache(1))["array"][0] is made[0]
     assert cache.statistics().nbytes >= made[0].nbytes
@@ -148,7 +148,7 @@ async def test_an_array_of_a_closed_device_is_computed_again(system: ta.System) 
     async def put(item: float) -> ta.AccelRef:
         return await usable[0].put(np.array([item]))
 
-    cache = Cache(put, most=3)
+    cache = Cache(put, max_entries=3)
     assert (await cache(2.0)).device is devices[0]
     await usable.pop(0).close()
     assert (await cache(2.0)).device is devices[1]
@@ -157,7 +157,7 @@ async def test_an_array_of_a_closed_device_is_computed_again(system: ta.System) 
 @pytest.mark.no_device
 async def test_an_array_that_was_lost_with_its_context_is_computed_again(system: ta.System) -> None:
     async with system.open_device("cpu", options=ta.DeviceOptions(isolation="inline")) as device:
-        cache = Cache[float, ta.AccelRef](lambda item: device.put(np.array([item])), most=3)
+        cache = Cache[float, ta.AccelRef](lambda item: device.put(np.array([item])), max_entries=3)
         first = await cache(2.0)
         ta.testing.poison(device)
         with trio.fail_after(60):
@@ -173,7 +173,7 @@ async def test_a_model_that_asks_for_its_own_key_is_refused() -> None:
     async def ask_again(item: int) -> int:
         return await cache(item)
 
-    cache = Cache[int, int](ask_again, most=3)
+    cache = Cache[int, int](ask_again, max_entries=3)
     with pytest.raises(RuntimeError, match="would never end"):
         await cache(1)
 
@@ -182,7 +182,7 @@ async def test_a_model_may_ask_for_another_key() -> None:
     async def factorial(item: int) -> int:
         return item * await cache(item - 1) if item else await double(1) // 2
 
-    cache = Cache[int, int](factorial, most=30)
+    cache = Cache[int, int](factorial, max_entries=30)
     assert await cache(20) == math.factorial(20)
     assert await cache(12) == math.factorial(12)
     assert cache.statistics().computed == 21
@@ -190,7 +190,7 @@ async def test_a_model_may_ask_for_another_key() -> None:
 
 @pytest.mark.parametrize("key", [[1], {}, {1}, np.ones(2), (1, [2])], ids=str)
 async def test_keys_that_cannot_be_hashed(key: Any) -> None:
-    cache = Cache[Any, int](double, most=3)
+    cache = Cache[Any, int](double, max_entries=3)
     with pytest.raises(TypeError, match=r"Cache: a key must be hashable.*give key="):
         await cache(key)
     with pytest.raises(TypeError, match="Cache: a key must be hashable"):
@@ -202,32 +202,38 @@ async def test_a_model_that_returns_nothing() -> None:
         await double(item)
 
     with pytest.raises(ModelOutputError, match="Cache: the model returned None"):
-        await Cache(forgetful, most=3)(1)
+        await Cache(forgetful, max_entries=3)(1)
 
 
 async def test_a_model_that_is_not_async() -> None:
     with pytest.raises(TypeError, match="must be async"):
-        await any_cache(lambda item: item, most=3)(1)
+        await any_cache(lambda item: item, max_entries=3)(1)
 
 
 @pytest.mark.parametrize("cost", [-1, math.nan, math.inf, "1", None])
 async def test_costs_that_are_none(cost: Any) -> None:
-    cache = Cache(double, most=3, cost=lambda value: cost)
+    cache = Cache(double, max_entries=3, cost=lambda value: cost)
     with pytest.raises((TypeError, ValueError), match="Cache: the cost of a value must be a"):
         await cache(1)
-    assert cache.statistics().kept == 0
+    assert cache.statistics().entries == 0
 
 
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: any_cache(double, most=0), "Cache: most must be at least 1, got 0"),
-        (lambda: any_cache(double, most=1.5), "Cache: most must be an integer, got 1.5"),
-        (lambda: any_cache(double, most=1, most_bytes=0), "Cache: most_bytes must be at least 1, got 0"),
-        (lambda: any_cache(double, most=1, ttl=0), "Cache: ttl must be a finite number above 0, got 0"),
-        (lambda: any_cache(double, most=1, ttl=math.nan), "Cache: ttl must be a finite number above 0"),
-        (lambda: any_cache(double, most=1, key=3), "Cache: key must be"),
-        (lambda: any_cache(3, most=1), "a model is an async callable"),
+        (lambda: any_cache(double, max_entries=0), "Cache: max_entries must be at least 1, got 0"),
+        (lambda: any_cache(double, max_entries=1.5), "Cache: max_entries must be an integer, got 1.5"),
+        (lambda: any_cache(double, max_entries=1, max_bytes=0), "Cache: max_bytes must be at least 1, got 0"),
+        (
+            lambda: any_cache(double, max_entries=1, ttl=0),
+            "Cache: ttl must be a finite number above 0, got 0",
+        ),
+        (
+            lambda: any_cache(double, max_entries=1, ttl=math.nan),
+            "Cache: ttl must be a finite number above 0",
+        ),
+        (lambda: any_cache(double, max_entries=1, key=3), "Cache: key must be"),
+        (lambda: any_cache(3, max_entries=1), "a model is an async callable"),
     ],
 )
 def test_wrong_options(make: Callable[[], object], text: str) -> None:

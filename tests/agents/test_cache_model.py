@@ -150,7 +150,7 @@ class Model:
             shared=self.shared,
             computed=self.computed,
             evicted=self.evicted,
-            kept=len(self.kept),
+            entries=len(self.kept),
             nbytes=self.nbytes,
         )
 
@@ -170,7 +170,7 @@ STEPS = st.one_of(
 
 async def play(steps: list[tuple[str, int, int]], clock: MockClock) -> None:
     loader, model = Loader(), Model()
-    cache = Cache(loader, most=MOST, most_bytes=MOST_BYTES, key=lambda item: item.key, ttl=TTL)
+    cache = Cache(loader, max_entries=MOST, max_bytes=MOST_BYTES, key=lambda item: item.key, ttl=TTL)
     askers: list[Asker] = []
     async with trio.open_nursery() as nursery:
         for name, number, size in steps:

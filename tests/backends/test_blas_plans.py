@@ -14,7 +14,7 @@ from trio_accel.backends.base.contract.ops import (
     ArraySpec,
     contiguous_strides,
 )
-from trio_accel.backends.base.kit.blas import Plan, plan_routine
+from trio_accel.backends.base.kit.blas import BlasPlan, plan_routine
 
 FLAGS = (False, True)
 LETTERS = ("N", "T", "C")
@@ -26,11 +26,11 @@ def array(rows: int, columns: int, dtype: DType = COMPLEX, *, by_rows: bool = Tr
     return ArraySpec(0, 0, dtype, shape, contiguous_strides(shape, size) if by_rows else (size, rows * size))
 
 
-def gemm(a: ArraySpec, b: ArraySpec, c: ArraySpec, trans_a: Any = "N", trans_b: Any = "N") -> Plan:
+def gemm(a: ArraySpec, b: ArraySpec, c: ArraySpec, trans_a: Any = "N", trans_b: Any = "N") -> BlasPlan:
     return plan_routine(linalg.gemm.spec(1.0, a, b, 0.0, trans_a, trans_b, c))
 
 
-def name_of(plan: Plan) -> str:
+def name_of(plan: BlasPlan) -> str:
     assert plan.routine is not None
     return plan.routine.name
 

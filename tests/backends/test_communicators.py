@@ -13,8 +13,8 @@ from trio_accel.backends.base.kit.communicators import (
     ABORTED,
     MISSING,
     NOT_IN_TIME,
-    Communicator,
     Communicators,
+    RankCommunicator,
 )
 
 
@@ -41,7 +41,7 @@ def code_of(call: object) -> str:
 
 
 def test_it_waits_until_what_was_begun_is_there() -> None:
-    made, handle = Communicator("test"), Handle(300)
+    made, handle = RankCommunicator("test"), Handle(300)
     made.begin(lambda: handle)
     made.settle()
     assert handle.looks == -1
@@ -49,13 +49,13 @@ def test_it_waits_until_what_was_begun_is_there() -> None:
 
 
 def test_a_wait_in_an_event_loop_has_an_end() -> None:
-    made = Communicator("test")
+    made = RankCommunicator("test")
     made.begin(Handle)
     assert code_of(lambda: made.settle(is_short=True)) == NOT_IN_TIME
 
 
 def test_a_wait_ends_when_it_is_given_up_in_another_thread() -> None:
-    made, handle, waiting = Communicator("test"), Handle(), Waiting()
+    made, handle, waiting = RankCommunicator("test"), Handle(), Waiting()
     made.begin(lambda: handle)
     thread = threading.Timer(0.05, made.abort)
     thread.start()
@@ -72,7 +72,7 @@ def test_a_wait_ends_when_it_is_given_up_in_another_thread() -> None:
 
 def test_one_that_is_stuck_in_a_call_is_given_up_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trio_accel.backends.base.kit.communicators._LEAVING", 0.01)
-    made, handle, goes_on, is_in = Communicator("test"), Handle(), threading.Event(), threading.Event()
+    made, handle, goes_on, is_in = RankCommunicator("test"), Handle(), threading.Event(), threading.Event()
     made.begin(lambda: handle)
 
     def hang(_: Handle) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from trio_accel.backends.base import DType
 from trio_accel.backends.base.contract.ops import ArraySpec, FftSpec, contiguous_strides
-from trio_accel.backends.base.kit.fft_steps import OUT, SOURCE, Convert, Transform, TransformPlan, View, Zero
+from trio_accel.backends.base.kit.fft_steps import OUT, SOURCE, Convert, FftStep, TransformPlan, View, Zero
 
 COMPLEX = {DType.float64: DType.complex128, DType.float32: DType.complex64}
 REAL = {complex_: real for real, complex_ in COMPLEX.items()}
@@ -52,7 +52,7 @@ def letters(plan: TransformPlan) -> str:
     """The steps by their first letters; a transform that is executed several times has a number."""
     names = []
     for step in plan.steps:
-        times = len(step.fit.offsets) if isinstance(step, Transform) else 1
+        times = len(step.fit.offsets) if isinstance(step, FftStep) else 1
         names.append(type(step).__name__[0] + (str(times) if times > 1 else ""))
     return "".join(names)
 

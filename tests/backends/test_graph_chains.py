@@ -101,7 +101,7 @@ class Graphs(ChainLibrary):
 
     def __init__(self) -> None:
         device = SimpleNamespace(
-            believed=(),
+            validated_blocks=(),
             info=SimpleNamespace(name="none:0"),
             context=nullcontext(),
             usage_of=lambda library: LibraryUsage(),

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from trio_accel.backends.base import DType, OutOfRangeError
 from trio_accel.backends.base.expressions import (
-    Step,
     TypedExpression,
+    TypedStep,
     _pieces,
     evaluate,
     parse,
@@ -217,24 +217,24 @@ def test_stores_of_a_loop_are_those_of_a_plain_loop(has_break: bool, varies: boo
     """For each element i, ``for k in range(m[i]): x[k] += v[i] * k``, which may end where ``k >= v[i]``."""
     f, w = DType.float64, DType.int64
     steps = [
-        Step("argument", w, (), 0),
-        Step("argument", f, (), 1),
-        Step("constant", w, (), 0),
-        Step("carried", w, (2,)),
-        Step("loop", w, (2, 0, 3), 8),
-        Step("cast", f, (4,)),
-        Step("multiply", f, (1, 5)),
-        Step("store_add", f, (6, 4), 2),
-        Step("end", w, (4, 3)),
+        TypedStep("argument", w, (), 0),
+        TypedStep("argument", f, (), 1),
+        TypedStep("constant", w, (), 0),
+        TypedStep("carried", w, (2,)),
+        TypedStep("loop", w, (2, 0, 3), 8),
+        TypedStep("cast", f, (4,)),
+        TypedStep("multiply", f, (1, 5)),
+        TypedStep("store_add", f, (6, 4), 2),
+        TypedStep("end", w, (4, 3)),
     ]
     if has_break:
         steps[6:7] = [
-            Step("greater_equal", DType.bool, (5, 1)),
-            Step("break", DType.bool, (4, 6, 3)),
-            Step("multiply", f, (1, 5)),
+            TypedStep("greater_equal", DType.bool, (5, 1)),
+            TypedStep("break", DType.bool, (4, 6, 3)),
+            TypedStep("multiply", f, (1, 5)),
         ]
-        steps[-2:] = [Step("store_add", f, (8, 4), 2), Step("end", w, (4, 3))]
-        steps[4] = Step("loop", w, (2, 0, 3), 10)
+        steps[-2:] = [TypedStep("store_add", f, (8, 4), 2), TypedStep("end", w, (4, 3))]
+        steps[4] = TypedStep("loop", w, (2, 0, 3), 10)
     program = TypedExpression(tuple(steps), (), elements=(0, 1), loads=((2, 1),))
     many: Numbers = np.array([3, 0, 5, 1]) if varies else np.array(5)
     v: Numbers = np.array([1.5, 2, 2.5, 9]) if varies else np.array(2.5)

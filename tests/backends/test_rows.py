@@ -16,7 +16,7 @@ from trio_accel.backends.base import DType
 from trio_accel.backends.base.contract.ops import ArraySpec, ExpressionSpec
 from trio_accel.backends.base.expressions import (
     Argument,
-    Expression,
+    ParsedExpression,
     encode_program,
     evaluate,
     pack_scalars,
@@ -160,7 +160,7 @@ def test_threads_of_a_row_find_what_numpy_finds(
         np.testing.assert_allclose(out, want.reshape(out.shape), rtol=1e-6, atol=1e-12)
 
 
-def reads(expression: Expression) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def reads(expression: ParsedExpression) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return expression.inputs, expression.outputs
 
 

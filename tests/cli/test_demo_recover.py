@@ -86,14 +86,14 @@ def test_each_fault_is_felt_and_recovered_from(cli: Cli) -> None:
 
 @pytest.mark.usefixtures("few")
 def test_a_request_that_is_lost_is_found(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    prepare = _recover.Load.prepare.__func__
+    prepare = _recover.DemoLoad.prepare.__func__
 
-    async def one_more(cls: type[_recover.Load], device: ta.Device) -> _recover.Load:
-        load: _recover.Load = await prepare(cls, device)
+    async def one_more(cls: type[_recover.DemoLoad], device: ta.Device) -> _recover.DemoLoad:
+        load: _recover.DemoLoad = await prepare(cls, device)
         load.asked += 1
         return load
 
-    monkeypatch.setattr(_recover.Load, "prepare", classmethod(one_more))
+    monkeypatch.setattr(_recover.DemoLoad, "prepare", classmethod(one_more))
     document = recover(cli, code=1)
     assert failed_checks(document) == ["requests failed or lost"]
     assert ", 1 lost; " in document["summary"]

@@ -58,7 +58,7 @@ class FakeLink:
         self.lost.set()
 
 
-class Played(cluster.Router):
+class Played(cluster.EntityRouter):
     """A cluster of fake agents, which are back after some time."""
 
     def __init__(self) -> None:

@@ -122,7 +122,7 @@ async def test_a_link_that_opens_while_its_member_leaves_is_closed() -> None:
 
 async def test_links_to_who_leaves_end_after_their_answers_and_to_who_is_lost_at_once() -> None:
     members = [cluster.Member(name, (), 1, None) for name in "ab"]
-    router = cluster.Router()
+    router = cluster.EntityRouter()
     lines = dict(zip(members, (links.Link([], "a"), links.Link([], "b")), strict=True))
     router._links.update(lines)
     table = cluster.Table(1, tuple(members))

@@ -65,7 +65,7 @@ async def test_halves_of_a_link_whose_others_never_come_are_closed(monkeypatch: 
         address = await links.listen("127.0.0.1", bytes(32), serve, nursery)
         with trio.socket.socket() as sock, trio.fail_after(60):
             await sock.connect((address.host, address.port))
-            half = links._Stream(sock, links.allocate_any)
+            half = links._Connection(sock, links.allocate_any)
             await links._prove(half, bytes(32), is_asked=False, token=bytes(32))
             with suppress(OSError):
                 assert await sock.recv(1) == b""

@@ -212,17 +212,17 @@ def without_a_release(patch: pytest.MonkeyPatch) -> None:
 
 def as_if_all_had_the_table(patch: pytest.MonkeyPatch) -> None:
     """An agent that takes every table for one that all agents have."""
-    update = TABLE.Router.update
+    update = TABLE.EntityRouter.update
 
     def settled(self: Any, table: Any, before: Any = None) -> None:
         update(self, table)
 
-    patch.setattr(TABLE.Router, "update", settled)
+    patch.setattr(TABLE.EntityRouter, "update", settled)
 
 
 def before_its_agent_has_the_table(patch: pytest.MonkeyPatch) -> None:
     """An agent that releases an entity by its old table, and serves it again."""
-    patch.setattr(TABLE.Router, "wait_epoch", do_nothing)
+    patch.setattr(TABLE.EntityRouter, "wait_epoch", do_nothing)
 
 
 def without_an_end_when_alone(patch: pytest.MonkeyPatch) -> None:

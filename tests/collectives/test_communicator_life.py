@@ -39,7 +39,7 @@ RANKS = st.integers(0, SIZE - 1)
 VENDOR = CollectiveLibrary(
     title="fake", package="none", missing="", actor="a:A", control="a:C", reductions={}
 )
-PARTS = {rank: _communicators.Part("all_gather", ta.DType.int32, shape=(4,)) for rank in range(SIZE)}
+PARTS = {rank: _communicators.RankShare("all_gather", ta.DType.int32, shape=(4,)) for rank in range(SIZE)}
 
 
 @attrs.frozen

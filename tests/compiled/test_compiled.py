@@ -335,14 +335,14 @@ async def test_vectors_of_any_width_make_the_same_bits(executors: Executors) -> 
         + "; p = x ** y; q = x * y % 1.5 + sqrt(x)"
     )
     outputs = [*(f"o{n}" for n in range(len(names))), "p", "q"]
-    kept: list[tuple[_plans.Plan, bytes]] = []
-    run = _plans.Plan.run
+    kept: list[tuple[_plans.LoopPlan, bytes]] = []
+    run = _plans.LoopPlan.run
 
-    def noted(plan: _plans.Plan, entry: Any, data: bytes, **named: Any) -> bool:
+    def noted(plan: _plans.LoopPlan, entry: Any, data: bytes, **named: Any) -> bool:
         kept.append((plan, data))
         return run(plan, entry, data, **named)
 
-    executors.monkeypatch.setattr(_plans.Plan, "run", noted)
+    executors.monkeypatch.setattr(_plans.LoopPlan, "run", noted)
     executors.choose("always")
     for dtype in ("float64", "float32"):
         given = [await executors.device.put(each.astype(dtype)) for each in (x, x[::-1])]

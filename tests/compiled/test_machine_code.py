@@ -52,14 +52,14 @@ CHOICES = {
 async def test_a_choice_leaves_a_loop_of_vectors(
     executors: Executors, tmp_path: Path, name: str, dtype: str
 ) -> None:
-    kept: list[_plans.Plan] = []
-    run = _plans.Plan.run
+    kept: list[_plans.LoopPlan] = []
+    run = _plans.LoopPlan.run
 
-    def noted(plan: _plans.Plan, entry: Any, data: bytes, **named: Any) -> bool:
+    def noted(plan: _plans.LoopPlan, entry: Any, data: bytes, **named: Any) -> bool:
         kept.append(plan)
         return run(plan, entry, data, **named)
 
-    executors.monkeypatch.setattr(_plans.Plan, "run", noted)
+    executors.monkeypatch.setattr(_plans.LoopPlan, "run", noted)
     special = np.array([0.0, -0.0, 1, -1, 3, -3, 0.7, -0.7, np.inf, -np.inf, np.nan, 1e-30])
     x, y = (each.reshape(-1).astype(dtype) for each in np.meshgrid(special, special))
     ask = jit.elementwise(CHOICES[name], inputs=("x", "y", "s"))

@@ -18,7 +18,7 @@ from trio_accel.backends.base import DType
 from trio_accel.backends.base.contract.ops import ArraySpec, ExpressionSpec
 from trio_accel.backends.base.expressions import (
     Argument,
-    Expression,
+    ParsedExpression,
     Weak,
     encode_program,
     parse,
@@ -73,7 +73,7 @@ def of_kernels() -> dict[str, str]:
     number = Argument(Weak.float, False)
     softmax = parse("e = exp(x - max(x)); y = e / sum(e)", ("x",), is_along=True)
 
-    def encoded(expression: Expression, *arguments: Argument) -> str:
+    def encoded(expression: ParsedExpression, *arguments: Argument) -> str:
         return encode_program(typed(expression, tuple([each.kind for each in arguments])), arguments)
 
     specs = {

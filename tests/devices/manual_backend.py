@@ -211,7 +211,7 @@ class ManualDevice:
     info: DeviceInfo
     blocks: CpuMemory
     libraries: tuple[str, ...] = LIBRARIES
-    believed: frozenset[int] = frozenset()
+    validated_blocks: frozenset[int] = frozenset()
     kept: KeptCounts = attrs.field(factory=KeptCounts)
     is_held: bool = False
     failure: Exception | None = None
@@ -276,7 +276,7 @@ class ManualDevice:
     def poison(self, reason: str, how: str = "illegal_address", stream: object = None) -> None:
         self.failure = ta.ContextPoisonedError(reason)
 
-    def reaches(self, other: DeviceInfo) -> bool:
+    def reaches(self, peer: DeviceInfo) -> bool:
         return False
 
     def host_view(self, array: ArraySpec, *, write: bool = True) -> npt.NDArray[Any]:

@@ -144,7 +144,7 @@ async def test_what_an_operation_may_still_use_becomes_no_other_block() -> None:
     ids = {released.id, spoiled.id}
     # What is in flight holds its blocks, but for those that the program releases by name.
     released.release()
-    spoiled.spoil("linalg.Matmul", None)
+    spoiled.mark_damaged("linalg.Matmul", None)
     del spoiled
     assert table.new(8).id not in ids
     assert ids <= set(table.take())

@@ -180,7 +180,7 @@ def test_parts_of_a_block_are_damaged_like_a_mask(steps: Any, read: Any) -> None
         if what == "heal":
             block.heal((spec,), AT_LAST)
         elif view.size:
-            block.spoil("test", None, (spec,))
+            block.mark_damaged("test", None, (spec,))
     view, spec = part(read, range(3))
     assert (block.damage_of(spec) is not None) == mask[view].any()
     assert (block.damaged_by is not None) == mask.any()
@@ -191,7 +191,7 @@ def test_a_view_of_too_many_pieces_is_all_or_nothing() -> None:
     even = ArraySpec(1, 0, ta.DType.float32, (100_000,), (8,))
     one = ArraySpec(1, 4, ta.DType.float32, (1,), (4,))
     block = block_of(800_000)
-    block.spoil("test", None, (even,))
+    block.mark_damaged("test", None, (even,))
     assert block.damage_of(one) is not None
     block.heal((even,), AT_LAST)
     assert block.damage_of(even) is not None

@@ -152,7 +152,7 @@ async def test_work_goes_where_the_least_is_in_flight(three: ta.DeviceGroup, iso
         # That counts more than free memory.
         assert three.place() is second
         assert three.place(exclude=[second]) is first
-        assert three.place(near=big) is second
+        assert three.place(owner_of=big) is second
     await until(lambda: not any(load.in_flight for load in three.loads()))
 
 
@@ -164,13 +164,13 @@ async def test_equal_devices_take_turns(three: ta.DeviceGroup) -> None:
 async def test_hints_that_nothing_meets_are_refused(three: ta.DeviceGroup) -> None:
     first, second, third = three
     array = await second.zeros(1)
-    assert three.place(near=array, backend=BACKEND, product=first.info.description.upper()) is second
+    assert three.place(owner_of=array, backend=BACKEND, product=first.info.description.upper()) is second
     refused: list[tuple[dict[str, Any], list[str]]] = [
         ({"backend": "toaster"}, [f"is of backend '{BACKEND}', and not 'toaster'"] * 3),
         ({"product": "toaster"}, [f"is a {first.info.description!r}, and no 'toaster'"] * 3),
         ({"exclude": three.devices}, ["is excluded"] * 3),
         (
-            {"near": array, "exclude": {second}},
+            {"owner_of": array, "exclude": {second}},
             ["does not have the array", "is excluded", "does not have the array"],
         ),
     ]
@@ -231,7 +231,7 @@ async def test_a_device_without_a_context_is_left_out_while_another_has_one(
         # What is kept for a key is there, and comes back with the context.
         assert {key: group.place(key=key) for key in keys} == keys
         if isolation == "process":
-            assert group.place(near=array) is second
+            assert group.place(owner_of=array) is second
         # If none has one, work waits at one of them.
         await lose(first)
         await lose(third)
@@ -259,7 +259,7 @@ async def test_keys_of_a_device_that_is_given_up_move_and_come_back(system: ta.S
         heir = await group.open_device(adopt=second)
         assert (heir.path, heir.options) == (second.path, second.options)
         assert {key: group.place(key=key).path for key in keys} == keys
-        assert group.place(near=array) is heir
+        assert group.place(owner_of=array) is heir
         assert await array.to_host() == pytest.approx(np.arange(5.0))
         await first.close()
         with pytest.raises(ta.PlacementError, match=f"{first.path} was closed"):
@@ -425,7 +425,7 @@ async def test_bad_input(system: ta.System) -> None:
             ({"memory": -1}, ValueError, "memory must be at least 0, got -1"),
             ({"exclude": group.devices[0]}, TypeError, "exclude must be open devices"),
             ({"exclude": ["cpu:0"]}, TypeError, r"exclude must be open devices, got \['cpu:0'\]"),
-            ({"near": np.ones(1)}, TypeError, "near must be an array of a device"),
+            ({"owner_of": np.ones(1)}, TypeError, "owner_of must be an array of a device"),
         ]
         for hints, error, match in refused:
             with pytest.raises(error, match=f"place: {match}"):
@@ -435,8 +435,8 @@ async def test_bad_input(system: ta.System) -> None:
         with pytest.raises(TypeError, match="did you mean 'memory'"):
             group.place(memroy=1)  # type: ignore[call-arg]
         array.release()
-        with pytest.raises(ta.StaleRefError, match="place: near: its memory was released"):
-            group.place(near=array)
+        with pytest.raises(ta.StaleRefError, match="place: owner_of: its memory was released"):
+            group.place(owner_of=array)
         with pytest.raises(TypeError, match="open_device: give options in one"):
             group.open_device(BACKEND, retry=1)  # type: ignore[arg-type]
         with pytest.raises(RuntimeError, match="another thread"):

@@ -206,7 +206,7 @@ async def test_a_host_operand_is_copied_on_the_stream_that_uses_it(
 
 class TestUses:
     def setup_method(self) -> None:
-        self.device: Any = type("Device", (), {"is_held": True, "believed": ()})()
+        self.device: Any = type("Device", (), {"is_held": True, "validated_blocks": ()})()
         self.streams = [ManualStream(f"stream {number}", self.device) for number in range(3)]
         self.memory = MemoryInUse(self.device)
 

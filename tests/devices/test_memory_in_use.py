@@ -24,7 +24,7 @@ class Device:
         self.there: dict[int, int] = {}
         self.limit: int = limit
         self.renewed: list[int] = []
-        self.believed: set[int] = set()
+        self.validated_blocks: set[int] = set()
 
     def allocate(self, block: int, nbytes: int) -> None:
         assert block not in self.there
@@ -88,7 +88,7 @@ def test_what_is_there_afterwards(
 ) -> None:
     device = Device()
     memory = opened(sizes, device)
-    device.believed.update(sizes)
+    device.validated_blocks.update(sizes)
     # What becomes another block was dropped before, and is not to be given back.
     again = again & sizes.keys() - set(dropped)
     uses = [memory.pin(block) for block in sorted(pinned & sizes.keys())]

@@ -483,7 +483,7 @@ async def test_an_array_that_is_damaged_elsewhere_is_used(device: ta.Device, x: 
     both = await device.put(np.arange(2.0 * N))
     step = ta.step(lambda x: (x * 2.0).to_host())
     await step(both[:N])
-    both.block.spoil("a test", None, [both[N:].spec])
+    both.block.mark_damaged("a test", None, [both[N:].spec])
     np.testing.assert_array_equal(await step(both[:N]), 2.0 * np.arange(N))
     with pytest.raises(ta.StaleRefError, match="spoiled by"):
         await step(both[N:])

@@ -165,7 +165,7 @@ async def test_steps_ahead_leave_constrained_sequences_out(
             return await step(batch)
 
         def watched(generation: Generation, sequences: Any) -> Any:
-            assert all(one.ahead == 0 for one in sequences if one.item.grammar is not None)
+            assert all(one.steps_ahead == 0 for one in sequences if one.item.grammar is not None)
             return masks(generation, sequences)
 
         made.model = attrs.evolve(made.model, forward=forward)

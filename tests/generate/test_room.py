@@ -197,7 +197,7 @@ async def test_a_text_that_needs_more_than_all_pages_ends_with_an_error(
     opening = open_model(device, TINY, LOADED.weights, pages=8, size=SIZE, forward="numpy")
     async with opening as model, open_generation(system, model, LOADED, positions=70) as made:
         tokens: list[int] = []
-        with pytest.raises(ta.patterns.PagesFullError, match="pages on the device: 1 wanted, and 0 free"):
+        with pytest.raises(ta.patterns.PagesFullError, match="pages on the device: 1 requested, and 0 free"):
             async with open_parts(made.batcher, Prompt(tokens=[5], most=99, sampling=GREEDY)) as stream:
                 tokens += [token async for token in stream]
         assert made.pages.used == 0

@@ -93,7 +93,7 @@ class Stand:
     """
 
     device: ta.Device
-    weights: ta.weights.Weights
+    weights: ta.weights.LoadedArrays
     program: Any
     cls: type[Encoder]
     shape: Shape

@@ -17,9 +17,9 @@ from trio_accel.backends.base import DType, NotSupportedError, OutOfRangeError
 from trio_accel.backends.base.contract.ops import Reduce, real_of
 from trio_accel.backends.base.expressions import (
     Argument,
-    Expression,
-    Step,
+    ParsedExpression,
     TypedExpression,
+    TypedStep,
     Weak,
     evaluate,
     parse,
@@ -127,7 +127,7 @@ def arguments_of(inputs: Sequence[str], dtypes: tuple[str, ...]) -> tuple[Argume
     return tuple([kinds.get(name) or Argument(DType(found[name]), True) for name in inputs])
 
 
-def _typed(expression: Expression, arguments: Sequence[Argument], *more: Any) -> TypedExpression:
+def _typed(expression: ParsedExpression, arguments: Sequence[Argument], *more: Any) -> TypedExpression:
     try:
         return unrolled(typed(expression, tuple(each.kind for each in arguments), *more))
     except (TypeError, ValueError, NotSupportedError):
@@ -188,17 +188,17 @@ def looping_stores() -> Sample:
     """Return the program ``for k in range(m): if k >= x: break; z[k] += x * k``."""
     f, w = DType.float64, DType.int64
     steps = (
-        Step("argument", w, (), 0),
-        Step("argument", f, (), 1),
-        Step("constant", w, (), 0),
-        Step("carried", w, (2,)),
-        Step("loop", w, (2, 0, 3), 10),
-        Step("cast", f, (4,)),
-        Step("greater_equal", DType.bool, (5, 1)),
-        Step("break", DType.bool, (4, 6, 3)),
-        Step("multiply", f, (1, 5)),
-        Step("store_add", f, (8, 4), 2),
-        Step("end", w, (4, 3)),
+        TypedStep("argument", w, (), 0),
+        TypedStep("argument", f, (), 1),
+        TypedStep("constant", w, (), 0),
+        TypedStep("carried", w, (2,)),
+        TypedStep("loop", w, (2, 0, 3), 10),
+        TypedStep("cast", f, (4,)),
+        TypedStep("greater_equal", DType.bool, (5, 1)),
+        TypedStep("break", DType.bool, (4, 6, 3)),
+        TypedStep("multiply", f, (1, 5)),
+        TypedStep("store_add", f, (8, 4), 2),
+        TypedStep("end", w, (4, 3)),
     )
     program = TypedExpression(steps, (), elements=(0, 1), loads=((2, 1),))
     return Sample(program, (Argument(w, True), Argument(f, True), Argument(f, True)))

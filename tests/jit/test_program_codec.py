@@ -17,8 +17,8 @@ from random_programs import Sample, bits, computed, exact, loaded_of, looping_st
 from trio_accel.backends.base import DType
 from trio_accel.backends.base.expressions import (
     Argument,
-    Step,
     TypedExpression,
+    TypedStep,
     Weak,
     decode_program,
     encode_program,
@@ -105,7 +105,7 @@ def test_constants_keep_their_kinds_and_bits(value: Any) -> None:
     dtype = DType.complex128
     if isinstance(value, int):
         dtype = DType.uint64 if value > np.iinfo(np.int64).max else DType.int64
-    step = Step("constant", dtype, (), value)
+    step = TypedStep("constant", dtype, (), value)
     made = decode_program(encode_program(TypedExpression((step,), (0,)), ())).program.steps[0]
     assert bits(made.value) == bits(value)
     assert made.dtype is dtype
@@ -117,7 +117,7 @@ def test_numbers_that_compare_as_equal_have_texts_of_their_own() -> None:
     )
     values = [0.0, -0.0, 0, False, 0j, complex(0, -0.0), complex(-0.0, 0), -0j, math.nan, quiet, other]
     texts = {
-        encode_program(TypedExpression((Step("constant", DType.complex128, (), each),), (0,)), ())
+        encode_program(TypedExpression((TypedStep("constant", DType.complex128, (), each),), (0,)), ())
         for each in values
     }
     assert len(texts) == len(values)
@@ -129,14 +129,14 @@ def test_numbers_that_compare_as_equal_have_texts_of_their_own() -> None:
     "value", [np.float32(1.5), np.int16(-3), np.bool_(True), np.complex64(2j), np.float64(-0.0)]
 )
 def test_numbers_of_numpy_become_those_of_python(value: Any) -> None:
-    step = Step("constant", DType.complex128, (), value)
+    step = TypedStep("constant", DType.complex128, (), value)
     made = decode_program(encode_program(TypedExpression((step,), (0,)), ())).program.steps[0]
     assert bits(made.value) == bits(value.item())
 
 
 def test_arguments_that_no_step_reads_are_kept() -> None:
     program = TypedExpression(
-        (Step("constant", F, (), 1.5),),
+        (TypedStep("constant", F, (), 1.5),),
         (0, 0),
         elements=(0, 2),
         axes=(-1, 0),

@@ -25,9 +25,9 @@ from random_programs import (
 from trio_accel.backends.base import DType
 from trio_accel.backends.base.expressions import (
     Argument,
-    Program,
-    Step,
+    EncodedProgram,
     TypedExpression,
+    TypedStep,
     Weak,
     decode_program,
     encode_program,
@@ -49,18 +49,20 @@ SHAPE = (3, 300)
 
 def of(
     text: str, outputs: tuple[str, ...] | None = None, *, is_checked: bool = False, **kinds: Argument
-) -> Program:
+) -> EncodedProgram:
     """Type a text of arguments that are arrays of float64 unless others are given."""
     expression = parse(text, None, outputs)
     arguments = tuple(kinds.get(name, X) for name in expression.inputs)
-    return Program(typed(expression, tuple(each.kind for each in arguments), (), is_checked), arguments)
+    return EncodedProgram(
+        typed(expression, tuple(each.kind for each in arguments), (), is_checked), arguments
+    )
 
 
-def row_of(text: str) -> Program:
-    return Program(typed(parse(text, ("x",), is_along=True), (F,)), (X,))
+def row_of(text: str) -> EncodedProgram:
+    return EncodedProgram(typed(parse(text, ("x",), is_along=True), (F,)), (X,))
 
 
-def functions(program: Program) -> list[str]:
+def functions(program: EncodedProgram) -> list[str]:
     return [step.function for step in program.program.steps]
 
 
@@ -86,7 +88,7 @@ class Inputs:
             self._values[argument, key] = value
         return self._values[argument, key]
 
-    def of(self, program: Program, keys: Sequence[int]) -> tuple[list[Any], dict[int, Array]]:
+    def of(self, program: EncodedProgram, keys: Sequence[int]) -> tuple[list[Any], dict[int, Array]]:
         """Return the values of arguments, and the arrays that elements are loaded from."""
         values = [self.value(*each) for each in zip(program.arguments, keys, strict=True)]
         loaded: dict[int, Array] = {}
@@ -95,7 +97,9 @@ class Inputs:
         return values, loaded
 
 
-def lists_of(program: Program, values: Sequence[Any], loaded: dict[int, Array]) -> tuple[list[Any], ...]:
+def lists_of(
+    program: EncodedProgram, values: Sequence[Any], loaded: dict[int, Array]
+) -> tuple[list[Any], ...]:
     """Return the arrays, loaded arrays and numbers of a message."""
     arrays = [values[number] for number in program.program.elements if program.arguments[number].is_array]
     scalars = [value for value, each in zip(values, program.arguments, strict=True) if not each.is_array]
@@ -109,7 +113,11 @@ def bits_of(program: TypedExpression, values: Sequence[Any], loaded: dict[int, A
 
 
 def check(
-    first: Program, second: Program, at: Sequence[int], keys: tuple[Sequence[int], Sequence[int]], seed: int
+    first: EncodedProgram,
+    second: EncodedProgram,
+    at: Sequence[int],
+    keys: tuple[Sequence[int], Sequence[int]],
+    seed: int,
 ) -> None:
     """Require that the joined program computes the bits of both programs, with the arguments of both."""
     inputs = Inputs(seed, is_whole=any(step.is_reduction for step in second.program.steps))
@@ -159,7 +167,7 @@ def test_a_joined_program_computes_the_same_bits(data: st.DataObject) -> None:
         st.builds(looping_stores),
     ]
     sample = data.draw(st.one_of(kinds))
-    second, loads = Program(sample.program, sample.arguments), dict(sample.program.loads)
+    second, loads = EncodedProgram(sample.program, sample.arguments), dict(sample.program.loads)
     # The bounds of loops are small numbers.
     steps = sample.program.steps
     bounds = {steps[each].value for step in steps if step.function == "loop" for each in step.steps[:2]}
@@ -174,7 +182,7 @@ def test_a_joined_program_computes_the_same_bits(data: st.DataObject) -> None:
     same = [number for number in places if sample.arguments[number].dtype is dtype]
     at = data.draw(st.lists(st.sampled_from(same), min_size=1, unique=True))
     one: Sample = data.draw(elements(results=1, result=dtype))
-    first, numbers = Program(one.program, one.arguments), st.integers(0, 1)
+    first, numbers = EncodedProgram(one.program, one.arguments), st.integers(0, 1)
     if first.program.loads and any(step.is_reduction for step in steps):
         # Loaded values may have another layout than the stored result, so NumPy adds them in another order.
         reject()
@@ -206,7 +214,7 @@ SECOND = {
     "a loop": of(LOOP, n=Argument(W, True)),
     "a row": row_of("e = exp(x - max(x)); y = e / sum(e)"),
     "a sum": row_of("sum(x * x) / n"),
-    "stores": Program(looping_stores().program, looping_stores().arguments),
+    "stores": EncodedProgram(looping_stores().program, looping_stores().arguments),
 }
 
 
@@ -265,7 +273,7 @@ def test_the_usual_program_is_joined_likewise() -> None:
         row_of("sqrt(sum(x * x))"),
         row_of("m = max(abs(x)); y = m * sqrt(sum((x / m) * (x / m)))"),
     )
-    second, first = Program(program.program, (X,), usual.program), of("y = a - b")
+    second, first = EncodedProgram(program.program, (X,), usual.program), of("y = a - b")
     joined = joined_programs(first, second, at=[0], inputs=([0, 1], [2])).program
     assert joined.usual is not None
     x = np.random.default_rng(3).normal(size=(2, 3, 5))
@@ -275,7 +283,7 @@ def test_the_usual_program_is_joined_likewise() -> None:
         np.testing.assert_array_equal(got, want)
     text = encode_program(joined.program, joined.arguments, joined.usual)
     assert decode_program(text) == joined
-    first = Program(first.program, first.arguments, of("y = a + (-b)").program)
+    first = EncodedProgram(first.program, first.arguments, of("y = a + (-b)").program)
     joined = joined_programs(first, program, at=[0], inputs=([0, 1], [2])).program
     assert joined.usual is not None
     names = [[step.function for step in each.steps] for each in (joined.program, joined.usual)]
@@ -305,14 +313,14 @@ def test_wrong_indices_have_the_names_of_both_programs() -> None:
 
 def test_loads_of_stored_elements_are_not_shared() -> None:
     steps = (
-        Step("argument", F, (), 0),
-        Step("constant", W, (), 0),
-        Step("load", F, (1,), 1),
-        Step("store_set", F, (0, 1), 1),
-        Step("load", F, (1,), 1),
-        Step("subtract", F, (4, 2)),
+        TypedStep("argument", F, (), 0),
+        TypedStep("constant", W, (), 0),
+        TypedStep("load", F, (1,), 1),
+        TypedStep("store_set", F, (0, 1), 1),
+        TypedStep("load", F, (1,), 1),
+        TypedStep("subtract", F, (4, 2)),
     )
-    second = Program(TypedExpression(steps, (5,), elements=(0,), loads=((1, 1),)), (X, X))
+    second = EncodedProgram(TypedExpression(steps, (5,), elements=(0,), loads=((1, 1),)), (X, X))
     joined = joined_programs(of("y = x * 2"), second, at=[0], inputs=([0], [1, 2])).program
     assert functions(joined).count("load") == 2
     (got,) = evaluate(joined.program, [np.array([3.0]), None], {}, {1: np.ones(1)}, shape=(1,))
@@ -321,15 +329,23 @@ def test_loads_of_stored_elements_are_not_shared() -> None:
 
 def test_numbers_that_are_none_keep_their_bits() -> None:
     quiet = np.copysign(np.nan, -1).item()
-    steps = (Step("argument", F, (), 0), Step("constant", F, (), np.nan), Step("copysign", F, (0, 1)))
-    first = Program(TypedExpression(steps, (2,), elements=(0,)), (X,))
-    steps = (Step("argument", F, (), 0), Step("constant", F, (), quiet), Step("copysign", F, (0, 1)))
-    second = Program(TypedExpression(steps, (2,), elements=(0,)), (X,))
+    steps = (
+        TypedStep("argument", F, (), 0),
+        TypedStep("constant", F, (), np.nan),
+        TypedStep("copysign", F, (0, 1)),
+    )
+    first = EncodedProgram(TypedExpression(steps, (2,), elements=(0,)), (X,))
+    steps = (
+        TypedStep("argument", F, (), 0),
+        TypedStep("constant", F, (), quiet),
+        TypedStep("copysign", F, (0, 1)),
+    )
+    second = EncodedProgram(TypedExpression(steps, (2,), elements=(0,)), (X,))
     joined = joined_programs(first, second, at=[0], inputs=([0], [1])).program.program
     assert evaluate(joined, [np.array(2.0)])[0] == -2
 
 
-UNREAD = Program(TypedExpression((Step("argument", F, (), 0),), (0,), elements=(0, 1)), (X, X))
+UNREAD = EncodedProgram(TypedExpression((TypedStep("argument", F, (), 0),), (0,), elements=(0, 1)), (X, X))
 
 
 @pytest.mark.parametrize(
@@ -348,7 +364,7 @@ UNREAD = Program(TypedExpression((Step("argument", F, (), 0),), (0,), elements=(
     ],
 )
 def test_programs_that_cannot_be_joined_are_refused(
-    first: Program, second: Program, at: int, keys: tuple[list[int], list[int]], words: str
+    first: EncodedProgram, second: EncodedProgram, at: int, keys: tuple[list[int], list[int]], words: str
 ) -> None:
     with pytest.raises(ValueError, match=words):
         joined_programs(first, second, at=[at], inputs=keys)

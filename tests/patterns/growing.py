@@ -126,8 +126,8 @@ class Cache:
         for sequence in batch:
             assert sequence not in self.away
             # All before was written, unless the step before had no room.
-            if self.written[sequence] < min(sequence.done + sequence.ahead, self.end(sequence)):
-                assert sequence.ahead
+            if self.written[sequence] < min(sequence.done + sequence.steps_ahead, self.end(sequence)):
+                assert sequence.steps_ahead
                 raise ta.NotExecutedError("the step before was not executed")
         for sequence in batch:
             self.written[sequence] = max(self.written[sequence], self.end(sequence))
@@ -153,14 +153,14 @@ class Cache:
     def end(self, sequence: Sequence) -> int:
         """Positions that are written after a step: one ahead may not know that there are no more."""
         visit = sequence.item
-        return min(sequence.done + sequence.ahead + sequence.chunk, visit.length + visit.parts - 1)
+        return min(sequence.done + sequence.steps_ahead + sequence.chunk, visit.length + visit.parts - 1)
 
     def parts(self, sequence: Sequence) -> StepResult[Part]:
         if not sequence.gives_part:
             return []
-        place = len(sequence.parts) + sequence.ahead
+        place = len(sequence.parts) + sequence.steps_ahead
         visit = sequence.item
-        assert sequence.done + sequence.ahead + sequence.chunk == visit.length + place
+        assert sequence.done + sequence.steps_ahead + sequence.chunk == visit.length + place
         assert sequence.parts == visit.all_parts[: len(sequence.parts)]
         return [] if place >= visit.parts else self.last((visit.number, place), place + 1 == visit.parts)
 

@@ -38,7 +38,7 @@ class Ahead(Writer):
         if not sequence.gives_part:
             return []
         name, many = sequence.item
-        place = len(sequence.parts) + sequence.ahead
+        place = len(sequence.parts) + sequence.steps_ahead
         self.check(sequence)
         return [f"{name}-{place}"] if place + 1 < many else self.last(f"{name}-{place}", place + 1 == many)
 
@@ -51,7 +51,7 @@ class Ahead(Writer):
 
 async def test_the_next_step_runs_beside_each(system: ta.System, autojump_clock: MockClock) -> None:
     writer = Ahead()
-    batcher = await spawn(system, writer, ahead=1)
+    batcher = await spawn(system, writer, steps_ahead=1)
     began = trio.current_time()
     results = await ask_all(batcher, [("a", 9), ("b", 4)])
     assert results == {name: parts_of(name, many) for name, many in (("a", 9), ("b", 4))}
@@ -74,7 +74,7 @@ async def test_a_prompt_waits_for_no_more_than_the_steps_that_run(
     system: ta.System, autojump_clock: MockClock
 ) -> None:
     writer = Ahead()
-    batcher = await spawn(system, writer, ahead=1)
+    batcher = await spawn(system, writer, steps_ahead=1)
     results: dict[str, object] = {}
     parts: list[str] = []
     async with trio.open_nursery() as nursery:
@@ -97,18 +97,18 @@ async def test_a_step_that_is_lost_takes_the_one_ahead_with_it(
         return ta.ContextLostError("killed", device="cpu:0") if is_now else None
 
     writer = Ahead(lost)
-    batcher = await spawn(system, writer, ahead=1)
+    batcher = await spawn(system, writer, steps_ahead=1)
     assert await ask_all(batcher, [("a", 6), ("b", 6)]) == {name: parts_of(name, 6) for name in "ab"}
     assert (await count(batcher)).repeated == 1
 
 
 async def test_a_bad_sequence_fails_alone(system: ta.System, autojump_clock: MockClock) -> None:
     def bad(batch: list[Sequence]) -> Exception | None:
-        named = {one.item[0]: len(one.parts) + one.ahead for one in batch}
+        named = {one.item[0]: len(one.parts) + one.steps_ahead for one in batch}
         return ta.programs.Refused("bad") if named.get("b", 0) == 3 else None
 
     writer = Ahead(bad)
-    batcher = await spawn(system, writer, ahead=1)
+    batcher = await spawn(system, writer, steps_ahead=1)
     results = await ask_all(batcher, [("a", 7), ("b", 7), ("c", 7)])
     assert isinstance(results.pop("b"), ta.programs.Refused)
     assert results == {name: parts_of(name, 7) for name in "ac"}
@@ -121,7 +121,7 @@ async def test_a_slow_reader_holds_its_own_sequence(
     system: ta.System, autojump_clock: MockClock, buffer: int
 ) -> None:
     writer = Ahead()
-    batcher = await spawn(system, writer, ahead=1, buffer=buffer)
+    batcher = await spawn(system, writer, steps_ahead=1, buffer=buffer)
     parts: list[str] = []
     results: dict[str, object] = {}
     async with trio.open_nursery() as nursery:
@@ -138,7 +138,7 @@ async def test_one_that_leaves_has_both_steps_behind_it_first(
     system: ta.System, autojump_clock: MockClock
 ) -> None:
     writer = Ahead()
-    batcher = await spawn(system, writer, ahead=1)
+    batcher = await spawn(system, writer, steps_ahead=1)
     results: dict[str, object] = {}
     async with trio.open_nursery() as nursery:
         nursery.start_soon(ask, batcher, ("stays", 19), results)
@@ -152,7 +152,7 @@ async def test_one_that_leaves_has_both_steps_behind_it_first(
 
 async def test_an_end_in_the_middle_gives_back_once(system: ta.System, autojump_clock: MockClock) -> None:
     writer = Ahead()
-    batcher = await spawn(system, writer, ahead=1)
+    batcher = await spawn(system, writer, steps_ahead=1)
     results: dict[str, object] = {}
     async with trio.open_nursery() as nursery:
         nursery.start_soon(ask, batcher, ("a", 9), results)

@@ -177,7 +177,7 @@ class Attack:
             "max_sequences": chance.choice([2, 6, 20]),
             "max_positions": chance.choice([20, 64]),
             "buffer": buffer,
-            "ahead": self.ahead,
+            "steps_ahead": self.ahead,
             # Each poison is found.
             "splits": 6,
         }

@@ -107,10 +107,10 @@ async def test_a_short_request_beside_many_long_ones_of_another_tenant(
     long = [Visit(number=n, at=n * 1e-4, length=40, parts=400, tenant="many") for n in range(64)]
     short = [Visit(number=64 + n, at=200.4 + 31.37 * n, length=9, parts=6, tenant="few") for n in range(5)]
     alone = Cache(total=1000, size=8, keep=4)
-    await run(alone, short, ahead=ahead, max_positions=64)
+    await run(alone, short, steps_ahead=ahead, max_positions=64)
     assert set(map(alone.steps_until_first, short)) == {1}
     cache = Cache(total=1000, size=8, keep=4, moving=moving)
-    await run(cache, [*long, *short], ahead=ahead, max_sequences=32, max_positions=64)
+    await run(cache, [*long, *short], steps_ahead=ahead, max_sequences=32, max_positions=64)
     assert set(cache.ends.values()) == {"answered"}
     assert max(map(cache.steps_until_first, short)) <= 1 + 3
     assert set(cache.aside) <= set(range(64))
@@ -361,7 +361,7 @@ def test_no_part_is_lost_or_given_twice_and_nobody_waits_for_ever(
             keep=keep,
             losses=losses,
         )
-        seen = await run(cache, visits, ahead=ahead, max_sequences=6, max_positions=12, buffer=2)
+        seen = await run(cache, visits, steps_ahead=ahead, max_sequences=6, max_positions=12, buffer=2)
         # Each fits alone. So all come to their ends, unless nothing can be set aside.
         if recompute or host == 1000:
             assert "no room" not in cache.ends.values()

@@ -86,7 +86,7 @@ class World:
 
     async def step(self, batch: list[Sequence]) -> list[Any]:
         assert self.running <= self.ahead
-        assert all(sequence.ahead <= self.ahead for sequence in batch)
+        assert all(sequence.steps_ahead <= self.ahead for sequence in batch)
         self.running += 1
         try:
             self.calls += 1
@@ -109,17 +109,17 @@ class World:
 
     def _is_bad(self, sequence: Sequence, how: str) -> bool:
         visit = sequence.item
-        step = sequence.done + sequence.ahead - visit.length + sequence.chunk
+        step = sequence.done + sequence.steps_ahead - visit.length + sequence.chunk
         return visit.how == how and step == visit.fails_in
 
     def _result(self, sequence: Sequence) -> StepResult[Part] | None:
         visit = sequence.item
-        step = sequence.done + sequence.ahead - visit.length + sequence.chunk
+        step = sequence.done + sequence.steps_ahead - visit.length + sequence.chunk
         assert sequence.gives_part == (step >= 0)
         if step < 0:
-            assert not sequence.ahead
+            assert not sequence.steps_ahead
             return ()
-        assert sequence.parts == visit.parts(step - sequence.ahead)
+        assert sequence.parts == visit.parts(step - sequence.steps_ahead)
         if self._is_bad(sequence, "error"):
             return outcome.Error(LookupError("bad"))
         if self._is_bad(sequence, "none"):
@@ -195,7 +195,7 @@ async def observe(visits: list[Visit], losses: set[int], ahead: int) -> tuple[Wo
             max_sequences=4,
             max_positions=6,
             buffer=BUFFER,
-            ahead=ahead,
+            steps_ahead=ahead,
             leave=world.leave,
         )
         async with trio.open_nursery() as nursery:

@@ -88,14 +88,13 @@ EXTRA: dict[str, object] = {
     "length": 2,
     "requested": 2,
     "free": 1,
-    "wanted": 2,
     "version": 1,
     "current": 5,
     "total": 1,
     "library": "blas",
     "code": 1,
     "errors": {},
-    "passed": (),
+    "declined": (),
 }
 
 

@@ -139,7 +139,7 @@ async def test_pages_are_not_shared_without_leave(arrays: list[ta.AccelRef]) -> 
     await append(arrays, two, tokens)
     assert not set(one.pages) & set(two.pages)
     one.close()
-    assert pages.statistics().known == 0
+    assert pages.statistics().cached == 0
 
 
 async def test_pages_are_shared_within_a_tenant_alone(arrays: list[ta.AccelRef]) -> None:
@@ -183,7 +183,7 @@ async def test_the_least_recently_used_goes_first(arrays: list[ta.AccelRef]) -> 
     for text in texts.values():
         with pages.open(text) as table:
             await append(arrays, table, text[:8])
-    assert (pages.used, pages.free, pages.statistics().known) == (0, 8, 6)
+    assert (pages.used, pages.free, pages.statistics().cached) == (0, 8, 6)
     pages.open(texts["a"]).close()
     # Two never had anything, and one goes: the end of b, the oldest now.
     table = pages.open()
@@ -222,9 +222,9 @@ async def test_no_room_changes_nothing(arrays: list[ta.AccelRef]) -> None:
     pages = Pages(arrays, SIZE, host=3)
     one, two = pages.open(), pages.open()
     await append(arrays, one, list(range(10)))
-    with pytest.raises(PagesFullError, match="pages on the device: 6 wanted, and 5 free") as caught:
+    with pytest.raises(PagesFullError, match="pages on the device: 6 requested, and 5 free") as caught:
         await two.reserve(6 * SIZE)
-    assert (caught.value.wanted, caught.value.free) == (6, 5)
+    assert (caught.value.requested, caught.value.free) == (6, 5)
     assert isinstance(caught.value, ta.NotExecutedError)
     await one.spill()
     assert (pages.used, one.pages, one.length, one.is_spilled) == (0, (), 10, True)
@@ -234,7 +234,7 @@ async def test_no_room_changes_nothing(arrays: list[ta.AccelRef]) -> None:
     with pytest.raises(PagesFullError):
         await one.reserve(11)
     two.wrote(range(100, 104))
-    with pytest.raises(PagesFullError, match="pages in host memory: 1 wanted, and 0 free"):
+    with pytest.raises(PagesFullError, match="pages in host memory: 1 requested, and 0 free"):
         await two.spill()
     assert (one.is_spilled, two.is_spilled, pages.statistics().spilled) == (True, False, 3)
     two.close()
@@ -262,7 +262,7 @@ async def test_a_spill_where_pinned_memory_is_full_changes_nothing(
 
     with monkeypatch.context() as patched:
         patched.setattr(type(device), "host_empty", full)
-        with pytest.raises(PagesFullError, match="pages in host memory: 2 wanted, and 0 free"):
+        with pytest.raises(PagesFullError, match="pages in host memory: 2 requested, and 0 free"):
             await table.spill()
     before = pages.statistics()
     assert (table.is_spilled, len(table.pages), before.spilled) == (False, 2, 0)
@@ -445,7 +445,7 @@ async def test_spills_at_once_keep_the_bound(arrays: list[ta.AccelRef]) -> None:
     async with trio.open_nursery() as nursery:
         for table in tables:
             nursery.start_soon(spill, table)
-    assert [(error.wanted, error.free) for error in refused] == [(3, 1)]
+    assert [(error.requested, error.free) for error in refused] == [(3, 1)]
     assert sorted(table.is_spilled for table in tables) == [False, True]
     assert pages.statistics().spilled == 3
 
@@ -620,7 +620,7 @@ async def test_what_a_table_refuses(arrays: list[ta.AccelRef]) -> None:
         await table.reserve(33)
     with pytest.raises(TypeError, match="integer"):
         await table.reserve(4.0)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    with pytest.raises(PagesFullError, match="in host memory: 1 wanted, and 0 free"):
+    with pytest.raises(PagesFullError, match="in host memory: 1 requested, and 0 free"):
         await table.spill()
     with pytest.raises(ValueError, match="-5"):
         table.wrote([4, -5])

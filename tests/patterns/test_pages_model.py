@@ -150,7 +150,7 @@ class Life(RuleBasedStateMachine):
         try:
             trio.from_thread.run(one.table.reserve, length)
         except PagesFullError as error:
-            full = error.wanted, error.free
+            full = error.requested, error.free
         if full is not None:
             assert (one.table.pages, self.pages.free) == (before, free)
             assert full[0] > full[1]
@@ -253,7 +253,7 @@ class Life(RuleBasedStateMachine):
             assert self.pages.used == used - own
             one.is_spilled = True
         else:
-            assert (raised.wanted, raised.free) == (one.filled, free)
+            assert (raised.requested, raised.free) == (one.filled, free)
             assert free < one.filled
 
     @precondition(lambda self: self.ones)
@@ -270,7 +270,7 @@ class Life(RuleBasedStateMachine):
         now = self.pages.statistics()
         assert now.used + now.free == now.count == COUNT
         assert now.used == len({page for one in self.ones for page in one.table.pages})
-        assert 0 <= now.known <= now.free
+        assert 0 <= now.cached <= now.free
         assert now.spilled == sum(one.filled for one in self.ones if one.is_spilled) <= HOST
         for one in self.ones:
             assert (one.table.length, one.table.is_spilled) == (len(one.tokens), one.is_spilled)

@@ -203,7 +203,9 @@ class Book:
 
     async def step(self, batch: list[Sequence]) -> list[StepResult[int]]:
         assert len(set(batch)) == len(batch)
-        places = [(one, one.done + one.ahead, one.chunk, one.ahead, list(one.parts)) for one in batch]
+        places = [
+            (one, one.done + one.steps_ahead, one.chunk, one.steps_ahead, list(one.parts)) for one in batch
+        ]
         self.seen.update(batch)
         for one in batch:
             assert one not in self.left
@@ -236,7 +238,7 @@ class Book:
             one.state.pages += self.take(one, count)
 
     def missing(self, one: Sequence) -> int:
-        end = min(one.done + one.ahead + one.chunk, len(one.item.prompt) + one.item.parts)
+        end = min(one.done + one.steps_ahead + one.chunk, len(one.item.prompt) + one.item.parts)
         return max(-(-end // self.size) - (len(one.state.pages) if one.state else 0), 0)
 
     def beginning(self, one: Sequence) -> list[int]:

@@ -125,7 +125,7 @@ class Streams:
             items.append((3 * sum(items) + len(items)) % 101)
             yield items[-1]
 
-    @method(resumes="count", ahead=4)
+    @method(resumes="count", prefetch=4)
     def resumed_at(self, x: Array, stop: int, resume: int = 0) -> Iterator[npt.NDArray[Any]]:
         for number in range(resume, stop):
             yield x + number

@@ -161,7 +161,7 @@ class Lab:
         how = "" if case.how == "fault" else case.how
         if case.how == "fault":
             operation = self.failing.operation(Fails.double)
-            ta.testing.inject_fault(self.device, operation, poison=True, again=True)
+            ta.testing.inject_fault(self.device, operation, poison=True, repeat=True)
 
         async def asker() -> Any:
             with trio.fail_after(0.7 if how == "slow" else 40.0):

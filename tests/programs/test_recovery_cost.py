@@ -70,11 +70,11 @@ async def test_an_import_in_each_worker_is_told_with_its_seconds(
         began = time.perf_counter()
         program: Any = await ta.open_program(device, slow.Slow, np.arange(4.0))
         assert await program.ask("sum") == 6.0
-        await until(lambda: program.recovery.programs[0].ahead != "pending")
+        await until(lambda: program.recovery.programs[0].preloading != "pending")
         taken = time.perf_counter() - began
         cost = program.recovery
         (own,) = cost.programs
-        assert (own.module, own.ahead) == ("slow_price", "refused")
+        assert (own.module, own.preloading) == ("slow_price", "refused")
         assert "holder" in (own.reason or "")
         assert "module slow_price is imported in each worker, because" in str(cost)
         # The load of the machine is in both figures, and in the clock.
@@ -119,7 +119,7 @@ async def test_what_is_imported_ahead_costs_no_recovery_its_import(
     slow = slow_module(tmp_path, monkeypatch, "quick_price", "")
     async with system.open_device("cpu", options=ta.DeviceOptions(isolation="process")) as device:
         program: Any = await ta.open_program(device, slow.Slow, np.arange(4.0))
-        await until(lambda: program.recovery.programs[0].ahead == "fully")
+        await until(lambda: program.recovery.programs[0].preloading == "fully")
         cost = program.recovery
         assert cost.programs[0].imports == 0.0
         assert cost.reason is None
@@ -138,7 +138,7 @@ async def test_inline_the_module_stays_imported(
         program: Any = await ta.open_program(device, slow.Slow, np.arange(4.0))
         taken = time.perf_counter() - began
         cost = program.recovery
-        assert (cost.programs[0].ahead, cost.programs[0].imports) == ("inline", 0.0)
+        assert (cost.programs[0].preloading, cost.programs[0].imports) == ("inline", 0.0)
         assert MAKE <= cost.programs[0].makes <= taken
         assert cost.context is not None
         assert cost.seconds == cost.context + cost.programs[0].makes
@@ -153,7 +153,7 @@ async def main():
     async with ta.open_system('first') as system, system.open_device("cpu", options=options) as device:
         program = await ta.open_program(device, first_price.Slow, np.arange(4.0))
         with trio.fail_after(30):
-            while program.recovery.programs[0].ahead == "pending":
+            while program.recovery.programs[0].preloading == "pending":
                 await trio.sleep(0.01)
         device.dispatch.process.kill()
         assert await program.ask("sum") == 6.0

@@ -266,7 +266,7 @@ async def test_declarations_that_cannot_be(any_device: ta.Device, program: Progr
         program.stream("count")
     for options, error, text in (
         ({"resumes": "items"}, TypeError, 'must be True, False or "count"'),
-        ({"ahead": 0}, ValueError, "ahead must be an integer from 1"),
+        ({"prefetch": 0}, ValueError, "prefetch must be an integer from 1"),
         ({"resumes": True, "updates": ["x"]}, TypeError, "resumes only if it is idempotent"),
     ):
         with pytest.raises(error, match=text):

@@ -154,7 +154,9 @@ async def recorded(
     return journal, [each for work in made for each in work.read], device
 
 
-async def replayed(system: ta.System, journal: replay.Journal, isolation: Isolation) -> replay.Report:
+async def replayed(
+    system: ta.System, journal: replay.RecordingJournal, isolation: Isolation
+) -> replay.Report:
     """Replay a journal on a device of its own, which is empty in the end."""
     options = ta.DeviceOptions(isolation=isolation) if isolation == "process" else INLINE
     async with system.open_device(BACKEND, options=options) as device:

@@ -38,7 +38,7 @@ def test_units_in_the_last_place(name: str) -> None:
                 assert found is None
                 continue
             assert found is not None
-            assert (found.elements, found.of, found.index) == (1, 2, (0, 1))
+            assert (found.elements, found.size, found.index) == (1, 2, (0, 1))
             assert found.ulps == ulps
 
 
@@ -55,4 +55,4 @@ def test_what_has_no_distance() -> None:
         assert difference(array, array.copy(), None, **TOLD) is None  # type: ignore[arg-type]
     found = difference(np.array(1.0), np.array(2.0), None, **TOLD)  # type: ignore[arg-type]
     assert found is not None
-    assert (found.elements, found.of, found.index, found.ulps) == (1, 1, (), 1 << 52)
+    assert (found.elements, found.size, found.index, found.ulps) == (1, 1, (), 1 << 52)

@@ -24,7 +24,7 @@ if BACKEND == "cpu":
     CONSUMERS |= {"from_dlpack": np.from_dlpack, "a view": lambda array: array[...]}
 
 
-async def check(system: ta.System, journal: replay.Journal, read: list[Any]) -> None:
+async def check(system: ta.System, journal: replay.RecordingJournal, read: list[Any]) -> None:
     for isolation in ("inline", "process"):
         report = await replayed(system, journal, isolation)  # type: ignore[arg-type]
         assert report.is_same, report

@@ -20,7 +20,7 @@ ENTRIES = [
 ENTRIES.append(pickle.dumps(("launch", 1, "linalg.Matmul")))
 
 
-def journals(folder: Path) -> Iterator[replay.Journal]:
+def journals(folder: Path) -> Iterator[replay.RecordingJournal]:
     yield replay.MemoryJournal()
     yield replay.FileJournal(folder / "file")
     yield replay.SqliteJournal(folder / "database")
@@ -43,7 +43,7 @@ def test_a_journal_of_ones_own(tmp_path: Path) -> None:
         def entries(self) -> Iterator[bytes]:
             return (path.read_bytes() for path in sorted(tmp_path.iterdir()))
 
-    journal: replay.Journal = Folder()
+    journal: replay.RecordingJournal = Folder()
     for entry in ENTRIES:
         journal.append(entry)
     assert list(journal.entries()) == ENTRIES

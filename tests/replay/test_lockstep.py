@@ -58,19 +58,21 @@ async def test_randomness_of_the_system_is_named(system: ta.System) -> None:
                 drawn = await drawing.ask(Drawing.noise, 4)
                 await (await scaler.ask(Scaler.scaled, drawn)).to_host()
     async with two(system) as devices:
-        report = await replay.lockstep(journal, *devices, programs=True, most=99)
+        report = await replay.lockstep(journal, *devices, programs=True, max_differences=99)
         assert len(report.differences) >= 3
         # The call, and the copy of the result that the program has kept.
         noise = "replayed_programs.Drawing.noise"
         assert {one.operation for one in report.differences} == {noise, f"{noise}.fetch"}
         assert not report.failures
         # Each result of the first device is the second one's, too, unless differences are inherited.
-        inherited = await replay.lockstep(journal, *devices, programs=True, most=99, alone=False)
+        inherited = await replay.lockstep(
+            journal, *devices, programs=True, max_differences=99, isolated=False
+        )
         assert len(inherited.differences) > len(report.differences)
 
 
 JOURNALS, ROUNDS = 5, 5
-Places = list[tuple[replay.Journal, int, int]]
+Places = list[tuple[replay.RecordingJournal, int, int]]
 
 
 async def planted_work(device: ta.Device) -> Places:
@@ -112,10 +114,10 @@ async def test_one_unit_in_the_last_place(system: ta.System) -> None:
             assert FAULT.count == ROUNDS
         for number, (journal, operation, turn) in enumerate(places):
             FAULT.plant(turn or operation, element := number % 12)
-            report = await replay.lockstep(journal, *devices, most=99)
+            report = await replay.lockstep(journal, *devices, max_differences=99)
             # With each operation judged alone, it is the only one.
             [found] = report.differences
-            assert (found.number, found.elements, found.of) == (operation, 1, 12)
+            assert (found.number, found.elements, found.size) == (operation, 1, 12)
             assert (found.ulps, found.index) == (1, (element // 4, element % 4))
             assert str(report).startswith(f"first difference: {found}")
             assert bool(found.step) == bool(turn)
@@ -144,11 +146,11 @@ async def test_marks_inherit_differences(system: ta.System, contents: bool) -> N
         await recording.mark("turned", x=x, part=y[1:, ::2])
     async with two(system) as devices:
         FAULT.plant(1, 6)
-        report = await replay.lockstep(journal, *devices, most=99)
+        report = await replay.lockstep(journal, *devices, max_differences=99)
         assert [each.operation for each in report.differences] == ["planted.Turned"]
         marks = report.compared
         FAULT.plant(1, 6)
-        report = await replay.lockstep(journal, *devices, most=99, alone=False)
+        report = await replay.lockstep(journal, *devices, max_differences=99, isolated=False)
     assert report.compared == marks == 4
     assert (
         str(report.differences[-1])
@@ -175,7 +177,7 @@ async def test_compiled_code_differs_in_named_steps(
             devices.append(
                 await stack.enter_async_context(system.open_device(BACKEND, options=options, name=way))
             )
-        report = await replay.lockstep(journal, devices[0], devices[1], most=9)
+        report = await replay.lockstep(journal, devices[0], devices[1], max_differences=9)
     assert report.differences
     assert all(one.step and one.ulps is not None and one.ulps < 9 for one in report.differences)
     named = {(one.step, one.operation.rpartition(", ")[2]) for one in report.differences}
@@ -197,6 +199,6 @@ async def test_failures_and_skips_in_lockstep(system: ta.System) -> None:
         report = await replay.lockstep(journal, *devices)
         assert not report.differences
         [failure] = report.failures
-        assert (failure.operation, failure.found) == ("linalg.Scal", "")
+        assert (failure.operation, failure.replayed) == ("linalg.Scal", "")
         assert "linalg.Scal: recorded LibraryError: no" in str(report)
         assert "here no error" in str(report)

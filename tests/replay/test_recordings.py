@@ -24,7 +24,7 @@ from trio_accel.backends.base import Isolation
 pytestmark = pytest.mark.filterwarnings("ignore:<Call .* was never awaited:RuntimeWarning")
 
 
-async def check(system: ta.System, journal: replay.Journal, read: int) -> None:
+async def check(system: ta.System, journal: replay.RecordingJournal, read: int) -> None:
     for isolation in ("inline", "process"):
         report = await replayed(system, journal, isolation)
         assert not report.differences, report
@@ -231,7 +231,7 @@ async def test_two_recordings_of_one_device(system: ta.System, isolation: Isolat
         report = await replayed(system, journal, "inline")
         assert report.is_same, report
         assert report.compared == compared
-        assert {each.why for each in report.skipped} <= {
+        assert {each.reason for each in report.skipped} <= {
             "it ended with NotExecutedError when it was recorded"
         }
 
@@ -279,7 +279,7 @@ async def test_a_full_disk(device: ta.Device) -> None:
     np.testing.assert_array_equal(await x.to_host(), 1.0)
 
 
-async def asked_of_a_full_disk(device: ta.Device, journal: replay.Journal, x: ta.AccelRef) -> None:
+async def asked_of_a_full_disk(device: ta.Device, journal: replay.RecordingJournal, x: ta.AccelRef) -> None:
     async with replay.record(device, journal):
         with pytest.raises(replay.JournalError, match="No space"):
             await ta.linalg.scal(2.0, x)

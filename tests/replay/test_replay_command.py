@@ -21,7 +21,7 @@ import trio_accel as ta
 from trio_accel import replay
 from trio_accel.cli import main
 
-Make = Callable[[str], replay.Journal]
+Make = Callable[[str], replay.RecordingJournal]
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
     return make_cli(main, capsys)
 
 
-async def recorded(journal: replay.Journal) -> None:
+async def recorded(journal: replay.RecordingJournal) -> None:
     async with (
         ta.open_system("test") as system,
         system.open_device(BACKEND) as device,
@@ -97,7 +97,7 @@ def test_files_that_are_no_journals(cli: Cli, tmp_path: Path) -> None:
         assert done.err.count("\n") == 1
 
 
-async def recorded_twenty(journal: replay.Journal) -> None:
+async def recorded_twenty(journal: replay.RecordingJournal) -> None:
     """Record some operations."""
     async with (
         ta.open_system("test") as system,

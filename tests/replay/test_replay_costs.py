@@ -76,9 +76,9 @@ async def test_the_loop_copies_no_large_contents(
         by_loop = max(by_loop, nbytes if trio.lowlevel.in_trio_run() else 0)
 
     for name in ("_blob", "_kept"):
-        method = getattr(replay._recorder._Recorder, name)  # type: ignore[attr-defined]
+        method = getattr(replay._recorder._DeviceRecorder, name)  # type: ignore[attr-defined]
         monkeypatch.setattr(
-            replay._recorder._Recorder,  # type: ignore[attr-defined]
+            replay._recorder._DeviceRecorder,  # type: ignore[attr-defined]
             name,
             lambda recorder, array, method=method: (note(array), method(recorder, array))[1],
         )

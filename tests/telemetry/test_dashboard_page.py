@@ -172,7 +172,12 @@ async def test_what_the_next_recovery_takes(system: ta.System) -> None:
     async with open_dashboard(system) as dashboard, system.open_device("cpu") as device:
         cost = str(device.recovery)
         module = ProgramCost(
-            program="encoder-1", module="encoder", imports=1.23, makes=0.31, ahead="refused", reason="<b>"
+            program="encoder-1",
+            module="encoder",
+            imports=1.23,
+            makes=0.31,
+            preloading="refused",
+            reason="<b>",
         )
         told = RecoveryCost(context=0.31, programs=(module,), spares=1)
         (own,) = dashboard.recorder.snapshot().devices

@@ -249,7 +249,7 @@ async def test_processes_and_their_children(opened: ta.Device) -> None:
             assert parent.stdout is not None
             parent.stdout.readline()
     with parent:
-        child, grandchild = (leak.what for leak in leaks if leak.kind == "process")
+        child, grandchild = (leak.description for leak in leaks if leak.kind == "process")
         assert child.startswith(f"{parent.pid} ({sys.executable} -c")
         assert SLEEPER in grandchild
         assert {leak.kind for leak in leaks} == {"process"}

@@ -26,7 +26,7 @@ from train_models import CallMlp, batches
 import trio_accel as ta
 from trio_accel import train
 from trio_accel.train import _checkpoints
-from trio_accel.train._layout import Layout
+from trio_accel.train._layout import FlatLayout
 
 INLINE = ta.DeviceOptions(isolation="inline")
 SHARD = train.Parallel(shard_optimizer=True)
@@ -143,7 +143,7 @@ def test_any_change_of_the_manifest_is_refused_or_makes_no_difference(
 @given(st.data())
 def test_a_manifest_with_a_right_checksum_is_read_or_refused(base: Path, data: st.DataObject) -> None:
     """Whoever can write files can write checksums, too: no other error, and no long wait."""
-    layouts = [{"parameters": _LAYOUT, "buffers": Layout([], [])}]
+    layouts = [{"parameters": _LAYOUT, "buffers": FlatLayout([], [])}]
     identity = _checkpoints.Identity("adamw", train.adamw().states)
 
     async def read(folder: Path) -> None:
@@ -165,7 +165,7 @@ def test_a_manifest_with_a_right_checksum_is_read_or_refused(base: Path, data: s
         trio.run(read, folder)
 
 
-_LAYOUT = Layout(["w1", "b1", "w2", "b2"], [(64, 3), (3,), (3, 10), (10,)])
+_LAYOUT = FlatLayout(["w1", "b1", "w2", "b2"], [(64, 3), (3,), (3, 10), (10,)])
 
 
 PARTS = [f"optimizer-000-00{part}.safetensors" for part in range(2)]

@@ -158,7 +158,7 @@ class Rows(train.Logger):
 
 async def test_figures_are_those_of_the_steps() -> None:
     log = Rows()
-    groups = [train.Group(lambda name: name == "b1", lr=0.5)]
+    groups = [train.ParameterGroup(lambda name: name == "b1", lr=0.5)]
     chosen = config(loggers=[log], groups=groups, tokens=lambda batch: 128)
     steps = await trained(chosen, 3)
     assert [number for number, _ in log.rows] == [1, 2, 3]
@@ -265,5 +265,5 @@ def test_pytorch_and_safetensors_are_not_installed(monkeypatch: pytest.MonkeyPat
 
 async def test_own_operations_need_no_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    chosen = config(average=0.9, groups=[train.Group(lambda name: name == "b1", is_frozen=True)])
+    chosen = config(average=0.9, groups=[train.ParameterGroup(lambda name: name == "b1", is_frozen=True)])
     assert [step.number for step in await trained(chosen, 2)] == [1, 2]

@@ -164,7 +164,9 @@ async def test_any_class_of_pytorch(name: str) -> None:
         return cls(groups, lr=1e-2, **options)
 
     mine = train.torch_optimizer(cls, 1e-2, **options)
-    chosen = config(optimizer=mine, groups=[train.Group(lambda one: one[0] == "b", lr=1e-3)], average=0.5)
+    chosen = config(
+        optimizer=mine, groups=[train.ParameterGroup(lambda one: one[0] == "b", lr=1e-3)], average=0.5
+    )
     # PyTorch's numbers of each parameter are float32.
     assert_equal(await trained(module_of("torch"), chosen, 20), by_torch(make, 20, average=0.5), 1e-9)
 
@@ -187,9 +189,9 @@ async def test_groups_have_their_rates_and_decays(kind: str, shard: bool) -> Non
 
     expected = by_torch(make, 20, rates=lambda step: (1e-2, 1e-2, rate(step)))
     groups = [
-        train.Group(lambda name: name == "b1", weight_decay=0.0),
-        train.Group(lambda name: name == "b2", is_frozen=True),
-        train.Group(lambda name: name == "w1", lr=rate, weight_decay=0.3),
+        train.ParameterGroup(lambda name: name == "b1", weight_decay=0.0),
+        train.ParameterGroup(lambda name: name == "b2", is_frozen=True),
+        train.ParameterGroup(lambda name: name == "w1", lr=rate, weight_decay=0.3),
     ]
     chosen = config(groups=groups, parallel=train.Parallel(shard_optimizer=shard))
     found = await trained(module_of(kind), chosen, 20, ranks=3)
@@ -200,7 +202,7 @@ async def test_groups_have_their_rates_and_decays(kind: str, shard: bool) -> Non
 @pytest.mark.parametrize("module", [CallMlp, NumpyMlp])
 @pytest.mark.parametrize("optimizer", [train.adamw(1e-2), train.sgd(1e-2, momentum=0.9)])
 async def test_averages_and_groups_are_the_same_under_kills(module: Any, optimizer: train.Optimizer) -> None:
-    groups = [train.Group(lambda name: name == "b1", lr=1e-3, weight_decay=0.0)]
+    groups = [train.ParameterGroup(lambda name: name == "b1", lr=1e-3, weight_decay=0.0)]
     chosen = config(optimizer=optimizer, groups=groups, average=0.9, parallel=SHARD)
     quiet = await trained(CallMlp, chosen, 16, ranks=1)
     found = await trained(module, chosen, 16, options=OPTIONS, each=kill)
@@ -221,12 +223,12 @@ async def test_adafactor_under_kills() -> None:
 
 
 GROUPS = [
-    ([train.Group(lambda name: "x" in name)], "groups: group 1 matches no parameter; there are"),
+    ([train.ParameterGroup(lambda name: "x" in name)], "groups: group 1 matches no parameter; there are"),
     (
-        [train.Group(lambda name: name == "w1"), train.Group(lambda name: name[0] == "w")],
+        [train.ParameterGroup(lambda name: name == "w1"), train.ParameterGroup(lambda name: name[0] == "w")],
         "groups: parameter 'w1' belongs to groups 1 and 2",
     ),
-    ([train.Group(lambda name: True, is_frozen=True)], "every parameter of the model is frozen"),
+    ([train.ParameterGroup(lambda name: True, is_frozen=True)], "every parameter of the model is frozen"),
 ]
 
 
@@ -251,7 +253,7 @@ RADAM = train.torch_optimizer("torch.optim:RAdam", 1e-2)
             "torch",
             {
                 "optimizer": train.torch_optimizer("torch.optim:Rprop", 1e-2),
-                "groups": [train.Group(lambda name: name == "b1", weight_decay=0.1)],
+                "groups": [train.ParameterGroup(lambda name: name == "b1", weight_decay=0.1)],
             },
             Exception,
             "groups: torch.optim:Rprop does not take weight_decay",
@@ -275,7 +277,10 @@ async def test_optimizers_that_are_refused(kind: str, changes: dict[str, Any], e
         (lambda: train.adafactor(d=0.5), "adafactor: d must be at least 1, got 0.5"),
         (lambda: train.adamw(amsgrad=1), "adamw: amsgrad must be True or False, got 1"),
         (lambda: train.torch_optimizer("RAdam", 1e-3), "kind must be a class or 'module:Class', got 'RAdam'"),
-        (lambda: train.Group(lambda name: True, lr=-1.0), "Group: lr must be a number from 0"),
+        (
+            lambda: train.ParameterGroup(lambda name: True, lr=-1.0),
+            "ParameterGroup: lr must be a number from 0",
+        ),
         (lambda: config(average=1.0), "average must be a number from 0 to below 1"),
         (lambda: config(precision=WIDE, groups=[3]), "groups must be"),
     ],

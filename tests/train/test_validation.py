@@ -176,8 +176,8 @@ async def test_the_best_checkpoint_stays(
 async def test_a_training_goes_on_with_averages_groups_and_the_best_metric(tmp_path: Path) -> None:
     """Each part has another number of ranks; the rows of the log are those of one training."""
     groups = [
-        train.Group(lambda name: name[0] == "b", lr=1e-3, weight_decay=0.0),
-        train.Group(lambda name: name == "w1", is_frozen=True),
+        train.ParameterGroup(lambda name: name[0] == "b", lr=1e-3, weight_decay=0.0),
+        train.ParameterGroup(lambda name: name == "w1", is_frozen=True),
     ]
     given: dict[str, Any] = {"groups": groups, "average": 0.8, "validate": held_out(), "validate_every": 2}
     quiet = config(**given, loggers=[train.CsvLogger(tmp_path / "quiet.csv")])
@@ -214,7 +214,7 @@ def read(path: Path) -> list[dict[str, str]]:
 @pytest.mark.parametrize("changes", [{"average": None}, {"groups": []}])
 async def test_a_checkpoint_of_another_training(tmp_path: Path, changes: dict[str, Any]) -> None:
     kept = train.Checkpoint(tmp_path, every=1)
-    frozen = [train.Group(lambda name: name == "w1", is_frozen=True)]
+    frozen = [train.ParameterGroup(lambda name: name == "w1", is_frozen=True)]
     given: dict[str, Any] = {"checkpoint": kept, "average": 0.9, "groups": frozen}
     await trained(CallMlp, config(**given), 1)
     with raises_inside(train.CheckpointError, "its optimizer keeps|is of another model: parameters: 'w1'"):
@@ -222,7 +222,7 @@ async def test_a_checkpoint_of_another_training(tmp_path: Path, changes: dict[st
 
 
 async def test_a_checkpoint_of_another_frozen_part(tmp_path: Path) -> None:
-    frozen = [train.Group(lambda name: name == "w1", is_frozen=True)]
+    frozen = [train.ParameterGroup(lambda name: name == "w1", is_frozen=True)]
     given: dict[str, Any] = {"checkpoint": train.Checkpoint(tmp_path, every=1), "groups": frozen}
     await trained(CallMlp, config(**given), 1)
     with raises_inside(train.CheckpointError, "another model: parameters that are not trained differ"):

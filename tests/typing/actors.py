@@ -139,7 +139,7 @@ async def systems() -> None:
             assert_type(await pool.spawn(Counter, 1), ta.Ref[Counter])
     async with trio_accel.actors.open_system("bare") as bare:
         # Without devices.
-        assert_type(bare, trio_accel.actors.System)
+        assert_type(bare, trio_accel.actors.ActorSystem)
         bare.open_device("cpu")  # type: ignore[attr-defined]
 
 

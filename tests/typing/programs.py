@@ -37,7 +37,7 @@ class Encoder:
 
     def tokens(self, prompt: list[int], *, most: int = 8) -> Iterator[int]: ...
 
-    @ta.programs.method(resumes=True, ahead=2)
+    @ta.programs.method(resumes=True, prefetch=2)
     def states(self, length: int, resume: Sequence[object] = ()) -> Iterator[NDArray[np.float64]]: ...
 
 

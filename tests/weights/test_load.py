@@ -405,7 +405,7 @@ async def test_others_may_fill_the_queue(system: ta.System, tmp_path: Path) -> N
 async def test_it_is_a_mapping_that_can_be_released(device: ta.Device, tmp_path: Path) -> None:
     weights = await ta.weights.load(device, written(tmp_path, encoded({"a": noise((4,), "int32")})))
     assert {**weights} == {"a": weights["a"]}
-    assert repr(weights) == "<Weights: 1 arrays, 16 bytes>"
+    assert repr(weights) == "<LoadedArrays: 1 arrays, 16 bytes>"
     weights.release()
     with pytest.raises(ta.StaleRefError):
         await weights["a"].to_host()

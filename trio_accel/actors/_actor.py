@@ -229,7 +229,7 @@ class ActorContext(Spawner):
         current = self._cell.current
         if current is None:
             return float("inf")
-        if current.last_look is not None and not current.is_abandonable:
+        if current.last_poll is not None and not current.is_abandonable:
             # The request runs in the caller's task, which has not computed its deadline from its scopes yet.
             return trio.current_effective_deadline()
         return current.ends_at

@@ -156,9 +156,9 @@ class DirectReply(Waiter):
         self._poll = poll
         return True
 
-    def look_last(self, look: Callable[[], None]) -> bool:
+    def poll_once_more(self, poll: Callable[[], None]) -> bool:
         """Have the waiting task check once for the end, after a turn of the loop; see `DeferredReply`."""
-        return self.poll_first(partial(_look_once, look))
+        return self.poll_first(partial(_poll_once, poll))
 
     def _measure(
         self, outcomes: Outcomes, error: BaseException | None = None, *, cancelled: bool = False
@@ -169,9 +169,9 @@ class DirectReply(Waiter):
             note_end(outcomes.measured(meter, self.message), 0.0, run_time, error, cancelled=cancelled)
 
 
-async def _look_once(look: Callable[[], None]) -> None:
+async def _poll_once(poll: Callable[[], None]) -> None:
     await trio.lowlevel.cancel_shielded_checkpoint()
-    look()
+    poll()
 
 
 def idle_actor(ref: Ref[ActorT], reply: DirectReply) -> ActorT | None:

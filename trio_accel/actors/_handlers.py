@@ -39,7 +39,7 @@ MessageHandler = Callable[[ActorT, MessageT], Awaitable[None]]
 
 
 @attrs.frozen
-class Group:
+class HandlerGroup:
     """Handlers that run concurrently.
 
     Attributes:
@@ -54,7 +54,7 @@ class Group:
 @attrs.frozen
 class _Mark:
     message: type[AnyMessage]
-    group: Group | None
+    group: HandlerGroup | None
     ki_protected: bool
 
 
@@ -69,7 +69,7 @@ class Handler:
     """
 
     function: Callable[..., Coroutine[object, object, object]]
-    group: Group | None
+    group: HandlerGroup | None
     attempt: Callable[..., object] | None
 
 
@@ -89,7 +89,7 @@ class ActorBase:
     ends_together: ClassVar[bool] = False
 
 
-class _Running(TypedDict, total=False):
+class _HandlerOptions(TypedDict, total=False):
     """The options of a handler, for requests and one-way messages."""
 
     group: str | None
@@ -101,7 +101,7 @@ class _Running(TypedDict, total=False):
 def handles(
     message: RequestClass[MessageT, ActorT, ReplyT],
     /,
-    **running: Unpack[_Running],
+    **running: Unpack[_HandlerOptions],
 ) -> Callable[[RequestHandler[ActorT, MessageT, ReplyT]], RequestHandler[ActorT, MessageT, ReplyT]]: ...
 
 
@@ -109,7 +109,7 @@ def handles(
 def handles(
     message: MessageClass[MessageT, ActorT],
     /,
-    **running: Unpack[_Running],
+    **running: Unpack[_HandlerOptions],
 ) -> Callable[[MessageHandler[ActorT, MessageT]], MessageHandler[ActorT, MessageT]]: ...
 
 
@@ -194,7 +194,7 @@ def _check_function(handler: Callable[..., Any], message: type[AnyMessage]) -> N
         ) from None
 
 
-def _group(message: str, name: str | None, limit: int | None) -> Group | None:
+def _group(message: str, name: str | None, limit: int | None) -> HandlerGroup | None:
     if name is None and limit is None:
         return None
     if name is None or limit is None or isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
@@ -202,7 +202,7 @@ def _group(message: str, name: str | None, limit: int | None) -> Group | None:
             f"handles({message}): a group needs a name and a limit of at least 1, "
             f"got group={name!r}, limit={limit!r}"
         )
-    return Group(name, limit)
+    return HandlerGroup(name, limit)
 
 
 def collect_handlers(cls: type) -> HandlerTable:

@@ -12,7 +12,7 @@ import trio
 from trio.lowlevel import enable_ki_protection
 
 from ._errors import check_printable, drop_frames, is_fatal
-from ._handlers import UNAVAILABLE, ActorBase, Group, Handler, HandlerTable
+from ._handlers import UNAVAILABLE, ActorBase, Handler, HandlerGroup, HandlerTable
 from ._mailbox import Mailbox
 from ._messages import EXPIRED, Envelope, EnvelopeState, Party, running
 from ._outcomes import DeferredReply, Outcomes
@@ -76,7 +76,7 @@ class Incarnation:
     grouped: dict[trio.lowlevel.Task, Envelope] = attrs.field(
         factory=dict[trio.lowlevel.Task, Envelope], init=False
     )
-    _running: dict[Group, int] = attrs.field(factory=dict[Group, int])
+    _running: dict[HandlerGroup, int] = attrs.field(factory=dict[HandlerGroup, int])
     _group_left: trio.Event | None = None
 
     def __attrs_post_init__(self) -> None:
@@ -318,7 +318,7 @@ class Incarnation:
             return True
         return False
 
-    async def _start_grouped(self, handler: Handler, group: Group, envelope: Envelope) -> None:  # noqa: ASYNC910  # the mailbox checkpoints
+    async def _start_grouped(self, handler: Handler, group: HandlerGroup, envelope: Envelope) -> None:  # noqa: ASYNC910  # the mailbox checkpoints
         """Serve a message concurrently with others, as soon as its group has a free slot."""
         counts = self._running
         try:
@@ -342,7 +342,7 @@ class Incarnation:
         self.nursery.start_soon(self._run_grouped, handler, group, envelope)
 
     @enable_ki_protection
-    async def _run_grouped(self, handler: Handler, group: Group, envelope: Envelope) -> None:
+    async def _run_grouped(self, handler: Handler, group: HandlerGroup, envelope: Envelope) -> None:
         with running(self.cell) as task:
             self.grouped[task] = envelope
             try:

@@ -65,7 +65,7 @@ class LoopHolds:
 
 
 @attrs.define(eq=False)
-class _Look:
+class _LoopProbe:
     """A suspected hold: from the first busy sample until the loop calls back.
 
     Attributes:
@@ -126,7 +126,7 @@ class LoopWatch:
         self._thread.join()
 
     def _run(self) -> None:
-        look: _Look | None = None
+        look: _LoopProbe | None = None
         quiet = 0
         while True:
             interval = _INTERVAL if quiet < _QUIET_LOOKS else _QUIET_INTERVAL
@@ -139,7 +139,7 @@ class LoopWatch:
                 if not is_running or (line is None and now < due + _INTERVAL):
                     quiet += 1
                     continue
-                look, quiet = _Look(due, used), 0
+                look, quiet = _LoopProbe(due, used), 0
                 try:
                     self._token.run_sync_soon(self._called_back, look)
                 except trio.RunFinishedError:
@@ -150,7 +150,7 @@ class LoopWatch:
                 _log(look.level(now - look.began), "is held", now - look.began, look.where(), "")
                 look.is_logged = True
 
-    def _called_back(self, look: _Look) -> None:
+    def _called_back(self, look: _LoopProbe) -> None:
         look.is_over = True
         now = perf_counter()
         seconds, holds = now - look.began, self.holds

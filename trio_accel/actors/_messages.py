@@ -26,7 +26,7 @@ MessageT_co = TypeVar("MessageT_co", covariant=True)
 TargetT_co = TypeVar("TargetT_co", covariant=True)
 
 
-class _Named:
+class _MessageName:
     __slots__ = ()
 
     @property
@@ -35,7 +35,7 @@ class _Named:
         return type(self).__name__
 
 
-class Request(_Named, Generic[ActorT_contra, ReplyT_co]):
+class Request(_MessageName, Generic[ActorT_contra, ReplyT_co]):
     """Base class of requests: a frozen attrs class for one actor class and one reply type. Use it with `ask`.
 
     >>> import attrs
@@ -70,7 +70,7 @@ class ItemRequest(Generic[ItemT_co]):
         raise TypeError("a message carries only the type of its item")
 
 
-class Message(_Named, Generic[ActorT_contra]):
+class Message(_MessageName, Generic[ActorT_contra]):
     """Base class of one-way messages: a frozen attrs class for one actor class. Use it with `tell`."""
 
     __slots__ = ()
@@ -258,9 +258,9 @@ class Envelope(Waiter):
     scope: trio.CancelScope | None = None
     on_cancel: Callable[[], None] | None = None
     on_failed_hook: Callable[[Exception], None] | None = None
-    # The caller calls it before its task parks. `no_look` does nothing; None means that the caller will not
+    # The caller calls it before its task parks. `no_poll` does nothing; None means that the caller will not
     # call it.
-    last_look: Callable[[], None] | None = None
+    last_poll: Callable[[], None] | None = None
     # Set while observers are installed; the number is set at the start.
     number: int = attrs.field(init=False)
     queued_at: float | None = None
@@ -330,8 +330,8 @@ class Envelope(Waiter):
         return self.resolve(self.cancellation())
 
 
-def no_look() -> None:
-    """Do nothing: the `last_look` of a caller that would call one."""
+def no_poll() -> None:
+    """Do nothing: the `last_poll` of a caller that would call one."""
 
 
 cells: dict[trio.lowlevel.Task, Party] = {}

@@ -306,23 +306,23 @@ class DeferredReply(Generic[ReplyT_contra]):
         """The caller's context variables, as of the call."""
         return self._envelope.context
 
-    def look_last(self, look: Callable[[], None]) -> bool:
+    def poll_once_more(self, poll: Callable[[], None]) -> bool:
         """Have the caller check for the reply once: after one turn of the loop, before its task parks.
 
         This saves a further turn of the loop if the reply takes at most one turn. Only callers with a request
         to an idle actor, served in the caller's own task, do it.
 
         Args:
-            look: Called on the Trio thread, even if the reply has arrived. It may give the reply, and must
+            poll: Called on the Trio thread, even if the reply has arrived. It may give the reply, and must
                 not raise.
 
         Returns:
             Whether the caller will call `look`.
         """
         envelope = self._envelope
-        if envelope.last_look is None:
+        if envelope.last_poll is None:
             return False
-        envelope.last_look = look
+        envelope.last_poll = poll
         return True
 
     @enable_ki_protection

@@ -25,7 +25,7 @@ from ._messages import (
     Serves,
     cell_of_task,
     cells,
-    no_look,
+    no_poll,
 )
 from ._options import Overflow, unknown_option
 
@@ -130,12 +130,12 @@ class Ref(Generic[ActorT_co]):
                 # The actor is idle, so serve the request here and let its task sleep.
                 await trio.lowlevel.checkpoint_if_cancelled()
                 results: list[outcome.Outcome[object]] = []
-                envelope.on_done, envelope.last_look = results.append, no_look
+                envelope.on_done, envelope.last_poll = results.append, no_poll
                 is_served = cell.serve_at_once(envelope, attempt)
-                if results or envelope.last_look is not no_look:
+                if results or envelope.last_poll is not no_poll:
                     await trio.lowlevel.cancel_shielded_checkpoint()
-                    envelope.last_look()
-                envelope.on_done = envelope.last_look = None
+                    envelope.last_poll()
+                envelope.on_done = envelope.last_poll = None
                 if results:
                     # Keep no reference to an error here: the error would refer to this frame, and the frame
                     # to it.

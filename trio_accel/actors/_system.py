@@ -24,7 +24,14 @@ from ._supervisor import Spawner, Supervisor, check_name, check_options
 from ._system_state import SystemState
 from ._tree import ActorSnapshot
 
-__all__ = ["SupervisorScope", "System", "around_each_system", "check_name", "open_system", "running_beside"]
+__all__ = [
+    "ActorSystem",
+    "SupervisorScope",
+    "around_each_system",
+    "check_name",
+    "open_system",
+    "running_beside",
+]
 
 _logger = logging.getLogger("trio_accel.actors")
 
@@ -187,7 +194,7 @@ class Life:
 
 
 class SupervisorScope(Spawner):
-    """A supervisor for the body of an ``async with``. Made by `System.open_supervisor`."""
+    """A supervisor for the body of an ``async with``. Made by `ActorSystem.open_supervisor`."""
 
     def __init__(self, supervisor: Supervisor, path: str) -> None:
         self._supervisor = supervisor
@@ -206,7 +213,7 @@ class SupervisorScope(Spawner):
         )
 
 
-class System(SystemState, Spawner):
+class ActorSystem(SystemState, Spawner):
     """A tree of actors, and the supervisor of its top level. Made by `open_system`."""
 
     def __reduce__(self) -> NoReturn:
@@ -221,7 +228,7 @@ class System(SystemState, Spawner):
         self._watch: LoopWatch | None = None
 
     def __repr__(self) -> str:
-        return f"<System {self.name}, {len(self.alive())} actors>"
+        return f"<{type(self).__name__} {self.name}, {len(self.alive())} actors>"
 
     @classmethod
     @asynccontextmanager
@@ -362,12 +369,12 @@ class System(SystemState, Spawner):
         return [cell.path for cell in running_cells() if cell.system is self]
 
 
-_around_each: list[Callable[[System], AbstractContextManager[object]]] = []
+_around_each: list[Callable[[ActorSystem], AbstractContextManager[object]]] = []
 
 
 @contextmanager
 def around_each_system(
-    enter: Callable[[System], AbstractContextManager[object]],
+    enter: Callable[[ActorSystem], AbstractContextManager[object]],
 ) -> Generator[None]:
     """Wrap a context manager around every system that this process opens within the block.
 
@@ -384,7 +391,7 @@ def around_each_system(
 
 @opens("the system is not open yet: async with open_system(...) as system")
 @enable_ki_protection
-async def open_system(name: str, *, options: SystemOptions | None = None) -> AsyncGenerator[System]:
+async def open_system(name: str, *, options: SystemOptions | None = None) -> AsyncGenerator[ActorSystem]:
     """Open a system of actors, which run concurrently with the body of the ``async with``.
 
     When the body ends, with or without an exception, the actors stop in reverse start order, each within its
@@ -399,7 +406,7 @@ async def open_system(name: str, *, options: SystemOptions | None = None) -> Asy
         ExceptionGroup: The error of the body, and errors that failed actors escalated to the top.
     """
     check_name(name)
-    async with System.open(name, options) as system:
+    async with ActorSystem.open(name, options) as system:
         yield system
 
 

@@ -30,7 +30,7 @@ class HitStatistics:
         shared: Calls that waited for the computation of another call with an equal key.
         computed: Calls of the model, including failed and cancelled ones.
         evicted: Values removed because there were too many, or too many bytes.
-        kept: The current number of values, including expired values not requested since.
+        entries: The current number of values, including expired values not requested since.
         nbytes: The current total cost of the values.
     """
 
@@ -38,12 +38,12 @@ class HitStatistics:
     shared: int
     computed: int
     evicted: int
-    kept: int
+    entries: int
     nbytes: float
 
 
 @attrs.frozen(eq=False)
-class _Kept:
+class _CacheEntry:
     """A value with its cost, its arrays on devices, and the time of its end."""
 
     value: Any
@@ -72,13 +72,13 @@ class _Computation:
 
 
 class Cache(Generic[ItemT, ResultT]):
-    """A model that remembers results, itself an async callable: ``encode = Cache(model, most=10_000)``.
+    """A model that remembers results, itself an async callable: ``Cache(model, max_entries=10_000)``.
 
     * **Equal keys share a computation.** Calls with the key of a running computation wait for it, and get its
       value or a copy of its error. If the computing call is cancelled, the call that has waited longest
       computes, and the others wait on.
-    * **The least recently used value leaves first**, when there are more than `most`, or more bytes than
-      `most_bytes`. A single value with a higher cost is returned and not cached.
+    * **The least recently used value leaves first**, when there are more than `max_entries`, or more bytes
+      than `max_bytes`. A single value with a higher cost is returned and not cached.
     * **Errors are not cached.** The next call computes again.
     * **Device arrays are cached by reference**, also in tuples, lists and mappings. If one was released, lost
       or damaged, or its device was closed (`AccelRef.is_usable`), the next call computes again. An evicted
@@ -88,8 +88,8 @@ class Cache(Generic[ItemT, ResultT]):
 
     Args:
         model: An async callable of one item, or the address of an actor.
-        most: The maximum number of values.
-        most_bytes: The maximum total cost of the values; by default unlimited.
+        max_entries: The maximum number of values.
+        max_bytes: The maximum total cost of the values; by default unlimited.
         key: Returns the hashable key of an item; by default the item. Items with equal keys must have equal
             results. Note that ``1 == 1.0 == True``.
         cost: Returns the cost of a result. By default bytes: `nbytes` of arrays, otherwise `sys.getsizeof`,
@@ -106,20 +106,20 @@ class Cache(Generic[ItemT, ResultT]):
         self,
         model: Model[ItemT, ResultT],
         *,
-        most: int,
-        most_bytes: int | None = None,
+        max_entries: int,
+        max_bytes: int | None = None,
         key: Callable[[ItemT], Hashable] | None = None,
         cost: Callable[[ResultT], float] | None = None,
         ttl: float = math.inf,
     ) -> None:
         self._ask = as_callable(model)
-        self._most = must_be_count("Cache: most", most)
-        self._most_bytes = math.inf if most_bytes is None else must_be_count("Cache: most_bytes", most_bytes)
+        self._most = must_be_count("Cache: max_entries", max_entries)
+        self._most_bytes = math.inf if max_bytes is None else must_be_count("Cache: max_bytes", max_bytes)
         self._key_of = key
         self._cost_of = cost or _bytes_of
         self._ttl = ttl if ttl == math.inf else must_be_positive("Cache: ttl", ttl)
         # The least recently used one is the first.
-        self._kept: dict[Hashable, _Kept] = {}
+        self._kept: dict[Hashable, _CacheEntry] = {}
         self._running: dict[Hashable, _Computation] = {}
         self._nbytes = 0.0
         self._counts = Counter[str]()
@@ -180,7 +180,7 @@ class Cache(Generic[ItemT, ResultT]):
     def statistics(self) -> HitStatistics:
         """Return the counts so far."""
         counts = {name: self._counts[name] for name in ("hits", "shared", "computed", "evicted")}
-        return HitStatistics(**counts, kept=len(self._kept), nbytes=self._nbytes)
+        return HitStatistics(**counts, entries=len(self._kept), nbytes=self._nbytes)
 
     def _key(self, item: ItemT) -> Hashable:
         key = item if self._key_of is None else self._key_of(item)
@@ -222,7 +222,7 @@ class Cache(Generic[ItemT, ResultT]):
         if cost > self._most_bytes:
             return
         arrays = tuple(leaf for leaf in _leaves(value) if isinstance(leaf, AccelRef))
-        self._kept[key] = _Kept(value, cost, arrays, trio.current_time() + self._ttl)
+        self._kept[key] = _CacheEntry(value, cost, arrays, trio.current_time() + self._ttl)
         self._nbytes += cost
         while len(self._kept) > self._most or self._nbytes > self._most_bytes:
             self._nbytes -= self._kept.pop(next(iter(self._kept))).cost

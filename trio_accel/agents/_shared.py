@@ -79,7 +79,7 @@ class Draft(Generic[T]):
 
 
 @attrs.define(eq=False)
-class _Turn:
+class _WriterTurn:
     """The turn of a writer.
 
     Attributes:
@@ -113,7 +113,7 @@ class Shared(Generic[T]):
         self._version = Version(1, value)
         self._newer = trio.lowlevel.ParkingLot()
         self._queue = trio.Lock()
-        self._turn: _Turn | None = None
+        self._turn: _WriterTurn | None = None
 
     def __repr__(self) -> str:
         return f"<Shared: version {self._version.number}>"
@@ -154,7 +154,7 @@ class Shared(Generic[T]):
             while self._turn is not None and trio.current_time() < self._turn.ends:
                 with trio.move_on_at(self._turn.ends):
                     await self._turn.over.wait()
-            turn = self._turn = _Turn(trio.current_time() + seconds)
+            turn = self._turn = _WriterTurn(trio.current_time() + seconds)
         draft = Draft(self._version)
         try:
             with trio.move_on_at(turn.ends):

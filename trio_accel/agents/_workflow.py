@@ -15,7 +15,7 @@ import trio
 from ..actors import Actor, ActorContext, ActorSnapshot, Backoff, must_be_count, must_be_positive, nearest
 from ..cluster import Store
 from ._workflow_journal import RunJournal
-from ._workflow_run import Rule, Run, RunStep, StepEvent, WorkflowResult
+from ._workflow_run import Run, RunStep, StepEvent, StepRule, WorkflowResult
 
 __all__ = ["Workflow", "WorkflowTree"]
 
@@ -68,7 +68,7 @@ class Workflow:
             raise ValueError(f"Workflow: name must be a text without a slash, got {name!r}")
         self.name: str = name
         self.runs: dict[str, Run] = {}
-        self._rules: dict[str, Rule] = {}
+        self._rules: dict[str, StepRule] = {}
         self._later: list[str] = []
 
     def __repr__(self) -> str:
@@ -135,7 +135,7 @@ class Workflow:
             if wrong := _RESERVED & needs.keys():
                 raise ValueError(f"{where} {name}: {min(wrong)} is an option of run, so no step can need it")
             self._check_circle(name, needs)
-            self._rules[name] = Rule(
+            self._rules[name] = StepRule(
                 name=name,
                 function=function,
                 needs=needs,

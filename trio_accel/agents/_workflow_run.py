@@ -45,7 +45,7 @@ class StepEvent:
 
 
 @attrs.frozen(kw_only=True)
-class Rule:
+class StepRule:
     """A declared step; see `Workflow.step`.
 
     Attributes:
@@ -94,10 +94,10 @@ class RunStep:
     is_kept: bool = False
     ready: trio.Event = attrs.field(factory=trio.Event, repr=False, init=False)
 
-    def end(self, kept: Kept) -> None:
+    def end(self, outcome: Kept) -> None:
         """Let steps that wait for it continue."""
-        self.state, self.value = kept.state, kept.value
-        self.seconds, self.attempts = kept.seconds, kept.attempts
+        self.state, self.value = outcome.state, outcome.value
+        self.seconds, self.attempts = outcome.seconds, outcome.attempts
         self.ready.set()
 
 
@@ -130,7 +130,7 @@ class Run:
 
     key: str
     journal: RunJournal
-    _rules: Sequence[Rule]
+    _rules: Sequence[StepRule]
     _inputs: Mapping[str, object]
     _later: Mapping[str, RunStep]
     _events: trio.MemorySendChannel[StepEvent] | None
@@ -210,7 +210,7 @@ class Run:
             finally:
                 del error
 
-    async def _run_step(self, rule: Rule, known: Mapping[str, RunStep], begun: float) -> None:
+    async def _run_step(self, rule: StepRule, known: Mapping[str, RunStep], begun: float) -> None:
         step = known[rule.name]
         try:
             for name in () if step.is_kept else rule.needs:
@@ -224,7 +224,7 @@ class Run:
         except Exception as error:  # noqa: BLE001  # a step may raise anything
             self.fail(error)
 
-    async def _work(self, rule: Rule, step: RunStep, known: Mapping[str, RunStep]) -> None:
+    async def _work(self, rule: StepRule, step: RunStep, known: Mapping[str, RunStep]) -> None:
         values = {name: known[name].value for name in rule.needs if known[name].state == "finished"}
         for name, is_needed in rule.needs.items():
             if is_needed and name not in values:
@@ -254,7 +254,9 @@ class Run:
         await self.keep(rule.name, kept)
         step.end(kept)
 
-    async def _fan_out(self, rule: Rule, step: RunStep, given: Any, taken: Mapping[str, Any]) -> list[Any]:
+    async def _fan_out(
+        self, rule: StepRule, step: RunStep, given: Any, taken: Mapping[str, Any]
+    ) -> list[Any]:
         try:
             items = list(given)
         except TypeError:
@@ -285,7 +287,7 @@ class Run:
             raise errors[0]
         return results
 
-    async def _call(self, rule: Rule, step: RunStep, name: str, taken: Mapping[str, Any]) -> Any:
+    async def _call(self, rule: StepRule, step: RunStep, name: str, taken: Mapping[str, Any]) -> Any:
         """Call the function until it returns, within the attempts and the deadline."""
         await self.tell(name, "started")
         with trio.move_on_after(rule.deadline):
@@ -306,10 +308,10 @@ class Run:
                     _CURRENT.reset(token)
         raise trio.TooSlowError(f"{self.journal.where}: {name} took longer than {rule.deadline:g} s")
 
-    async def keep(self, name: str, kept: Kept) -> None:
+    async def keep(self, name: str, outcome: Kept) -> None:
         """Keep an outcome; if that fails, the run fails."""
         try:
-            await self.journal.keep(name, kept)
+            await self.journal.keep(name, outcome)
         except Exception as error:
             self.fail(error)
             raise

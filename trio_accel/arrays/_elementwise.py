@@ -11,7 +11,7 @@ from typing import Any, ParamSpec
 
 from ..actors import binder
 from ..backends.base.expressions import Argument
-from ..devices import AccelRef, Call, Function, called
+from ..devices import AccelRef, ArrayFunction, Call, called
 from ..expressions import Elementwise, ExpressionArgument, Out, argument_of, expression, like
 
 __all__ = [
@@ -117,7 +117,7 @@ def _clipping(
                 raise TypeError(f"arrays.clip: {name} must be of real numbers, got {dtype}")
         return clips[tuple(bounds)].compute(x, *bounds.values(), out=out)
 
-    made: Any = wraps(function)(called(Function("arrays.clip", message)))
+    made: Any = wraps(function)(called(ArrayFunction("arrays.clip", message)))
     made.message = message
     return made  # type: ignore[no-any-return]  # it is the function
 

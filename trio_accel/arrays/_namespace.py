@@ -17,7 +17,7 @@ PRODUCTS = ("matmul", "tensordot", "vecdot")
 """Functions of `ta.linalg` that the standard has among those of arrays."""
 
 
-class _MissingError(NotSupportedError, AttributeError):
+class _MissingNameError(NotSupportedError, AttributeError):
     """A name that the namespace has not; an `AttributeError`, as `hasattr` wants it."""
 
 
@@ -46,10 +46,10 @@ class Namespace:
         if found is None:
             found = None if name.startswith("_") else self._find(name)
             if not isinstance(found, FunctionType):
-                raise _MissingError(f"the namespace of calls does not provide {name}")
+                raise _MissingNameError(f"the namespace of calls does not provide {name}")
             if next(iter(inspect.signature(found).parameters)) == "device":
                 told = f"it makes arrays on a device: ta.arrays.{name}(device, ...)"
-                raise _MissingError(f"the namespace of calls does not provide {name}: {told}")
+                raise _MissingNameError(f"the namespace of calls does not provide {name}: {told}")
         # Operators look for it each time.
         setattr(self, name, found)
         return found

@@ -63,7 +63,7 @@ _FAILURES = {"ActorFailedError", "ContextLostError", "ContextPoisonedError", "Co
 
 
 @attrs.frozen
-class Fault:
+class DemoFault:
     """A fault to inject: its name, the failing part in words, the contexts that it costs, and how."""
 
     name: str
@@ -77,19 +77,19 @@ def _inject(device: ta.Device, **how: Any) -> None:
 
 
 _FAULTS = (
-    Fault("crash", "crash of the BLAS actor", 0, partial(_inject, fail=RuntimeError(_REASON))),
-    Fault("poison", "poison of the context", 1, partial(ta.testing.poison, reason=_REASON)),
-    Fault("trap", "trap in a kernel", 1, partial(_inject, poison=True, how="trap")),
-    Fault("assert", "failed assertion in a kernel", 1, partial(_inject, poison=True, how="assert")),
-    Fault("kill", "SIGKILL to the worker process", 1, partial(_inject, kill=True, how="writing")),
-    Fault("hang", "hang, given up after 2 s", 1, partial(_inject, hang=True, how="kernel")),
+    DemoFault("crash", "crash of the BLAS actor", 0, partial(_inject, fail=RuntimeError(_REASON))),
+    DemoFault("poison", "poison of the context", 1, partial(ta.testing.poison, reason=_REASON)),
+    DemoFault("trap", "trap in a kernel", 1, partial(_inject, poison=True, how="trap")),
+    DemoFault("assert", "failed assertion in a kernel", 1, partial(_inject, poison=True, how="assert")),
+    DemoFault("kill", "SIGKILL to the worker process", 1, partial(_inject, kill=True, how="writing")),
+    DemoFault("hang", "hang, given up after 2 s", 1, partial(_inject, hang=True, how="kernel")),
 )
 # Without kernels, these two are the same as the poison.
 _OF_KERNELS = {"trap", "assert"}
 
 
 @attrs.define(kw_only=True, eq=False)
-class Load:
+class DemoLoad:
     """Clients that request products continuously.
 
     Attributes:
@@ -119,7 +119,7 @@ class Load:
         self._product = _RETRY(budget=budget).wrap(self._attempt)
 
     @classmethod
-    async def prepare(cls, device: ta.Device) -> Load:
+    async def prepare(cls, device: ta.Device) -> DemoLoad:
         """Put the right operand, and ask once."""
         generator = np.random.default_rng(20250101)
         lefts = generator.standard_normal((_OPERANDS, _SIZE, _SIZE), np.float32)
@@ -279,7 +279,7 @@ class Demo:
     console: Console
     system: ta.System
     device: ta.Device
-    load: Load = attrs.field(init=False)
+    load: DemoLoad = attrs.field(init=False)
     effects: list[Effect] = attrs.field(factory=list[Effect])
     arrays: list[ArrayReport] = attrs.field(factory=list[ArrayReport])
     _spinner: Spinner = attrs.field(factory=lambda: Spinner("dots", style="cyan"))
@@ -295,7 +295,7 @@ class Demo:
             self._tell("putting arrays")
             refs = [await self.device.put(await in_thread(_elements, *one)) for one in enumerate(_DTYPES)]
             hashes = [await _hash(ref) for ref in refs]
-            self.load = await Load.prepare(self.device)
+            self.load = await DemoLoad.prepare(self.device)
             console.print(Text("before", style="dim"), _tree(self.system))
             async with trio.open_nursery() as asking:
                 for _ in range(_CLIENTS):
@@ -313,7 +313,7 @@ class Demo:
                 self.arrays.append(report)
             drawing.cancel_scope.cancel(reason="everything has been seen")
 
-    async def _break(self, fault: Fault) -> Effect:
+    async def _break(self, fault: DemoFault) -> Effect:
         """Inject a fault under load and wait until the device serves again."""
         load, generation = self.load, self.device.generation
         retried, last, start = len(load.retried), load.ended + _MAX_REQUESTS, trio.current_time()

@@ -27,7 +27,7 @@ def run_replay(
 
 
 async def _replay(
-    journal: ta.replay.Journal,
+    journal: ta.replay.RecordingJournal,
     name: str | None,
     against: str | None,
     until: int | None,
@@ -63,7 +63,7 @@ def show_journal(file: Path) -> int:
     return 0
 
 
-def _journal(file: Path) -> ta.replay.Journal:
+def _journal(file: Path) -> ta.replay.RecordingJournal:
     try:
         with file.open("rb") as opened:
             is_database = opened.read(len(_DATABASE)) == _DATABASE

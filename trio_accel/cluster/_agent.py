@@ -18,7 +18,7 @@ from ._link import Address, Allocate, Link, listen
 from ._members import Member
 from ._options import ClusterOptions
 from ._store import opened_store
-from ._table import Router
+from ._table import EntityRouter
 
 __all__ = ["AgentConfig", "Started"]
 
@@ -64,7 +64,7 @@ class Started:
     pid: int
 
 
-class _Peers(Router):
+class _Peers(EntityRouter):
     """The way to other agents, which connects to each at its first request."""
 
     def __init__(self, window: int, nursery: trio.Nursery, allocate: Allocate) -> None:

@@ -33,7 +33,7 @@ _KILLS = 3
 
 
 @attrs.define(eq=False)
-class Trial:
+class RequestTrial:
     """A request in flight.
 
     Attributes:
@@ -71,7 +71,7 @@ class Blame:
 
     def __init__(self, is_quiet: Callable[[], Awaitable[bool]]) -> None:
         self._is_quiet = is_quiet
-        self._waiting, self._running = list[Trial](), list[Trial]()
+        self._waiting, self._running = list[RequestTrial](), list[RequestTrial]()
         self._changed = trio.lowlevel.ParkingLot()
         self._crashed: deque[Member] = deque(maxlen=256)
 
@@ -85,7 +85,7 @@ class Blame:
         return bool(self._running or self._waiting)
 
     @asynccontextmanager
-    async def turn(self, trial: Trial) -> AsyncGenerator[None]:
+    async def turn(self, trial: RequestTrial) -> AsyncGenerator[None]:
         """Wait until a request may be sent.
 
         Raises:
@@ -123,7 +123,7 @@ class Blame:
             self._running.remove(trial)
             self._changed.unpark_all()
 
-    async def _wait_quiet(self, trial: Trial) -> bool:
+    async def _wait_quiet(self, trial: RequestTrial) -> bool:
         # Wait longer each time, so that several requests that end agents all wait here at last.
         for _ in range(trial.pardons + 1):
             if await self._is_quiet():
@@ -131,7 +131,7 @@ class Blame:
         trial.pardons += 1
         return False
 
-    def _check(self, trial: Trial) -> None:
+    def _check(self, trial: RequestTrial) -> None:
         if len(trial.lost) < 2 or not trial.was_alone:
             return
         has_crashed = trial.lost[-1] in self._crashed

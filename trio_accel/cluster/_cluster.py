@@ -25,7 +25,7 @@ from ._members import Member, Target
 from ._nodes import Nodes
 from ._options import ClusterOptions
 from ._store import Store, opened_store
-from ._table import EntityRef, Router, Table
+from ._table import EntityRef, EntityRouter, Table
 
 __all__ = ["Cluster", "open_cluster", "open_entities"]
 
@@ -87,7 +87,7 @@ async def open_cluster(
             nursery.cancel_scope.cancel(reason="the cluster is closed")
 
 
-class Cluster(Router):
+class Cluster(EntityRouter):
     """Nodes with agents; made by `open_cluster`."""
 
     def __init__(self, nodes: Nodes, store: Store | None, options: ClusterOptions) -> None:
@@ -273,7 +273,7 @@ class _NodeAgent(Actor):
                 nursery.cancel_scope.cancel(reason="the node has gone")
 
 
-class _Here(Router):
+class _Here(EntityRouter):
     """The way to entities in this process, without a network."""
 
     residents: Residents
@@ -290,7 +290,7 @@ class _Here(Router):
 @opens("the entities are not open yet: async with open_entities(...) as router")
 async def open_entities(
     system: System, devices: DeviceGroup, store: Store | None = None
-) -> AsyncGenerator[Router]:
+) -> AsyncGenerator[EntityRouter]:
     """Host entities only in this program; a `DurableEntity` continues after the end of the program.
 
     Args:

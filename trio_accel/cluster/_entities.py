@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 import attrs
 import trio
 
-from ..actors import Actor, ActorFailedError, ActorStoppedError, Directive, Policy, Ref, Restart, System
+from ..actors import Actor, ActorFailedError, ActorStoppedError, ActorSystem, Directive, Policy, Ref, Restart
 from ..devices import Device, DeviceGroup, Key
 from ._errors import EntityMovedError, NodeLostError
 from ._frames import digest_of, find
 from ._link import LinkLostError
 from ._members import Target
-from ._table import Router, Table
+from ._table import EntityRouter, Table
 
 __all__ = ["Entity", "Home"]
 
@@ -43,8 +43,8 @@ class Home:
     key: Key
     device: Device
     devices: DeviceGroup
-    system: System
-    cluster: Router
+    system: ActorSystem
+    cluster: EntityRouter
     node: str
     epoch: int
     message_id: str | None = None
@@ -164,16 +164,16 @@ class Residents:
     def __init__(
         self,
         node: str,
-        system: System,
+        system: ActorSystem,
         devices: DeviceGroup,
-        router: Router,
+        router: EntityRouter,
         store: Any = None,
         patience: float = 30.0,
     ) -> None:
         self.node: str = node
-        self.system: System = system
+        self.system: ActorSystem = system
         self.devices: DeviceGroup = devices
-        self.router: Router = router
+        self.router: EntityRouter = router
         self.store: Any = store
         self.patience: float = patience
         self.numbers: itertools.count[int] = itertools.count(1)
@@ -230,7 +230,7 @@ class Residents:
             await self._end([target])
 
     async def take(self, table: Table, before: Table | None) -> None:
-        """Apply a newer table, as a `Router` does; return when the entities that it moves have ended."""
+        """Apply a newer table like an `EntityRouter`; return when the entities that it moves have ended."""
         self.router.update(table, before)
         # If an earlier table began to end an entity without seeing the result, this one finishes that.
         await self._end([one for one, it in self._all.items() if it.has_left or not self._is_home(one)])

@@ -89,12 +89,12 @@ class Address:
         Raises:
             LinkLostError: Nobody listens, or the other end lacks the secret, or has another version.
         """
-        token, streams, is_proved = os.urandom(_NONCE), list[_Stream](), False
+        token, streams, is_proved = os.urandom(_NONCE), list[_Connection](), False
         link = Link(streams, name, window=window)
         try:
             with trio.fail_after(_PROOF):
                 for _ in range(2):
-                    streams.append(_Stream(trio.socket.socket(), allocate))
+                    streams.append(_Connection(trio.socket.socket(), allocate))
                     await streams[-1].sock.connect((self.host, self.port))
                     await _prove(streams[-1], self.secret, is_asked=False, token=token)
             is_proved = True
@@ -108,7 +108,7 @@ class Address:
         return link
 
 
-class _Stream:
+class _Connection:
     """A connection: a sequence of frames, each with number, kind and parts."""
 
     def __init__(self, sock: trio.socket.SocketType, allocate: Allocate) -> None:
@@ -161,7 +161,7 @@ class Link:
     """
 
     def __init__(
-        self, streams: list[_Stream], name: str, serve: Serve | None = None, window: float = math.inf
+        self, streams: list[_Connection], name: str, serve: Serve | None = None, window: float = math.inf
     ) -> None:
         self._streams, self._name, self._serve = streams, name, serve
         self._window = trio.CapacityLimiter(window)
@@ -236,16 +236,16 @@ class Link:
             raise LinkLostError(text, is_begun=True, beside=self._beside)
         return found.unwrap()
 
-    def _stream(self, parts: Parts) -> _Stream:
+    def _stream(self, parts: Parts) -> _Connection:
         return self._streams[sum(map(len, parts)) > _STREAM_FROM_BYTES]
 
-    async def _write(self, stream: _Stream) -> None:
+    async def _write(self, stream: _Connection) -> None:
         try:
             await stream.write_posted()
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             self.lost.set()
 
-    async def _read(self, stream: _Stream) -> None:
+    async def _read(self, stream: _Connection) -> None:
         try:
             while True:
                 self._take(*await stream.receive())
@@ -317,10 +317,10 @@ async def listen(
     else:
         raise OSError(f"{host} has none of these ports free: {ports}")
     # Streams by token, until the other half is connected.
-    halves: dict[bytes, _Stream] = {}
+    halves: dict[bytes, _Connection] = {}
 
     async def greet(connection: trio.SocketStream, admit: Admit) -> None:
-        stream = _Stream(connection.socket, allocate)
+        stream = _Connection(connection.socket, allocate)
         token = await _prove(stream, secret, is_asked=True)
         admit()
         other = halves.pop(token, None)
@@ -345,7 +345,7 @@ async def _listen_until_closed(lobby: Lobby, listener: trio.SocketListener) -> N
         await lobby.run(listener)
 
 
-async def _prove(stream: _Stream, secret: bytes, *, is_asked: bool, token: bytes = b"") -> bytes:
+async def _prove(stream: _Connection, secret: bytes, *, is_asked: bool, token: bytes = b"") -> bytes:
     """Prove the secret to the other end, and verify its proof; return the token of the connecting end.
 
     Each end signs a random number of the other, so no proof is valid twice.

@@ -11,13 +11,13 @@ import trio
 
 from ..actors import ActorStoppedError, Message, Request, warn_untold
 from ..devices import Key, by_key
-from ._blame import Blame, Trial
+from ._blame import Blame, RequestTrial
 from ._errors import EntityMovedError, NodeLostError
 from ._frames import digest_of, path_of
 from ._link import Link, LinkLostError
 from ._members import Member, Target
 
-__all__ = ["EntityRef", "Router", "Table"]
+__all__ = ["EntityRef", "EntityRouter", "Table"]
 
 EntityT_contra = TypeVar("EntityT_contra", contravariant=True)
 EntityT = TypeVar("EntityT")
@@ -57,7 +57,7 @@ class Table:
         return Table, (self.epoch, self.members)
 
 
-class Router:
+class EntityRouter:
     """Sends requests to the homes of entities, by the newest table.
 
     Attributes:
@@ -86,18 +86,18 @@ class Router:
         """The nodes with an agent."""
         return self.table.members
 
-    def update(self, table: Table, before: Table | None = None) -> None:
+    def update(self, table: Table, previous: Table | None = None) -> None:
         """Apply a newer table; links to lost members end.
 
         Args:
             table: The table.
-            before: The previous table, with members that answer until `settle`; None if the missing ones are
-                lost.
+            previous: The previous table, with members that answer until `settle`; None if the missing ones
+                are lost.
         """
         self.settled.set()
         self.settled = trio.Event()
-        self.table, self.before = table, before or table
-        if before is None:
+        self.table, self.before = table, previous or table
+        if previous is None:
             self.settled.set()
         for link in self._pop_links():
             link.close()
@@ -155,7 +155,7 @@ class Router:
             ActorStoppedError: The cluster is closed.
             Exception: The error of the entity's handler.
         """
-        trial = Trial(target, type(message))
+        trial = RequestTrial(target, type(message))
         while True:
             async with self._blame.turn(trial) if trial.lost or self._blame.has_suspects else nullcontext():
                 self._check_open(target)
@@ -237,7 +237,7 @@ class EntityRef(Generic[EntityT_contra]):
     """
 
     without_device: ClassVar[str] = "devices of another node are used there; send one array a node by ask()"
-    _router: Router
+    _router: EntityRouter
     _target: Target
 
     def __repr__(self) -> str:

@@ -17,7 +17,7 @@ from ..actors import ActorError, Intensity
 from ..backends.base import AccelError, ContextLostError, DeviceLostError, Ints
 from ..devices import AccelRef, Device, Lent, PeerCopy, Stay, lend, run_together
 from ..devices.operations._blocks import Block
-from ._communicators import Communicator, Part, Pieces, RanksFailedError
+from ._communicators import Communicator, Pieces, RanksFailedError, RankShare
 from ._errors import RankFailedError, WorldBrokenError
 from ._operations import Join, expression_of
 
@@ -179,20 +179,20 @@ class PartCall:
             async with lend(self.name, lent, devices, self._turns.stay) as held:
                 await self._all(chosen, lambda rank: self._part(rank, held, compute, made))
         except (ContextLostError, DeviceLostError) as error:
-            self._spoil(None)
+            self._mark_damaged(None)
             # A device was lost before the parts began.
             gone = [rank for rank, device in enumerate(self._devices) if device.outage or not device.is_ready]
             raise self._turns.failed(self.name, (gone or chosen)[0], error) from error
         except BaseException as error:
             # A cancelled part may have run. Whether the failed one has changed arrays, its device knows.
-            self._spoil(error.rank if isinstance(error, RankFailedError) else None)
+            self._mark_damaged(error.rank if isinstance(error, RankFailedError) else None)
             raise
         return {rank: made[rank] for rank in chosen}
 
-    def _spoil(self, failed: int | None) -> None:
+    def _mark_damaged(self, failed: int | None) -> None:
         """Refuse later use of arrays that ranks change in place, except on the rank that has failed."""
         for block in [one for rank, each in self.changed.items() if rank != failed for one in each]:
-            block.spoil(self.name, None)
+            block.mark_damaged(self.name, None)
 
     async def _all(self, ranks: Iterable[int], part: Callable[[int], Awaitable[None]]) -> None:
         """Wait for the parts of ranks; the first that fails ends all."""
@@ -218,7 +218,7 @@ class PartCall:
                     raise
 
 
-class Call(PartCall):
+class CollectiveCall(PartCall):
     """One collective: its arguments, and how it runs.
 
     Args:
@@ -315,17 +315,17 @@ class Call(PartCall):
 
     def parts(
         self, kind: str, counts: Mapping[int, Mapping[int, int]] | None = None, *, root: int = 0
-    ) -> dict[int, Part]:
+    ) -> dict[int, RankShare]:
         """Return the parts of the ranks for a vendor's library: the arrays that they give and get.
 
         Args:
-            kind: See `Part`.
+            kind: See `RankShare`.
             counts: The number of elements that each giving rank gives to each rank.
-            root: See `Part`.
+            root: See `RankShare`.
         """
         given = counts or {}
         return {
-            rank: Part(
+            rank: RankShare(
                 kind,
                 self.dtype,
                 source=self.arrays.get(rank),
@@ -395,7 +395,7 @@ class Call(PartCall):
         shape = self.shapes[rank]
         return made if made.shape == shape else made.reshape(shape)
 
-    async def met(self, communicator: Communicator, parts: Mapping[int, Part]) -> dict[int, AccelRef]:
+    async def met(self, communicator: Communicator, parts: Mapping[int, RankShare]) -> dict[int, AccelRef]:
         """Have ranks take part in a collective of a vendor's library.
 
         Args:
@@ -439,7 +439,7 @@ class Call(PartCall):
             yield
         except BaseException:
             for array in self._half_written:
-                array.block.spoil(self.name, None, (array.spec,))
+                array.block.mark_damaged(self.name, None, (array.spec,))
             raise
 
     async def written(self, made: Mapping[int, AccelRef]) -> list[AccelRef]:

@@ -122,7 +122,7 @@ class CloseCommunicator(_WithoutArrays):
 
 
 @attrs.frozen
-class Part:
+class RankShare:
     """The part of one rank in a collective.
 
     Attributes:
@@ -161,7 +161,7 @@ class Meet(OfRanks):
     """Take part in a collective."""
 
     number: int
-    part: Part
+    part: RankShare
     is_known: bool
 
     @property
@@ -299,7 +299,7 @@ class Communicator:
         # Operations that end because the ranks are giving up the last communicator.
         self._leaving: list[_Asked] = []
 
-    async def run(self, parts: Mapping[int, Part]) -> dict[int, AccelRef | None]:
+    async def run(self, parts: Mapping[int, RankShare]) -> dict[int, AccelRef | None]:
         """Run a collective: the parts of all ranks that take part in it.
 
         Returns:
@@ -376,7 +376,7 @@ class Communicator:
         taken = trio.current_time() - began
         _logger.info("world: %d ranks have opened a communicator of %s in %.2f s", size, vendor.title, taken)
 
-    async def _call(self, parts: Mapping[int, Part]) -> dict[int, AccelRef | None]:
+    async def _call(self, parts: Mapping[int, RankShare]) -> dict[int, AccelRef | None]:
         """Have ranks meet."""
         way = tuple([(rank, part.way) for rank, part in parts.items()])
         is_known = way in self._ways

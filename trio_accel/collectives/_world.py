@@ -13,8 +13,8 @@ from ..backends.base import NotSupportedError
 from ..devices import AccelRef, Device, Operation, check_device, exclusive, what_to_do
 from ..devices.engine._library import APART
 from ..devices.operations._blocks import Block
-from ._call import Arrays, Call, Computes, PartCall, Turns
-from ._communicators import Communicator, Part, RanksFailedError, library_of, refusal
+from ._call import Arrays, CollectiveCall, Computes, PartCall, Turns
+from ._communicators import Communicator, RanksFailedError, RankShare, library_of, refusal
 from ._operations import PartOperation, Reduction
 from ._program_calls import ProgramCalls, Rooms
 from ._ranks import Given, Group, Meetings, Rank
@@ -167,7 +167,7 @@ class World:
         if self._communicator is not None:
             await self._communicator.close()
 
-    async def _met(self, call: Call, parts: Mapping[int, Part]) -> dict[int, AccelRef] | None:
+    async def _met(self, call: CollectiveCall, parts: Mapping[int, RankShare]) -> dict[int, AccelRef] | None:
         """Run a collective by a vendor's library; return None if it needs mapped arrays."""
         communicator, reduction = self._communicator, call.reduction
         if communicator is None or (
@@ -185,7 +185,12 @@ class World:
             return None
 
     async def _run(
-        self, call: Call, parts: Mapping[int, Part], compute: Makes, *, first: Makes | None = None
+        self,
+        call: CollectiveCall,
+        parts: Mapping[int, RankShare],
+        compute: Makes,
+        *,
+        first: Makes | None = None,
     ) -> list[AccelRef]:
         """Run a collective in its turn: by a vendor's library if possible, or else by mapped arrays.
 
@@ -210,10 +215,10 @@ class World:
         self,
         programs: Sequence[Any],
         method: Any,
-        *each: Sequence[Any],
+        *per_rank: Sequence[Any],
         within: float | None = None,
         groups: Mapping[str, Sequence[Sequence[int]]] | None = None,
-        **each_by_name: Sequence[Any],
+        **per_rank_by_name: Sequence[Any],
     ) -> list[Any]:
         """Call a method of a program on each rank, in which the ranks meet by `programs.current_rank`.
 
@@ -223,11 +228,11 @@ class World:
         Args:
             programs: One program of each rank, opened on its device by `open_program`.
             method: The method, as for `Program.ask`.
-            each: The positional arguments, each a sequence with one value per rank.
+            per_rank: The positional arguments, each a sequence with one value per rank.
             within: The timeout in seconds; None for no limit.
             groups: Groups of ranks that also meet among themselves, by `ProgramRank.group`. For each name, a
                 list of groups with each rank in one of them.
-            each_by_name: The keyword arguments, likewise.
+            per_rank_by_name: The keyword arguments, likewise.
 
         Returns:
             The results of the methods, in rank order.
@@ -240,7 +245,7 @@ class World:
                 does not serve.
             WorldBrokenError: The world no longer runs collectives.
         """
-        call = ProgramCalls(self._turns, programs, method, each, each_by_name, within, groups or {})
+        call = ProgramCalls(self._turns, programs, method, per_rank, per_rank_by_name, within, groups or {})
         async with self._turns.turn(call.name), exclusive(self.devices):
             return await call.run(self._rooms)
 
@@ -282,7 +287,7 @@ class World:
             RankFailedError: It failed on a rank.
             WorldBrokenError: The world no longer runs collectives.
         """
-        call = Call(self._turns, "all_reduce", arrays, out, reduction=reduction)
+        call = CollectiveCall(self._turns, "all_reduce", arrays, out, reduction=reduction)
         call.expect(call.shape)
         size = call.shape_size
         bounds = [size * rank // self.size for rank in range(self.size + 1)]
@@ -312,7 +317,7 @@ class World:
         Raises:
             TypeError, ValueError, RankFailedError, WorldBrokenError: As for `all_reduce`.
         """
-        call = Call(self._turns, "reduce", arrays, out, to=root, reduction=reduction)
+        call = CollectiveCall(self._turns, "reduce", arrays, out, to=root, reduction=reduction)
         call.expect(call.shape)
         return (await self._run(call, call.parts("reduce", root=root), call.reduced))[0]
 
@@ -329,7 +334,7 @@ class World:
         Raises:
             TypeError, ValueError, RankFailedError, WorldBrokenError: As for `all_reduce`.
         """
-        call = Call(self._turns, "reduce_scatter", arrays, out, reduction=reduction)
+        call = CollectiveCall(self._turns, "reduce_scatter", arrays, out, reduction=reduction)
         rows = call.rows()
         call.expect((rows, *call.shape[1:]))
 
@@ -354,7 +359,7 @@ class World:
         Raises:
             TypeError, ValueError, RankFailedError, WorldBrokenError: As for `all_reduce`.
         """
-        call = Call(self._turns, "broadcast", [array], out, root=root)
+        call = CollectiveCall(self._turns, "broadcast", [array], out, root=root)
         call.expect(call.shape)
         del call.shapes[root]
         copies = await self._run(call, call.parts("broadcast", root=root), call.joined)
@@ -373,7 +378,7 @@ class World:
         Raises:
             TypeError, ValueError, RankFailedError, WorldBrokenError: As for `all_reduce`.
         """
-        call = Call(self._turns, "scatter", [array], out, root=root)
+        call = CollectiveCall(self._turns, "scatter", [array], out, root=root)
         return await self._split(call, {root: [call.rows()] * self.size})
 
     async def gather(self, arrays: Arrays, *, root: int = 0, out: AccelRef | None = None) -> AccelRef:
@@ -387,7 +392,7 @@ class World:
         Raises:
             TypeError, ValueError, RankFailedError, WorldBrokenError: As for `all_reduce`.
         """
-        call = Call(self._turns, "gather", arrays, out, to=root)
+        call = CollectiveCall(self._turns, "gather", arrays, out, to=root)
         call.expect(call.joined_shape)
         parts = call.parts("exchange", {rank: {root: call.shape_size} for rank in call.arrays})
         return (await self._run(call, parts, call.joined))[0]
@@ -404,7 +409,7 @@ class World:
         Raises:
             TypeError, ValueError, RankFailedError, WorldBrokenError: As for `all_reduce`.
         """
-        call = Call(self._turns, "all_gather", arrays, out)
+        call = CollectiveCall(self._turns, "all_gather", arrays, out)
         call.expect(call.joined_shape)
         return await self._run(call, call.parts("all_gather"), call.joined)
 
@@ -426,7 +431,7 @@ class World:
         Raises:
             TypeError, ValueError, RankFailedError, WorldBrokenError: As for `all_reduce`.
         """
-        call = Call(self._turns, "all_to_all", arrays, out, has_rows=splits is not None)
+        call = CollectiveCall(self._turns, "all_to_all", arrays, out, has_rows=splits is not None)
         counts = [[call.rows()] * self.size] * self.size if splits is None else call.check_splits(splits)
         return await self._split(call, dict(enumerate(counts)))
 
@@ -442,12 +447,12 @@ class World:
         Raises:
             TypeError, ValueError, RankFailedError, WorldBrokenError: As for `all_reduce`.
         """
-        call = Call(self._turns, "send", [array], out, root=root, to=to)
+        call = CollectiveCall(self._turns, "send", [array], out, root=root, to=to)
         call.expect(call.shape)
         parts = call.parts("exchange", {root: {to: call.shape_size}})
         return (await self._run(call, parts, call.joined))[0]
 
-    async def _split(self, call: Call, counts: Mapping[int, Sequence[int]]) -> list[AccelRef]:
+    async def _split(self, call: CollectiveCall, counts: Mapping[int, Sequence[int]]) -> list[AccelRef]:
         """Run a collective in which ranks give rows; `counts` has the rows by giver and receiver."""
         width = math.prod(call.shape[1:])
         rows = [sum(row[rank] for row in counts.values()) for rank in range(self.size)]

@@ -21,18 +21,18 @@ import attrs
 
 from ..backends.base import DType, NotSupportedError
 from ..backends.base.contract.ops import real_of
-from ..backends.base.expressions import Step, TypedExpression, parse, typed
+from ..backends.base.expressions import TypedExpression, TypedStep, parse, typed
 from ._scalars import BOUNDS, NOT_HOLOMORPHIC, OF_ONE, OF_TWO, STEPS
 from ._steps import Builder, without_unchanged
 
-__all__ = ["Addition", "Program", "additions", "gradient"]
+__all__ = ["Addition", "DerivedSteps", "additions", "gradient"]
 
 
 @attrs.frozen
-class Program:
+class DerivedSteps:
     """Steps, and the numbers of the results; the last arguments are the gradients and the results."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[TypedStep, ...]
     outputs: tuple[int, ...]
 
     @property
@@ -45,10 +45,10 @@ class Program:
         """Numbers of the arguments that elements are loaded from."""
         return frozenset(_number(step) for step in self.steps if step.function == "load")
 
-    def only(self, *outputs: int) -> Program:
+    def only(self, *outputs: int) -> DerivedSteps:
         """Return the program of some of its steps."""
         steps, numbers = without_unchanged(self.steps, outputs)
-        return Program(tuple(steps), tuple(numbers))
+        return DerivedSteps(tuple(steps), tuple(numbers))
 
 
 @attrs.frozen
@@ -60,8 +60,8 @@ class Addition:
         counts: For each loop around the load, the program that counts its iterations.
     """
 
-    program: Program
-    counts: tuple[Program, ...]
+    program: DerivedSteps
+    counts: tuple[DerivedSteps, ...]
 
 
 def gradient(
@@ -73,7 +73,7 @@ def gradient(
     reached: Sequence[int] = (0,),
     has_result: bool,
     passes_nan: bool = False,
-) -> Program:
+) -> DerivedSteps:
     """Make the program of the gradient by an argument that is read element by element.
 
     Args:
@@ -121,7 +121,7 @@ def additions(
     return tuple(made)
 
 
-def _number(step: Step) -> int:
+def _number(step: TypedStep) -> int:
     return int(step.value.real)
 
 
@@ -190,8 +190,8 @@ class _Gradient(Builder):
     def _argument(self, like: int, number: int) -> int:
         return self.step("argument", self._old[like].dtype, (), number)
 
-    def program(self, *outputs: int) -> Program:
-        return Program(tuple(self.steps), ()).only(*outputs)
+    def program(self, *outputs: int) -> DerivedSteps:
+        return DerivedSteps(tuple(self.steps), ()).only(*outputs)
 
     def _find_active(self) -> list[bool]:
         """Return for each step whether its value changes smoothly with the argument."""
@@ -283,7 +283,9 @@ class _Gradient(Builder):
                 self._back_step(number, step, at, adjoints)
             number -= 1
 
-    def _back_step(self, number: int, step: Step, at: Mapping[int, int], adjoints: dict[int, int]) -> None:
+    def _back_step(
+        self, number: int, step: TypedStep, at: Mapping[int, int], adjoints: dict[int, int]
+    ) -> None:
         g, dtype, name = adjoints[number], step.dtype, step.function
         given = [at[one] for one in step.steps]
         if name == "load":
@@ -383,7 +385,7 @@ class _Gradient(Builder):
         zero = self.constant(0, DType.int64)
         self.captured = [self.constant(0.0, load.dtype), *[zero] * len(load.steps)]
 
-    def _load_of_probe(self) -> Step:
+    def _load_of_probe(self) -> TypedStep:
         # All loads of an argument have one dtype, and take the same number of indices.
         return next(step for step in self._old if step.function == "load" and _number(step) == self._wrt)
 

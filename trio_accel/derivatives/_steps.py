@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from ..backends.base import DType
-from ..backends.base.expressions import Step
+from ..backends.base.expressions import TypedStep
 
 __all__ = ["Builder", "alive", "text_of"]
 
@@ -32,7 +32,7 @@ class Builder:
     """
 
     def __init__(self) -> None:
-        self.steps: list[Step] = []
+        self.steps: list[TypedStep] = []
         self._found: list[dict[tuple[object, ...], int]] = [{}]
 
     def step(self, function: str, dtype: DType, steps: Sequence[int] = (), value: Any = 0) -> int:
@@ -51,7 +51,7 @@ class Builder:
 
     def new(self, function: str, dtype: DType, steps: Sequence[int] = (), value: Any = 0) -> int:
         """Make a step that differs from all others: a loop opens a scope, and its end closes it."""
-        self.steps.append(Step(function, dtype, tuple(steps), value))
+        self.steps.append(TypedStep(function, dtype, tuple(steps), value))
         number = len(self.steps) - 1
         if function == "loop":
             self._found.append({})
@@ -66,7 +66,7 @@ class Builder:
     def cast(self, number: int, dtype: DType) -> int:
         return number if self.steps[number].dtype is dtype else self.step("cast", dtype, (number,))
 
-    def take(self, steps: Sequence[Step], numbers: Iterable[int], made: dict[int, int]) -> None:
+    def take(self, steps: Sequence[TypedStep], numbers: Iterable[int], made: dict[int, int]) -> None:
         """Copy steps.
 
         Args:
@@ -95,7 +95,7 @@ class Builder:
         return None
 
 
-def alive(steps: Sequence[Step], outputs: Sequence[int]) -> tuple[list[Step], list[int]]:
+def alive(steps: Sequence[TypedStep], outputs: Sequence[int]) -> tuple[list[TypedStep], list[int]]:
     """Return the steps that results need, and the new numbers of the results."""
     ends = {step.steps[0]: n for n, step in enumerate(steps) if step.function == "end"}
     breaks: dict[int, list[int]] = {}
@@ -112,15 +112,17 @@ def alive(steps: Sequence[Step], outputs: Sequence[int]) -> tuple[list[Step], li
                 left.append(ends[n])
     order = sorted(live)
     new = {n: place for place, n in enumerate(order)}
-    kept: list[Step] = []
+    kept: list[TypedStep] = []
     for n in order:
         step = steps[n]
         value = new[ends[n]] if step.function == "loop" else step.value
-        kept.append(Step(step.function, step.dtype, tuple(new[one] for one in step.steps), value))
+        kept.append(TypedStep(step.function, step.dtype, tuple(new[one] for one in step.steps), value))
     return kept, [new[n] for n in outputs]
 
 
-def without_unchanged(steps: Sequence[Step], outputs: Sequence[int]) -> tuple[list[Step], list[int]]:
+def without_unchanged(
+    steps: Sequence[TypedStep], outputs: Sequence[int]
+) -> tuple[list[TypedStep], list[int]]:
     """Drop the variables of loops that no iteration changes, and the steps that nothing needs."""
     made, numbers = alive(steps, outputs)
     while same := _unchanged(made):
@@ -129,7 +131,7 @@ def without_unchanged(steps: Sequence[Step], outputs: Sequence[int]) -> tuple[li
     return made, numbers
 
 
-def _unchanged(steps: Sequence[Step]) -> dict[int, int]:
+def _unchanged(steps: Sequence[TypedStep]) -> dict[int, int]:
     """Return for each variable that its loop does not change, and for its result, the first value."""
     kept = {carried for step in steps if step.function == "loop" for carried in step.steps[2:]}
     for step in steps:
@@ -150,7 +152,7 @@ def _first(number: int, same: Mapping[int, int]) -> int:
     return number
 
 
-def _less(step: Step, number: int, steps: Sequence[Step], same: Mapping[int, int]) -> Step:
+def _less(step: TypedStep, number: int, steps: Sequence[TypedStep], same: Mapping[int, int]) -> TypedStep:
     """Return a step without the variables that equal their first values."""
     given = list(step.steps)
     if step.function in ("loop", "break", "end"):
@@ -162,7 +164,7 @@ def _less(step: Step, number: int, steps: Sequence[Step], same: Mapping[int, int
 
 
 def text_of(
-    steps: Sequence[Step], outputs: Mapping[str, int], arguments: Mapping[int, str], *, is_typed: bool
+    steps: Sequence[TypedStep], outputs: Mapping[str, int], arguments: Mapping[int, str], *, is_typed: bool
 ) -> str:
     """Write steps in the expression language, a line for each.
 
@@ -173,12 +175,12 @@ def text_of(
         is_typed: Whether constants and casts name their dtypes. Otherwise all follow the arguments, by
             NumPy's promotion.
     """
-    return _Text(steps, arguments, is_typed).lines(outputs)
+    return _StepText(steps, arguments, is_typed).lines(outputs)
 
 
 @attrs.define(eq=False)
-class _Text:
-    steps: Sequence[Step]
+class _StepText:
+    steps: Sequence[TypedStep]
     arguments: Mapping[int, str]
     is_typed: bool
     made: list[str] = attrs.field(factory=list[str])
@@ -195,7 +197,7 @@ class _Text:
     def _line(self, text: str) -> None:
         self.made.append("    " * self.depth + text)
 
-    def _write(self, number: int, step: Step) -> None:
+    def _write(self, number: int, step: TypedStep) -> None:
         given = [f"t{one}" for one in step.steps]
         match step.function:
             case "loop":
@@ -223,7 +225,7 @@ class _Text:
         for place, variable in enumerate(carried):
             self._line(f"t{variable} = u{loop}_{place}")
 
-    def _value(self, step: Step, given: Sequence[str]) -> str:
+    def _value(self, step: TypedStep, given: Sequence[str]) -> str:
         name, inside = step.function, ", ".join(given)
         if name in ("argument", "load"):
             argument = self.arguments[int(step.value.real)]
@@ -237,7 +239,7 @@ class _Text:
             return f"{step.dtype.value}({inside})" if is_told else inside
         return given[0] if name in ("carried", "result") else f"{name}({inside})"
 
-    def _constant(self, step: Step) -> str:
+    def _constant(self, step: TypedStep) -> str:
         value: Any = step.value
         if step.dtype is DType.bool:
             return repr(bool(value))

@@ -16,7 +16,7 @@ from ..backends.base.contract.ops import ArraySpec, common_shape
 from ..backends.base.expressions import (
     Argument,
     ArgumentType,
-    Expression,
+    ParsedExpression,
     TypedExpression,
     Weak,
     pack_scalars,
@@ -63,7 +63,7 @@ _BOOL = Argument(DType.bool, False).encode()
 
 
 @attrs.define(eq=False, on_setattr=None)
-class Taken:
+class CallArguments:
     """The arguments of one call; do not change them.
 
     Attributes:
@@ -76,7 +76,7 @@ class Taken:
         shape: The shape of the result.
     """
 
-    expression: Expression
+    expression: ParsedExpression
     signature: Strs
     arrays: tuple[ArraySpec, ...]
     lying: tuple[ArraySpec, ...]
@@ -338,11 +338,11 @@ def bind(
 
 def take(
     planner: Planner,
-    expression: Expression,
+    expression: ParsedExpression,
     arguments: Sequence[ExpressionArgument | ArraySpec],
     shape: tuple[int, ...] | None = None,
     otherwise: tuple[int, ...] = (),
-) -> Taken:
+) -> CallArguments:
     """Take the arguments of a call, and broadcast its element-wise arrays against each other.
 
     Args:
@@ -391,7 +391,7 @@ def take(
             shape = common(planner.name, arrays, fixed)
             spread = tuple([_broadcast(array, shape) for array in arrays])
             break
-    return Taken(expression, tuple(signature), spread, lying, tuple(loaded), values, shape)
+    return CallArguments(expression, tuple(signature), spread, lying, tuple(loaded), values, shape)
 
 
 def common(operation: str, arrays: Sequence[Operand | ArraySpec], fixed: Ints | None = None) -> Ints:

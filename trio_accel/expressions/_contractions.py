@@ -24,7 +24,7 @@ from ._expression import Elementwise
 from ._reduction import Reduction
 from ._views import check_operands, intermediates, on_device, permuted, viewed
 
-__all__ = ["Contract", "Contracting", "Factor", "Groups", "Made", "contraction_path", "factors_of"]
+__all__ = ["Contract", "Contracting", "ContractionFactor", "Groups", "Made", "contraction_path", "factors_of"]
 
 _expression = functools.cache(Elementwise[AccelRef])
 _reduction = functools.cache(Reduction)
@@ -34,7 +34,7 @@ Made: TypeAlias = Callable[[AccelRef], AccelRef]
 
 
 @attrs.frozen(eq=False)
-class Factor:
+class ContractionFactor:
     """An array, and a label for each axis.
 
     Attributes:
@@ -79,7 +79,7 @@ class Groups:
     inner: tuple[object, ...]
 
     @classmethod
-    def of(cls, left: Factor, right: Factor, keep: frozenset[object]) -> Groups:
+    def of(cls, left: ContractionFactor, right: ContractionFactor, keep: frozenset[object]) -> Groups:
         """Divide the labels; none is left that only one factor has and nothing keeps."""
         shared = [label for label in left.labels if label in right.labels]
         return cls(
@@ -114,7 +114,7 @@ class Contract(Operation[Any, AccelRef]):
     out: AccelRef | None = None
 
     @classmethod
-    def of(cls, left: Factor, right: Factor, groups: Groups) -> Contract:
+    def of(cls, left: ContractionFactor, right: ContractionFactor, groups: Groups) -> Contract:
         """Make the message for two factors with up to 52 different labels."""
         letters = dict(zip(dict.fromkeys((*left.labels, *right.labels)), string.ascii_letters, strict=False))
         rows = (left.labels, right.labels, groups.kept)
@@ -155,7 +155,7 @@ class Contracting:
     """
 
     operation: str
-    multiply: Callable[[Factor, Factor, Groups, Made], Awaitable[AccelRef]]
+    multiply: Callable[[ContractionFactor, ContractionFactor, Groups, Made], Awaitable[AccelRef]]
 
     @property
     def name(self) -> str:
@@ -196,7 +196,9 @@ class Contracting:
                     on_device(one.array).release()
             raise
 
-    async def pair(self, left: Factor, right: Factor, keep: frozenset[object]) -> Factor:
+    async def pair(
+        self, left: ContractionFactor, right: ContractionFactor, keep: frozenset[object]
+    ) -> ContractionFactor:
         """Multiply two factors, and add along the axes that are not kept."""
         with intermediates() as made:
             left = await self._summed(left, keep.union(right.labels), made)
@@ -205,29 +207,31 @@ class Contracting:
             labels, inner, operation = groups.kept, groups.inner, self.operation
             if not inner:
                 multiply = _expression("x * y", operation=operation)
-                return Factor(labels, await multiply(left.along(labels), right.along(labels)))
+                return ContractionFactor(labels, await multiply(left.along(labels), right.along(labels)))
             if not groups.rows and not groups.columns:
                 whole = left.along(labels + inner), right.along(labels + inner)
                 axes = range(len(labels), len(labels) + len(inner))
                 added = _reduction(
                     "x * y", "sum", dtype=DType.of(left.array.dtype).value, operation=operation
                 )
-                return Factor(labels, await added(*whole, axis=axes))
-            return Factor(labels, await self.multiply(left, right, groups, made))
+                return ContractionFactor(labels, await added(*whole, axis=axes))
+            return ContractionFactor(labels, await self.multiply(left, right, groups, made))
 
-    async def _summed(self, factor: Factor, keep: frozenset[object], made: Made) -> Factor:
+    async def _summed(
+        self, factor: ContractionFactor, keep: frozenset[object], made: Made
+    ) -> ContractionFactor:
         """Add along the axes that nothing needs any longer."""
         axes = [axis for axis, label in enumerate(factor.labels) if label not in keep]
         if not axes:
             return factor
         add = _reduction("x", "sum", dtype=DType.of(factor.array.dtype).value, operation=self.operation)
         labels = tuple(label for label in factor.labels if label in keep)
-        return Factor(labels, made(await add(factor.array, axis=axes)))
+        return ContractionFactor(labels, made(await add(factor.array, axis=axes)))
 
 
 def factors_of(
     name: str, subscripts: str, operands: Sequence[Operand], arguments: Sequence[str] = ()
-) -> tuple[list[Factor], str, dict[str, int]]:
+) -> tuple[list[ContractionFactor], str, dict[str, int]]:
     """Parse subscripts, and take the diagonal if a letter is twice in a term.
 
     Returns:
@@ -253,7 +257,7 @@ def contraction_path(
 
 def _planned(
     name: str, subscripts: str, operands: Sequence[Operand], optimize: Optimize, memory_limit: int | None
-) -> tuple[list[Factor], str, ContractionPath]:
+) -> tuple[list[ContractionFactor], str, ContractionPath]:
     """Parse subscripts, and find the path; also return the factors and the letters of the result."""
     factors, output, extents = factors_of(name, subscripts, operands)
     if memory_limit is not None and whole(name, "memory_limit", memory_limit) < 0:
@@ -287,7 +291,7 @@ def _check_memory(name: str, path: ContractionPath, memory_limit: int | None, de
         )
 
 
-def _distinct(term: str, operand: Operand, extents: Mapping[str, int]) -> Factor:
+def _distinct(term: str, operand: Operand, extents: Mapping[str, int]) -> ContractionFactor:
     """Take the element of axes that broadcast, and the diagonal where a label is there twice."""
     index = [
         0 if size != extents[label] else slice(None) for label, size in zip(term, operand.shape, strict=True)
@@ -296,10 +300,10 @@ def _distinct(term: str, operand: Operand, extents: Mapping[str, int]) -> Factor
     letters = [label for label, part in zip(term, index, strict=True) if part != 0]
     labels = tuple(dict.fromkeys(letters))
     if len(labels) == len(letters):
-        return Factor(labels, view)
+        return ContractionFactor(labels, view)
     strides = [
         sum(step for letter, step in zip(letters, view.strides, strict=True) if letter == label)
         for label in labels
     ]
     shape = [extents[label] for label in labels]
-    return Factor(labels, viewed(view, lambda array: as_strided(array, shape, strides)))
+    return ContractionFactor(labels, viewed(view, lambda array: as_strided(array, shape, strides)))

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..actors import binder, signed_like
 from ..backends.base import DType
-from ..devices import AccelRef, Call, Function, Operation, called
+from ..devices import AccelRef, ArrayFunction, Call, Operation, called
 from ._arguments import ARRAYS
 from ._expression import Elementwise, LaterElementwise
 from ._reduction import LaterReduction, Reduction
@@ -19,7 +19,7 @@ from ._views import check_array
 
 __all__ = ["DECLARED", "DeclaredExpression", "expression", "like"]
 
-DECLARED: dict[Function, Any] = {}
+DECLARED: dict[ArrayFunction, Any] = {}
 """Functions as `expression` makes them, by what their calls know."""
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
@@ -146,7 +146,7 @@ def expression(
             parameters[name].default is inspect.Parameter.empty for name in names
         )
         ask = first.ask if is_along and reduce is None else None
-        asked = Function(operation, first.compute if is_plain else message, ask=ask)
+        asked = ArrayFunction(operation, first.compute if is_plain else message, ask=ask)
         return _declared(function, asked, expression=first, message=message, again=again)
 
     return declare
@@ -181,7 +181,7 @@ def _convert(given: dict[str, Any], numbers: Collection[str]) -> None:
             given[name] = given[name].item()
 
 
-def _declared(function: Any, ask: Function, **attributes: Any) -> Any:
+def _declared(function: Any, ask: ArrayFunction, **attributes: Any) -> Any:
     declared: Any = functools.wraps(function)(called(ask))
     declared.__dict__.update(attributes)
     DECLARED[declared.asked] = declared

@@ -16,19 +16,19 @@ from ..backends.base.expressions import (
     WIDE,
     Argument,
     ArgumentType,
-    Program,
+    EncodedProgram,
     TypedExpression,
     encode_program,
     parse,
     typed,
     unrolled,
 )
-from ..devices import AccelRef, Call, Function, Operation, Planned, Planner
+from ..devices import AccelRef, ArrayFunction, Call, Operation, Planned, Planner
 from ..devices.operations._plan_source import written
 from ._arguments import (
     ARRAYS,
+    CallArguments,
     ExpressionArgument,
-    Taken,
     bind,
     check_out,
     check_promotion,
@@ -141,7 +141,7 @@ class Expression(Generic[ReplyT]):
 
     def __init__(
         self,
-        text: str | base.Expression,
+        text: str | base.ParsedExpression,
         *,
         operation: str,
         library: str = ARRAYS,
@@ -159,11 +159,11 @@ class Expression(Generic[ReplyT]):
     ) -> None:
         is_single = outputs is None or isinstance(outputs, str)
         chosen = (outputs,) if isinstance(outputs, str) else None if outputs is None else tuple(outputs)
-        if isinstance(text, base.Expression):
+        if isinstance(text, base.ParsedExpression):
             parsed = text
         else:
             parsed = parse(text, None if inputs is None else tuple(inputs), chosen, is_along=axes)
-        self.parsed: base.Expression = parsed
+        self.parsed: base.ParsedExpression = parsed
         self.inputs: Strs = parsed.inputs
         self.outputs: Strs = parsed.outputs
         if chosen is None and len(parsed.outputs) > 1:
@@ -228,12 +228,12 @@ class Expression(Generic[ReplyT]):
         arguments: Sequence[ExpressionArgument | ArraySpec],
         shape: tuple[int, ...] | None = None,
         otherwise: tuple[int, ...] = (),
-    ) -> Taken:
+    ) -> CallArguments:
         """Take the arguments of a call; see `take`."""
         return take(planner, self.parsed, arguments, shape, otherwise)
 
     def known_of(
-        self, operation: str, taken: Taken, out: Sequence[AccelRef | ArraySpec | None]
+        self, operation: str, taken: CallArguments, out: Sequence[AccelRef | ArraySpec | None]
     ) -> KnownExpression:
         """Find the types for arguments, and for the given results.
 
@@ -283,11 +283,14 @@ class Expression(Generic[ReplyT]):
             made,
             has_places=bool(made.axes or made.loads),
             is_whole=any(given[name].is_array for name in read),
-            is_one_reduction=Program(made, arguments).is_one_reduction,
+            is_one_reduction=EncodedProgram(made, arguments).is_one_reduction,
         )
 
     def _typed(
-        self, expression: base.Expression, kinds: Mapping[str, ArgumentType], dtypes: tuple[DType | None, ...]
+        self,
+        expression: base.ParsedExpression,
+        kinds: Mapping[str, ArgumentType],
+        dtypes: tuple[DType | None, ...],
     ) -> TypedExpression:
         return unrolled(typed(expression, tuple(kinds.values()), dtypes, self._is_checked))
 
@@ -298,7 +301,7 @@ class Expression(Generic[ReplyT]):
                 (fold,) = [step for step in made.steps if step.function == "fold"]
                 element(self.operation, "identity", each.identity, fold.dtype)
 
-    def chosen(self, arguments: Sequence[Argument]) -> base.Expression:
+    def chosen(self, arguments: Sequence[Argument]) -> base.ParsedExpression:
         """Return the expression for arguments of certain types."""
         is_wide = any(each.is_array and each.dtype in _WIDEST for each in arguments)
         if self._wide_text is None or not is_wide:
@@ -307,8 +310,8 @@ class Expression(Generic[ReplyT]):
         return parse(self._wide_text, self.inputs, is_along=self.parsed.is_along)
 
     def _widened(
-        self, expression: base.Expression, kinds: Mapping[str, ArgumentType]
-    ) -> tuple[base.Expression, dict[str, DType]]:
+        self, expression: base.ParsedExpression, kinds: Mapping[str, ArgumentType]
+    ) -> tuple[base.ParsedExpression, dict[str, DType]]:
         """Return an expression that first converts its arrays, and the dtypes that it converts them to."""
         if not self._wide:
             return expression, {}
@@ -325,7 +328,9 @@ class Expression(Generic[ReplyT]):
         outputs = None if expression.is_along else expression.outputs
         return parse(text, expression.inputs, outputs, is_along=expression.is_along), casts
 
-    def _check_apart(self, planner: Planner, number: int, results: Sequence[AccelRef], taken: Taken) -> None:
+    def _check_apart(
+        self, planner: Planner, number: int, results: Sequence[AccelRef], taken: CallArguments
+    ) -> None:
         """Refuse a result that overlaps an argument that other elements of the result read."""
         name, written = self._told[number], results[number].spec
         if not (number or taken.loaded or written.block in [array.block for array in taken.lying]):
@@ -381,17 +386,17 @@ class Elementwise(Expression[ReplyT]):
     Args:
         text: Assignments, or one expression.
         operation: Name of the operation, such as ``"jit.saxpy"``.
-        **options: See `Expression`.
+        **options: See `ParsedExpression`.
 
     Raises:
-        ValueError, TypeError: See `Expression`.
+        ValueError, TypeError: See `ParsedExpression`.
     """
 
     __slots__ = ()
 
-    def __init__(self, text: str | base.Expression, *, operation: str, **options: Any) -> None:
+    def __init__(self, text: str | base.ParsedExpression, *, operation: str, **options: Any) -> None:
         super().__init__(text, operation=operation, reserved=_RESERVED, **options)
-        self._asked = Function(operation, self.compute)
+        self._asked = ArrayFunction(operation, self.compute)
 
     def __repr__(self) -> str:
         return f"<Elementwise {self.operation}({', '.join(self.inputs)}) -> {', '.join(self.outputs)}>"
@@ -491,7 +496,7 @@ class LaterElementwise(Later, Elementwise[ReplyT]):
 
 
 def _dtypes(
-    expression: base.Expression, dtypes: DTypeLike | Mapping[str, DTypeLike] | None
+    expression: base.ParsedExpression, dtypes: DTypeLike | Mapping[str, DTypeLike] | None
 ) -> dict[str, DType]:
     """Find the types that the results are converted to."""
     if dtypes is None:
@@ -506,7 +511,7 @@ def _dtypes(
     return {name: DType.of(dtype) for name, dtype in dtypes.items()}
 
 
-def _checked_slopes(expression: base.Expression, slopes: Mapping[str, str] | None) -> Mapping[str, str]:
+def _checked_slopes(expression: base.ParsedExpression, slopes: Mapping[str, str] | None) -> Mapping[str, str]:
     """Return the sources of gradients.
 
     Raises:

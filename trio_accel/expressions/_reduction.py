@@ -14,7 +14,7 @@ from ..backends.base import DType, DTypeLike, Ints, Strs
 from ..backends.base import expressions as base
 from ..backends.base.contract.ops import ExpressionSpec
 from ..backends.base.expressions import COUNT, Argument, parse_reduction, parts_of
-from ..devices import AccelRef, Call, Device, Function, Planned, Planner, device_of
+from ..devices import AccelRef, ArrayFunction, Call, Device, Planned, Planner, device_of
 from ..devices.operations._plan_source import written
 from ._arguments import (
     ARRAYS,
@@ -58,7 +58,7 @@ class Reduction(Expression[AccelRef]):
         identity: With an expression: the result of no elements.
         inputs: Names of the arguments, in order; None for the order in which the source reads them.
         dtype: Type that values are converted to before they are combined; None for NumPy's choice.
-        **options: See `Expression`.
+        **options: See `ParsedExpression`.
 
     Raises:
         ValueError: The expression contains something that is not allowed; the message shows the place.
@@ -74,7 +74,7 @@ class Reduction(Expression[AccelRef]):
 
     def __init__(
         self,
-        text: str | base.Expression,
+        text: str | base.ParsedExpression,
         reduce: str | None = None,
         *,
         operation: str,
@@ -95,7 +95,7 @@ class Reduction(Expression[AccelRef]):
             raise ValueError(f"the expression reduces nothing along axes: {text}")
         self._library: str = options.get("library", ARRAYS)
         self._parts = functools.lru_cache(256)(self._cut)
-        self._asked = Function(operation, self.compute)
+        self._asked = ArrayFunction(operation, self.compute)
 
     def __repr__(self) -> str:
         values = self.text.strip()

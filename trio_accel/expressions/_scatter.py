@@ -20,7 +20,7 @@ from ..backends.base.expressions import (
     typed,
     unrolled,
 )
-from ..devices import AccelRef, Call, Function, Planned, Planner
+from ..devices import AccelRef, ArrayFunction, Call, Planned, Planner
 from ..devices.operations._plan_source import refuse_value
 from ._arguments import ARRAYS, ExpressionArgument, find_types, take
 from ._expression import Compute, Expression, KnownExpression
@@ -69,7 +69,7 @@ class Scatter(Expression[AccelRef]):
         )
         self._has_values = value is None
         self._reduce: Reduce = reduce
-        self._asked = Function(operation, self._compute)
+        self._asked = ArrayFunction(operation, self._compute)
 
     def __call__(self, x: AccelRef, *arguments: ExpressionArgument, shape: Ints) -> Call[AccelRef]:
         """Combine values with elements of an array, on its device, once it is awaited.

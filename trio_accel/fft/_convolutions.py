@@ -73,7 +73,7 @@ async def _convolve(
     if mode == "valid":
         kept = [in1.shape[n] - in2.shape[n] + 1 if n in wide else extent for n, extent in enumerate(full)]
     check_out(name, out, kept, DType.of(in1.dtype))
-    convolution = _Convolution(name, in1, in2, wide, full, kept)
+    convolution = _FftConvolution(name, in1, in2, wide, full, kept)
     return await (convolution.by_blocks if name == "oaconvolve" else convolution.by_transforms)(out)
 
 
@@ -381,7 +381,7 @@ def _check_pair(name: str, in1: Operand, in2: Operand) -> None:
 
 
 @attrs.frozen
-class _Convolution:
+class _FftConvolution:
     """Two arrays to convolve, and the part of the result to keep.
 
     Attributes:

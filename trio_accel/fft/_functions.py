@@ -65,7 +65,7 @@ class FftActor(LibraryActor):
 
 
 @attrs.frozen
-class Transform:
+class FftTransform:
     """A transform, as both libraries call it; see `FftSpec`.
 
     Attributes:
@@ -240,7 +240,7 @@ def _transform(
     def declare(function: Any) -> Any:
         parameters = inspect.signature(function).parameters
         axes = parameters["axis" if "axis" in parameters else "axes"].default
-        transform = Transform(function.__name__, kind, direction, axes)
+        transform = FftTransform(function.__name__, kind, direction, axes)
 
         def plan(message: Any, planner: Planner) -> Planned[AccelRef]:
             """Plan by hand, because no line of shapes expresses lengths along axes that are arguments."""

@@ -9,9 +9,9 @@ import attrs
 
 from ..actors import unknown_option
 from ..backends.base.contract.ops import FFT_DTYPES, FftNorm, FusedFftSpec, in_between
-from ..devices import AccelRef, Call, Function, Operation, Planned, Planner
+from ..devices import AccelRef, ArrayFunction, Call, Operation, Planned, Planner
 from ..expressions import Elementwise, ExpressionArgument, Out, bind
-from ._functions import Transform
+from ._functions import FftTransform
 
 __all__ = ["ComputeFused", "FusedTransform", "fused"]
 
@@ -46,7 +46,7 @@ def fused(
             elements of ``y`` by indices, or has an input with the name of an option.
     """
     found = getattr(transform, "transform", None)
-    if not isinstance(found, Transform):
+    if not isinstance(found, FftTransform):
         raise TypeError(f"fft.fused: transform must be a function of trio_accel.fft, got {transform!r}")
     return FusedTransform(found, prolog, epilog)
 
@@ -61,10 +61,10 @@ class FusedTransform:
 
     __slots__ = ("_asked", "epilog", "inputs", "operation", "prolog", "transform")
 
-    def __init__(self, transform: Transform, prolog: str, epilog: str) -> None:
-        self.transform: Transform = transform
+    def __init__(self, transform: FftTransform, prolog: str, epilog: str) -> None:
+        self.transform: FftTransform = transform
         self.operation: str = f"fft.fused_{transform.name}"
-        self._asked = Function(self.operation, self.compute)
+        self._asked = ArrayFunction(self.operation, self.compute)
         self.prolog: Elementwise[AccelRef] = _expression(self.operation, prolog, "x")
         self.epilog: Elementwise[AccelRef] = _expression(self.operation, epilog, "y")
         if self.epilog.is_loaded("y"):

@@ -100,7 +100,7 @@ _OPPOSITE: dict[FftNorm, FftNorm] = {"backward": "forward", "ortho": "ortho", "f
 
 
 @attrs.frozen
-class _Transform:
+class _RealTransform:
     """A transform along any axis."""
 
     name: str
@@ -218,7 +218,7 @@ async def _along(
     for axis, length in zip(axes, lengths, strict=True):
         shape[axis] = length
     check_out(name, out, shape, DType.of(a.dtype))
-    transform = _Transform(name, "dst" in name, kind, chosen, is_orthogonal)
+    transform = _RealTransform(name, "dst" in name, kind, chosen, is_orthogonal)
     with intermediates() as made:
         result = made(await device_of(name, out).put(a)) if isinstance(a, np.ndarray) else on_device(a)
         for place, (axis, length) in enumerate(zip(axes, lengths, strict=True), 1):

@@ -16,7 +16,7 @@ import numpy as np
 
 from .. import arrays as _arrays
 from ..backends.base import ArraySpec, DType, NotSupportedError
-from ..devices import AccelRef, Call, Chain, Function, arguments_of
+from ..devices import AccelRef, ArrayFunction, Call, Chain, arguments_of
 from ._elementwise import ADVICE, Rule, slopes_of
 
 __all__ = ["RULES", "Make", "backward", "bound", "itself", "pulled", "refuse"]
@@ -160,7 +160,7 @@ def _gradients(call: Any, g: Any, *, is_exact: bool) -> Iterator[Rule]:
 
 KINDS: list[Callable[[Any, Any], Iterator[Rule] | None]] = []
 """Rules of kinds of functions, which return None for others: `_reductions` adds its own."""
-CUSTOM_RULES: dict[Function, Make] = {}
+CUSTOM_RULES: dict[ArrayFunction, Make] = {}
 """Rules of functions that programs have given."""
 REASONS: dict[str, str] = {}
 """The functions without a gradient, and why; `_words` adds them."""

@@ -17,9 +17,9 @@ import numpy as np
 from .. import arrays as _arrays
 from ..backends.base import AccelError, DType, NotSupportedError
 from ..backends.base.expressions import ArgumentType, TypedExpression, Weak, evaluate, parse, unrolled
-from ..derivatives._derive import Addition, Program, additions, gradient
+from ..derivatives._derive import Addition, DerivedSteps, additions, gradient
 from ..derivatives._steps import text_of
-from ..devices import AccelRef, Call, Function
+from ..devices import AccelRef, ArrayFunction, Call
 from ..devices.front._slots import Slot
 from ..expressions import DECLARED, Elementwise, Scatter
 from ..nn._slopes import DERIVED
@@ -82,7 +82,7 @@ class _Expression:
 
 
 @functools.lru_cache(2048)
-def elementwise_of(function: Function) -> _Expression | None:
+def elementwise_of(function: ArrayFunction) -> _Expression | None:
     """Return the expression that a function computes for each element; None for other functions."""
     declared = DECLARED.get(function)
     if declared is None:
@@ -206,7 +206,7 @@ def _derived(
     return _elementwise(own, program, is_exact=is_exact), program.reads
 
 
-def _is_gradient(own: Elementwise[Any], program: Program) -> bool:
+def _is_gradient(own: Elementwise[Any], program: DerivedSteps) -> bool:
     """Return whether a program of one step is the gradient of a result."""
     return program.reads[0] >= len(own.inputs)
 
@@ -223,7 +223,7 @@ def _by_hand(own: Elementwise[Any], text: str) -> tuple[Elementwise[Any], tuple[
     return made, tuple(names.index(one) for one in inputs)
 
 
-def _elementwise(own: Elementwise[Any], program: Program, *, is_exact: bool) -> Elementwise[Any]:
+def _elementwise(own: Elementwise[Any], program: DerivedSteps, *, is_exact: bool) -> Elementwise[Any]:
     """Return a program as an expression of the arguments that it reads."""
     arguments = _names(own)
     return Elementwise[Any](
@@ -264,7 +264,7 @@ class _Scattered:
     scatter: Scatter
     reads: tuple[int, ...]
     shifts: tuple[Shift, ...] | None
-    value: Program
+    value: DerivedSteps
 
 
 @functools.lru_cache(1024)
@@ -387,7 +387,7 @@ def _gathered(
     shape: tuple[int, ...],
 ) -> Any:
     """Sum the gradients of loads with shifted indices."""
-    values: dict[Program, Any] = {}
+    values: dict[DerivedSteps, Any] = {}
     for one in loads:
         part = one.value
         if part not in values:
@@ -401,7 +401,7 @@ def _gathered(
 
 
 @functools.lru_cache(1024)
-def _whole(own: Elementwise[Any], part: Program) -> Elementwise[Any]:
+def _whole(own: Elementwise[Any], part: DerivedSteps) -> Elementwise[Any]:
     return _elementwise(own, part, is_exact=True)
 
 
@@ -460,7 +460,7 @@ def _behind(one: Any, loops: int) -> Any:
 
 
 def _iterations(
-    program: Program, kinds: Sequence[ArgumentType], given: Sequence[Any], shape: Sequence[int]
+    program: DerivedSteps, kinds: Sequence[ArgumentType], given: Sequence[Any], shape: Sequence[int]
 ) -> int:
     """Return the most iterations that a loop of any element has.
 

@@ -12,7 +12,7 @@ import attrs
 
 from .. import arrays as _arrays
 from ..backends.base.expressions import REDUCTIONS
-from ..devices import Function
+from ..devices import ArrayFunction
 from ..expressions import Elementwise, Reduction
 from ._backward import KINDS, is_operand, pulled, refuse
 from ._elementwise import Rule
@@ -58,7 +58,7 @@ class _Parts:
 
 
 @functools.lru_cache(1024)
-def _parts(function: Function) -> _Parts | None:
+def _parts(function: ArrayFunction) -> _Parts | None:
     own = getattr(function.make, "__self__", None)
     if not isinstance(own, Reduction):
         return None

@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 import attrs
 
 from ..backends.base import DType
-from ..backends.base.expressions import Step
-from ..derivatives._derive import Program
+from ..backends.base.expressions import TypedStep
+from ..derivatives._derive import DerivedSteps
 
 __all__ = ["Shift", "gather_text", "shifts_of"]
 
@@ -73,7 +73,7 @@ class Shift:
         return [(f"{here} - {by}", f"({here} >= {by})"), *edge]
 
 
-def shifts_of(program: Program) -> tuple[Shift, ...] | None:
+def shifts_of(program: DerivedSteps) -> tuple[Shift, ...] | None:
     """Return the shift of the index along each axis; None where one of them is not a shift."""
     found: list[Shift] = []
     axes = len(program.outputs) - 1
@@ -85,7 +85,7 @@ def shifts_of(program: Program) -> tuple[Shift, ...] | None:
     return tuple(found)
 
 
-def _shift(steps: Sequence[Step], number: int, axis: tuple[int, int]) -> Shift | None:
+def _shift(steps: Sequence[TypedStep], number: int, axis: tuple[int, int]) -> Shift | None:
     """Return the shift of a step, by the number of its axis from the first one and from the last one."""
     step = steps[number]
     if step.function == "index":
@@ -99,7 +99,7 @@ def _shift(steps: Sequence[Step], number: int, axis: tuple[int, int]) -> Shift |
     return _changed(inner, step.function, *other) if inner is not None and other is not None else None
 
 
-def _changed(inner: Shift, function: str, number: Step, more: int) -> Shift | None:
+def _changed(inner: Shift, function: str, number: TypedStep, more: int) -> Shift | None:
     """Return the shift for a function of a shift and a number, plus a constant."""
     value, is_constant = int(number.value.real), number.function == "constant"
     is_inside = inner.is_low or inner.is_high
@@ -125,10 +125,10 @@ def _changed(inner: Shift, function: str, number: Step, more: int) -> Shift | No
     return made
 
 
-def _number(steps: Sequence[Step], number: int) -> tuple[Step, int] | None:
+def _number(steps: Sequence[TypedStep], number: int) -> tuple[TypedStep, int] | None:
     """Return the two terms of a step that adds a constant to a constant or an argument."""
     step = steps[number]
-    found: tuple[Step, int] | None = None
+    found: tuple[TypedStep, int] | None = None
     if step.dtype is not DType.int64:
         return None
     if step.function in ("constant", "argument"):

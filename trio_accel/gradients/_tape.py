@@ -14,7 +14,7 @@ import numpy as np
 
 from .. import arrays as _arrays
 from ..backends.base import NotSupportedError
-from ..devices import AccelRef, Call, Chain, Function, called, is_traced, what_to_do
+from ..devices import AccelRef, ArrayFunction, Call, Chain, called, is_traced, what_to_do
 from . import (  # noqa: F401  # they add rules
     _factor_rules,
     _field_rules,
@@ -186,7 +186,7 @@ def custom_gradient(f: Callable[..., Any], rule: Callable[..., Any]) -> Callable
             raise TypeError(f"custom_gradient: {name} must be a function, got {type(one).__name__}")
     operation = getattr(f, "operation", None) or getattr(f, "__qualname__", type(f).__name__)
     # The rule may make other calls each time.
-    function = Function(f"custom_gradient({operation})", _only, "value", is_fixed=False)
+    function = ArrayFunction(f"custom_gradient({operation})", _only, "value", is_fixed=False)
 
     def call(*args: Any, **named: Any) -> Call[AccelRef]:
         # The arguments are operands, so that the tape finds them.
@@ -207,7 +207,7 @@ def _only(result: Any, args: object, named: object) -> Any:
     return result[0] if is_one else result
 
 
-_stopped = called(Function("stop_gradient", partial(_only, args=None, named=None), "value"))
+_stopped = called(ArrayFunction("stop_gradient", partial(_only, args=None, named=None), "value"))
 
 
 async def _second(both: Awaitable[tuple[Any, T]]) -> T:
@@ -274,7 +274,7 @@ def _refuse_alone(*_: object) -> Any:
     raise NotSupportedError("flat_grad_and_value: its gradients are parts of a chain; await the call")
 
 
-_FLAT = Function("flat_grad_and_value", _refuse_alone, "awaitable", expand=_flat)
+_FLAT = ArrayFunction("flat_grad_and_value", _refuse_alone, "awaitable", expand=_flat)
 
 
 def _refuse_others(call: Any) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import Any
 
-from ..devices import Function
+from ..devices import ArrayFunction
 from ..nn._slopes import DERIVED
 from ._backward import REASONS, RULES, STEP_NAMES
 from ._elementwise import elementwise_of
@@ -117,7 +117,7 @@ def _word(name: str, function: Any) -> tuple[str, str]:
     if name in RULES:
         return ("derived" if name in DERIVED else "rule"), ""
     asked = getattr(function, "asked", None)
-    found = elementwise_of(asked) if isinstance(asked, Function) else None
+    found = elementwise_of(asked) if isinstance(asked, ArrayFunction) else None
     if found is None:
         return "", ""
     return ("rule" if found.elementwise.slopes else "derived"), ""

@@ -21,7 +21,7 @@ from ..devices import (
     check_device,
     record,
 )
-from ..devices.front._layout import Input, Layout, dot_of, lay_out, map_reply
+from ..devices.front._layout import GraphLayout, Input, dot_of, lay_out, map_refs
 
 __all__ = ["Graph", "GraphsActor", "Replay", "capture"]
 
@@ -88,7 +88,7 @@ async def capture(
         returned.append(ref.block.id)
         return ref
 
-    map_reply(reply, note)
+    map_refs(reply, note)
     names = _names(step, len(arrays))
     arguments = [(name, array.spec) for name, array in zip(names, arrays, strict=True)]
     layout = lay_out(recorded, arguments, returned)
@@ -109,7 +109,7 @@ class Graph(Generic[ReplyT]):
 
     _device: Device
     _arrays: tuple[AccelRef, ...]
-    _layout: Layout
+    _layout: GraphLayout
     _reply: ReplyT
     _is_idempotent: bool = attrs.field(kw_only=True, alias="is_idempotent")
     _recipe: bytes = attrs.field(init=False)
@@ -216,7 +216,7 @@ class Graph(Generic[ReplyT]):
             argument.block: (argument, operand)
             for argument, (operand, _) in zip(layout.inputs, given, strict=True)
         }
-        planned = Planned(lowered, map_reply(self._reply, lambda ref: self._seen(ref, refs, made)))
+        planned = Planned(lowered, map_refs(self._reply, lambda ref: self._seen(ref, refs, made)))
         if arrays is None and not planner.is_recording:
             self._last = self._in_place(planned)
         return planned
@@ -367,7 +367,7 @@ class _InPlace(Generic[ReplyT]):
         return (
             self.planned
             if isinstance(reply, AccelRef)
-            else Planned(self.planned.spec, map_reply(reply, lambda ref: ref))
+            else Planned(self.planned.spec, map_refs(reply, lambda ref: ref))
         )
 
 
@@ -396,7 +396,7 @@ def _looked_at(reply: ReplyT) -> ReplyT:
         ref.block.check(f"{_CAPTURE}: an array that the step returned")
         return ref
 
-    return map_reply(reply, check)
+    return map_refs(reply, check)
 
 
 def _check_arguments(device: Device, step: object, arrays: Sequence[AccelRef]) -> None:

@@ -56,7 +56,7 @@ class RefusedError(Exception):
         self.status = status
 
 
-class _Part(enum.Enum):
+class _RequestPart(enum.Enum):
     """The part of a request that the next byte belongs to."""
 
     HEAD = enum.auto()
@@ -71,7 +71,7 @@ class Framing:
     """The bytes that a client has sent, cut into requests."""
 
     _data: bytearray = attrs.field(factory=bytearray, init=False)
-    _part: _Part = attrs.field(default=_Part.HEAD, init=False)
+    _part: _RequestPart = attrs.field(default=_RequestPart.HEAD, init=False)
     # Bytes until the end of the body or the chunk.
     _left: int = attrs.field(default=0, init=False)
     # The index from which the end of headers is searched.
@@ -85,7 +85,7 @@ class Framing:
     @property
     def is_between(self) -> bool:
         """Whether the next byte begins a request."""
-        return self._part is _Part.HEAD
+        return self._part is _RequestPart.HEAD
 
     def feed(self, data: bytes | bytearray) -> None:
         """Append received bytes."""
@@ -110,7 +110,7 @@ class Framing:
 
     def _take_part(self) -> bytes:
         match self._part:
-            case _Part.HEAD:
+            case _RequestPart.HEAD:
                 # Some clients send a blank line after a body (RFC 9112, section 2.2).
                 if _BLANK_LINE.fullmatch(head := self._take_lines()):
                     head = self._take_lines()
@@ -119,18 +119,20 @@ class Framing:
                     if absolute := _ABSOLUTE.match(head):
                         head = _with_origin(head, absolute)
                 return _without_offers(head) if _OFFER.search(head) else head
-            case _Part.TRAILERS:
+            case _RequestPart.TRAILERS:
                 lines = self._take_lines()
                 if lines:
-                    self._part = _Part.HEAD
+                    self._part = _RequestPart.HEAD
                 return lines
-            case _Part.CHUNK_LINE:
+            case _RequestPart.CHUNK_LINE:
                 return self._take_chunk_line()
             case _:
                 part = self._cut(min(self._left, len(self._data)))
                 self._left -= len(part)
                 if not self._left:
-                    self._part = _Part.HEAD if self._part is _Part.BODY else _Part.CHUNK_LINE
+                    self._part = (
+                        _RequestPart.HEAD if self._part is _RequestPart.BODY else _RequestPart.CHUNK_LINE
+                    )
                 return part
 
     def _cut(self, count: int) -> bytes:
@@ -168,13 +170,13 @@ class Framing:
         if name.lower() == b"transfer-encoding":
             if value.strip().lower() != b"chunked":
                 raise RefusedError(501)
-            self._part, self._chunks, self._chunk_bytes = _Part.CHUNK_LINE, 0, 0
+            self._part, self._chunks, self._chunk_bytes = _RequestPart.CHUNK_LINE, 0, 0
             return
         if not re.fullmatch(rb"[0-9]{1,16}", value.strip()):
             raise RefusedError(400)
         self._left = int(value)
         if self._left:
-            self._part = _Part.BODY
+            self._part = _RequestPart.BODY
 
     def _take_chunk_line(self) -> bytes:
         end = self._data.find(b"\n", 0, _CHUNK_LINE_BYTES)
@@ -192,7 +194,7 @@ class Framing:
         if self._chunks > _FEW_CHUNKS + self._chunk_bytes // _BYTES_PER_CHUNK:
             raise RefusedError(413)
         # The line break after the chunk belongs to it.
-        self._part, self._left = (_Part.CHUNK, size + 2) if size else (_Part.TRAILERS, 0)
+        self._part, self._left = (_RequestPart.CHUNK, size + 2) if size else (_RequestPart.TRAILERS, 0)
         return line
 
 

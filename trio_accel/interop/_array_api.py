@@ -305,11 +305,11 @@ _HOST = (1, 3)
 """Kinds of memory that the host addresses, in DLPack: its own, and such that is pinned."""
 
 
-class _MissingError(NotSupportedError, AttributeError):
+class _MissingFunctionError(NotSupportedError, AttributeError):
     """A function that the namespace has not; an `AttributeError`, as `hasattr` wants it."""
 
 
-class _Part:
+class _BlockingNamespace:
     """A namespace of functions that block.
 
     Args:
@@ -342,7 +342,7 @@ class _Part:
             if found is None and name in package.__all__:
                 found = adapted(name, getattr(package, name), self._device)
         if found is None:
-            raise _MissingError(f"{self.__name__}.{name} is not there")
+            raise _MissingFunctionError(f"{self.__name__}.{name} is not there")
 
         @wraps(found)
         def blocking(*args: Any, **kwargs: Any) -> Any:
@@ -387,7 +387,7 @@ class _Info:
         return {dtype.value: dtype for dtype in STANDARD if kind is None or isdtype(dtype, kind)}
 
 
-class ArrayApi(_Part):
+class ArrayApi(_BlockingNamespace):
     """A namespace of the Python array API standard on a device; made by `array_api`.
 
     Its functions are those of `ta.arrays`, and of the extensions `linalg` and `fft`, which are `ta.linalg`
@@ -418,8 +418,10 @@ class ArrayApi(_Part):
         )
         functions = Functions(device)
         super().__init__("trio_accel.interop.array_api", device, self.call, functions, (arrays, linalg))
-        self.linalg: _Part = _Part("linalg", device, self.call, None, (linalg, arrays))
-        self.fft: _Part = _Part("fft", device, self.call, None, (fft,))
+        self.linalg: _BlockingNamespace = _BlockingNamespace(
+            "linalg", device, self.call, None, (linalg, arrays)
+        )
+        self.fft: _BlockingNamespace = _BlockingNamespace("fft", device, self.call, None, (fft,))
 
     def __getattr__(self, name: str) -> Any:
         """Return a dtype, or a function that blocks.

@@ -452,7 +452,7 @@ def cdiv(a: int, b: int) -> int:
     return -(-a // b)
 
 
-class Rule:
+class ArgumentRule:
     """A number, or several, that may follow from the arguments.
 
     Args:

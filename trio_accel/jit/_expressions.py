@@ -14,7 +14,7 @@ __all__ = ["elementwise", "reduction"]
 _LIBRARY = "trio_accel.jit:JitActor"
 
 
-class _Options(TypedDict, total=False):
+class _ExpressionOptions(TypedDict, total=False):
     """The options of an expression with one output and with several."""
 
     inputs: Sequence[str] | None
@@ -24,10 +24,12 @@ class _Options(TypedDict, total=False):
 
 
 @overload
-def elementwise(text: str, *, outputs: None = ..., **options: Unpack[_Options]) -> Elementwise[AccelRef]: ...
+def elementwise(
+    text: str, *, outputs: None = ..., **options: Unpack[_ExpressionOptions]
+) -> Elementwise[AccelRef]: ...
 @overload
 def elementwise(
-    text: str, *, outputs: Sequence[str], **options: Unpack[_Options]
+    text: str, *, outputs: Sequence[str], **options: Unpack[_ExpressionOptions]
 ) -> Elementwise[tuple[AccelRef, ...]]: ...
 def elementwise(
     text: str,

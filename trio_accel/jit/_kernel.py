@@ -25,9 +25,9 @@ from ..backends.base.contract.ops import (
 from ..backends.base.contract.values import element
 from ..devices import (
     AccelRef,
+    ArrayFunction,
     Call,
     Device,
-    Function,
     LibraryActor,
     Operand,
     Operation,
@@ -36,12 +36,12 @@ from ..devices import (
 )
 from ..expressions import bind
 from ._declarations import (
+    ArgumentRule,
     Code,
     CompileOptions,
     Extents,
     LaunchRule,
     Parameter,
-    Rule,
     Scalars,
     as_code,
     check_array,
@@ -203,7 +203,7 @@ class Kernel:
         if not isinstance(called, str) or not called.strip():
             raise ValueError(f"Kernel: name must be the name of a kernel, got {called!r}")
         self.operation: str = f"jit.{name}"
-        self._asked = Function(self.operation, self.launch)
+        self._asked = ArrayFunction(self.operation, self.launch)
         """Name of its launches, in errors and events."""
         where, base = f"Kernel {name!r}", name.partition("<")[0].rpartition("::")[2].strip()
         named = _named(where, parameters)
@@ -223,7 +223,7 @@ class Kernel:
         self._names = names = tuple(parameters)
         self._optional = frozenset(name for name, given in parameters.items() if given.shape is not None)
         shapes = [
-            None if one.shape is None else Rule(f"shape of {name}", one.shape, names)
+            None if one.shape is None else ArgumentRule(f"shape of {name}", one.shape, names)
             for name, one in parameters.items()
         ]
         self._steps = tuple(
@@ -233,9 +233,9 @@ class Kernel:
         maps = [(each.name, each.layout) for each in named]
         self._mapped = [(name, each) for name, each in maps if isinstance(each, TensorMap)]
         with_block = (*names, "block")
-        self._block = Rule("block", _fixed(where, "block", block), names)
-        self._grid = Rule("grid", _fixed(where, "grid", grid), with_block)
-        self._shared = Rule("shared", shared, with_block)
+        self._block = ArgumentRule("block", _fixed(where, "block", block), names)
+        self._grid = ArgumentRule("grid", _fixed(where, "grid", grid), with_block)
+        self._shared = ArgumentRule("shared", shared, with_block)
         self._skips_empty = bool(skip_empty)
         self._check_constants(where)
 
@@ -382,10 +382,15 @@ class _Taken:
         self.written: list[Any] = []
         self.scalars: list[Any] = []
         self.changed: list[Any] = []
-        self.outputs: list[tuple[KernelParameter, Rule, int, int]] = []
+        self.outputs: list[tuple[KernelParameter, ArgumentRule, int, int]] = []
 
     def add_array(
-        self, planner: Planner, parameter: KernelParameter, shape: Rule | None, argument: Any, copies: bool
+        self,
+        planner: Planner,
+        parameter: KernelParameter,
+        shape: ArgumentRule | None,
+        argument: Any,
+        copies: bool,
     ) -> None:
         """Take an array, or a copy of it, or note that it is to be made."""
         name, role = parameter.name, parameter.role

@@ -18,8 +18,8 @@ from ..devices.base._views import NoViewError
 from ..expressions import (
     Contract,
     Contracting,
+    ContractionFactor,
     Elementwise,
-    Factor,
     Groups,
     Made,
     Out,
@@ -204,10 +204,10 @@ async def tensordot(
     if [x1.shape[axis] for axis in first] != [x2.shape[axis] for axis in second]:
         raise ValueError(f"{name}: shapes {x1.shape} and {x2.shape} differ along axes {first} and {second}")
     # An axis to add along has one number in both.
-    left = Factor(tuple(range(x1.ndim)), x1)
+    left = ContractionFactor(tuple(range(x1.ndim)), x1)
     pairs = dict(zip(second, first, strict=True))
     # Axes of the second operand have the labels of their partners, or else numbers below 0.
-    right = Factor(tuple(pairs.get(axis, -1 - axis) for axis in range(x2.ndim)), x2)
+    right = ContractionFactor(tuple(pairs.get(axis, -1 - axis) for axis in range(x2.ndim)), x2)
     keep = frozenset[object]({*left.labels, *right.labels} - set(first))
     return on_device((await _CONTRACTING.pair(left, right, keep)).array)
 
@@ -247,7 +247,9 @@ async def einsum(
     return await _CONTRACTING.sum(subscripts, operands, optimize, memory_limit)
 
 
-async def _multiplied(left: Factor, right: Factor, groups: Groups, made: Made) -> AccelRef:
+async def _multiplied(
+    left: ContractionFactor, right: ContractionFactor, groups: Groups, made: Made
+) -> AccelRef:
     """Multiply stacks of matrices; other layouts go to the actor of tensors, in one launch."""
     batch, rows, columns, inner = groups.batch, groups.rows, groups.columns, groups.inner
     has_letters = len({*left.labels, *right.labels}) <= len(string.ascii_letters)

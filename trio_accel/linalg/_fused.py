@@ -164,7 +164,7 @@ def _check_scale(name: str, argument: str, scale: object) -> None:
         raise ValueError(f"{name}: {argument} must be a finite number above 0 of float32, got {scale!r}")
 
 
-class _Options(TypedDict, total=False):
+class _FusedOptions(TypedDict, total=False):
     """The options that products and gradients have in common."""
 
     alpha: float
@@ -176,7 +176,7 @@ class _Options(TypedDict, total=False):
     out: AccelRef | None
 
 
-class _ProductOptions(_Options, total=False):
+class _ProductOptions(_FusedOptions, total=False):
     beta: float
     scale_out: _Scale
 
@@ -277,7 +277,7 @@ def fused_matmul_grad(
     activation: _Activation,
     *,
     return_sums: Literal[False] = False,
-    **options: Unpack[_Options],
+    **options: Unpack[_FusedOptions],
 ) -> Call[AccelRef]: ...
 @overload
 def fused_matmul_grad(
@@ -287,7 +287,7 @@ def fused_matmul_grad(
     activation: _Activation,
     *,
     return_sums: Literal[True],
-    **options: Unpack[_Options],
+    **options: Unpack[_FusedOptions],
 ) -> Call[FusedSumsResult]: ...
 @operation(actor=BlasLtActor, plan=_plan_grad)
 async def fused_matmul_grad(

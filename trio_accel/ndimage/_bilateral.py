@@ -68,14 +68,14 @@ async def bilateral_filter(
     if x.dtype not in (DType.float32, DType.float64) or x.ndim != 2:
         told = f"got shape {x.shape} of {x.dtype}; divide integers, as by x / 255"
         raise TypeError(f"image must have two axes of float32 or float64, {told}")
-    w.need(mode in _FILLED, f"mode must be one of {', '.join(_FILLED)}, got {mode!r}")
+    w.require(mode in _FILLED, f"mode must be one of {', '.join(_FILLED)}, got {mode!r}")
     spatial = w.real("sigma_spatial", sigma_spatial)
     is_right = spatial > 0 and w.integer("bins", bins) > 0
     is_right = is_right and (sigma_color is None or w.real("sigma_color", sigma_color) > 0)
     told = f"got {sigma_color}, {sigma_spatial} and {bins}"
-    w.need(is_right, f"sigma_color, sigma_spatial and bins must be above 0, {told}")
+    w.require(is_right, f"sigma_color, sigma_spatial and bins must be above 0, {told}")
     size = w.integer("win_size", window_size(win_size, spatial))
-    w.need(0 < size < 1 << 10 and size % 2 == 1, f"win_size must be odd, and from 1 to 1023, got {size}")
+    w.require(0 < size < 1 << 10 and size % 2 == 1, f"win_size must be odd, and from 1 to 1023, got {size}")
     if not x.size:
         return await w.converted(x, x.dtype)
     half, high, low = size // 2, await arrays.max(x), await arrays.min(x)

@@ -86,7 +86,7 @@ async def _correlate(
     along, filled = w.axes_of(x, axes), w.modes_of((mode,), 1)
     window: Any = await weights.cast("float64") if is_on_device else w.numbers("weights", weights)
     told = f"weights must have {len(along)} axes and elements, got shape {window.shape}"
-    w.need(window.ndim == len(along) and window.size, told)
+    w.require(window.ndim == len(along) and window.size, told)
     origins = w.origins_of(origin, window.shape, is_turned=is_convolved)
     is_complex = not is_on_device and window.dtype.kind == "c"
     if is_convolved:
@@ -179,11 +179,11 @@ def gaussian_weights(sigma: float, order: int, truncate: float, radius: int | No
     """Return SciPy's weights: its filter of an impulse has them in reverse. None if they are empty."""
     import scipy.ndimage
 
-    w.need(w.real("sigma", sigma) >= 0, f"sigma must be at least 0, got {sigma}")
+    w.require(w.real("sigma", sigma) >= 0, f"sigma must be at least 0, got {sigma}")
     reached = w.real("truncate times sigma", truncate * sigma)
     count = int(min(reached, 1e9) + 0.5) if radius is None else w.integer("radius", radius)
     is_right = 0 <= count <= 1 << 16 and 0 <= w.integer("order", order) <= 64
-    w.need(is_right, f"radius and order must be from 0 to 65536 and 64, got {count} and {order}")
+    w.require(is_right, f"radius and order must be from 0 to 65536 and 64, got {count} and {order}")
     if sigma <= 1e-15:
         return None
     impulse = np.eye(1, 2 * count + 1, count)[0]

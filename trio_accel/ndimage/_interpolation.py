@@ -121,7 +121,7 @@ def _checked(order: object, mode: object, least: int = 0) -> tuple[int, str]:
     """Check an order and a mode."""
     w.modes_of((mode,), 1)
     number = w.integer("order", order)
-    w.need(least <= number <= 5, f"order must be from {least} to 5, got {number}")
+    w.require(least <= number <= 5, f"order must be from {least} to 5, got {number}")
     return number, "reflect" if mode == "grid-mirror" else str(mode)
 
 
@@ -279,7 +279,7 @@ async def map_coordinates(
     ndim, is_on_device = len(w.axes_of(input, None)), isinstance(coordinates, AccelRef)
     where: Any = coordinates if is_on_device else w.numbers("coordinates", coordinates)
     told = f"coordinates must have shape ({ndim}, ...), got {where.shape}"
-    w.need(where.ndim > 1 and where.shape[0] == ndim, told)
+    w.require(where.ndim > 1 and where.shape[0] == ndim, told)
     where = where if is_on_device else await device_of("ndimage.function", input).put(where)
     texts = {axis: f"c = float64(at{axis})" for axis in range(ndim)}
     given = {f"at{axis}": where[axis] for axis in texts}
@@ -323,16 +323,16 @@ async def affine_transform(
     shape = [
         w.integer("output_shape", one) for one in (other.shape if output_shape is None else output_shape)
     ]
-    w.need(min(shape, default=0) >= 0, f"output_shape must be at least 0, got {output_shape}")
+    w.require(min(shape, default=0) >= 0, f"output_shape must be at least 0, got {output_shape}")
     rows = w.numbers("matrix", matrix)
     starts = np.array([w.real("offset", one) for one in w.each("offset", offset, ndim)])
     if rows.shape in ((ndim, ndim + 1), (ndim + 1, ndim + 1)):
         is_right = rows[ndim:].tolist() in ([], [[0] * ndim + [1]])
-        w.need(is_right, f"matrix must end with a row of 0 and a 1, got {rows[ndim:].tolist()}")
+        w.require(is_right, f"matrix must end with a row of 0 and a 1, got {rows[ndim:].tolist()}")
         starts, rows = rows[:ndim, ndim], rows[:ndim, :ndim]
     told = f"({ndim}, {len(shape)}), for an image of {ndim} axes and a result of {len(shape)}"
     is_right = ndim > 0 and rows.shape in ((ndim,) * (len(shape) == ndim), (ndim, len(shape)))
-    w.need(is_right, f"matrix must have shape {told}, got {rows.shape}")
+    w.require(is_right, f"matrix must have shape {told}, got {rows.shape}")
     if rows.ndim == 1 and rows.all():
         return await _scaled(input, starts / rows, rows, 0.0, shape, *rest)
     rows = rows if rows.ndim > 1 else np.diag(rows)
@@ -447,7 +447,7 @@ async def zoom(
     """
     rest = (output, order, mode, cval, prefilter)
     factors = [w.real("zoom", one) for one in w.each("zoom", zoom, len(w.axes_of(input, None)))]
-    w.need(all(one >= 0 for one in factors), f"zoom must be at least 0, got {zoom}")
+    w.require(all(one >= 0 for one in factors), f"zoom must be at least 0, got {zoom}")
     shape = [round(w.real("zoom", n * one)) for n, one in zip(input.shape, factors, strict=True)]
     if prefilter and all(one == 1 for one in factors):
         return await w.delivered(await w.converted(input, w.dtype_of(input, output, shape)), output)
@@ -490,7 +490,7 @@ async def rotate(
     """
     rest = (output, order, mode, cval, prefilter)
     plane = sorted(w.axes_of(input, axes))
-    w.need(len(plane) == 2, f"axes must be two, got {axes!r}")
+    w.require(len(plane) == 2, f"axes must be two, got {axes!r}")
     matrix, starts, shape = rotation(input.shape, w.real("angle", angle), plane, reshape=reshape)
     return await _turned(input, matrix, starts, plane, shape, *rest, is_given=False)
 

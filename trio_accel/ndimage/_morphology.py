@@ -75,10 +75,10 @@ async def _eroded(
     count = min(given, x.size + 1) if given > 0 else x.size + 1
     window = _structure(structure, len(along))
     told = f"{len(along)} axes and an element that is true, got {window.tolist()}"
-    w.need(window.ndim == len(along) and window.any(), f"structure must have {told}")
+    w.require(window.ndim == len(along) and window.any(), f"structure must have {told}")
     if mask is not None:
         check_ref("ndimage.function", "mask", mask)
-        w.need(mask.shape == x.shape, f"mask must have shape {x.shape}, got {mask.shape}")
+        w.require(mask.shape == x.shape, f"mask must have shape {x.shape}, got {mask.shape}")
     origins = w.origins_of(origin, window.shape, is_turned=is_dilated)
     along, origins = w.in_order(along, origins)
     dtype = w.dtype_of(x, DType.bool if output is None else output, x.shape)
@@ -187,7 +187,7 @@ async def label(input: Operand, structure: npt.ArrayLike | None = None, output: 
     dtype = w.dtype_of(x, DType.int32 if output is None else output, x.shape)
     is_right = near.shape == (3,) * ndim and np.array_equal(near, np.flip(near))
     told = f"structure must have shape {(3,) * ndim}, and be the same on opposite sides, got {near.tolist()}"
-    w.need(is_right, told)
+    w.require(is_right, told)
     if not x.size:
         return LabelResult(await w.delivered(await x.device.zeros(x.shape, dtype), output), 0)
     here = await w.compute("label", "x != 0", ("x",))(x)
@@ -206,7 +206,7 @@ async def label(input: Operand, structure: npt.ArrayLike | None = None, output: 
     ranks = await arrays.cumulative_sum(await w.compute("label", "x == i(0) and x > 0", ("x",))(labels))
     count = int(await ranks[-1].item())
     is_right = dtype.kind not in ("int", "uint") or count <= np.iinfo(dtype.dtype).max
-    w.need(is_right, f"output of {dtype} has no room for {count} labels")
+    w.require(is_right, f"output of {dtype} has no room for {count} labels")
     table = await w.converted(await _GATHER_LABELS(ranks, labels), dtype)
     made = await w.compute("label", "y[k] if x else y[0]", ("x", "y", "k"))(here.reshape(x.size), table, runs)
     return LabelResult(await w.delivered(made.reshape(x.shape), output), count)
@@ -273,8 +273,8 @@ async def distance_transform_edt(
     x = x if w.axes_of(x, None) else x.reshape((1,))
     sizes = w.each("sampling", 1.0 if sampling is None else sampling, x.ndim)
     sizes = [w.real("sampling", one) for one in sizes]
-    w.need(all(one > 0 for one in sizes), f"sampling must be above 0, got {sizes}")
-    w.need(return_distances or return_indices, "return_distances or return_indices must be True")
+    w.require(all(one > 0 for one in sizes), f"sampling must be above 0, got {sizes}")
+    w.require(return_distances or return_indices, "return_distances or return_indices must be True")
     marks = [
         await w.compute("edt", f"i(0) if x == 0 else {far}", ("x",))(x)
         for far in (-_INFINITE_DISTANCE, _INFINITE_DISTANCE)

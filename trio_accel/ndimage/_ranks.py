@@ -154,11 +154,11 @@ async def uniform_filter(
 def _nth(kind: str, rank: Any, count: int) -> int:
     """Find which element of a sorted window is wanted."""
     if kind == "percentile":
-        w.need(-100 <= rank <= 100, f"percentile must be from -100 to 100, got {rank}")
+        w.require(-100 <= rank <= 100, f"percentile must be from -100 to 100, got {rank}")
         return min(int(float(count) * (rank + 100 * (rank < 0)) / 100), count - 1)
     named = {"uniform": 0, "minimum": 0, "median": count // 2, "maximum": count - 1}
     found = w.integer("rank", named.get(kind, rank))
-    w.need(-count <= found < count, f"rank must be from {-count} to {count - 1}, got {found}")
+    w.require(-count <= found < count, f"rank must be from {-count} to {count - 1}, got {found}")
     return found % count
 
 
@@ -178,18 +178,20 @@ async def _ranked(
     made, along = input, w.axes_of(input, axes)
     sizes = [w.integer("size", one) for one in w.each("size", 0 if size is None else size, len(along))]
     told = f"size must be at least 0, and a window has at most {_CHUNK_ELEMENTS} elements, got {sizes}"
-    w.need(min(sizes, default=0) >= 0 and math.prod(sizes) <= _CHUNK_ELEMENTS, told)
+    w.require(min(sizes, default=0) >= 0 and math.prod(sizes) <= _CHUNK_ELEMENTS, told)
     every = np.broadcast_to(True, sizes)
     window = every if footprint is None else w.numbers("footprint", footprint, "bool")
     told = f"size or footprint must say which elements of {len(along)} axes a window has"
-    w.need(window.ndim == len(along) and window.any(), f"{told}, got shape {window.shape}")
+    w.require(window.ndim == len(along) and window.any(), f"{told}, got shape {window.shape}")
     modes, origins = w.modes_of(mode, len(along)), w.origins_of(origin, window.shape)
     dtype, count = w.dtype_of(made, output, made.shape), int(window.sum())
     nth = _nth(kind, rank, count)
     combined = "uniform" if kind == "uniform" else {0: "minimum", count - 1: "maximum"}.get(nth, "")
     if combined and window.all():
         return await _separated(combined, made, output, cval, dtype, along, window.shape, modes, origins)
-    w.need(count <= _MAX_SORTED, f"size or footprint must have at most {_MAX_SORTED} elements, got {count}")
+    w.require(
+        count <= _MAX_SORTED, f"size or footprint must have at most {_MAX_SORTED} elements, got {count}"
+    )
     if footprint is not None:
         along, modes, origins = w.in_order(along, modes, origins)
     views = await w.windows(made, along, window, origins, modes, cval)

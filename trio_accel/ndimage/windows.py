@@ -45,7 +45,7 @@ _INSIDE = {
 _MODE_ALIASES = {"grid-constant": "constant", "grid-mirror": "reflect", "grid-wrap": "wrap"}
 
 
-def need(is_right: object, told: str) -> None:
+def require(is_right: object, told: str) -> None:
     """Raise a `ValueError` unless a condition holds. `named` adds the function's name."""
     if not is_right:
         raise ValueError(told)
@@ -63,14 +63,14 @@ def real(argument: str, value: Any) -> float:
         found = float(value)
     except OverflowError:
         found = np.inf
-    need(np.isfinite(found), f"{argument} must be finite, got {found}")
+    require(np.isfinite(found), f"{argument} must be finite, got {found}")
     return found
 
 
 def each(argument: str, value: Any, count: int) -> list[Any]:
     """Take a value for each axis: one for all, or as many. Raises `ValueError` for another number of them."""
     found = [value] * count if isinstance(value, str) or not np.iterable(value) else list(value)
-    need(len(found) == count, f"{argument} must be one, or one for each of {count} axes, got {value!r}")
+    require(len(found) == count, f"{argument} must be one, or one for each of {count} axes, got {value!r}")
     return found
 
 
@@ -79,7 +79,7 @@ def modes_of(mode: object, count: int) -> list[str]:
     given = each("mode", mode, count)
     found = [_MODE_ALIASES.get(str(one), str(one)) for one in given]
     for one, name in zip(given, found, strict=True):
-        need(name in _INSIDE, f"mode must be one of {', '.join((*_INSIDE, *_MODE_ALIASES))}, got {one!r}")
+        require(name in _INSIDE, f"mode must be one of {', '.join((*_INSIDE, *_MODE_ALIASES))}, got {one!r}")
     return found
 
 
@@ -91,7 +91,7 @@ def axes_of(x: Any, axes: object) -> list[int]:
     found = [integer(argument, axis) for axis in given]
     is_right = all(-x.ndim <= axis < x.ndim for axis in found)
     is_right = is_right and len({axis % x.ndim for axis in found}) == len(found)
-    need(is_right, f"{argument} must be different ones of {x.ndim}, got {axes!r}")
+    require(is_right, f"{argument} must be different ones of {x.ndim}, got {axes!r}")
     return [axis % x.ndim for axis in found]
 
 
@@ -109,7 +109,7 @@ def dtype_of(x: Any, output: Output, shape: Sequence[int], is_complex: bool = Fa
     natural = np.result_type(x.dtype.dtype, np.complex64) if is_complex else x.dtype.dtype
     dtype = output.dtype if isinstance(output, AccelRef) else DType.of(natural if output is None else output)
     if isinstance(output, AccelRef):
-        need(output.shape == tuple(shape), f"output must have shape {tuple(shape)}, got {output.shape}")
+        require(output.shape == tuple(shape), f"output must have shape {tuple(shape)}, got {output.shape}")
     if is_complex and dtype.kind != "complex":
         raise TypeError(f"output must be of a complex dtype, got {dtype}")
     return dtype
@@ -119,7 +119,7 @@ def reach(size: int, origin: int) -> tuple[int, int]:
     """Count the elements of a window before its place, and after it. Raises `ValueError`."""
     before, least = size // 2 + origin, -(size // 2)
     told = f"size must be at least 1, and origin from {least} to {(size - 1) // 2} for {size}, got {origin}"
-    need(0 <= before < size, told)
+    require(0 <= before < size, told)
     return before, size - 1 - before
 
 
@@ -184,7 +184,7 @@ async def padded(x: AccelRef, widths: Sequence[Any], modes: Sequence[str], cval:
         modes: Their values, for each axis; see `mode_of`.
         cval: The number of ``"constant"``. If the dtype does not hold it, the result has a wider one.
     """
-    need(x.dtype.kind == "complex" or np.isreal(cval), f"cval must be real as the image is, got {cval!r}")
+    require(x.dtype.kind == "complex" or np.isreal(cval), f"cval must be real as the image is, got {cval!r}")
     if not any(map(any, widths)):
         return x
     rows = list(enumerate(zip(x.shape, widths, modes, strict=True)))

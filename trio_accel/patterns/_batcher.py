@@ -28,7 +28,7 @@ from ..backends.base import CompletionTimeoutError, ContextLostError, DeviceLost
 from ._checks import ModelOutputError
 from ._limits import is_transient
 from ._submit import ItemT, Model, ResultT, Submit, as_callable, outcome_of
-from ._waiting import EntryT, QueueActor, Waiting, WaitingStatistics
+from ._waiting import EntryT, QueueActor, WaitingRequest, WaitingStatistics
 
 __all__ = ["BatchResults", "Batcher", "BatcherStatistics", "is_request_error"]
 
@@ -36,7 +36,7 @@ ResultT_co = TypeVar("ResultT_co", covariant=True)
 
 
 @attrs.define(eq=False, kw_only=True)
-class Entry(Waiting[ItemT, ResultT]):
+class BatchEntry(WaitingRequest[ItemT, ResultT]):
     """A request that waits for a batch, or is in one.
 
     Attributes:
@@ -71,17 +71,17 @@ class BatchQueue(Generic[ItemT, ResultT]):
     count: int = attrs.field(default=0, init=False)
     last_size: int = attrs.field(default=1, init=False)
     # Any request of a key may leave, and many are taken from in front.
-    _buckets: dict[Hashable, OrderedDict[Entry[ItemT, ResultT], None]] = attrs.field(
+    _buckets: dict[Hashable, OrderedDict[BatchEntry[ItemT, ResultT], None]] = attrs.field(
         factory=dict[Hashable, Any], init=False
     )
     _costs: dict[Hashable, float] = attrs.field(factory=dict[Hashable, float], init=False)
 
     @property
-    def entries(self) -> list[Entry[ItemT, ResultT]]:
+    def entries(self) -> list[BatchEntry[ItemT, ResultT]]:
         """All waiting requests."""
         return [entry for bucket in self._buckets.values() for entry in bucket]
 
-    def add(self, entry: Entry[ItemT, ResultT]) -> None:
+    def add(self, entry: BatchEntry[ItemT, ResultT]) -> None:
         """Add a request.
 
         Raises:
@@ -91,7 +91,7 @@ class BatchQueue(Generic[ItemT, ResultT]):
         self._costs[entry.key] = self._costs.get(entry.key, 0.0) + entry.cost
         self.count += 1
 
-    def remove(self, entry: Entry[ItemT, ResultT]) -> None:
+    def remove(self, entry: BatchEntry[ItemT, ResultT]) -> None:
         """Remove a request."""
         del self._buckets[entry.key][entry]
         self._costs[entry.key] -= entry.cost
@@ -99,7 +99,7 @@ class BatchQueue(Generic[ItemT, ResultT]):
         if not self._buckets[entry.key]:
             del self._buckets[entry.key], self._costs[entry.key]
 
-    def take(self, now: float, *, is_idle: bool) -> list[Entry[ItemT, ResultT]]:
+    def take(self, now: float, *, is_idle: bool) -> list[BatchEntry[ItemT, ResultT]]:
         """Take the batch to launch now: the due batch with the earliest first request.
 
         Args:
@@ -110,7 +110,7 @@ class BatchQueue(Generic[ItemT, ResultT]):
             Its requests in order of arrival; empty if no batch is due.
         """
         due = [key for key in self._buckets if self.due_of(key, is_idle=is_idle) <= now]
-        taken: list[Entry[ItemT, ResultT]] = []
+        taken: list[BatchEntry[ItemT, ResultT]] = []
         cost = 0.0
         first = min(due, key=self._arrived, default=None)
         for entry in self._buckets.get(first, ()) if due else ():
@@ -315,7 +315,7 @@ def shared_evenly(most: int, wanted: Sequence[int]) -> list[int]:
     return shares
 
 
-def one_for_each(results: BatchResults[ResultT], count: int) -> list[ResultT]:
+def split_results(results: BatchResults[ResultT], count: int) -> list[ResultT]:
     """Split the results of a batch.
 
     Raises:
@@ -362,7 +362,7 @@ class BatcherStatistics(WaitingStatistics):
 
 
 @final
-class Batcher(BatchActor[ItemT, ResultT, Entry[ItemT, ResultT]]):
+class Batcher(BatchActor[ItemT, ResultT, BatchEntry[ItemT, ResultT]]):
     """Collects calls, and puts them through a model together.
 
     A batch is launched when it is full, or when its first call has waited for `max_wait` seconds. At most
@@ -449,16 +449,16 @@ class Batcher(BatchActor[ItemT, ResultT, Entry[ItemT, ResultT]]):
         self._model: BatchModel[ItemT, ResultT] = as_callable(model)
         self._most_running = must_be_count("Batcher: max_in_flight", max_in_flight)
         self._bucket = bucket
-        self._running: dict[Batch[Entry[ItemT, ResultT]], None] = {}
+        self._running: dict[Batch[BatchEntry[ItemT, ResultT]], None] = {}
         # The time when a task checks for a due batch, if no request arrives.
         self._due = math.inf
         # Tasks that go through batches.
         self._runners = 1
 
-    def make(self, message: Submit[ItemT]) -> Entry[ItemT, ResultT]:
-        return Entry(item=message.item)
+    def make(self, message: Submit[ItemT]) -> BatchEntry[ItemT, ResultT]:
+        return BatchEntry(item=message.item)
 
-    def put(self, entry: Entry[ItemT, ResultT]) -> None:
+    def put(self, entry: BatchEntry[ItemT, ResultT]) -> None:
         entry.key = None if self._bucket is None else self._bucket(entry.item)
         entry.cost = self._cost_of(entry.item)
         if self._queue.count >= self._capacity:
@@ -469,7 +469,7 @@ class Batcher(BatchActor[ItemT, ResultT, Entry[ItemT, ResultT]]):
             self._due = due
             self._wake()
 
-    def leave(self, entry: Entry[ItemT, ResultT]) -> None:
+    def leave(self, entry: BatchEntry[ItemT, ResultT]) -> None:
         self._tally["cancelled"] += 1
         entry.reply.cancelled()
         if not entry.has_begun:
@@ -477,7 +477,7 @@ class Batcher(BatchActor[ItemT, ResultT, Entry[ItemT, ResultT]]):
         for batch in self._running:
             batch.end_if_alone(entry)
 
-    def _open(self) -> Iterable[Entry[ItemT, ResultT]]:
+    def _open(self) -> Iterable[BatchEntry[ItemT, ResultT]]:
         return [*self._queue.entries, *(entry for batch in self._running for entry in batch.entries)]
 
     def _wake(self) -> None:
@@ -508,7 +508,7 @@ class Batcher(BatchActor[ItemT, ResultT, Entry[ItemT, ResultT]]):
                 # The model may lack a checkpoint, and other tasks must run.
                 await trio.lowlevel.checkpoint()
 
-    async def _next_batch(self) -> list[Entry[ItemT, ResultT]]:  # noqa: ASYNC910  # its caller checkpoints
+    async def _next_batch(self) -> list[BatchEntry[ItemT, ResultT]]:  # noqa: ASYNC910  # its caller checkpoints
         """Wait until a batch is due, and take it."""
         while True:
             self._due = math.inf
@@ -524,7 +524,7 @@ class Batcher(BatchActor[ItemT, ResultT, Entry[ItemT, ResultT]]):
             with trio.CancelScope(deadline=self._due):
                 await self._bell.park()
 
-    async def _launch(self, entries: list[Entry[ItemT, ResultT]]) -> Exception | None:
+    async def _launch(self, entries: list[BatchEntry[ItemT, ResultT]]) -> Exception | None:
         self._tally["launches"] += 1
         results = await outcome_of(self._results(entries))
         if isinstance(results, outcome.Error):
@@ -536,8 +536,8 @@ class Batcher(BatchActor[ItemT, ResultT, Entry[ItemT, ResultT]]):
                 self._tally["answered"] += entry.reply.set(value)
         return None
 
-    async def _results(self, entries: list[Entry[ItemT, ResultT]]) -> list[ResultT]:
-        return one_for_each(await self._model([entry.item for entry in entries]), len(entries))
+    async def _results(self, entries: list[BatchEntry[ItemT, ResultT]]) -> list[ResultT]:
+        return split_results(await self._model([entry.item for entry in entries]), len(entries))
 
     def statistics(self) -> BatcherStatistics:
         """Return the counts since its incarnation began."""

@@ -23,13 +23,13 @@ from ._batcher import (
     BatchResults,
     is_loss,
     is_request_error,
-    one_for_each,
     shared_evenly,
+    split_results,
 )
 from ._checks import ModelOutputError, NoRoomError
 from ._fair_queue import FairQueue, Weights, weight_in
 from ._parts import Streamable, Streamed
-from ._places import LEVEL_ARRIVALS, Places
+from ._places import LEVEL_ARRIVALS, SequenceSlots
 from ._sequences import ContinuousStatistics, Last, Room, RunningSequence, SequenceEntry, StepResult
 from ._submit import ItemT, Model, Submit, as_callable, count, outcome_of
 from ._waiting import buckets_of_waits
@@ -108,11 +108,11 @@ class ContinuousBatcher(
     **Streams.** A sequence with `buffer` unread parts takes part in no step until its reader reads. It keeps
     its place, and the others continue. Set a deadline for your calls if readers may hang.
 
-    **Steps in advance.** With ``ahead=1`` the next step is called while one runs, so that the device never
-    waits for the batcher. The next step has the sequences that continue if none of them ends. It lacks the
-    last parts: `RunningSequence.ahead` counts them, and the model takes them from the device. The batcher
-    drops the parts of a sequence that has ended meanwhile. If a step fails, the batcher drops the later
-    steps, and calls the failed step separately. A step that has run with the wrong parts raises a
+    **Steps in advance.** With ``steps_ahead=1`` the next step is called while one runs, so that the device
+    never waits for the batcher. The next step has the sequences that continue if none of them ends. It lacks
+    the last parts: `RunningSequence.steps_ahead` counts them, and the model takes them from the device. The
+    batcher drops the parts of a sequence that has ended meanwhile. If a step fails, the batcher drops the
+    later steps, and calls the failed step separately. A step that has run with the wrong parts raises a
     `NotExecutedError`, and is called again. While a prompt is processed, no step is called in advance. A
     sequence with `needs_parts` is not in a step called in advance, so next to others it is in every second
     step. A step must submit its work in call order, and read the fields of its sequences before it waits.
@@ -146,7 +146,7 @@ class ContinuousBatcher(
         max_sequences: The maximum number of sequences in the batch.
         max_positions: The maximum number of positions in a step; at least `max_sequences`.
         buffer: The number of unread parts at which a sequence waits for its reader.
-        ahead: The number of steps called while another one runs; 0 or more.
+        steps_ahead: The number of steps called while another one runs; 0 or more.
         capacity: The maximum number of sequences that wait for a place; one more is refused with
             `MailboxFullError`. None for no bound.
         leave: Called with a sequence that has ended, to release its resources. Its errors are logged.
@@ -174,7 +174,7 @@ class ContinuousBatcher(
         max_sequences: int = 64,
         max_positions: int = 512,
         buffer: int = 16,
-        ahead: int = 0,
+        steps_ahead: int = 0,
         capacity: int | None = 1024,
         leave: Callable[[RunningSequence[ItemT, PartT]], object] | None = None,
         patience: float = 60.0,
@@ -189,7 +189,7 @@ class ContinuousBatcher(
         # Each prompt in the batch has a position in each step.
         self._most_positions = must_be_count(f"{name}: max_positions", max_positions, least=max_sequences)
         self._buffer = must_be_count(f"{name}: buffer", buffer)
-        self._ahead = must_be_count(f"{name}: ahead", ahead, least=0)
+        self._steps_ahead = must_be_count(f"{name}: steps_ahead", steps_ahead, least=0)
         if inspect.iscoroutinefunction(leave):
             raise TypeError(f"{name}: leave must not be async: it is called where nothing may wait")
         self._leaves_by = leave
@@ -209,7 +209,7 @@ class ContinuousBatcher(
         self._room, self._places = room, None
         if room is not None:
             places = self._running, self._aside, self._queue, self._weights, self._most_sequences
-            self._places = Places[ItemT, PartT](*places, room)
+            self._places = SequenceSlots[ItemT, PartT](*places, room)
         self._batch = Batch[SequenceEntry[ItemT, PartT]]([])
         # Calls of the step that run, in their order.
         self._flights = deque[_Flight[ItemT, PartT]]()
@@ -303,7 +303,7 @@ class ContinuousBatcher(
             if self._tally["steps"] % _MOST_STEPS == 0 or is_one_done:
                 await trio.lowlevel.checkpoint()
             self._admit()
-            while self._ahead and len(self._flights) <= self._ahead:
+            while self._steps_ahead and len(self._flights) <= self._steps_ahead:
                 if self._flights and not self._flights[-1].has_begun:
                     # Calls of the step begin in their order.
                     await trio.lowlevel.checkpoint()
@@ -375,7 +375,7 @@ class ContinuousBatcher(
             self._next = None
             self._running[entry] = None
 
-    def _admit_growing(self, places: Places[ItemT, PartT]) -> None:
+    def _admit_growing(self, places: SequenceSlots[ItemT, PartT]) -> None:
         while (entry := places.take(self._tally["steps"])) is not None:
             if entry.is_aside:
                 entry.is_moving, entry.steps = True, 1
@@ -456,7 +456,7 @@ class ContinuousBatcher(
 
     async def _make_room(
         self,
-        places: Places[ItemT, PartT],
+        places: SequenceSlots[ItemT, PartT],
         entries: list[SequenceEntry[ItemT, PartT]],
         error: NoRoomError,
     ) -> list[SequenceEntry[ItemT, PartT]]:
@@ -534,9 +534,9 @@ class ContinuousBatcher(
         for entry in entries:
             if not entry.has_begun:
                 self._begin(entry)
-            entry.sequence.ahead = entry.steps
+            entry.sequence.steps_ahead = entry.steps
             entry.steps += 1
-        return one_for_each(await self._step([entry.sequence for entry in entries]), len(entries))
+        return split_results(await self._step([entry.sequence for entry in entries]), len(entries))
 
     @enable_ki_protection
     def _end_step(self, entries: list[SequenceEntry[ItemT, PartT]]) -> None:

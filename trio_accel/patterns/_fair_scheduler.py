@@ -25,7 +25,7 @@ from ..actors import (
 from ._fair_queue import FairQueue, Queued, QueueFull, Weights, weight_in
 from ._limits import RateLimit
 from ._submit import ItemT, Model, ResultT, Submit, as_callable
-from ._waiting import QueueActor, Waiting, WaitingStatistics, take
+from ._waiting import QueueActor, WaitingRequest, WaitingStatistics, take
 
 __all__ = ["FairScheduler", "FairStatistics", "FairSubmit"]
 
@@ -85,7 +85,7 @@ class FairStatistics(WaitingStatistics):
 
 
 @attrs.define(eq=False, kw_only=True)
-class _Turn(Waiting[ItemT, Any]):
+class _TenantRequest(WaitingRequest[ItemT, Any]):
     """A request that waits, or is with the model. It gets a task only when its turn comes.
 
     Attributes:
@@ -100,12 +100,12 @@ class _Turn(Waiting[ItemT, Any]):
     said: FairSubmit[ItemT] | None
     deadline: float
     tenant: Hashable = None
-    entry: Queued[_Turn[ItemT]] | None = None
-    refused: OrderedDict[_Turn[ItemT], Exception] | None = None
+    entry: Queued[_TenantRequest[ItemT]] | None = None
+    refused: OrderedDict[_TenantRequest[ItemT], Exception] | None = None
     scope: trio.CancelScope | None = None
 
 
-class FairScheduler(QueueActor[ItemT, ResultT, _Turn[ItemT]], Generic[ItemT, ResultT]):
+class FairScheduler(QueueActor[ItemT, ResultT, _TenantRequest[ItemT]], Generic[ItemT, ResultT]):
     """Hands requests to a model so that each tenant gets its share, however much the others request.
 
     While several tenants have waiting requests, the model gets requests with costs in proportion to the
@@ -164,7 +164,7 @@ class FairScheduler(QueueActor[ItemT, ResultT, _Turn[ItemT]], Generic[ItemT, Res
         self._model = as_callable(model)
         self._max_in_flight = must_be_count("max_in_flight", max_in_flight)
         self._weights = weights if isinstance(weights, Weights) else Weights(weights)
-        self._queue: FairQueue[_Turn[ItemT]] = FairQueue(
+        self._queue: FairQueue[_TenantRequest[ItemT]] = FairQueue(
             self._weights,
             max_queued=must_be_count("max_queued", max_queued),
             max_tenants=must_be_count("max_tenants", max_tenants),
@@ -172,7 +172,9 @@ class FairScheduler(QueueActor[ItemT, ResultT, _Turn[ItemT]], Generic[ItemT, Res
         self._tenant_of = tenant_of
         self._cost_of = cost_of
         self._refused_at_once = RateLimit(_REFUSALS_A_SECOND, burst=_REFUSALS_AT_ONCE)
-        self._refused_later: dict[Hashable, OrderedDict[_Turn[ItemT], Exception]] = defaultdict(OrderedDict)
+        self._refused_later: dict[Hashable, OrderedDict[_TenantRequest[ItemT], Exception]] = defaultdict(
+            OrderedDict
+        )
         self._leavers = Leavers()
         self._costs: dict[Hashable, float] = {}
         self._cost_of_others = 0.0
@@ -195,11 +197,11 @@ class FairScheduler(QueueActor[ItemT, ResultT, _Turn[ItemT]], Generic[ItemT, Res
             **{**self._tally, "in_flight": queue.in_flight},
         )
 
-    def make(self, message: Submit[ItemT] | FairSubmit[ItemT]) -> _Turn[ItemT]:
+    def make(self, message: Submit[ItemT] | FairSubmit[ItemT]) -> _TenantRequest[ItemT]:
         said = message if isinstance(message, FairSubmit) else None
-        return _Turn(item=message.item, said=said, deadline=self.context.deadline)
+        return _TenantRequest(item=message.item, said=said, deadline=self.context.deadline)
 
-    def put(self, entry: _Turn[ItemT]) -> None:
+    def put(self, entry: _TenantRequest[ItemT]) -> None:
         if entry.said is not None:
             tenant, cost = entry.said.tenant, entry.said.cost
         else:
@@ -214,7 +216,7 @@ class FairScheduler(QueueActor[ItemT, ResultT, _Turn[ItemT]], Generic[ItemT, Res
             raise MailboxFullError(f"{path}: {error}", path=path) from None
         self._hand_over()
 
-    def refuse(self, entry: _Turn[ItemT], error: Exception) -> None:
+    def refuse(self, entry: _TenantRequest[ItemT], error: Exception) -> None:
         self._tally["refused"] += 1
         # The keys of strangers are unbounded in number, and may be secrets, so they count as one tenant here.
         name = str(entry.tenant)[:_LONGEST_NAME] if entry.tenant in self._weights else _OTHER_TENANTS
@@ -241,7 +243,7 @@ class FairScheduler(QueueActor[ItemT, ResultT, _Turn[ItemT]], Generic[ItemT, Res
                     del self._refused_later[key]
 
     @enable_ki_protection
-    def leave(self, entry: _Turn[ItemT]) -> None:
+    def leave(self, entry: _TenantRequest[ItemT]) -> None:
         # It gets a task only if the model has its request.
         if entry.scope is not None:
             entry.scope.cancel()
@@ -253,14 +255,14 @@ class FairScheduler(QueueActor[ItemT, ResultT, _Turn[ItemT]], Generic[ItemT, Res
             self._tally["cancelled"] += 1
         self._leavers.let_go(entry.reply, entry.tenant)
 
-    def _open(self) -> Iterable[_Turn[ItemT]]:
+    def _open(self) -> Iterable[_TenantRequest[ItemT]]:
         refused = (turn for turns in self._refused_later.values() for turn in turns)
         return [*(entry.value for entry in self._queue), *refused]
 
     async def _run(self) -> None:
         await self._leavers.run()
 
-    async def _answer_in_turn(self, turn: _Turn[ItemT]) -> ResultT:
+    async def _answer_in_turn(self, turn: _TenantRequest[ItemT]) -> ResultT:
         try:
             with self._tally:
                 # Requests that end with the incarnation leave their turns to others that also end with it.

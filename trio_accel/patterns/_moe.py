@@ -176,7 +176,7 @@ class ExpertsFailedError(Exception):
 
 
 @attrs.define(eq=False)
-class Part:
+class ExpertBatch:
     """An expert's part in a call: tokens, and the rank of the expert among their choices."""
 
     expert: int
@@ -186,18 +186,18 @@ class Part:
     error: Exception | None = None
 
 
-def parts_of(assignment: Assignment, capacity: int, experts: int) -> list[Part]:
+def parts_of(assignment: Assignment, capacity: int, experts: int) -> list[ExpertBatch]:
     """Return the calls of experts: each has at most as many tokens as the capacity."""
-    parts: list[Part] = []
+    parts: list[ExpertBatch] = []
     for expert in range(experts):
         tokens, choices = np.nonzero((assignment.experts == expert) & assignment.is_placed)
         for begin in range(0, len(tokens), capacity):
             end = begin + capacity
-            parts.append(Part(expert, tokens[begin:end], choices[begin:end]))
+            parts.append(ExpertBatch(expert, tokens[begin:end], choices[begin:end]))
     return parts
 
 
-def combined(assignment: Assignment, parts: Sequence[Part], statistics: RoutingStatistics) -> Routed:
+def combined(assignment: Assignment, parts: Sequence[ExpertBatch], statistics: RoutingStatistics) -> Routed:
     """Add up what the experts returned.
 
     Raises:
@@ -231,7 +231,7 @@ def combined(assignment: Assignment, parts: Sequence[Part], statistics: RoutingS
     )
 
 
-def _weights_of_answers(assignment: Assignment, parts: Sequence[Part]) -> Shares:
+def _weights_of_answers(assignment: Assignment, parts: Sequence[ExpertBatch]) -> Shares:
     """Return the weights in the sum: weights of failed experts are moved to the experts that answered."""
     planned = np.where(assignment.is_placed, assignment.weights, 0.0)
     answered = planned.copy()
@@ -245,7 +245,7 @@ def _weights_of_answers(assignment: Assignment, parts: Sequence[Part]) -> Shares
     return result
 
 
-def statistics_of(shares: Shares, assignment: Assignment, parts: Sequence[Part]) -> RoutingStatistics:
+def statistics_of(shares: Shares, assignment: Assignment, parts: Sequence[ExpertBatch]) -> RoutingStatistics:
     """Return the spread of the load in one call."""
     experts = shares.shape[1]
 
@@ -387,7 +387,7 @@ class MoeRouter(TaskSubmitActor[Tokens | AccelRef, Routed]):
             )
         return shares
 
-    async def _compute(self, tokens: Tokens, parts: Sequence[Part]) -> Exception | None:
+    async def _compute(self, tokens: Tokens, parts: Sequence[ExpertBatch]) -> Exception | None:
         """Have all experts compute their parts, each expert one part after the other.
 
         Returns:
@@ -415,7 +415,7 @@ class MoeRouter(TaskSubmitActor[Tokens | AccelRef, Routed]):
         await trio.lowlevel.checkpoint_if_cancelled()
         return failed[0] if failed else None
 
-    async def _compute_part(self, tokens: Tokens, part: Part) -> None:
+    async def _compute_part(self, tokens: Tokens, part: ExpertBatch) -> None:
         """Have an expert compute some tokens.
 
         Raises:

@@ -39,14 +39,14 @@ class PagesFullError(NoRoomError):
 
     Attributes:
         free: The number of free pages.
-        wanted: The number of additional pages wanted.
+        requested: The number of additional pages requested.
     """
 
-    def __init__(self, where: str, *, free: int, wanted: int) -> None:
+    def __init__(self, memory: str, *, free: int, requested: int) -> None:
         super().__init__(
-            f"pages {where}: {wanted} wanted, and {free} free; close a table, or try again later"
+            f"pages {memory}: {requested} requested, and {free} free; close a table, or try again later"
         )
-        self.free, self.wanted = free, wanted
+        self.free, self.requested = free, requested
 
 
 @attrs.frozen(kw_only=True)
@@ -57,7 +57,7 @@ class PagesStatistics:
         count: Pages on the device.
         used: Pages with users.
         free: Pages without users.
-        known: Free pages kept for a later common prefix, until their room is needed.
+        cached: Free pages kept for a later common prefix, until their room is needed.
         spilled: Pages in host memory.
         shared_tokens: Tokens already available when a table was opened.
         copied: Pages copied before a table wrote to them.
@@ -67,7 +67,7 @@ class PagesStatistics:
     count: int
     used: int
     free: int
-    known: int
+    cached: int
     spilled: int
     shared_tokens: int
     copied: int
@@ -199,7 +199,7 @@ class _Pool:
         try:
             host = [array.device.host_empty((count, *array.shape[1:]), array.dtype) for array in self.arrays]
         except MemoryError as error:
-            raise PagesFullError("in host memory", free=0, wanted=count) from error
+            raise PagesFullError("in host memory", free=0, requested=count) from error
         for array, out in zip(self.arrays, host, strict=True) if pages else ():
             # One copy on the device: pages of a table seldom are neighbours.
             stack = await array.device.ask(Stack([array[page] for page in pages], None))
@@ -509,7 +509,7 @@ class Pages:
         """Return the counts of pages."""
         it = self._pool
         return PagesStatistics(
-            count=it.count, used=it.used, free=self.free, known=len(it.known), **it.tallies
+            count=it.count, used=it.used, free=self.free, cached=len(it.known), **it.tallies
         )
 
     def readings(self) -> Iterator[Reading]:
@@ -530,4 +530,4 @@ def _checked(tokens: Iterable[int]) -> list[int]:
 
 def _must_fit(where: str, wanted: int, free: int) -> None:
     if wanted > free:
-        raise PagesFullError(where, free=free, wanted=wanted)
+        raise PagesFullError(where, free=free, requested=wanted)

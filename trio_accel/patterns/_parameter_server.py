@@ -51,9 +51,9 @@ class StaleGradientsError(NotExecutedError):
 
     may_go_elsewhere = False
 
-    def __init__(self, where: str, *, version: int, current: int) -> None:
+    def __init__(self, label: str, *, version: int, current: int) -> None:
         super().__init__(
-            f"{where}: gradients of version {version} are too old for version {current}; pull them again"
+            f"{label}: gradients of version {version} are too old for version {current}; pull them again"
         )
         self.version, self.current = version, current
 
@@ -158,7 +158,7 @@ class ParameterState:
         }
         return Parameters(self.version, MappingProxyType(arrays))
 
-    def check(self, where: str, gradients: Mapping[str, _Array]) -> None:
+    def check(self, label: str, gradients: Mapping[str, _Array]) -> None:
         """Require an array for each parameter, of its shape and dtype.
 
         Raises:
@@ -166,14 +166,14 @@ class ParameterState:
             TypeError: No mapping, no array, or another dtype.
         """
         if not isinstance(gradients, Mapping):
-            raise TypeError(f"{where}: gradients must be a mapping, got {type(gradients).__name__}")
+            raise TypeError(f"{label}: gradients must be a mapping, got {type(gradients).__name__}")
         differing = gradients.keys() ^ self._shapes.keys()
         if differing:
             names = ", ".join(sorted(map(repr, differing)))
-            raise ValueError(f"{where}: gradients must have the names of the parameters; {names} differ")
+            raise ValueError(f"{label}: gradients must have the names of the parameters; {names} differ")
         for name, shape in self._shapes.items():
             array: object = gradients[name]
-            told = f"{where}: the gradient of {name!r} must"
+            told = f"{label}: the gradient of {name!r} must"
             if not isinstance(array, (AccelRef, np.ndarray)):
                 raise TypeError(f"{told} be an array, got {type(array).__name__}")
             if array.dtype != self.flat.dtype:

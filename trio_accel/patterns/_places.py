@@ -40,7 +40,7 @@ _LITTLE = 0.125
 
 
 @attrs.define(eq=False)
-class _Look(Generic[ItemT, PartT]):
+class _TenantUses(Generic[ItemT, PartT]):
     """The uses of tenants at one time.
 
     Attributes:
@@ -90,7 +90,7 @@ class _Look(Generic[ItemT, PartT]):
 
 
 @attrs.define(eq=False)
-class Places(Generic[ItemT, PartT]):
+class SequenceSlots(Generic[ItemT, PartT]):
     """The running and set-aside sequences.
 
     Attributes:
@@ -139,7 +139,7 @@ class Places(Generic[ItemT, PartT]):
         self,
         heads: list[SequenceEntry[ItemT, PartT]],
         aside: list[SequenceEntry[ItemT, PartT]],
-        look: _Look[ItemT, PartT],
+        look: _TenantUses[ItemT, PartT],
     ) -> dict[SequenceEntry[ItemT, PartT], float]:
         """Return some sequences that want a place, in the order of their turns, with the wanted room."""
 
@@ -157,7 +157,7 @@ class Places(Generic[ItemT, PartT]):
     def _displace(
         self,
         candidates: dict[SequenceEntry[ItemT, PartT], float],
-        look: _Look[ItemT, PartT],
+        look: _TenantUses[ItemT, PartT],
         available: float,
         step: int,
     ) -> bool:
@@ -181,13 +181,13 @@ class Places(Generic[ItemT, PartT]):
         readable = sum(not entry.is_held for entry in self.aside)
         return len(self.running), readable, self.queue.queued, step // (_STEPS_UNTIL_REPLACED // 4)
 
-    def _look(self, others: Iterable[SequenceEntry[ItemT, PartT]]) -> _Look[ItemT, PartT]:
+    def _look(self, others: Iterable[SequenceEntry[ItemT, PartT]]) -> _TenantUses[ItemT, PartT]:
         going = [entry for entry in self.running if not (entry.is_held or entry.is_moving or entry.is_over)]
         first = min([*others, *going], key=lambda entry: entry.rank, default=None)
         held = {entry: self.room.held(entry.sequence) / self.room.total for entry in self.running}
-        return _Look(self.weights, first, held, 1 / self.most)
+        return _TenantUses(self.weights, first, held, 1 / self.most)
 
-    def _movable(self, look: _Look[ItemT, PartT]) -> list[SequenceEntry[ItemT, PartT]]:
+    def _movable(self, look: _TenantUses[ItemT, PartT]) -> list[SequenceEntry[ItemT, PartT]]:
         return [
             entry for entry in self.running if not (entry is look.first or entry.is_moving or entry.is_over)
         ]
@@ -220,7 +220,7 @@ class Places(Generic[ItemT, PartT]):
     def _victims(
         self,
         entry: SequenceEntry[ItemT, PartT],
-        look: _Look[ItemT, PartT],
+        look: _TenantUses[ItemT, PartT],
         wanted: float,
         available: float,
         step: int,

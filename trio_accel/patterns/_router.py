@@ -100,7 +100,7 @@ class Router(TaskSubmitActor[ItemT, ResultT], Generic[ItemT, ResultT]):
         self._by: Routing = ByLoad() if by is None else by
         if not callable(getattr(self._by, "choose", None)):
             raise TypeError(f"by must be ByLoad(...) or ByKey(...), got {by!r}")
-        self._members: list[Member[ItemT, ResultT]] = make_members(replicas)
+        self._members: list[ReplicaState[ItemT, ResultT]] = make_members(replicas)
         self._turns = 0
         self._counted_as: type[RouterStatistics] = RouterStatistics
 
@@ -114,7 +114,7 @@ class Router(TaskSubmitActor[ItemT, ResultT], Generic[ItemT, ResultT]):
         """
         return await self._send(item, [])
 
-    async def _send(self, item: ItemT, asked: list[Member[ItemT, ResultT]]) -> ResultT:
+    async def _send(self, item: ItemT, asked: list[ReplicaState[ItemT, ResultT]]) -> ResultT:
         """Ask models until one does not refuse.
 
         Args:
@@ -138,8 +138,8 @@ class Router(TaskSubmitActor[ItemT, ResultT], Generic[ItemT, ResultT]):
         raise refusal
 
     def _choose(
-        self, item: ItemT, left_out: Sequence[Member[ItemT, ResultT]]
-    ) -> Member[ItemT, ResultT] | None:
+        self, item: ItemT, left_out: Sequence[ReplicaState[ItemT, ResultT]]
+    ) -> ReplicaState[ItemT, ResultT] | None:
         asked = [member for member in self._members if member not in left_out]
         candidates = available(asked, skips=self._by.skips)
         return self._by.choose(item, candidates) if candidates else None
@@ -150,7 +150,7 @@ class Router(TaskSubmitActor[ItemT, ResultT], Generic[ItemT, ResultT]):
         return self._counted_as(**self._tally, replicas=replicas)
 
 
-CandidateT = TypeVar("CandidateT", bound="Member[Any, Any]")
+CandidateT = TypeVar("CandidateT", bound="ReplicaState[Any, Any]")
 
 
 class Routing(Protocol):
@@ -254,7 +254,7 @@ class ReplicaStatistics(CallStatistics):
 
 
 @attrs.define(eq=False)
-class Member(Generic[ItemT, ResultT]):
+class ReplicaState(Generic[ItemT, ResultT]):
     """A replica as a router sees it.
 
     Attributes:
@@ -322,7 +322,7 @@ Given = Model[ItemT, ResultT] | Replica[ItemT, ResultT]
 Replicas = Mapping[str, Given[ItemT, ResultT]] | Sequence[Given[ItemT, ResultT]]
 
 
-def make_members(given: Replicas[ItemT, ResultT]) -> list[Member[ItemT, ResultT]]:
+def make_members(given: Replicas[ItemT, ResultT]) -> list[ReplicaState[ItemT, ResultT]]:
     """Make members of models; the models of a sequence are named by their index.
 
     Raises:
@@ -340,14 +340,14 @@ def make_members(given: Replicas[ItemT, ResultT]) -> list[Member[ItemT, ResultT]
     return [_make(name, model) for name, model in named.items()]
 
 
-def _make(name: str, given: Given[ItemT, ResultT]) -> Member[ItemT, ResultT]:
+def _make(name: str, given: Given[ItemT, ResultT]) -> ReplicaState[ItemT, ResultT]:
     if not isinstance(name, str):
         raise TypeError(f"the name of a replica must be a str, got {name!r}")
     # pyright does not keep the type arguments of a union.
     replica: Replica[ItemT, ResultT] = given if isinstance(given, Replica) else Replica(given)  # pyright: ignore[reportUnknownVariableType]
     holder: Any = getattr(replica.model, "__self__", replica.model)
     ref: Ref[Any] | None = holder if isinstance(holder, Ref) else None  # pyright: ignore[reportUnknownVariableType]
-    return Member(name, as_callable(replica.model), ref, replica.device, holder)  # pyright: ignore[reportUnknownArgumentType]
+    return ReplicaState(name, as_callable(replica.model), ref, replica.device, holder)  # pyright: ignore[reportUnknownArgumentType]
 
 
 # All are started before the pool serves.
@@ -405,12 +405,12 @@ class Pool(Router[Any, Any]):
             self._members = [await self._start_member(context, member.name) for member in self._members]
             yield
 
-    async def _start_member(self, context: ActorContext, name: str) -> Member[Any, Any]:
+    async def _start_member(self, context: ActorContext, name: str) -> ReplicaState[Any, Any]:
         # Type checkers look for the actor's arguments among the arguments of `spawn`.
         spawn = cast("Callable[..., Awaitable[Ref[Any]]]", context.spawn)
         ref = await spawn(*self._arguments, name=name, **self._options)
         ask: Callable[[Any], Awaitable[Any]] = ref.ask
-        return Member(name, as_callable(ref) if self._is_of_submit_actors else ask, ref)
+        return ReplicaState(name, as_callable(ref) if self._is_of_submit_actors else ask, ref)
 
 
 async def _not_started(item: object) -> object:
@@ -491,7 +491,7 @@ class ReplicaPool(Router[ItemT, ResultT]):
         if self._hedge is None:
             return await self._send(item, [])
         self._saved = min(self._saved + self._hedge.share, _MOST_SAVED)
-        asked: list[Member[ItemT, ResultT]] = []
+        asked: list[ReplicaState[ItemT, ResultT]] = []
         results, inbox = trio.open_memory_channel[tuple[int, outcome.Outcome[ResultT]]](2)
         # They have the deadline of the caller.
         deadline = trio.current_effective_deadline()
@@ -528,7 +528,7 @@ class ReplicaPool(Router[ItemT, ResultT]):
             for scope in scopes:
                 scope.cancel()
 
-    def _has_other(self, asked: Sequence[Member[ItemT, ResultT]]) -> bool:
+    def _has_other(self, asked: Sequence[ReplicaState[ItemT, ResultT]]) -> bool:
         return any(
             member.is_available and not member.is_dead for member in self._members if member not in asked
         )

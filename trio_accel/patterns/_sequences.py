@@ -12,7 +12,7 @@ from ..actors import must_be_count
 from ._fair_queue import Queued
 from ._parts import PartStream
 from ._submit import ItemT
-from ._waiting import Waiting, WaitingStatistics
+from ._waiting import WaitingRequest, WaitingStatistics
 
 __all__ = ["ContinuousStatistics", "Last", "Room", "RunningSequence", "StepResult"]
 
@@ -30,8 +30,9 @@ class RunningSequence(Generic[ItemT, PartT]):
             also the parts.
         done: The positions that steps have processed. After the prompt, each step of the sequence adds 1.
         chunk: The positions for this step: some of the prompt, or 1 after the prompt.
-        ahead: The number of earlier steps, each with one position, that have not added to `parts` yet: this
-            step is at the position ``done + ahead``. It is 0 unless the batcher calls steps in advance.
+        steps_ahead: The number of earlier steps, each with one position, that have not added to `parts` yet:
+            this step is at the position ``done + steps_ahead``. It is 0 unless the batcher calls steps in
+            advance.
         parts: The parts given so far.
         state: The model's own data, such as its pages.
         needs_parts: Whether a step of this sequence needs all its parts, so that none is called in advance. A
@@ -42,7 +43,7 @@ class RunningSequence(Generic[ItemT, PartT]):
     length: int
     done: int = 0
     chunk: int = 0
-    ahead: int = 0
+    steps_ahead: int = 0
     parts: list[PartT] = attrs.field(factory=list[Any])
     state: Any = None
     needs_parts: bool = False
@@ -133,7 +134,7 @@ StepResult: TypeAlias = Sequence[PartT] | Last[PartT] | outcome.Error
 
 
 @attrs.define(eq=False, kw_only=True)
-class SequenceEntry(Waiting[ItemT, tuple[PartT, ...]]):
+class SequenceEntry(WaitingRequest[ItemT, tuple[PartT, ...]]):
     """A request.
 
     Attributes:

@@ -15,7 +15,7 @@ from attrs.validators import optional
 from numpy.typing import NDArray
 
 from ..actors import checked_options, must_be_count, must_be_positive, must_be_whole, named_options
-from ._batcher import ModelOfBatches, one_for_each
+from ._batcher import ModelOfBatches, split_results
 from ._checks import ModelOutputError, Rows, Sampler, scores_of, whole
 from ._sequences import Last, RunningSequence, StepResult
 from ._submit import as_callable
@@ -180,7 +180,7 @@ class SpeculativeStep:
         await self._propose(list(rounds.values()))
         going = [each for each in rounds.values() if each.error is None or self._draft_may_fail]
         asked = [each.score(len(each.proposed) + 1) for each in going]
-        found = one_for_each(await self._verifier(asked), len(asked)) if asked else []
+        found = split_results(await self._verifier(asked), len(asked)) if asked else []
         for each, scores in zip(going, found, strict=True):
             try:
                 await self._accept(each, scores)
@@ -194,8 +194,8 @@ class SpeculativeStep:
         """Begin a round of a text; a failed round changes nothing."""
         request = sequence.item
         if sequence.state is None:
-            sequence.state = _Text(np.random.SeedSequence(request.seed).entropy)
-        text: _Text = sequence.state
+            sequence.state = _TextState(np.random.SeedSequence(request.seed).entropy)
+        text: _TextState = sequence.state
         rng = np.random.default_rng([text.entropy, len(sequence.parts)])
         sampler = Sampler(rng=rng, temperature=request.temperature, are_logits=self._are_logits)
         return _Round(request, text, sampler, so_far=(*request.prompt, *sequence.parts))
@@ -210,7 +210,7 @@ class SpeculativeStep:
             if not asked:
                 return
             try:
-                found = one_for_each(await self._draft([each.score(1) for each in asked]), len(asked))
+                found = split_results(await self._draft([each.score(1) for each in asked]), len(asked))
                 for each, rows in zip(asked, found, strict=True):
                     await self._draw(each, rows)
             except Exception as error:
@@ -312,7 +312,7 @@ class PromptLookup:
 
 
 @attrs.define(eq=False)
-class _Text:
+class _TextState:
     """The state of a text in addition to its tokens.
 
     Attributes:
@@ -341,7 +341,7 @@ class _Round:
     """
 
     request: Generate
-    text: _Text
+    text: _TextState
     sampler: Sampler
     so_far: tuple[int, ...]
     proposed: list[int] = attrs.field(factory=list[int])

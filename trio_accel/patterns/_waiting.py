@@ -45,7 +45,7 @@ class WaitingStatistics(CallStatistics):
 
 
 @attrs.define(eq=False, kw_only=True)
-class Waiting(Generic[ItemT, ResultT]):
+class WaitingRequest(Generic[ItemT, ResultT]):
     """A request that waits, or that the model works on.
 
     Attributes:
@@ -67,7 +67,7 @@ class Waiting(Generic[ItemT, ResultT]):
         return self.has_begun
 
 
-EntryT = TypeVar("EntryT", bound=Waiting[Any, Any])
+EntryT = TypeVar("EntryT", bound=WaitingRequest[Any, Any])
 
 
 @enable_ki_protection

@@ -38,7 +38,7 @@ from ..backends.base.contract.program_definition import (
 )
 from ..backends.base.kit.ranks import MEETING
 from ..devices import AccelRef, LibraryActor, Operation, OwnSupervision, Planned, Planner
-from ._method import SEVERAL, Method
+from ._method import SEVERAL, ProgramMethod
 from ._opened import Opened, StateArray
 from ._progress import chosen_progress
 
@@ -97,7 +97,7 @@ _MOST_KEYS = 256
 
 
 @attrs.frozen
-class Result:
+class CallResult:
     """The report of a call about its result.
 
     Attributes:
@@ -109,7 +109,7 @@ class Result:
     arrays: list[tuple[str, list[int]]] | None
 
     @classmethod
-    def read(cls, text: bytes) -> Result:
+    def read(cls, text: bytes) -> CallResult:
         """Read the report from a program's host."""
         return cls(*tree_of(text.decode(errors="surrogatepass")))
 
@@ -125,7 +125,7 @@ class Returned:
         keys: The keys under which such calls are expected.
     """
 
-    result: Result | int
+    result: CallResult | int
     expected: Sequence[AccelRef]
     keys: tuple[object, ...]
 
@@ -212,7 +212,7 @@ class MethodCall(_ProgramMessage):
         item: The numbers of the stream and of the requested item, for a method that yields.
     """
 
-    method: Method
+    method: ProgramMethod
     bound: inspect.BoundArguments
     opened: Opened
     state: Sequence[StateArray]
@@ -325,7 +325,7 @@ class MethodCall(_ProgramMessage):
 
 @attrs.define(eq=False, slots=False)
 class TellResult(_ProgramMessage):
-    """The `Result` of a call, if it was too long for the reply."""
+    """The `CallResult` of a call, if it was too long for the reply."""
 
     slot: int
     nbytes: int
@@ -334,7 +334,7 @@ class TellResult(_ProgramMessage):
         """Name the words."""
         words = planner.status(-(-self.nbytes // 4))
         text = words.view(np.uint8)[: self.nbytes]
-        return Planned(ProgramResult(self.slot, words), finish=lambda: Result.read(text.tobytes()))
+        return Planned(ProgramResult(self.slot, words), finish=lambda: CallResult.read(text.tobytes()))
 
 
 @attrs.define(eq=False, slots=False)
@@ -350,10 +350,10 @@ class Fetch(_ProgramMessage):
         return Planned(ProgramFetch(self.slot, tuple([output.spec for output in outputs])), outputs)
 
 
-def _read(words: Any) -> Result | int:
+def _read(words: Any) -> CallResult | int:
     """Read the report of a call; the length of the text if it did not fit, and 0 at the end of a stream."""
     length, text = int(words[0]), words[1:].view(np.uint8)
-    return Result.read(text[:length].tobytes()) if 0 < length <= text.size else length
+    return CallResult.read(text[:length].tobytes()) if 0 < length <= text.size else length
 
 
 def call_tree(signature: inspect.Signature, trees: dict[str, Tree]) -> list[Tree]:
@@ -382,7 +382,7 @@ def arrays_in(
     return flatten(where, value, leaf, packed, depth=depth), found
 
 
-def _declared(where: str, method: Method, bound: inspect.BoundArguments) -> object:
+def _declared(where: str, method: ProgramMethod, bound: inspect.BoundArguments) -> object:
     assert method.out is not None
     try:
         return method.out(*bound.args, **bound.kwargs)

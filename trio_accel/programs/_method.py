@@ -53,7 +53,7 @@ class _Effects(TypedDict, total=False):
     enqueues: bool
     idempotent: bool
     resumes: Resumes
-    ahead: int
+    prefetch: int
 
 
 @overload
@@ -68,7 +68,7 @@ def method(
     enqueues: bool = False,
     idempotent: bool = False,
     resumes: Resumes = False,
-    ahead: int = 1,
+    prefetch: int = 1,
 ) -> Callable[[Any], Any]:
     """Declare the outputs and effects of a program's method, or of a function.
 
@@ -105,7 +105,7 @@ def method(
         resumes: Whether a method that yields continues after a loss: it is called again, and its parameter
             `resume` gets the list of the items yielded so far, or with ``"count"`` their number. It yields
             the following items. Such a method must not change arrays, or be idempotent.
-        ahead: The maximum number of unread items of a method that yields.
+        prefetch: The maximum number of unread items of a method that yields.
 
     Raises:
         TypeError: An argument is of another type.
@@ -132,10 +132,10 @@ def method(
             "method: a method that updates arrays resumes only if it is idempotent, as a loss damages them; "
             "write idempotent=True if what it writes depends on nothing that it writes"
         )
-    if not isinstance(cast("object", ahead), int) or ahead < 1:
-        raise ValueError(f"method: ahead must be an integer from 1, got {ahead!r}")
+    if not isinstance(cast("object", prefetch), int) or prefetch < 1:
+        raise ValueError(f"method: prefetch must be an integer from 1, got {prefetch!r}")
     classes = _check_refuses(refuses, () if idempotent else updates)
-    declared = {"out": out, "idempotent": idempotent, "resumes": resumes, "ahead": ahead}
+    declared = {"out": out, "idempotent": idempotent, "resumes": resumes, "prefetch": prefetch}
 
     def declare(function: FunctionT) -> FunctionT:
         setattr(function, _DECLARED, declared)
@@ -166,7 +166,7 @@ def _check_refuses(refuses: Sequence[object], updates: Sequence[str]) -> tuple[t
 
 
 @attrs.frozen(eq=False)
-class Method:
+class ProgramMethod:
     """A method of a program, or a function.
 
     Attributes:
@@ -181,7 +181,7 @@ class Method:
         idempotent: Whether a call that updates may run again.
         yields: Whether it yields items.
         resumes: The form of its `resume` argument after a loss.
-        ahead: The maximum number of unread items.
+        prefetch: The maximum number of unread items.
     """
 
     name: str
@@ -195,7 +195,7 @@ class Method:
     idempotent: bool
     yields: bool
     resumes: Resumes
-    ahead: int
+    prefetch: int
 
     @property
     def changes(self) -> bool:
@@ -203,7 +203,7 @@ class Method:
         return bool(self.updates or self.state) and not self.idempotent
 
 
-def find_method(cls: type[object], given: object) -> Method:
+def find_method(cls: type[object], given: object) -> ProgramMethod:
     """Find a method of a program's class.
 
     Args:
@@ -264,7 +264,7 @@ def state_of(cls: type[object]) -> frozenset[str]:
     return frozenset[str]().union(*[find_method(cls, name).state for name in declared])
 
 
-def describe_function(function: Callable[..., Any]) -> Method:
+def describe_function(function: Callable[..., Any]) -> ProgramMethod:
     """Describe a function that is used as a program.
 
     Raises:
@@ -280,7 +280,7 @@ def _describe(
     where: str,
     parameters: Any,
     constructor: Mapping[str, object],
-) -> Method:
+) -> ProgramMethod:
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         raise TypeError(
             f"{where} is async, and it runs in a thread of the device: write `def`, without await"
@@ -315,7 +315,7 @@ def _describe(
                 f"{nearest(f'self.{plain}' if f'self.{plain}' in there else declared_name, there)}"
             )
         names.add(plain)
-    return Method(
+    return ProgramMethod(
         name,
         where,
         signature,
@@ -327,7 +327,7 @@ def _describe(
         declared.get("idempotent", False),
         yields,
         resumes,
-        declared.get("ahead", 1),
+        declared.get("prefetch", 1),
     )
 
 

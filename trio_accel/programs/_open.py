@@ -19,7 +19,7 @@ from ..backends.base.contract.program_definition import ProgramDefinition, build
 from ..devices import AccelRef, Device, check_device, opened, shown
 from ..devices.base._library_paths import why_not_found
 from ._messages import PATH, ProgramActor, Ready, arrays_in, call_tree, message_class
-from ._method import Method, PlainT, describe_function, state_of
+from ._method import PlainT, ProgramMethod, describe_function, state_of
 from ._opened import Anew, Opened, StateArray
 from ._program import FunctionProgram, OpenProgram, Program
 
@@ -38,7 +38,7 @@ class ProgramOpening(NotAwaited, Generic[ProgramT_co]):
 
     what_to_do = "the program is not open yet: async with ta.open_program(...) as program"
 
-    def __init__(self, plan: Plan, make: Callable[[Opened], ProgramT_co]) -> None:
+    def __init__(self, plan: ProgramPlan, make: Callable[[Opened], ProgramT_co]) -> None:
         self._plan = plan
         self._make = make
         self._program: OpenProgram | None = None
@@ -59,7 +59,7 @@ class ProgramOpening(NotAwaited, Generic[ProgramT_co]):
         return self._make(await self._plan.open())
 
 
-class _Options(TypedDict, total=False):
+class _FunctionOptions(TypedDict, total=False):
     """The options of a function, without the arguments of a constructor."""
 
     name: str | None
@@ -80,15 +80,15 @@ def open_program(  # type: ignore[overload-overlap]  # a class is also a callabl
 ) -> ProgramOpening[Program[T]]: ...
 @overload
 def open_program(
-    device: Device, program: Callable[P, PlainT], /, **options: Unpack[_Options]
+    device: Device, program: Callable[P, PlainT], /, **options: Unpack[_FunctionOptions]
 ) -> ProgramOpening[FunctionProgram[P, PlainT]]: ...
 @overload
 def open_program(
-    device: Device, program: Callable[P, npt.NDArray[Any]], /, **options: Unpack[_Options]
+    device: Device, program: Callable[P, npt.NDArray[Any]], /, **options: Unpack[_FunctionOptions]
 ) -> ProgramOpening[FunctionProgram[P, AccelRef]]: ...
 @overload
 def open_program(
-    device: Device, program: Callable[P, Any], /, **options: Unpack[_Options]
+    device: Device, program: Callable[P, Any], /, **options: Unpack[_FunctionOptions]
 ) -> ProgramOpening[FunctionProgram[P, Any]]: ...
 def open_program(
     device: Device,
@@ -129,13 +129,13 @@ def open_program(
         NotSupportedError: The backend does not run programs.
         Exception: The error of the constructor or `warm_up`, with a note that names it.
     """
-    plan = Plan(device, program, args, kwargs, name, intensity, backoff)
+    plan = ProgramPlan(device, program, args, kwargs, name, intensity, backoff)
     make: Any = Program if isinstance(program, type) else FunctionProgram
     return ProgramOpening(plan, make)
 
 
 @attrs.define(eq=False, repr=False)
-class Plan:
+class ProgramPlan:
     """A program to open; see `open_program` for its arguments."""
 
     _device: Device
@@ -423,7 +423,7 @@ async def run(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any
 class _Run(FunctionProgram[..., Any]):
     """A function opened by `run`: the caller gets all its errors."""
 
-    def _find(self, given: object) -> Method:
+    def _find(self, given: object) -> ProgramMethod:
         method = super()._find(given)
         return attrs.evolve(method, refuses=(*method.refuses, Exception))
 
@@ -445,7 +445,9 @@ class _Functions:
             await event.wait()
             if function in self.kept:
                 return self.kept[function]
-        plan = Plan(self._device, function, (), {}, None, _ALWAYS, _AT_ONCE, asked_by="run", refuses_all=True)
+        plan = ProgramPlan(
+            self._device, function, (), {}, None, _ALWAYS, _AT_ONCE, asked_by="run", refuses_all=True
+        )
         event = self._opening[function] = trio.Event()
         try:
             idle = [other for other, program in self.kept.items() if not program.is_asking]

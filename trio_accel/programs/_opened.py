@@ -10,7 +10,7 @@ import attrs
 
 from ..backends.base import ContextLostError, LibraryError, Refused
 from ..devices import AccelRef, Device
-from ._method import Method
+from ._method import ProgramMethod
 
 
 @attrs.frozen(eq=False)
@@ -85,7 +85,7 @@ async def never(args: Sequence[object], kwargs: Mapping[str, object]) -> Anew:
     raise AssertionError  # pragma: no cover  # a closed program is not made again
 
 
-def own_error(refused: Refused, method: Method) -> Exception:
+def own_error(refused: Refused, method: ProgramMethod) -> Exception:
     """Return the error by which a method has refused a request, of the class that the method declares."""
     cause, refused.__cause__ = refused.__cause__, None
     if refused.code not in range(len(method.refuses)):
@@ -111,7 +111,7 @@ def own_error(refused: Refused, method: Method) -> Exception:
     return error
 
 
-def lost(method: Method, error: LibraryError) -> ContextLostError:
+def lost(method: ProgramMethod, error: LibraryError) -> ContextLostError:
     advice = "make the arrays that it changes again, then ask again" if method.changes else "ask again"
     return ContextLostError(
         f"the result of {method.where} was lost: the program was made again before it was fetched; {advice}",

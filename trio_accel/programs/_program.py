@@ -32,16 +32,16 @@ from ..backends.base.kit.programs import INSTANCE_LOST
 from ..devices import AccelRef, Device, Operation, RecoveryCost, opened, refuse_recording
 from ..devices.base._progress import chosen_listener
 from ._messages import (
+    CallResult,
     Expectations,
     Fetch,
     MethodCall,
     ProgramActor,
-    Result,
     Returned,
     TellResult,
     message_class,
 )
-from ._method import Method, PlainT, describe_function, find_method
+from ._method import PlainT, ProgramMethod, describe_function, find_method
 from ._opened import Anew, Opened, StateArray, lost, never, own_error
 from ._progress import chosen_callback, heard
 from ._streams import END, Items, ItemStream, bind_items
@@ -89,7 +89,7 @@ class OpenProgram:
         self._is_closed = False
         # The generation in which a call was refused because the program has ended for good.
         self._ended: int | None = None
-        self._methods: dict[object, tuple[Method, Sequence[StateArray]]] = {}
+        self._methods: dict[object, tuple[ProgramMethod, Sequence[StateArray]]] = {}
         self._slots = itertools.count()
         self._expectations = Expectations()
         # Slots of unwanted results.
@@ -260,7 +260,7 @@ class OpenProgram:
         call = make(opened.library, method, bound, opened, state, out)
         return await self._counted(method, partial(self.device.ask, call))
 
-    async def _counted(self, method: Method, ask: Callable[[], Awaitable[Any]]) -> Any:
+    async def _counted(self, method: ProgramMethod, ask: Callable[[], Awaitable[Any]]) -> Any:
         """Run a call that blocks resets, and convert its errors to the errors of the method."""
         self._asking += 1
         try:
@@ -277,7 +277,7 @@ class OpenProgram:
             if not self._asking:
                 self._idle.set()
 
-    async def _ask_unknown(self, method: Method, state: Sequence[StateArray], bound: Any) -> Any:
+    async def _ask_unknown(self, method: ProgramMethod, state: Sequence[StateArray], bound: Any) -> Any:
         """Call a method, and fetch its result, unless the reply already has it."""
         for number in itertools.count():
             generation = self.device.generation
@@ -296,7 +296,11 @@ class OpenProgram:
         raise AssertionError  # pragma: no cover  # the loop has no end
 
     async def _ask_once(
-        self, method: Method, state: Sequence[StateArray], bound: Any, item: tuple[int, int] | None = None
+        self,
+        method: ProgramMethod,
+        state: Sequence[StateArray],
+        bound: Any,
+        item: tuple[int, int] | None = None,
     ) -> Any:
         slot, forget = next(self._slots), tuple(itertools.islice(self._left, _MOST_FORGOTTEN))
         make, opened = message_class(MethodCall, method.where), self._opened
@@ -346,11 +350,11 @@ class OpenProgram:
             self._left.add(number)
             self._held[number] = bound
 
-    async def _fetch(self, method: Method, slot: int, returned: Returned) -> Any:
+    async def _fetch(self, method: ProgramMethod, slot: int, returned: Returned) -> Any:
         library, found = self._opened.library, returned.result
         if isinstance(found, int):
             message = message_class(TellResult, f"{method.where}.result")
-            found = cast("Result", await self.device.ask(message(library, slot, found)))
+            found = cast("CallResult", await self.device.ask(message(library, slot, found)))
             self._left.add(slot)
         if found.arrays is None:
             return build(found.tree, returned.expected)
@@ -362,7 +366,7 @@ class OpenProgram:
             self._left.discard(slot)
         return build(found.tree, arrays)
 
-    def _method(self, given: object) -> tuple[Method, Sequence[StateArray]]:
+    def _method(self, given: object) -> tuple[ProgramMethod, Sequence[StateArray]]:
         self._check_open()
         known = self._methods.get(given) if isinstance(given, Hashable) else None
         if known is None:
@@ -370,7 +374,7 @@ class OpenProgram:
             known = self._methods[given] = method, _one_of_each_block(self._opened.state, method)
         return known
 
-    def _find(self, given: object) -> Method:
+    def _find(self, given: object) -> ProgramMethod:
         raise NotImplementedError
 
 
@@ -445,7 +449,7 @@ class Program(OpenProgram, Generic[T]):
         ``async with program.stream(Model.generate, prompt) as tokens: async for token in tokens: ...``
 
         Each item is an operation, and its result follows the rules of `ask`. Other calls may be served
-        between two items. At most `ahead` items are unread (see `method`), so a slow reader delays the
+        between two items. At most `prefetch` items are unread (see `method`), so a slow reader delays the
         method. At the end of the block the generator is closed, between two items: code that runs then sees
         `is_cancelled`, and its ``finally`` runs. A deadline ends it the same way. The arrays among the
         arguments live until then. A thread-local setting must not span a ``yield``.
@@ -504,7 +508,7 @@ class Program(OpenProgram, Generic[T]):
         """The class of the operations that call a method: `trio_accel.testing.inject_fault` takes it."""
         return message_class(MethodCall, self._find(method).where)
 
-    def _find(self, given: object) -> Method:
+    def _find(self, given: object) -> ProgramMethod:
         return find_method(cast("type[object]", self._opened.target), given)
 
     if not TYPE_CHECKING:  # a type checker would find every attribute with it
@@ -537,7 +541,7 @@ class FunctionProgram(OpenProgram, Generic[P, ReplyT_co]):
         """Return the class of the operations that call it: `trio_accel.testing.inject_fault` takes it."""
         return message_class(MethodCall, self._find(None).where)
 
-    def _find(self, given: object) -> Method:
+    def _find(self, given: object) -> ProgramMethod:
         return describe_function(self._opened.target)
 
 
@@ -547,7 +551,7 @@ async def _end(opened: Opened) -> None:
         await opened.device.close_library(opened.library)
 
 
-def _one_of_each_block(state: Sequence[StateArray], method: Method) -> Sequence[StateArray]:
+def _one_of_each_block(state: Sequence[StateArray], method: ProgramMethod) -> Sequence[StateArray]:
     """Return the arrays that a method changes, and one array of each other block, for order and memory."""
     changed = [array for array in state if array.parameter in method.state]
     seen = {array.ref.block for array in changed}

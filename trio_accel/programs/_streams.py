@@ -17,7 +17,7 @@ from ..backends.base import AccelError, ContextLostError
 from ..backends.base.contract.program_definition import build
 from ..devices import AccelRef, Device, ProgressReport, track_progress
 from ._messages import arrays_in
-from ._method import SEVERAL, Method
+from ._method import SEVERAL, ProgramMethod
 
 __all__ = ["ItemStream"]
 
@@ -80,7 +80,7 @@ class Items:
         leave: Called with the number and the arguments of a generator that could not be closed in time.
     """
 
-    _method: Method
+    _method: ProgramMethod
     _bound: inspect.BoundArguments
     _device: Device
     _next_number: Callable[[], int]
@@ -94,7 +94,7 @@ class Items:
     @opens("the stream is not open yet: async with program.stream(...) as items: async for item in items")
     async def open(self) -> AsyncGenerator[ItemStream[Any]]:
         """Make items concurrently with the block, in advance; close the generator at the end."""
-        send, receive = trio.open_memory_channel[Any](self._method.ahead - 1)
+        send, receive = trio.open_memory_channel[Any](self._method.prefetch - 1)
         failures: list[Exception] = []
         has_failed = True
         try:
@@ -180,7 +180,7 @@ class Items:
 
 
 def bind_items(
-    method: Method, args: Sequence[object], kwargs: Mapping[str, object]
+    method: ProgramMethod, args: Sequence[object], kwargs: Mapping[str, object]
 ) -> inspect.BoundArguments:
     """Assign the arguments of a stream to its parameters.
 

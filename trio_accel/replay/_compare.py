@@ -46,7 +46,7 @@ class Difference:
         step: The number of the step in its chain, from 1; 0 for a comparison of the whole operation.
         argument: The array.
         elements: The number of elements that differ.
-        of: The number of elements in the array.
+        size: The number of elements in the array.
         ulps: The maximum difference in units in the last place; None if the elements are not comparable
             numbers.
         index: The index of the first element that differs.
@@ -57,7 +57,7 @@ class Difference:
     step: int
     argument: str
     elements: int
-    of: int
+    size: int
     ulps: int | None
     index: tuple[int, ...]
 
@@ -65,7 +65,7 @@ class Difference:
         by = "" if self.ulps is None else f", by {self.ulps} ulp at most"
         at = f", first at {list(self.index)}" if self.index else ""
         where = f"operation {self.number}, {self.operation}" if self.number else f"mark {self.operation!r}"
-        return f"{where}: {self.elements} of {self.of} elements differ in {self.argument}{at}{by}"
+        return f"{where}: {self.elements} of {self.size} elements differ in {self.argument}{at}{by}"
 
 
 def difference(
@@ -81,7 +81,7 @@ def difference(
     """Compare two arrays; None if they are equal by bits, or within a tolerance."""
     told: dict[str, Any] = {"number": number, "operation": operation, "step": step, "argument": argument}
     if reference.shape != other.shape or reference.dtype != other.dtype:
-        return Difference(**told, elements=other.size, of=reference.size, ulps=None, index=())
+        return Difference(**told, elements=other.size, size=reference.size, ulps=None, index=())
     if tolerance is None:
         differs = _bits(reference) != _bits(other)
     else:
@@ -94,7 +94,7 @@ def difference(
         return None
     first = np.unravel_index(int(np.argmax(differs)), differs.shape) if differs.ndim else ()
     index = tuple(map(int, first))
-    return Difference(**told, elements=count, of=reference.size, ulps=_ulps(reference, other), index=index)
+    return Difference(**told, elements=count, size=reference.size, ulps=_ulps(reference, other), index=index)
 
 
 def _bits(array: HostArray) -> npt.NDArray[Any]:

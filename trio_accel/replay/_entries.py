@@ -245,7 +245,7 @@ class Decoded:
 
 
 @attrs.define(eq=False)
-class Asked:
+class LaunchEntry:
     """An entry of a launch.
 
     Attributes:
@@ -323,7 +323,7 @@ class Again(Operation[Any, "Again"]):
     library = ""
     not_recorded = "a replay is not recorded by a graph"
 
-    def __init__(self, entry: Asked, blocks: Blocks) -> None:
+    def __init__(self, entry: LaunchEntry, blocks: Blocks) -> None:
         self.entry, self._decoded, self._blocks = entry, entry.decoded, blocks
         self.results: list[HostArray] = []
         self.spec: OperationSpec | None = None

@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeAlias
 
 from ..backends.base import AccelError
 
-__all__ = ["FileJournal", "Journal", "JournalError", "MemoryJournal", "SqliteJournal"]
+__all__ = ["FileJournal", "JournalError", "MemoryJournal", "RecordingJournal", "SqliteJournal"]
 
 FORMAT = 1
 """Number of the format of entries."""
@@ -38,7 +38,7 @@ class JournalError(AccelError):
     """A journal cannot be written, or contains something else than a recording."""
 
 
-class Journal(Protocol):
+class RecordingJournal(Protocol):
     """Stores the entries of a recording, in order."""
 
     def append(self, entry: bytes, /) -> None:
@@ -60,11 +60,11 @@ class MemoryJournal:
         self._entries: list[bytes] = []
 
     def append(self, entry: bytes, /) -> None:
-        """See `Journal.append`."""
+        """See `RecordingJournal.append`."""
         self._entries.append(entry)
 
     def entries(self) -> Iterator[bytes]:
-        """See `Journal.entries`."""
+        """See `RecordingJournal.entries`."""
         return iter(tuple(self._entries))
 
 
@@ -87,7 +87,7 @@ class FileJournal:
             os.close(self._descriptor)
 
     def append(self, entry: bytes, /) -> None:
-        """See `Journal.append`.
+        """See `RecordingJournal.append`.
 
         Raises:
             OSError: The file cannot be written.
@@ -103,7 +103,7 @@ class FileJournal:
         self._write(_FRAME.pack(len(entry), zlib.crc32(entry)) + entry)
 
     def entries(self) -> Iterator[bytes]:
-        """See `Journal.entries`.
+        """See `RecordingJournal.entries`.
 
         Raises:
             JournalError: The file is not a journal.
@@ -169,7 +169,7 @@ class SqliteJournal:
             self._database.close()
 
     def append(self, entry: bytes, /) -> None:
-        """See `Journal.append`.
+        """See `RecordingJournal.append`.
 
         Raises:
             sqlite3.Error: The database cannot be written.
@@ -177,7 +177,7 @@ class SqliteJournal:
         self._database.execute("insert into entries (entry) values (?)", (entry,))
 
     def entries(self) -> Iterator[bytes]:
-        """See `Journal.entries`."""
+        """See `RecordingJournal.entries`."""
         for (entry,) in self._database.execute("select entry from entries order by number"):
             yield entry
 
@@ -249,7 +249,7 @@ def unpack(entry: bytes) -> Entry:
     return plain
 
 
-def read(journal: Journal) -> list[Entry]:
+def read(journal: RecordingJournal) -> list[Entry]:
     """Read a journal.
 
     Raises:

@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 import attrs
 
 from ..backends.base.contract.program_definition import ProgramDefinition
-from ._entries import NEVER_DONE, Again, Asked, Decoded
-from ._journal import Entry, Journal, JournalError, read
+from ._entries import NEVER_DONE, Again, Decoded, LaunchEntry
+from ._journal import Entry, JournalError, RecordingJournal, read
 
 __all__ = ["listing"]
 
@@ -45,7 +45,7 @@ class Outside:
     name: str
 
 
-Steps: TypeAlias = "list[Asked | Mark | Outside]"
+Steps: TypeAlias = "list[LaunchEntry | Mark | Outside]"
 
 
 @attrs.define(eq=False)
@@ -64,7 +64,7 @@ class Loaded:
     modules: Mapping[str, str]
     over: Mapping[int, Sequence[int]]
 
-    def until(self, last: int | None) -> Iterator[Asked | Mark | Outside]:
+    def until(self, last: int | None) -> Iterator[LaunchEntry | Mark | Outside]:
         """Yield the steps up to a launch."""
         for step in self.steps:
             if last is not None and not isinstance(step, Mark) and step.number > last:
@@ -83,7 +83,7 @@ class _Reader:
         self._steps: Steps = []
         self._environment: Mapping[str, str] = {}
         self._modules: dict[str, str] = {}
-        self._asked: dict[int, Asked] = {}
+        self._asked: dict[int, LaunchEntry] = {}
         self._contents: list[tuple[int, int, int, Any]] = []
 
     def take(self, entry: Entry) -> None:
@@ -108,7 +108,7 @@ class _Reader:
 
     def _on_launch(self, number: int, name: str, library: str, *values: Any) -> None:
         number += self._before
-        launch = self._asked[number] = Asked(self._decoded, number, name, library, *values)
+        launch = self._asked[number] = LaunchEntry(self._decoded, number, name, library, *values)
         is_plain = (type(number), type(name), type(library)) == (int, str, str)
         if not is_plain or any(type(part) is not tuple for part in values):
             raise JournalError(f"operation {number!r:.20} of the journal cannot be read: {launch!r:.200}")
@@ -158,7 +158,7 @@ class _Reader:
                 used = {value[2] for value in step.values}
             else:
                 number = step.number
-                used = step.blocks | _of_program(step) if isinstance(step, Asked) else set[int]()
+                used = step.blocks | _of_program(step) if isinstance(step, LaunchEntry) else set[int]()
             last.update(dict.fromkeys(used, number))
         over: dict[int, list[int]] = {}
         for block, at in last.items():
@@ -166,7 +166,7 @@ class _Reader:
         return over
 
 
-def _of_program(step: Asked) -> set[int]:
+def _of_program(step: LaunchEntry) -> set[int]:
     if not step.is_of_program:
         return set()
     return {array.block for array in ProgramDefinition.decode(step.library.partition("?")[2]).arrays}
@@ -180,7 +180,7 @@ def _check(loaded: Loaded) -> None:
     """
     blocks: dict[int, Any] = {}
     for step in loaded.steps:
-        if not isinstance(step, Asked):
+        if not isinstance(step, LaunchEntry):
             continue
         is_done = step.failure is None or step.failure[0] not in NEVER_DONE
         made = [(block, nbytes) for block, (nbytes, _) in step.contents.items()]
@@ -191,7 +191,7 @@ def _check(loaded: Loaded) -> None:
             Again(step, blocks).check()
 
 
-def listing(journal: Journal) -> Iterator[str]:
+def listing(journal: RecordingJournal) -> Iterator[str]:
     """Yield a line for each operation of a journal, with its failure, and for each mark. Nothing of it runs.
 
     Args:
@@ -215,7 +215,7 @@ def listing(journal: Journal) -> Iterator[str]:
     yield from lines
 
 
-def load(journal: Journal, *, programs: bool) -> Loaded:
+def load(journal: RecordingJournal, *, programs: bool) -> Loaded:
     """Read a journal, and refuse what must not run, before anything runs.
 
     Raises:

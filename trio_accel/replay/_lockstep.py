@@ -25,8 +25,8 @@ from ..devices import Device
 from ..devices.operations._blocks import Block
 from ._bare import MEMORY, Bare, NewBlock, read_block, write_block
 from ._compare import Tolerance, difference
-from ._entries import Again, Asked
-from ._journal import Entry, Journal, JournalError
+from ._entries import Again, LaunchEntry
+from ._journal import Entry, JournalError, RecordingJournal
 from ._load import Mark, Outside, load
 from ._replay import Player, changes_of, compare_filled, compare_mark, name_of, once, viewed
 from ._report import Failure, Report, Skipped, note
@@ -60,7 +60,7 @@ def _results(spec: Any) -> list[tuple[str, ArraySpec]]:
 class _Chain:
     """A chain that is replayed step by step on one device."""
 
-    def __init__(self, asked: Asked, player: Player) -> None:
+    def __init__(self, asked: LaunchEntry, player: Player) -> None:
         self.nodes: Sequence[GraphNode] = ()
         self._asked, self._player = asked, player
         self._again = Again(asked, player.blocks)
@@ -101,14 +101,14 @@ class _Chain:
 
 
 async def lockstep(
-    journal: Journal,
+    journal: RecordingJournal,
     reference: Device,
     candidate: Device,
     *,
-    alone: bool = True,
+    isolated: bool = True,
     steps: bool = True,
     programs: bool = False,
-    most: int = 1,
+    max_differences: int = 1,
     until: int | None = None,
     tolerance: Tolerance | None = None,
 ) -> Report:
@@ -121,11 +121,11 @@ async def lockstep(
         journal: The journal.
         reference: A device.
         candidate: Another device, of any backend.
-        alone: Whether the candidate continues with the reference's numbers, so that no difference is
+        isolated: Whether the candidate continues with the reference's numbers, so that no difference is
             inherited.
         steps: Whether chains are compared step by step, because a later step may hide a difference.
         programs: See `replay`.
-        most: The number of differences that ends the comparison.
+        max_differences: The number of differences that ends the comparison.
         until: The last operation.
         tolerance: See `replay`.
 
@@ -138,7 +138,7 @@ async def lockstep(
     loaded, report, began = load(journal, programs=programs), Report(), time.perf_counter()
     report.environment = changes_of(loaded, candidate)
     players = Player(loaded, reference), Player(loaded, candidate)
-    pair = _Lockstep(players, report, tolerance, alone)
+    pair = _Lockstep(players, report, tolerance, isolated)
     try:
         for step in loaded.until(until):
             if isinstance(step, Mark):
@@ -152,8 +152,8 @@ async def lockstep(
                 await pair.chain(step)
             else:
                 await pair.launch(step)
-            if len(report.differences) >= most:
-                del report.differences[most:]
+            if len(report.differences) >= max_differences:
+                del report.differences[max_differences:]
                 break
     finally:
         for player in players:
@@ -162,7 +162,7 @@ async def lockstep(
     return report
 
 
-def _is_chain(step: Asked) -> bool:
+def _is_chain(step: LaunchEntry) -> bool:
     return str(step.spec[0]).rpartition(":")[2] in ("ChainSpec", "GraphSpec") and step.failure is None
 
 
@@ -174,15 +174,15 @@ class _Lockstep:
         players: The devices.
         report: The differences.
         tolerance: The tolerance between elements.
-        alone: Whether the second device continues with the numbers of the first.
+        isolated: Whether the second device continues with the numbers of the first.
     """
 
     players: tuple[Player, Player]
     report: Report
     tolerance: Tolerance | None
-    alone: bool
+    isolated: bool
 
-    async def launch(self, step: Asked) -> None:
+    async def launch(self, step: LaunchEntry) -> None:
         """Run a launch as a whole."""
         report, other = self.report, Report()
         ours, theirs = await once(step, self.players[0], report), await once(step, self.players[1], other)
@@ -198,7 +198,7 @@ class _Lockstep:
         compare_filled(step, ours.spec, ours.results, theirs.results, report, self.tolerance)
         await self._compare(step, _results(ours.spec), _results(theirs.spec))
 
-    async def chain(self, step: Asked) -> None:
+    async def chain(self, step: LaunchEntry) -> None:
         """Run a chain step by step."""
         report = self.report
         if why := max([await player.give(step) for player in self.players]):
@@ -225,7 +225,7 @@ class _Lockstep:
 
     async def _compare(
         self,
-        step: Asked,
+        step: LaunchEntry,
         ours: list[tuple[str, ArraySpec]],
         theirs: list[tuple[str, ArraySpec]],
         *,
@@ -251,5 +251,5 @@ class _Lockstep:
                 step=at,
             )
             note(self.report, found)
-            if self.alone and not np.array_equal(left, right):
+            if self.isolated and not np.array_equal(left, right):
                 await other.ask(write_block(block, left))

@@ -45,7 +45,7 @@ from ..devices.operations._pending import Pending
 from ._bare import read_block
 from ._entries import NEVER_DONE, PACKAGE, PROGRAMS, Recipes, plain_array, plain_launch, status_words
 from ._environment import environment
-from ._journal import FORMAT, PROTOCOL, Entry, Journal, JournalError
+from ._journal import FORMAT, PROTOCOL, Entry, JournalError, RecordingJournal
 
 __all__ = ["Recording", "record"]
 
@@ -56,7 +56,7 @@ class _UnwrittenError(Exception):
     """The journal of a recorder lacks contents, which a hook must not wait for."""
 
     def __init__(
-        self, recorder: _Recorder, blocks: Sequence[Block] = (), arrays: Sequence[HostArray] = ()
+        self, recorder: _DeviceRecorder, blocks: Sequence[Block] = (), arrays: Sequence[HostArray] = ()
     ) -> None:
         super().__init__()
         self.recorder, self.blocks, self.arrays = recorder, blocks, arrays
@@ -79,7 +79,7 @@ class _Ask:
         is_submitted: Whether it was submitted.
     """
 
-    recorder: _Recorder
+    recorder: _DeviceRecorder
     outer: _Ask | None = None
     number: int = 0
     outputs: Sequence[Block] = ()
@@ -102,7 +102,7 @@ class Recording:
         nbytes: Bytes of the entries.
     """
 
-    def __init__(self, recorder: _Recorder) -> None:
+    def __init__(self, recorder: _DeviceRecorder) -> None:
         self._recorder = recorder
         self.operations: int = 0
         self.nbytes: int = 0
@@ -131,8 +131,8 @@ class Recording:
         await self._recorder.mark(label, arrays)
 
 
-class _Recorder:
-    def __init__(self, device: Any, journal: Journal, *, contents: bool) -> None:
+class _DeviceRecorder:
+    def __init__(self, device: Any, journal: RecordingJournal, *, contents: bool) -> None:
         self.device = device
         self.recording = Recording(self)
         self._journal, self._contents = journal, contents
@@ -475,7 +475,7 @@ def module_digest(module: str) -> str:
 
 @asynccontextmanager
 async def record(
-    device: Device, journal: Journal, *, contents: bool = True
+    device: Device, journal: RecordingJournal, *, contents: bool = True
 ) -> AsyncGenerator[Recording, None]:
     """Record the operations of a device inside the block.
 
@@ -495,7 +495,7 @@ async def record(
     Raises:
         JournalError: The journal cannot be written. An operation that cannot be recorded is not launched.
     """
-    recorder = _Recorder(opened(device), journal, contents=contents)
+    recorder = _DeviceRecorder(opened(device), journal, contents=contents)
     recorder.append(("header", FORMAT, environment(device), contents))
     with recorder.device.recorded(recorder):
         try:

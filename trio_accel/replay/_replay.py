@@ -19,9 +19,9 @@ from ..backends.base.contract.ops import (
 from ..devices import Device, opened
 from ._bare import NewBlock, read_block, write_block
 from ._compare import Tolerance, difference
-from ._entries import NEVER_DONE, Again, Asked, Blocks, check_inside
+from ._entries import NEVER_DONE, Again, Blocks, LaunchEntry, check_inside
 from ._environment import environment
-from ._journal import Journal, JournalError
+from ._journal import JournalError, RecordingJournal
 from ._load import Loaded, Mark, Outside, load
 from ._recorder import module_digest
 from ._report import Change, Failure, Report, Skipped, note
@@ -39,7 +39,7 @@ class Player:
         self._programs: set[str] = set()
         self._over: Sequence[int] = ()
 
-    async def give(self, asked: Asked) -> str:
+    async def give(self, asked: LaunchEntry) -> str:
         """Write contents that do not follow from the journal; return why the launch cannot run, if so."""
         for number, (nbytes, content) in asked.contents.items():
             known = self.blocks.get(number)
@@ -61,7 +61,7 @@ class Player:
         missing = [number for _, number in asked.uses if number not in self.blocks]
         return f"block {missing[0]} was made by an operation that was skipped" if missing else ""
 
-    async def ask(self, asked: Asked) -> Again:
+    async def ask(self, asked: LaunchEntry) -> Again:
         """Run a launch again."""
         again = Again(asked, self.blocks)
         if asked.is_of_program:
@@ -79,7 +79,7 @@ class Player:
         """Read a block."""
         return await self.device.ask(read_block(self.blocks[number]))
 
-    def begin(self, step: Asked | Outside) -> None:
+    def begin(self, step: LaunchEntry | Outside) -> None:
         """Drop blocks that are unused after the previous launch and the marks after it."""
         for number in self._over:
             self.blocks.pop(number, None)
@@ -105,7 +105,7 @@ def changes_of(loaded: Loaded, device: Device) -> list[Change]:
 
 
 async def replay(
-    journal: Journal,
+    journal: RecordingJournal,
     device: Device,
     *,
     programs: bool = False,
@@ -151,7 +151,7 @@ async def replay(
 
 
 def compare_filled(
-    step: Asked,
+    step: LaunchEntry,
     spec: OperationSpec,
     ours: Sequence[HostArray],
     theirs: Sequence[HostArray],
@@ -185,7 +185,7 @@ def _result_of_chain(spec: ChainSpec) -> ArraySpec | None:
     return found
 
 
-async def once(step: Asked, player: Player, report: Report) -> Again | None:
+async def once(step: LaunchEntry, player: Player, report: Report) -> Again | None:
     """Run a launch again; return None if it was skipped, or has failed."""
     failed = step.failure
     # Later operations need the contents read before an operation without effect.

@@ -18,12 +18,12 @@ class Skipped:
     Attributes:
         number: The number of the operation.
         operation: The name of the operation.
-        why: The reason.
+        reason: The reason.
     """
 
     number: int
     operation: str
-    why: str
+    reason: str
 
 
 @attrs.frozen
@@ -34,13 +34,13 @@ class Failure:
         number: The number of the operation.
         operation: The name of the operation.
         recorded: Class and text of the recorded error; empty if there was none.
-        found: The same for this run.
+        replayed: The same for this run.
     """
 
     number: int
     operation: str
     recorded: str
-    found: str
+    replayed: str
 
 
 @attrs.frozen
@@ -50,12 +50,12 @@ class Change:
     Attributes:
         name: The name of the property.
         recorded: Its recorded value.
-        found: Its value now.
+        replayed: Its value now.
     """
 
     name: str
     recorded: str
-    found: str
+    replayed: str
 
 
 @attrs.define(kw_only=True)
@@ -89,7 +89,7 @@ class Report:
 
     def __str__(self) -> str:
         lines = [f"first difference: {self.differences[0]}"] if self.differences else ["no difference"]
-        lines += [f"{one.name}: recorded {one.recorded}, here {one.found}" for one in self.environment]
+        lines += [f"{one.name}: recorded {one.recorded}, here {one.replayed}" for one in self.environment]
         lines.append(
             f"{self.operations} operations, {self.compared} arrays compared, {len(self.differences)} differ, "
             f"{len(self.failures)} operations ended otherwise, {len(self.skipped)} were skipped, in "
@@ -99,12 +99,12 @@ class Report:
         lines += [f"  differ: {count} of {name}" for name, count in counts.most_common()]
         lines += [
             f"  operation {one.number}, {one.operation}: recorded {one.recorded or 'no error'}, here "
-            f"{one.found or 'no error'}"
+            f"{one.replayed or 'no error'}"
             for one in self.failures
         ]
         for name, count in Counter(self.outside).items():
             lines.append(f"  from outside: {count} of {name}")
-        reasons = Counter((one.operation, one.why) for one in self.skipped)
+        reasons = Counter((one.operation, one.reason) for one in self.skipped)
         lines += [f"  skipped: {count} of {name}: {why}" for (name, why), count in reasons.most_common()]
         return "\n".join(lines)
 

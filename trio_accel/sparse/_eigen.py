@@ -24,7 +24,7 @@ from ._formats import CsrMatrix, SparseMatrix
 from ._iterations import (
     ConvergenceError,
     LinearMap,
-    Problem,
+    LinearProblem,
     check_bound,
     make,
     make_problem,
@@ -69,7 +69,7 @@ class _Lanczos:
         locked: Eigenvalues of the locked vectors.
     """
 
-    def __init__(self, problem: Problem, steps: int, k: int, which: _Which) -> None:
+    def __init__(self, problem: LinearProblem, steps: int, k: int, which: _Which) -> None:
         n = len(problem.b)
         self._problem, self._steps, self._k, self._which = problem, steps, k, which
         self._kept, self._most_kept = 0, min(k + (steps - k) // 2, steps - 1)
@@ -148,7 +148,7 @@ class _Lanczos:
             await self._multiply(problem, begin, stop)
         await problem.settle()
 
-    async def _multiply(self, problem: Problem, first: int, end: int) -> None:
+    async def _multiply(self, problem: LinearProblem, first: int, end: int) -> None:
         for step in range(first, end):
             w = await problem.multiply(self._basis[step])
             notes = self._h[0, step, : step + 1], self._h[1, step, : step + 1]
@@ -317,7 +317,7 @@ async def eigsh(
     return EigshResult(await problem.device.put(found.astype(values.dtype)), vectors)
 
 
-async def _find(lanczos: _Lanczos, problem: Problem, k: int, most: int, wanted: float) -> float:
+async def _find(lanczos: _Lanczos, problem: LinearProblem, k: int, most: int, wanted: float) -> float:
     """Lock `k` pairs, once a run that begins with random numbers finds no better one; returns the scale."""
     n, epsilon, scale = len(problem.b), float(np.finfo(problem.dtype.dtype).eps), 0.0
     rounds, is_fresh = 0, False
@@ -382,7 +382,7 @@ def _slack(limit: float, scale: float) -> float:
     return float(max(limit, 64 * np.finfo(np.asarray(limit).dtype).eps * scale))
 
 
-async def _problem(a: SparseMatrix | LinearMap, v0: Operand | None) -> Problem:
+async def _problem(a: SparseMatrix | LinearMap, v0: Operand | None) -> LinearProblem:
     if v0 is None:
         if not isinstance(a, SparseMatrix):
             raise TypeError(
@@ -399,7 +399,7 @@ async def _unit(a: SparseMatrix) -> float:
     return unit_of(float(await (await _LARGEST(a.data)).item()) if a.nnz else 0.0, a.dtype)
 
 
-async def _shifted(problem: Problem, sigma: Any, unit: float) -> CsrMatrix:
+async def _shifted(problem: LinearProblem, sigma: Any, unit: float) -> CsrMatrix:
     """Take a number from the diagonal of the matrix."""
     if callable(problem.a):
         raise TypeError("sparse.eigsh: A must be a sparse matrix if sigma is given, got a function")
@@ -413,7 +413,7 @@ async def _shifted(problem: Problem, sigma: Any, unit: float) -> CsrMatrix:
 
 
 async def _checked(
-    problem: Problem, vectors: list[AccelRef], values: HostArray, scale: float, wanted: float
+    problem: LinearProblem, vectors: list[AccelRef], values: HostArray, scale: float, wanted: float
 ) -> AccelRef:
     """Put vectors together as columns, and compute their residuals."""
     device, n = problem.device, len(problem.b)

@@ -12,7 +12,7 @@ from ..devices import AccelRef, Device, whole
 __all__ = ["BsrMatrix", "CooMatrix", "CscMatrix", "CsrMatrix", "SparseMatrix"]
 
 
-class _Arrays:
+class _SparseArrays:
     """The base of all formats. A matrix is as good as its arrays: operations look at these, see D26."""
 
     __slots__ = ()
@@ -59,7 +59,7 @@ class _Arrays:
 
 
 @attrs.frozen(eq=False, repr=False)
-class _Compressed(_Arrays):
+class _Compressed(_SparseArrays):
     """Fields of a format with pointers to where each row or column begins."""
 
     shape: tuple[int, int]
@@ -113,7 +113,7 @@ class CscMatrix(_Compressed):
 
 
 @attrs.frozen(eq=False, repr=False)
-class CooMatrix(_Arrays):
+class CooMatrix(_SparseArrays):
     """A sparse matrix on a device, as coordinates in any order. Made by `coo` and `tocoo`.
 
     Values of one place are added up.

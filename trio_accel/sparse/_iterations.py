@@ -98,7 +98,7 @@ class ConvergenceError(LinAlgError):
     x: AccelRef | None = attrs.field(default=None, kw_only=True, repr=False)
 
 
-class Method(Protocol):
+class IterativeMethod(Protocol):
     """A method.
 
     Attributes:
@@ -109,7 +109,7 @@ class Method(Protocol):
         alone: Looks before steps become a graph, because recording them takes as long as a few steps.
     """
 
-    problem: Problem
+    problem: LinearProblem
     x: AccelRef
     made: AccelRef | None = None
     changing: ClassVar[Strs]
@@ -134,7 +134,7 @@ class Method(Protocol):
 
 
 @attrs.define(eq=False)
-class Problem:
+class LinearProblem:
     """A system of equations ``A @ x = b``, and how accurately it is to be solved.
 
     Attributes:
@@ -231,7 +231,7 @@ class Problem:
 
 async def make_problem(
     name: str, a: SparseMatrix | LinearMap, b: Operand, m: LinearMap | None, x0: Operand | None
-) -> Problem:
+) -> LinearProblem:
     """Check the arguments of a solver, and the structure of the matrix."""
     is_matrix = isinstance(a, SparseMatrix)
     _check_kinds(f"sparse.{name}", a, m)
@@ -240,7 +240,7 @@ async def make_problem(
     if isinstance(a, (CscMatrix, CsrMatrix)):
         await device.ask(CheckStructure(a if isinstance(a, CsrMatrix) else a.T))
     placed = await device.put(b) if isinstance(b, np.ndarray) else on_device(b)
-    return Problem(name, device, a, m, placed, dtype)
+    return LinearProblem(name, device, a, m, placed, dtype)
 
 
 def _check_kinds(where: str, a: object, m: object) -> None:
@@ -289,7 +289,7 @@ def check_bound(name: str, argument: str, value: Any, *, is_whole: bool = False)
     return float(value)
 
 
-async def _recorded(method: Method, turns: int) -> Graph[tuple[AccelRef, ...]] | None:
+async def _recorded(method: IterativeMethod, turns: int) -> Graph[tuple[AccelRef, ...]] | None:
     """Record steps, with a look at the residual after them; None where they cannot be."""
     if not (method.changing and method.problem.is_recorded):
         return None
@@ -310,7 +310,7 @@ async def _recorded(method: Method, turns: int) -> Graph[tuple[AccelRef, ...]] |
 
 
 async def _advance(
-    method: Method, graph: Graph[tuple[AccelRef, ...]] | None, turns: int
+    method: IterativeMethod, graph: Graph[tuple[AccelRef, ...]] | None, turns: int
 ) -> tuple[float, list[AccelRef]]:
     """Make rounds, by their graph if there is one; return the norm of the residual, and arrays to release."""
     before = _state(method) if graph is not None else []
@@ -347,10 +347,10 @@ class _Best:
     Attributes:
         method: The method.
         residual: The norm of the residual.
-        state: The state, by the names of `Method.changing`; None where a step has not set it yet.
+        state: The state, by the names of `IterativeMethod.changing`; None where a step has not set it yet.
     """
 
-    method: Method
+    method: IterativeMethod
     residual: float
     state: list[AccelRef | None]
 
@@ -389,7 +389,7 @@ class _Rounds:
         graph: The graph of as many; None if there is none.
     """
 
-    method: Method
+    method: IterativeMethod
     best: _Best
     every: int
     graph: Graph[tuple[AccelRef, ...]] | None = None
@@ -415,18 +415,18 @@ class _Rounds:
         return [residual]
 
 
-def _state(method: Method) -> list[Any]:
+def _state(method: IterativeMethod) -> list[Any]:
     return [getattr(method, name) for name in method.changing]
 
 
-def _set_state(method: Method, state: Iterable[AccelRef | None]) -> None:
+def _set_state(method: IterativeMethod, state: Iterable[AccelRef | None]) -> None:
     for name, ref in zip(method.changing, state, strict=True):
         setattr(method, name, ref)
 
 
 async def run(
-    problem: Problem,
-    start: Callable[[Problem, AccelRef, AccelRef], Method],
+    problem: LinearProblem,
+    start: Callable[[LinearProblem, AccelRef, AccelRef], IterativeMethod],
     *,
     x0: Operand | None,
     rtol: float,
@@ -478,7 +478,7 @@ async def run(
     return SolveResult(await _given(method, unit), await _iterations(method, rounds), residual * unit)
 
 
-async def _begin(problem: Problem, x0: Operand | None) -> AccelRef:
+async def _begin(problem: LinearProblem, x0: Operand | None) -> AccelRef:
     if x0 is None:
         return await problem.device.zeros(len(problem.b), problem.dtype)
     return await problem.device.put(x0) if isinstance(x0, np.ndarray) else on_device(x0)
@@ -497,12 +497,12 @@ def _not_converged(best: _Best, iterations: int, unit: float, why: str, x: Accel
     )
 
 
-async def _given(method: Method, unit: float) -> AccelRef:
+async def _given(method: IterativeMethod, unit: float) -> AccelRef:
     """Return the solution of the caller's system."""
     return method.x if unit == 1 else await _TIMES(method.x, unit)
 
 
-async def _iterations(method: Method, rounds: int) -> int:
+async def _iterations(method: IterativeMethod, rounds: int) -> int:
     return rounds if method.made is None else int(await method.made.item())
 
 

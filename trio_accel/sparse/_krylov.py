@@ -16,10 +16,10 @@ from ..linalg import Axpy, Gemv, Matmul, Nrm2
 from ._formats import CsrMatrix, SparseMatrix
 from ._iterations import (
     Callback,
+    IterativeMethod,
     LinearMap,
-    Method,
+    LinearProblem,
     Preconditioner,
-    Problem,
     SolveResult,
     check_bound,
     make,
@@ -41,12 +41,12 @@ _CG_STEP = make(
 _CG_TURN = make("z + where(abs(rz) > least, new / rz, 0 * rz) * p", operation="sparse.cg")
 
 
-class _Cg(Method):
+class _Cg(IterativeMethod):
     """Conjugate gradients (Hestenes and Stiefel, 1952)."""
 
     changing: ClassVar[Strs] = ("x", "_r", "_p", "_rz")
 
-    def __init__(self, problem: Problem, x: AccelRef, r: AccelRef) -> None:
+    def __init__(self, problem: LinearProblem, x: AccelRef, r: AccelRef) -> None:
         self.problem, self.x, self._r = problem, x, r
         self._p: AccelRef | None = None
         self._rz: AccelRef = r
@@ -88,7 +88,7 @@ class _Cg(Method):
 
 
 async def _solve(
-    method: Callable[[Problem, AccelRef, AccelRef], Method],
+    method: Callable[[LinearProblem, AccelRef, AccelRef], IterativeMethod],
     name: str,
     A: SparseMatrix | LinearMap,  # noqa: N803  # SciPy's name
     b: Operand,
@@ -172,12 +172,12 @@ _BI_STEP = make(
 )
 
 
-class _BiCgStab(Method):
+class _BiCgStab(IterativeMethod):
     """Stabilized biconjugate gradients (van der Vorst, 1992)."""
 
     changing: ClassVar[Strs] = ("x", "_r", "_p", "_v", "_rho", "_alpha", "_omega")
 
-    def __init__(self, problem: Problem, x: AccelRef, r: AccelRef) -> None:
+    def __init__(self, problem: LinearProblem, x: AccelRef, r: AccelRef) -> None:
         self.problem, self.x, self._r, self._shadow = problem, x, r, r
         self._p: AccelRef | None = None
         self._v = self._rho = self._alpha = self._omega = r
@@ -243,14 +243,14 @@ _MINRES_STEP = make(
 )
 
 
-class _Minres(Method):
+class _Minres(IterativeMethod):
     """Minimal residuals (Paige and Saunders, 1975), with the names of that paper's program."""
 
     changing: ClassVar[Strs] = (
         "x", "_y", "_r1", "_r2", "_w1", "_w2", "_beta", "_oldb", "_dbar", "_epsilon", "_cs", "_sn", "_phibar",
     )  # fmt: skip
 
-    def __init__(self, problem: Problem, x: AccelRef, r: AccelRef) -> None:
+    def __init__(self, problem: LinearProblem, x: AccelRef, r: AccelRef) -> None:
         self.problem, self.x, self._r1, self._r2 = problem, x, r, r
         self._y: AccelRef | None = None
         self._w1 = self._w2 = self._beta = self._oldb = self._dbar = self._epsilon = r
@@ -317,7 +317,9 @@ _COPY = make("1 * w", operation="sparse.gmres")
 _NORMAL = make("where(size != 0, w / size, 0 * w)", operation="sparse.gmres")
 
 
-async def orthogonalize(problem: Problem, basis: AccelRef, w: AccelRef, outs: Iterable[AccelRef]) -> AccelRef:
+async def orthogonalize(
+    problem: LinearProblem, basis: AccelRef, w: AccelRef, outs: Iterable[AccelRef]
+) -> AccelRef:
     """Take from a vector its parts along others (classical Gram-Schmidt), once for each note of them."""
     if callable(problem.a):
         # A function of the program's own may return its argument, or keep what it returns.
@@ -388,14 +390,16 @@ async def _least_residual(
     ...
 
 
-class _Gmres(Method):
+class _Gmres(IterativeMethod):
     """Cycles of minimal residuals (Saad and Schultz, 1986), preconditioned from the right."""
 
     changing: ClassVar[Strs] = ("x", "made")
     # A cycle has more steps than what it takes to record it, and only a graph may run again after a loss.
     alone: ClassVar[int] = 0
 
-    def __init__(self, restart: int, made: AccelRef, problem: Problem, x: AccelRef, r: AccelRef) -> None:
+    def __init__(
+        self, restart: int, made: AccelRef, problem: LinearProblem, x: AccelRef, r: AccelRef
+    ) -> None:
         self.problem, self.x, self.made = problem, x, made
         self._restart = restart
 

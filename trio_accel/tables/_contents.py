@@ -10,7 +10,7 @@ NAME = "tables.HashMap"
 
 
 @attrs.frozen(kw_only=True)
-class Contents:
+class FrozenArrays:
     """Arrays that are never written to again (D191).
 
     Attributes:

@@ -12,7 +12,7 @@ from ..backends.base import AccelError, DType, DTypeLike, element
 from ..devices import AccelRef, Device, Operand, check_device, composed, whole
 from ..devices.operations._named import named_methods
 from ..expressions import Elementwise
-from ._contents import NAME, Contents
+from ._contents import NAME, FrozenArrays
 from ._probing import Probing
 from ._sorted import Sorted
 
@@ -92,7 +92,7 @@ class HashMap:
         self.dtype: DType = DType.of(dtype)
         # Elsewhere lookups by kernels are five times as fast as bisection.
         self._form: Probing | Sorted = Probing() if device.info.runs_kernels else Sorted()
-        self._contents: Contents | None = None
+        self._contents: FrozenArrays | None = None
         # Ctrl-C must not come between a lock and its release: who takes it is protected.
         self._turn = trio.Lock()
 
@@ -209,21 +209,21 @@ class HashMap:
                 raise self._full(f"{old.count} keys", most)
             self._contents, self.capacity = await self._rehashed(old, most), most
 
-    async def _now(self) -> Contents:
+    async def _now(self) -> FrozenArrays:
         if self._contents is None:
             made = await self._empty(self.capacity)
             # Another task may have been faster.
             self._contents = self._contents or made
         return self._contents
 
-    async def _empty(self, capacity: int, dtype: DTypeLike | None = None) -> Contents:
+    async def _empty(self, capacity: int, dtype: DTypeLike | None = None) -> FrozenArrays:
         return await self._form.empty(self.device, _slots(capacity), DType.of(dtype or self.dtype))
 
-    async def _rehashed(self, old: Contents, capacity: int) -> Contents:
+    async def _rehashed(self, old: FrozenArrays, capacity: int) -> FrozenArrays:
         made = await self._empty(capacity)
         return await self._form.inserted(made, *await self._form.taken(old)) if old.count else made
 
-    async def _with_room(self, old: Contents, keys: Operand) -> Contents:
+    async def _with_room(self, old: FrozenArrays, keys: Operand) -> FrozenArrays:
         """Count the new keys, and reclaim slots if the free ones do not suffice."""
         missing = await compress(await self._form.find(old, keys) < 0, keys)
         new = missing.size

@@ -15,7 +15,7 @@ from ..backends.base import DType
 from ..devices import AccelRef, Device, Operand
 from ..expressions import Elementwise
 from ..jit import Kernel, cdiv, reads, scalar, updates, writes
-from ._contents import NAME, Contents
+from ._contents import NAME, FrozenArrays
 
 _Words: TypeAlias = npt.NDArray[np.int64]
 
@@ -65,40 +65,40 @@ _stamped = Elementwise[AccelRef](
 class Probing:
     """Open addressing: keys and stamps in 2**n slots, plus a slot for the key `EMPTY`."""
 
-    async def empty(self, device: Device, slots: int, dtype: DType) -> Contents:
+    async def empty(self, device: Device, slots: int, dtype: DType) -> FrozenArrays:
         """Make contents without keys."""
         made = await device.full((slots + 1, 2), EMPTY, "int64")
-        return Contents(slots=made, values=await device.zeros(slots + 1, dtype))
+        return FrozenArrays(slots=made, values=await device.zeros(slots + 1, dtype))
 
-    async def find(self, now: Contents, keys: Operand) -> AccelRef:
+    async def find(self, now: FrozenArrays, keys: Operand) -> AccelRef:
         """Find the slots of keys."""
         [place] = await FIND(keys.size, _mask(now), now.slots, keys)
         return place
 
-    async def inserted(self, old: Contents, keys: Operand, values: Any) -> Contents:
+    async def inserted(self, old: FrozenArrays, keys: Operand, values: Any) -> FrozenArrays:
         """Stamp the slots of keys, and take the values by their stamps."""
         slots, count = await self._stamped(old, keys, old.stamp)
         flat = await reshape(values, -1) if isinstance(values, AccelRef) else values.reshape(-1)
         made = await _stamped(slots, flat, old.values, old.stamp)
         used = old.used + count - old.count
-        return Contents(slots=slots, values=made, stamp=old.stamp + keys.size, count=count, used=used)
+        return FrozenArrays(slots=slots, values=made, stamp=old.stamp + keys.size, count=count, used=used)
 
-    async def erased(self, old: Contents, keys: Operand) -> Contents:
+    async def erased(self, old: FrozenArrays, keys: Operand) -> FrozenArrays:
         """Take the stamps of keys, which keep their slots."""
         slots, count = await self._stamped(old, keys, 0)
         return attrs.evolve(old, slots=slots, count=count)
 
-    async def taken(self, now: Contents) -> tuple[AccelRef, AccelRef]:
+    async def taken(self, now: FrozenArrays) -> tuple[AccelRef, AccelRef]:
         """Take the keys with a stamp."""
         is_there = await (now.slots[:, 1] > 0)
         return await compress(is_there, now.slots[:, 0]), await compress(is_there, now.values)
 
-    async def _stamped(self, old: Contents, keys: Operand, first: int) -> tuple[AccelRef, int]:
+    async def _stamped(self, old: FrozenArrays, keys: Operand, first: int) -> tuple[AccelRef, int]:
         [slots] = await STAMP(keys.size, _mask(old), old.slots, keys, first)
         return slots, int(await count_nonzero(slots[:, 1] > 0).item())
 
 
-def _mask(now: Contents) -> int:
+def _mask(now: FrozenArrays) -> int:
     """Return the last place that a key can be hashed to."""
     return now.slots.shape[0] - 2
 

@@ -8,7 +8,7 @@ from ..arrays import argsort, compress, concat, isin, reshape, searchsorted, tak
 from ..backends.base import DType
 from ..devices import AccelRef, Device, Operand
 from ..expressions import Elementwise
-from ._contents import NAME, Contents
+from ._contents import NAME, FrozenArrays
 
 _found = Elementwise[AccelRef](
     "at = maximum(minimum(place, n - 1), 0); y = where((place < n) & (k[at] == key), at, -1)",
@@ -23,17 +23,17 @@ _is_last = Elementwise[AccelRef](
 class Sorted:
     """Keys in ascending order. Without keys there is one slot all the same, which counts for none."""
 
-    async def empty(self, device: Device, slots: int, dtype: DType) -> Contents:
+    async def empty(self, device: Device, slots: int, dtype: DType) -> FrozenArrays:
         """Make contents without keys."""
-        return Contents(slots=await device.zeros(1, "int64"), values=await device.zeros(1, dtype))
+        return FrozenArrays(slots=await device.zeros(1, "int64"), values=await device.zeros(1, dtype))
 
-    async def find(self, now: Contents, keys: Operand) -> AccelRef:
+    async def find(self, now: FrozenArrays, keys: Operand) -> AccelRef:
         """Find the slots of keys, by bisection."""
         keys = await _placed(now, keys)
         place = await searchsorted(now.slots, keys)
         return await _found(place, now.slots, keys, now.count)
 
-    async def inserted(self, old: Contents, keys: Operand, values: Any) -> Contents:
+    async def inserted(self, old: FrozenArrays, keys: Operand, values: Any) -> FrozenArrays:
         """Sort all keys; of equal keys the last one given is last."""
         keys, values = await _placed(old, keys), await _on_device(old, values)
         together = await concat([old.slots[: old.count], await reshape(keys, -1)])
@@ -42,11 +42,11 @@ class Sorted:
         chosen = await compress(await _is_last(in_order, in_order, in_order.size), order)
         made = await concat([old.values[: old.count], await reshape(values, -1)])
         count = chosen.size
-        return Contents(
+        return FrozenArrays(
             slots=await take(together, chosen), values=await take(made, chosen), count=count, used=count
         )
 
-    async def erased(self, old: Contents, keys: Operand) -> Contents:
+    async def erased(self, old: FrozenArrays, keys: Operand) -> FrozenArrays:
         """Keep the other keys."""
         keys = await _placed(old, keys)
         have, values = await self.taken(old)
@@ -54,18 +54,18 @@ class Sorted:
         left = await compress(stays, have)
         if not left.size:
             return await self.empty(old.slots.device, 1, old.values.dtype)
-        return Contents(slots=left, values=await compress(stays, values), count=left.size, used=left.size)
+        return FrozenArrays(slots=left, values=await compress(stays, values), count=left.size, used=left.size)
 
-    async def taken(self, now: Contents) -> tuple[AccelRef, AccelRef]:
+    async def taken(self, now: FrozenArrays) -> tuple[AccelRef, AccelRef]:
         """Take the keys as they are."""
         return now.slots[: now.count], now.values[: now.count]
 
 
-async def _on_device(now: Contents, array: Any) -> AccelRef:
+async def _on_device(now: FrozenArrays, array: Any) -> AccelRef:
     return array if isinstance(array, AccelRef) else await now.slots.device.put(array)
 
 
-async def _placed(now: Contents, keys: Operand) -> AccelRef:
+async def _placed(now: FrozenArrays, keys: Operand) -> AccelRef:
     """Bring keys to the device.
 
     Raises:

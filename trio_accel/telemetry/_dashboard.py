@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import attrs
 import trio
 
-from ..actors import Actor, ActorContext, Event, System, is_number, opens
+from ..actors import Actor, ActorContext, ActorSystem, Event, is_number, opens
 from ..backends.base.kit.modules import import_extra
 from ..http import Limits, serve
 from ._past import INTERVAL, Past, busiest_first
@@ -72,7 +72,7 @@ class Dashboard:
 
 @opens("the page is not served yet: async with ta.open_dashboard(system) as dashboard")
 async def open_dashboard(
-    system: System, *, port: int = 0, interval: float = 0.5, errors: bool = False
+    system: ActorSystem, *, port: int = 0, interval: float = 0.5, errors: bool = False
 ) -> AsyncGenerator[Dashboard]:
     """Serve a page that shows a system, for the body of the ``async with``.
 
@@ -110,7 +110,7 @@ async def open_dashboard(
         import_extra(module, "dashboard")
     with socket.create_server((_HOST, port)) as listener, record(system) as recorder:
         feed = _Feed(recorder, interval, shows_errors=errors)
-        with system.subscribe(feed.hurry, messages=False):
+        with system.subscribe(feed.request_snapshot, messages=False):
             server = await system.spawn(DashboardActor, listener, feed, name="dashboard")
             try:
                 yield Dashboard(f"http://{_HOST}:{listener.getsockname()[1]}/", recorder)  # noqa: ASYNC119  # `opens` makes a context manager of it
@@ -159,11 +159,11 @@ class _Feed:
         self._due = 0.0
         self._readers = 0
         self._news = trio.lowlevel.ParkingLot()
-        self._hurry = trio.Event()
+        self._requested = trio.Event()
 
-    def hurry(self, event: Event) -> None:
+    def request_snapshot(self, event: Event) -> None:
         """Make the next snapshot due, because something has happened to an actor."""
-        self._hurry.set()
+        self._requested.set()
 
     def newest(self) -> str:
         """Return the last snapshot, or another one if that may be made already."""
@@ -182,12 +182,12 @@ class _Feed:
             await self._wait_for_reader()
             # A newly opened page may have caused a snapshot a moment ago.
             await trio.sleep_until(self._due)
-            self._hurry = trio.Event()
+            self._requested = trio.Event()
             began = trio.current_time()
             self.newest()
             self._news.unpark_all()
             with trio.move_on_at(began + self._interval):
-                await self._hurry.wait()
+                await self._requested.wait()
 
     async def _wait_for_reader(self) -> None:
         while not self._readers:
@@ -197,8 +197,8 @@ class _Feed:
             pause = max(INTERVAL, (perf_counter() - began) / _UNSEEN_SHARE)
             with trio.move_on_after(pause):
                 while not self._readers:
-                    self._hurry = trio.Event()
-                    await self._hurry.wait()
+                    self._requested = trio.Event()
+                    await self._requested.wait()
 
     async def send_all(self, send: Send) -> None:
         """Send snapshots as server-sent events, until the page is closed and this is cancelled.
@@ -214,7 +214,7 @@ class _Feed:
             raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
             await send({"type": "http.response.start", "status": 200, "headers": raw})
             # The first one is sent at once, because no other task runs before this one waits for it.
-            self._hurry.set()
+            self._requested.set()
             while True:
                 await self._news.park()
                 body = f"data: {self._text}\n\n".encode()

@@ -17,7 +17,7 @@ _OPERATIONS = 20
 
 
 @attrs.frozen
-class _Point:
+class _Figures:
     """The figures of one moment.
 
     Attributes:
@@ -41,8 +41,8 @@ class Past:
     """
 
     def __init__(self) -> None:
-        self._recent: deque[_Point] = deque(maxlen=_RECENT_POINTS)
-        self._whole: list[_Point] = []
+        self._recent: deque[_Figures] = deque(maxlen=_RECENT_POINTS)
+        self._whole: list[_Figures] = []
         self._step = INTERVAL
 
     def add(self, snapshot: SystemSnapshot) -> None:
@@ -52,7 +52,7 @@ class Past:
             return
         rows = snapshot.operations
         busiest = busiest_first(rows)[:_OPERATIONS]
-        point = _Point(
+        point = _Figures(
             snapshot.time,
             snapshot.uptime,
             sum(row.completed + row.failed + row.cancelled for row in rows),
@@ -75,10 +75,10 @@ def busiest_first(rows: Iterable[OperationRow]) -> list[OperationRow]:
     return sorted(rows, key=lambda row: (-row.rate, -row.completed))
 
 
-def _lines(points: Iterable[_Point]) -> dict[str, object]:
+def _lines(points: Iterable[_Figures]) -> dict[str, object]:
     rate: list[tuple[float, float]] = []
     latency: dict[str, dict[str, list[tuple[float, float]]]] = {}
-    before: _Point | None = None
+    before: _Figures | None = None
     for point in points:
         if before is not None:
             rate.append((1e3 * point.time, (point.ended - before.ended) / (point.uptime - before.uptime)))

@@ -21,11 +21,11 @@ from ..actors import (
     ActorRestarted,
     ActorSnapshot,
     ActorStarted,
+    ActorSystem,
     ActorTerminated,
     Buckets,
     Event,
     Reading,
-    System,
     is_number,
 )
 from ..devices import Device, DeviceStatistics, KeptStatistics, LibraryStatistics, QueueStatistics, what_to_do
@@ -158,7 +158,7 @@ _OF_ACTORS = tuple(
     [field.name for field in attrs.fields(ActorRow) if field.name in attrs.fields_dict(ActorSnapshot)]
 )
 _OF_DEVICES = ("path", "name", "isolation", "generation", "losses", "pending")
-_recorders: WeakKeyDictionary[System, Recorder] = WeakKeyDictionary()
+_recorders: WeakKeyDictionary[ActorSystem, Recorder] = WeakKeyDictionary()
 
 
 class Recorder:
@@ -168,8 +168,8 @@ class Recorder:
         system: The system.
     """
 
-    def __init__(self, system: System, *, operations: int, failures: int) -> None:
-        self.system: System = system
+    def __init__(self, system: ActorSystem, *, operations: int, failures: int) -> None:
+        self.system: ActorSystem = system
         self._since = trio.current_time()
         self._failures = Failures(failures)
         self._tallies = Tallies(operations, self._failures.message, self._since)
@@ -336,13 +336,13 @@ def check_system(verb: str, system: object) -> None:
     Raises:
         TypeError: It is none.
     """
-    if not isinstance(system, System):
+    if not isinstance(system, ActorSystem):
         told = f"got {system!r}{what_to_do(system)}"
         raise TypeError(f"{verb}: system must be an open system, such as device.system, {told}")
 
 
 @contextmanager
-def record(system: System, *, operations: int = 1000, failures: int = 50) -> Generator[Recorder]:
+def record(system: ActorSystem, *, operations: int = 1000, failures: int = 50) -> Generator[Recorder]:
     """Record what a system does, for the body of the ``with``.
 
     If the system is recorded already, this is the same recorder, with its bounds.
@@ -412,7 +412,7 @@ def _quantiles(tallies: list[MessageTally]) -> tuple[float | None, float | None]
 
 
 @attrs.define(eq=False)
-class _Known:
+class _DeviceState:
     """The state of one device.
 
     Attributes:
@@ -441,9 +441,9 @@ class _DeviceRows:
     their own ask, at most one for each device.
     """
 
-    def __init__(self, system: System) -> None:
+    def __init__(self, system: ActorSystem) -> None:
         self._system = system
-        self._known: defaultdict[Device, _Known] = defaultdict(_Known)
+        self._known: defaultdict[Device, _DeviceState] = defaultdict(_DeviceState)
         self._is_closed = False
 
     @property
@@ -485,7 +485,7 @@ class _DeviceRows:
                 trio.lowlevel.spawn_system_task(self._ask, *asked, name=f"statistics of {device.path}")
         return [known.asking for known in self._known.values() if known.asking is not None]
 
-    async def _ask(self, device: Device, known: _Known, asking: trio.Event) -> None:
+    async def _ask(self, device: Device, known: _DeviceState, asking: trio.Event) -> None:
         try:
             with known.scope:
                 known.statistics = await device.statistics()
@@ -519,7 +519,7 @@ class _DeviceRows:
         return found
 
 
-def _row(device: Device, known: _Known, actors: dict[str, ActorSnapshot]) -> DeviceRow:
+def _row(device: Device, known: _DeviceState, actors: dict[str, ActorSnapshot]) -> DeviceRow:
     context, cost = actors.get(f"{device.path}/context"), device.recovery
     state = "restarting" if context is None else context.state
     row = DeviceRow(

@@ -22,6 +22,7 @@ from trio.lowlevel import enable_ki_protection
 from ..actors import (
     ActorRestarted,
     ActorStarted,
+    ActorSystem,
     ActorTerminated,
     Event,
     MessageCancelled,
@@ -35,7 +36,6 @@ from ..actors import (
     around_each_system,
     describe,
 )
-from ..actors import System as ActorSystem
 from ..backends.base.kit.modules import import_extra
 from ..devices import Ask, Launch, OpenDevice, Operation, Phase, System, opened
 
@@ -50,7 +50,7 @@ WhereT = TypeVar("WhereT")
 
 
 @attrs.define(eq=False)
-class Seen(Generic[WhereT]):
+class OperationSpan(Generic[WhereT]):
     """A validated operation.
 
     Attributes:
@@ -79,7 +79,7 @@ class Watch(abc.ABC, Generic[ServedT, WhereT]):
         self._epoch = epoch
         # The requests being served, by actor and number.
         self._served: dict[tuple[str, int], ServedT] = {}
-        self._seen: WeakKeyDictionary[Launch, Seen[WhereT]] = WeakKeyDictionary()
+        self._seen: WeakKeyDictionary[Launch, OperationSpan[WhereT]] = WeakKeyDictionary()
 
     @abc.abstractmethod
     def _observe(self, event: Event) -> None:
@@ -102,7 +102,7 @@ class Watch(abc.ABC, Generic[ServedT, WhereT]):
         """Return the place of an operation's caller; called in the caller's task."""
 
     @abc.abstractmethod
-    def _ended(self, device: OpenDevice, launch: Launch, seen: Seen[WhereT]) -> None:
+    def _ended(self, device: OpenDevice, launch: Launch, seen: OperationSpan[WhereT]) -> None:
         """Handle an operation that is over."""
 
     def _now(self) -> int:
@@ -163,7 +163,7 @@ class Watch(abc.ABC, Generic[ServedT, WhereT]):
 
         def see(phase: Phase, launch: Launch) -> None:
             if phase is Phase.VALIDATE:
-                self._seen[launch] = Seen(self._validated(launch))
+                self._seen[launch] = OperationSpan(self._validated(launch))
             elif phase is Phase.REPLY:
                 seen = self._seen.pop(launch, None)
                 if seen is not None and self._is_told(device, launch, seen):
@@ -183,7 +183,7 @@ class Watch(abc.ABC, Generic[ServedT, WhereT]):
 
         return device.observed(see, around)
 
-    def _is_told(self, device: OpenDevice, launch: Launch, seen: Seen[WhereT]) -> bool:
+    def _is_told(self, device: OpenDevice, launch: Launch, seen: OperationSpan[WhereT]) -> bool:
         """Take the times from a worker, which launches there; return False if it died before its report."""
         if device.isolation == "process":
             if launch.times is None:
@@ -362,7 +362,7 @@ class Timeline(Watch[_Served, _Asked]):
             self._slice(row, f"submit {launch.name}", "ask", now, now, {})
         return now, row
 
-    def _ended(self, device: OpenDevice, launch: Launch, seen: Seen[_Asked]) -> None:
+    def _ended(self, device: OpenDevice, launch: Launch, seen: OperationSpan[_Asked]) -> None:
         """See `Watch`."""
         process, begun, completed = seen.process, seen.begun, seen.completed
         if process not in self._processes and process != self._pid:
@@ -582,7 +582,7 @@ class _Spans(Watch["Span", "TraceContext"]):
             span.add_event("validated", timestamp=self._now())
         return parent
 
-    def _ended(self, device: OpenDevice, launch: Launch, seen: Seen[TraceContext]) -> None:
+    def _ended(self, device: OpenDevice, launch: Launch, seen: OperationSpan[TraceContext]) -> None:
         """See `Watch`."""
         library, name = launch.library.partition("?")[0], f"launch {launch.name}"
         about: dict[str, str | int] = {_DEVICE: device.path, _LIBRARY: library, _PID: seen.process}

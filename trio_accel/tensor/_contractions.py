@@ -11,8 +11,8 @@ from ..devices import AccelRef, LibraryActor, Operand, composed, device_of
 from ..expressions import (
     Contract,
     Contracting,
+    ContractionFactor,
     Elementwise,
-    Factor,
     Groups,
     Made,
     Out,
@@ -83,7 +83,9 @@ async def contract(
         raise ValueError(f"contract: beta must be 0 without c, got {beta!r}")
     if c is not None and c.shape != shape:
         raise ValueError(f"contract: c must have shape {shape}, got shape {c.shape}")
-    x, y = (Factor(tuple(term), each).along(output + inner) for term, each in ((left, a), (right, b)))
+    x, y = (
+        ContractionFactor(tuple(term), each).along(output + inner) for term, each in ((left, a), (right, b))
+    )
     if not inner:
         if c is None or not beta:
             return await _expression("out = p * x * y")(alpha, x, y, out=out)
@@ -110,7 +112,9 @@ def _check_dtype(name: str, dtype: DType) -> None:
         )
 
 
-async def _by_contract(left: Factor, right: Factor, groups: Groups, made: Made) -> AccelRef:
+async def _by_contract(
+    left: ContractionFactor, right: ContractionFactor, groups: Groups, made: Made
+) -> AccelRef:
     """Contract two tensors in one launch."""
     message = Contract.of(left, right, groups)
     return await device_of("einsum", left.array, right.array).ask(message)

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 from ..backends.base import DType, element, factor
 from ..devices import AccelRef, Operand, composed
-from ..expressions import Elementwise, Factor, Out, Reduction, check_operands, factors_of
+from ..expressions import ContractionFactor, Elementwise, Out, Reduction, check_operands, factors_of
 
 __all__ = ["elementwise", "permute", "reduce"]
 
@@ -149,7 +149,7 @@ async def _combined(
     return await combine(*given, out=out)
 
 
-def _read(name: str, subscripts: str, a: Operand) -> tuple[Factor, str]:
+def _read(name: str, subscripts: str, a: Operand) -> tuple[ContractionFactor, str]:
     check_operands(name, a=a)
     (factor,), output, _ = factors_of(name, subscripts, [a], "a")
     return factor, output

@@ -51,14 +51,14 @@ class Leak:
     Attributes:
         kind: ``"device"``, an open device; ``"array"``, a reference to an array; ``"memory"``, blocks of a
             device; ``"chunk"``, mapped shared memory of an isolated device; ``"thread"``; ``"process"``.
-        what: The resource, with everything known about it.
+        description: The resource, with everything known about it.
     """
 
     kind: LeakKind
-    what: str
+    description: str
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.what}"
+        return f"{self.kind} {self.description}"
 
 
 @attrs.frozen

@@ -91,7 +91,7 @@ def inject_fault(
     kill: bool = False,
     how: FaultHow | None = None,
     count: int = 1,
-    again: bool = False,
+    repeat: bool = False,
 ) -> FaultInjection:
     """Make something happen to the next requests for an operation. Pass exactly one of the faults.
 
@@ -122,7 +122,7 @@ def inject_fault(
             kernel writes to the operation's outputs again and again. ``kill``: with ``"writing"``, while such
             a kernel runs.
         count: The number of requests to hit.
-        again: Whether a request that runs again (`retry` of `DeviceOptions`) is hit again, like a bad
+        repeat: Whether a request that runs again (`retry` of `DeviceOptions`) is hit again, like a bad
             request.
 
     Raises:
@@ -152,7 +152,7 @@ def inject_fault(
     if not is_number(seconds, 0.0, sys.float_info.max):
         raise ValueError(f"inject_fault: delay must be seconds of at least 0, got {delay!r}")
     fault = Fault(kind=cast("FaultKind", kind), how=how, error=fail, seconds=seconds)
-    plan = FaultPlan(name, fault, count, again=again)
+    plan = FaultPlan(name, fault, count, repeat=repeat)
     opened(device).state.faults.add(plan)
     return FaultInjection(device, plan)
 

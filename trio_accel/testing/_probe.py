@@ -10,8 +10,7 @@ from typing import Any, TypeAlias, cast
 import attrs
 import trio
 
-from ..actors import Actor, Message, Ref, Request, handles, message_target
-from ..actors import System as ActorSystem
+from ..actors import Actor, ActorSystem, Message, Ref, Request, handles, message_target
 
 __all__ = ["FixedRandom", "Probe", "open_probe", "wait_until_idle"]
 

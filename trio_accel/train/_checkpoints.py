@@ -36,7 +36,7 @@ from ..actors import fits, is_number, must_be_whole, named_options, validator, w
 from ..backends.base import NotSupportedError
 from ..devices import AccelRef
 from ._config import LARGEST_SCALE, LEAST_SCALE, Checkpoint
-from ._layout import Layout
+from ._layout import FlatLayout
 from ._optimizers import SHAPED
 
 __all__ = ["CheckpointError"]
@@ -54,7 +54,7 @@ _OPTIMIZER = "optimizer-{:03}-{:03}.safetensors"
 _MAX_MANIFEST_BYTES = 4 << 20
 _PIECE_BYTES = 4 << 20
 
-Layouts: TypeAlias = "Mapping[str, Layout]"
+Layouts: TypeAlias = "Mapping[str, FlatLayout]"
 State: TypeAlias = "Mapping[str, AccelRef]"
 HostState: TypeAlias = "dict[str, npt.NDArray[Any]]"
 
@@ -72,7 +72,7 @@ _count = [must_be_whole(0), validator("be below 2**63", lambda value: value < 1 
 
 
 @attrs.frozen
-class Progress:
+class TrainingProgress:
     """The numbers in the state of a training.
 
     Attributes:
@@ -107,15 +107,15 @@ class Identity:
     base: int = 0
 
 
-def _layout(saved: Any) -> Layout:
-    if isinstance(saved, Layout):
+def _layout(saved: Any) -> FlatLayout:
+    if isinstance(saved, FlatLayout):
         return saved
     names, shapes = saved
     if not (fits(list[str], names) and fits(list[list[int]], shapes)):
         raise TypeError("parameters and buffers must be lists of names and shapes")
     if len(set(names)) != len(names) or len(names) != len(shapes) or min(sum(shapes, [0])) < 0:
         raise ValueError("each parameter and buffer must keep its shape")
-    return Layout(names, shapes)
+    return FlatLayout(names, shapes)
 
 
 @named_options
@@ -131,9 +131,9 @@ class _SavedCell:
     """
 
     parts: int = attrs.field(validator=must_be_whole(1))
-    parameters: Layout = attrs.field(converter=_layout)
-    buffers: Layout = attrs.field(converter=_layout)
-    optimizer: Layout = attrs.field(default=Layout([], []), converter=_layout)
+    parameters: FlatLayout = attrs.field(converter=_layout)
+    buffers: FlatLayout = attrs.field(converter=_layout)
+    optimizer: FlatLayout = attrs.field(default=FlatLayout([], []), converter=_layout)
 
 
 def _cells(saved: Any) -> list[_SavedCell]:
@@ -146,7 +146,7 @@ class _Manifest:
     """The content of `training.json`, without its checksum.
 
     Attributes:
-        step: See `Progress`, also for `batches`, `scale`, `good`, `best` and `best_step`.
+        step: See `TrainingProgress`, also for `batches`, `scale`, `good`, `best` and `best_step`.
         saved: Nanoseconds since 1970, when it was saved. The newest checkpoint of a folder was saved last,
             whatever its step is: a training may have begun again.
         optimizer: See `Identity`, also for `states` and `base`.
@@ -175,9 +175,9 @@ class _Manifest:
     best_step: int = attrs.field(default=0, validator=_count)
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> TrainingProgress:
         """The numbers of the training."""
-        return Progress(self.step, self.batches, self.scale, self.good, self.best, self.best_step)
+        return TrainingProgress(self.step, self.batches, self.scale, self.good, self.best, self.best_step)
 
     @property
     def flat_states(self) -> list[str]:
@@ -210,7 +210,7 @@ def _steps(folder: Path) -> dict[Path, int]:
     return dict(sorted(steps.items(), key=lambda item: item[1]))
 
 
-def name_of(progress: Progress) -> str:
+def name_of(progress: TrainingProgress) -> str:
     """Name the folder of a checkpoint."""
     return f"step-{progress.step:08}"
 
@@ -218,7 +218,7 @@ def name_of(progress: Progress) -> str:
 async def write(
     target: Path,
     keep: int,
-    progress: Progress,
+    progress: TrainingProgress,
     identity: Identity,
     cells: Sequence[tuple[Layouts, Sequence[State]]],
 ) -> None:
@@ -258,7 +258,10 @@ async def write(
 
 
 def _manifest_of(
-    progress: Progress, identity: Identity, cells: Sequence[tuple[Layouts, Sequence[State]]], files: object
+    progress: TrainingProgress,
+    identity: Identity,
+    cells: Sequence[tuple[Layouts, Sequence[State]]],
+    files: object,
 ) -> dict[str, Any]:
     return {
         **attrs.asdict(progress),
@@ -314,7 +317,7 @@ def _checksum(manifest: Mapping[str, Any]) -> int:
 
 async def load(
     checkpoint: Checkpoint, identity: Identity, cells: Sequence[Layouts]
-) -> tuple[Progress, list[HostState]] | None:
+) -> tuple[TrainingProgress, list[HostState]] | None:
     """Read the checkpoint that a training begins with, whatever number of ranks wrote it.
 
     Damaged checkpoints are left out with a warning, if ``"latest"`` is wanted and another one is complete.
@@ -328,7 +331,7 @@ async def load(
     """
     folder = Path(checkpoint.folder)
     damaged: dict[Path, str] = {}
-    found: tuple[Progress, list[HostState]] | None = None
+    found: tuple[TrainingProgress, list[HostState]] | None = None
     if checkpoint.load == "latest":
         found = await _load_newest(folder, identity, cells, damaged)
     elif checkpoint.load is not None:
@@ -357,9 +360,9 @@ async def load(
 
 async def _load_newest(
     folder: Path, identity: Identity, cells: Sequence[Layouts], damaged: dict[Path, str]
-) -> tuple[Progress, list[HostState]] | None:
+) -> tuple[TrainingProgress, list[HostState]] | None:
     """Read the newest complete checkpoint; map each damaged one to its reason in `damaged`."""
-    found: tuple[Progress, list[HostState]] | None = None
+    found: tuple[TrainingProgress, list[HostState]] | None = None
     whole = await trio.to_thread.run_sync(_read_manifests, folder, damaged)
     for path in reversed(whole):
         try:
@@ -443,7 +446,7 @@ def _size_and_checksum(path: Path) -> list[int]:
 
 async def _read(
     path: Path, manifest: _Manifest, identity: Identity, cells: Sequence[Layouts]
-) -> tuple[Progress, list[HostState]]:
+) -> tuple[TrainingProgress, list[HostState]]:
     """Read the arrays of a checkpoint.
 
     Raises:

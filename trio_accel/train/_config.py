@@ -12,7 +12,7 @@ import attrs
 import numpy as np
 
 from ..actors import Validator, is_number, must_be_whole, named_options, validator
-from ._groups import Group
+from ._groups import ParameterGroup
 from ._mesh import Mesh, Order
 from ._observers import Hook, Logger
 from ._optimizers import Optimizer
@@ -201,7 +201,7 @@ class Config:
             TypeError,
         )
     )
-    groups: Sequence[Group] = ()
+    groups: Sequence[ParameterGroup] = ()
     average: float | None = attrs.field(default=None, validator=attrs.validators.optional(_share))
     parallel: Parallel = Parallel()
     precision: Precision = Precision()

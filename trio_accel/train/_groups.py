@@ -8,23 +8,23 @@ from typing import Any
 import attrs
 
 from ..actors import named_options, validator
-from ._layout import Layout
+from ._layout import FlatLayout
 from ._optimizers import Optimizer, Schedule, as_schedule, check_number, rate_of
 
-__all__ = ["Group"]
+__all__ = ["ParameterGroup"]
 
 
 def _rate(lr: float | Schedule | None) -> Schedule | None:
-    return None if lr is None else as_schedule("Group", lr)
+    return None if lr is None else as_schedule("ParameterGroup", lr)
 
 
 def _decay(decay: float | None) -> float | None:
-    return None if decay is None else check_number("Group: weight_decay", decay)
+    return None if decay is None else check_number("ParameterGroup: weight_decay", decay)
 
 
 @named_options
 @attrs.frozen
-class Group:
+class ParameterGroup:
     """Parameters with their own rate or decay, or frozen parameters.
 
     Attributes:
@@ -45,7 +45,7 @@ class Group:
     )
 
 
-def chosen(groups: Sequence[Group], names: Iterable[str]) -> dict[str, int]:
+def chosen(groups: Sequence[ParameterGroup], names: Iterable[str]) -> dict[str, int]:
     """Return the group number of each parameter, from 1 on; 0 without a group.
 
     Raises:
@@ -64,7 +64,7 @@ def chosen(groups: Sequence[Group], names: Iterable[str]) -> dict[str, int]:
 
 
 @attrs.frozen
-class Part:
+class GroupPart:
     """Adjacent parameters of one group.
 
     Attributes:
@@ -78,19 +78,19 @@ class Part:
     stop: int
 
 
-def parts_of(layout: Layout, groups: Mapping[str, int]) -> list[Part]:
+def parts_of(layout: FlatLayout, groups: Mapping[str, int]) -> list[GroupPart]:
     """Return the parts of a layout in which the parameters of each group are adjacent."""
-    parts: list[Part] = []
+    parts: list[GroupPart] = []
     for name, place, _ in layout.places():
         number, start = groups[name], place.start
         if parts and parts[-1].group == number:
             start = parts.pop().start
-        parts.append(Part(number, start, place.stop))
+        parts.append(GroupPart(number, start, place.stop))
     # The zeros at the end belong to the last part, so that a single part is the whole array.
     return [*parts[:-1], attrs.evolve(parts[-1], stop=layout.padded)]
 
 
-def within(parts: Sequence[Part], own: slice) -> list[tuple[int, slice]]:
+def within(parts: Sequence[GroupPart], own: slice) -> list[tuple[int, slice]]:
     """Return the groups in a rank's slice of the flat array, and their places in the slice."""
     found = [
         (part.group, slice(max(part.start, own.start) - own.start, min(part.stop, own.stop) - own.start))
@@ -99,13 +99,13 @@ def within(parts: Sequence[Part], own: slice) -> list[tuple[int, slice]]:
     return [(group, place) for group, place in found if place.start < place.stop]
 
 
-def rates_of(optimizer: Optimizer, groups: Sequence[Group], step: int) -> list[float]:
+def rates_of(optimizer: Optimizer, groups: Sequence[ParameterGroup], step: int) -> list[float]:
     """Return the rate of the optimizer in a step, and the rate of each group."""
     schedules = [optimizer.rate, *(optimizer.rate if one.lr is None else one.lr for one in groups)]
     return [rate_of(one, step) for one in schedules]
 
 
-def decays_of(optimizer: Optimizer, groups: Sequence[Group]) -> list[Any]:
+def decays_of(optimizer: Optimizer, groups: Sequence[ParameterGroup]) -> list[Any]:
     """Return the weight decay of the optimizer, None without one, and of each group."""
     own: Any = optimizer.numbers.get("weight_decay")
     return [own, *(own if one.weight_decay is None else one.weight_decay for one in groups)]

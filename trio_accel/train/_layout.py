@@ -20,7 +20,7 @@ Batch: TypeAlias = Mapping[str, npt.NDArray[Any]]
 
 
 @attrs.frozen
-class Layout:
+class FlatLayout:
     """Named arrays in sequence in one flat array, padded with zeros to a multiple of the ranks.
 
     Attributes:
@@ -72,7 +72,7 @@ class Layout:
             flat[place] = np.asarray(arrays[name]).reshape(-1)
         return flat
 
-    def difference_to(self, other: Layout) -> str:
+    def difference_to(self, other: FlatLayout) -> str:
         """Describe the first difference to another layout in any order; see `difference`."""
         return self.difference(dict(zip(other.names, other.shapes, strict=True)))
 

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..actors import fits, is_number, must_be_whole, named_options, validator
-from ._layout import Layout, base_of, checksum_of
+from ._layout import FlatLayout, base_of, checksum_of
 from ._mesh import torch_of_model
 from ._torch_parts import matches, on_host
 
@@ -173,7 +173,7 @@ class Lora:
         frozen = {name: on_host(one) for name, one in named.items() if not one.requires_grad}
         arrays = self.load(path, base=self.base_of(frozen))
         own = {name: one for name, one in named.items() if name.split(".")[-2] in _PARTS}
-        layout = Layout([*own], [one.shape for one in own.values()])
+        layout = FlatLayout([*own], [one.shape for one in own.values()])
         if difference := layout.difference({name: one.shape for name, one in arrays.items()}):
             raise AdapterError(f"adapter {path} is of another model: {difference}")
         with torch.no_grad():

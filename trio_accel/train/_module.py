@@ -18,8 +18,8 @@ import numpy as np
 
 from ..programs import Array, current_rank, method
 from ._config import AVERAGE
-from ._groups import Part, within
-from ._layout import Batch, Layout, Work, checksum_of, rows_of
+from ._groups import GroupPart, within
+from ._layout import Batch, FlatLayout, Work, checksum_of, rows_of
 from ._mesh import Mesh, Turn, torch_of_model, turns
 from ._torch_parts import CONFIGURING, Stepper, on_host, recompute
 
@@ -91,8 +91,8 @@ class Module:
     def __init__(self, a: State, b: State, plan: Mapping[str, Any], options: Mapping[str, Any]) -> None:
         self.plan: Mapping[str, Any] = plan
         self.mesh = Mesh(*plan["mesh"])
-        self.layout: Layout = Layout(*plan["parameters"])
-        self.buffers: Layout = Layout(*plan["buffers"])
+        self.layout: FlatLayout = FlatLayout(*plan["parameters"])
+        self.buffers: FlatLayout = FlatLayout(*plan["buffers"])
         self._a = {name: self._native(array) for name, array in a.items()}
         self._b = {name: self._native(array) for name, array in b.items()}
         self._prepare(options)
@@ -256,8 +256,8 @@ class Module:
             if not one.requires_grad:
                 one.data = one.data.to(compute)
         self._optimizer = Stepper(plan["optimizer"], plan["numbers"], plan["decays"])
-        self._parts = [Part(*part) for part in plan["parts"]]
-        self._shapes = Layout(*plan["shapes"])
+        self._parts = [GroupPart(*part) for part in plan["parts"]]
+        self._shapes = FlatLayout(*plan["shapes"])
         parameters = self._trained()
         shapes = {name: one.shape for name, one in parameters.items()}
         if difference := self.layout.difference(shapes):

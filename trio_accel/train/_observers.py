@@ -160,7 +160,7 @@ class _Gauge(Protocol):
     def set(self, value: float, /) -> object: ...
 
 
-class _Recorder(Protocol):
+class _MetricsRecorder(Protocol):
     def gauge(self, name: str, help: str = "", /) -> _Gauge: ...  # noqa: A002  # as in telemetry
 
 
@@ -171,7 +171,7 @@ class RecorderLogger(Logger):
         recorder: The recorder of ``with ta.telemetry.record(system) as recorder``.
     """
 
-    def __init__(self, recorder: _Recorder) -> None:
+    def __init__(self, recorder: _MetricsRecorder) -> None:
         self._recorder = recorder
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:

@@ -298,19 +298,19 @@ def constant(rate: float) -> Schedule:
     return lambda step: rate
 
 
-def warmup_cosine(rate: float, warmup: int, total: int, *, least: float = 0.0) -> Schedule:
-    """Return a schedule that rises to a rate in the first steps, and falls by half a cosine to `least`.
+def warmup_cosine(rate: float, warmup: int, total: int, *, minimum: float = 0.0) -> Schedule:
+    """Return a schedule that rises to a rate in the first steps, and falls by half a cosine to `minimum`.
 
     Args:
         rate: The largest rate.
         warmup: Steps in which it rises from 0; 0 for none.
-        total: The step from which on it is `least`; more than `warmup`.
-        least: The rate at the end.
+        total: The step from which on it is `minimum`; more than `warmup`.
+        minimum: The rate at the end.
 
     Raises:
         ValueError: `total` is not more than `warmup`, or a number is negative.
     """
-    for name, value in (("rate", rate), ("warmup", warmup), ("total", total), ("least", least)):
+    for name, value in (("rate", rate), ("warmup", warmup), ("total", total), ("minimum", minimum)):
         check_number(f"warmup_cosine: {name}", value)
     if not 0 <= warmup < total:
         raise ValueError(f"warmup_cosine: it needs 0 <= warmup < total, got {warmup!r} and {total!r}")
@@ -319,6 +319,6 @@ def warmup_cosine(rate: float, warmup: int, total: int, *, least: float = 0.0) -
         if step <= warmup:
             return rate * step / warmup
         share = min(1.0, (step - warmup) / (total - warmup))
-        return least + (rate - least) * 0.5 * (1.0 + math.cos(math.pi * share))
+        return minimum + (rate - minimum) * 0.5 * (1.0 + math.cos(math.pi * share))
 
     return of

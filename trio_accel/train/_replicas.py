@@ -15,12 +15,12 @@ import trio
 from .. import arrays
 from ..backends.base import DType, NotSupportedError
 from ..collectives import World
-from ..devices import AccelRef, Call, Function, called, gather, run_together
+from ..devices import AccelRef, ArrayFunction, Call, called, gather, run_together
 from ..gradients import flat_grad_and_value
 from ..programs import Program, open_program
 from ._config import AVERAGE, LEAST_SCALE, Config
-from ._groups import Part, chosen, decays_of, parts_of
-from ._layout import Batch, Layout, Work, checksum_of
+from ._groups import GroupPart, chosen, decays_of, parts_of
+from ._layout import Batch, FlatLayout, Work, checksum_of
 from ._mesh import Mesh
 from ._module import Beginning, Module, Told
 from ._optimizers import SHAPED
@@ -59,11 +59,11 @@ class Replicas(ABC, Generic[ModuleT]):
         self, world: World, config: Config, module: type[ModuleT], options: Mapping[str, Any]
     ) -> None:
         self.meshes: list[Mesh] = config.parallel.meshes(world.size)
-        self.layouts: list[Mapping[str, Layout]] = []
+        self.layouts: list[Mapping[str, FlatLayout]] = []
         self.states: States = []
         self.base: dict[str, int] = {}
         self._groups: dict[str, int] = {}
-        self._parts: dict[int, list[Part]] = {}
+        self._parts: dict[int, list[GroupPart]] = {}
         # Parameters of frozen groups, for each part of the model.
         self._frozen: dict[int, dict[str, Any]] = {}
         self._world = world
@@ -108,7 +108,7 @@ class Replicas(ABC, Generic[ModuleT]):
             named[SHAPED] = {name: one for name, one in kept if name.rpartition("/")[0] not in fixed}
         return made
 
-    def parts(self, rank: int) -> list[Part]:
+    def parts(self, rank: int) -> list[GroupPart]:
         """Return the parameter groups of a rank, cached because layouts stay the same."""
         if rank not in self._parts:
             self._parts[rank] = parts_of(self.layouts[rank]["parameters"], self._groups)
@@ -327,7 +327,7 @@ class CallReplicas(Replicas[CallModule]):
         for mesh in self.meshes:
             frozen, found = self._frozen[mesh.cell], dict[str, AccelRef]()
             if frozen:
-                layout = Layout([*frozen], [*map(np.shape, frozen.values())])
+                layout = FlatLayout([*frozen], [*map(np.shape, frozen.values())])
                 flat = layout.flattened(frozen, DType.of(self._config.precision.compute).dtype)
                 found = layout.views(await self._world.devices[mesh.rank].put(flat))
             self._fixed.append(found)
@@ -455,7 +455,7 @@ async def _placed(host: Any, near: AccelRef) -> AccelRef:
 
 
 # The model sees the samples of a request as arrays on the device.
-_SAMPLES = called(Function("train.samples", _placed, "awaitable", takes_hosts=True))
+_SAMPLES = called(ArrayFunction("train.samples", _placed, "awaitable", takes_hosts=True))
 
 
 def _as_dtype(array: Any, dtype: str) -> Any:

@@ -17,8 +17,8 @@ import attrs
 import numpy as np
 
 from ..backends.base import NotSupportedError
-from ._groups import Part
-from ._layout import Layout
+from ._groups import GroupPart
+from ._layout import FlatLayout
 from ._mesh import torch_of_model
 from ._optimizers import SHAPED, Optimizer, constant, momentum_of
 
@@ -105,7 +105,12 @@ class Stepper:
         ]
 
     def shaped_pieces(
-        self, state: Mapping[str, Any], g: Any, parts: Sequence[Part], layout: Layout, shapes: Layout
+        self,
+        state: Mapping[str, Any],
+        g: Any,
+        parts: Sequence[GroupPart],
+        layout: FlatLayout,
+        shapes: FlatLayout,
     ) -> list[Piece]:
         """Return a piece for each parameter."""
         kept: dict[str, dict[str, Any]] = {name: {} for name in layout.names}

@@ -59,10 +59,10 @@ from ..backends.base.kit.ranks import ENDED
 from ..collectives import open_world
 from ..devices import Device, ProgressReport, show_progress, track_progress
 from ._batches import END, Source, Sources, iterator_of, next_of
-from ._checkpoints import Identity, Progress, load, name_of, write
+from ._checkpoints import Identity, TrainingProgress, load, name_of, write
 from ._config import AVERAGE, LARGEST_SCALE, LEAST_SCALE, Config
 from ._groups import rates_of
-from ._layout import Batch, Layout, Work, base_of, rows_of, shared, shared_loosely
+from ._layout import Batch, FlatLayout, Work, base_of, rows_of, shared, shared_loosely
 from ._module import Module, Told
 from ._observers import call_hooks, log_figures
 from ._optimizers import SHAPED
@@ -79,7 +79,7 @@ Batches: TypeAlias = (
 )
 """Batches of all ranks together; or a function that gets the number of the first batch, and returns them."""
 
-_Cells: TypeAlias = "list[tuple[Mapping[str, Layout], list[dict[str, Any]]]]"
+_Cells: TypeAlias = "list[tuple[Mapping[str, FlatLayout], list[dict[str, Any]]]]"
 _MANY_SKIPPED = 10
 _LOSSES = (ContextLostError, StaleRefError, InputFailedError, ActorRestartingError)
 
@@ -183,7 +183,7 @@ class Trainer:
     ) -> None:
         self.devices: tuple[Device, ...] = devices
         self.config: Config = config
-        self.progress: Progress = Progress(scale=config.precision.first_scale or 1.0)
+        self.progress: TrainingProgress = TrainingProgress(scale=config.precision.first_scale or 1.0)
         self.snapshot_bytes: int = 0
         self._replicas = replicas
         self._nursery = nursery
@@ -227,10 +227,12 @@ class Trainer:
 
     def _flat(
         self, named: Mapping[str, Mapping[str, Any]], ranks: int
-    ) -> tuple[dict[str, Layout], dict[str, np.ndarray]]:
+    ) -> tuple[dict[str, FlatLayout], dict[str, np.ndarray]]:
         """Return the layouts of named arrays in flat ones, and the initial state as flat arrays."""
         layouts = {
-            kind: Layout([*arrays], [*map(np.shape, arrays.values())], ranks if kind == "parameters" else 1)
+            kind: FlatLayout(
+                [*arrays], [*map(np.shape, arrays.values())], ranks if kind == "parameters" else 1
+            )
             for kind, arrays in named.items()
         }
         master = self.config.precision.master
@@ -397,7 +399,7 @@ class Trainer:
     async def _copied(self) -> _Cells:
         """Copy the state for a checkpoint on the devices."""
         replicas = self._replicas
-        cells: dict[int, tuple[Mapping[str, Layout], list[dict[str, Any]]]] = {}
+        cells: dict[int, tuple[Mapping[str, FlatLayout], list[dict[str, Any]]]] = {}
         for mesh, layouts, state in zip(replicas.meshes, replicas.layouts, replicas.states, strict=True):
             _, states = cells.setdefault(mesh.cell, (layouts, []))
             if not states or replicas.is_apart:

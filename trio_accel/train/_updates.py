@@ -13,8 +13,8 @@ from .. import arrays
 from ..devices import AccelRef
 from ..jit import Elementwise
 from ._config import AVERAGE, Config
-from ._groups import Part, decays_of, within
-from ._layout import Layout, Work
+from ._groups import GroupPart, decays_of, within
+from ._layout import FlatLayout, Work
 from ._optimizers import SHAPED, momentum_of
 
 __all__: list[str] = []
@@ -101,8 +101,8 @@ def changed(
     state: Mapping[str, AccelRef],
     gradient: Any,
     work: Work,
-    layouts: Mapping[str, Layout],
-    parts: Sequence[Part],
+    layouts: Mapping[str, FlatLayout],
+    parts: Sequence[GroupPart],
     own: slice,
 ) -> list[Any]:
     """Return calls of an optimizer step, which make new arrays in the order of the state.
@@ -150,8 +150,8 @@ def _factored(
     state: Mapping[str, AccelRef],
     gradient: Any,
     work: Work,
-    layouts: Mapping[str, Layout],
-    parts: Sequence[Part],
+    layouts: Mapping[str, FlatLayout],
+    parts: Sequence[GroupPart],
     groups: Sequence[tuple[float, float]],
 ) -> list[Any]:
     """Return calls of an Adafactor step, parameter by parameter; see `changed`."""

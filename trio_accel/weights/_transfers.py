@@ -43,7 +43,7 @@ from ..devices import (
 )
 from ._files import OpenFile, OpenFiles, StrPath, TensorInfo, WeightsError, encode_header, paths_of
 
-__all__ = ["Weights", "load", "save"]
+__all__ = ["LoadedArrays", "load", "save"]
 
 _CHUNK_BYTES = 4 << 20
 # One piece is in flight to the device while the next is read.
@@ -68,7 +68,7 @@ async def load(
     dtype: DTypeLike | None = None,
     packed: bool = False,
     progress: Progress | None = None,
-) -> Weights:
+) -> LoadedArrays:
     """Read safetensors files into arrays of a device.
 
     The files are read in a thread, in pieces of 4 MiB. While one is in flight to the device, the next is
@@ -165,7 +165,7 @@ class _Loading:
         self._total = sum(tensor.info.nbytes for tensor in self._tensors)
         self._places = {tensor.info.name: self._place(tensor) for tensor in self._tensors}
 
-    async def run(self) -> Weights:
+    async def run(self) -> LoadedArrays:
         """Load all tensors, or release everything."""
         await self._check_memory()
         try:
@@ -176,7 +176,7 @@ class _Loading:
             # A kept error would keep the memory.
             self._blocks.clear()
             raise
-        return Weights(
+        return LoadedArrays(
             {tensor.info.name: self._array(tensor.info) for tensor in self._tensors}, self._files.metadata
         )
 
@@ -338,7 +338,7 @@ def _check_names(names: Iterable[str]) -> list[str]:
     return list(names)
 
 
-class Weights(Mapping[str, AccelRef]):
+class LoadedArrays(Mapping[str, AccelRef]):
     """Arrays of a device by their names, in the order of their files, with the files' text.
 
     Args:
@@ -351,7 +351,7 @@ class Weights(Mapping[str, AccelRef]):
         self._metadata = MappingProxyType(dict(metadata))
 
     def __repr__(self) -> str:
-        return f"<Weights: {len(self)} arrays, {self.nbytes} bytes>"
+        return f"<LoadedArrays: {len(self)} arrays, {self.nbytes} bytes>"
 
     def __getitem__(self, name: str) -> AccelRef:
         return self._arrays[name]

@@ -170,9 +170,9 @@ class TorchDevice(BlockDevice[TorchStream, torch.Tensor, torch.Tensor]):
         """Count the context as lost."""
         self._context.reason = self._context.reason or reason
 
-    def reaches(self, other: DeviceInfo) -> bool:
+    def reaches(self, peer: DeviceInfo) -> bool:
         """Whether both are the processor."""
-        return not self.info.is_accelerator and not other.is_accelerator
+        return not self.info.is_accelerator and not peer.is_accelerator
 
     def lend(self, array: ArraySpec, *, write: bool, stream: object = None) -> HostLease:
         """Lend the program an array of the processor as NumPy's."""

@@ -18,7 +18,7 @@ import torch
 
 from trio_accel.backends.base import DType, Ints
 from trio_accel.backends.base.contract.values import number_array
-from trio_accel.backends.base.expressions import Argument, Pass, Step, TypedExpression
+from trio_accel.backends.base.expressions import Argument, Pass, TypedExpression, TypedStep
 from trio_accel.backends.base.expressions._evaluate import check_places
 
 from ._numbers import apply, reduced
@@ -102,7 +102,7 @@ class Evaluation:
                     values[each] = made
             place += 1
 
-    def _value(self, each: int, step: Step, values: Mapping[int, T]) -> T | None:  # noqa: PLR0911
+    def _value(self, each: int, step: TypedStep, values: Mapping[int, T]) -> T | None:  # noqa: PLR0911
         name = step.function
         if name == "argument":
             place = int(step.value.real)
@@ -139,7 +139,7 @@ class Evaluation:
         along[axis] = self.shape[axis]
         return torch.arange(self.shape[axis], device=self.device).reshape(along)
 
-    def _places(self, each: int, step: Step, values: Mapping[int, T], shape: Sequence[int]) -> list[T]:
+    def _places(self, each: int, step: TypedStep, values: Mapping[int, T], shape: Sequence[int]) -> list[T]:
         """Return indices inside of an array. An index outside is refused or becomes the nearest one."""
         at, found = [values[index] for index in step.indices], list[T]()
         for index, number_, extent in zip(at, step.indices, shape, strict=True):
@@ -154,7 +154,7 @@ class Evaluation:
             found.append(torch.where(inside < 0, inside + extent, inside))
         return found
 
-    def _store(self, each: int, step: Step, values: Mapping[int, T]) -> None:
+    def _store(self, each: int, step: TypedStep, values: Mapping[int, T]) -> None:
         array = self.loaded[int(step.value.real)]
         shape = self.shape if self._active is None else tuple(self._active.at.shape)
         at = [index.expand(shape) for index in self._places(each, step, values, array.shape)]
@@ -182,7 +182,7 @@ class Evaluation:
     def _operands(self, each: int, values: Mapping[int, T]) -> dict[int, T]:
         return {number_: values[number_] for number_ in self._pass(None).operands[each]}
 
-    def _in_front(self, each: int, step: Step, values: Mapping[int, T]) -> T:
+    def _in_front(self, each: int, step: TypedStep, values: Mapping[int, T]) -> T:
         """Return the operand of a reduction, with the reduced axes joined as the first axis."""
         own = self._operands(each, values)
         self._run(self._pass(each).numbers, own)
@@ -195,7 +195,7 @@ class Evaluation:
         """Insert axes of one element in place of the reduced axes."""
         return value.reshape([1 if axis in self.axes else extent for axis, extent in enumerate(self.shape)])
 
-    def _fold(self, each: int, step: Step, values: dict[int, T]) -> None:
+    def _fold(self, each: int, step: TypedStep, values: dict[int, T]) -> None:
         """Combine elements pair by pair."""
         end, flat = int(step.value.real), self._in_front(each, step, values)
         last, steps = self.expression.steps[end], self.expression.steps
@@ -213,7 +213,7 @@ class Evaluation:
             flat = torch.cat([made, flat[2 * half :]]) if len(flat) % 2 else made
         values[end] = self._kept(flat[0])
 
-    def _loop(self, each: int, step: Step, values: dict[int, T]) -> None:
+    def _loop(self, each: int, step: TypedStep, values: dict[int, T]) -> None:
         """Run a loop: of all elements at once if its range is the same for all, and none ends early."""
         steps, end = self.expression.steps, int(step.value.real)
         start, stop, *carried = step.steps
@@ -240,7 +240,7 @@ class Evaluation:
         self._active = around
         values.update((one, found.reshape(shape)) for one, found in zip(carried, active.found, strict=True))
 
-    def _flattened(self, each: int, step: Step, values: Mapping[int, T]) -> tuple[_Active, Any]:
+    def _flattened(self, each: int, step: TypedStep, values: Mapping[int, T]) -> tuple[_Active, Any]:
         """Lay all that a loop reads out one element after another; returns the shape that they had."""
         carried = step.steps[2:]
         within = self.expression.steps[each : int(step.value.real) + 1]

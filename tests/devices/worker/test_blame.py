@@ -52,7 +52,7 @@ class Load:
         await until(lambda: self.good >= wanted)
 
     async def ask_bad(self, bad: Operation[Any, Any]) -> ta.ContextLostError:
-        inject_fault(self.device, type(bad), poison=True, again=True)
+        inject_fault(self.device, type(bad), poison=True, repeat=True)
         with pytest.raises(ta.ContextPoisonedError) as caught:
             await self.device.ask(bad)
         assert caught.value.is_to_blame
@@ -132,7 +132,7 @@ async def test_a_suspect_that_seemed_likelier_gets_no_error(long_and_short: Devi
         await ta.fft.fft(short)
     product = device.submit(ta.linalg.Matmul(long, long))
     await begun(device)
-    inject_fault(device, ta.fft.Fft, poison=True, again=True)
+    inject_fault(device, ta.fft.Fft, poison=True, repeat=True)
     with pytest.raises(ta.ContextPoisonedError) as caught:
         await ta.fft.fft(short)
     assert caught.value.is_to_blame
@@ -143,7 +143,7 @@ async def test_a_suspect_that_seemed_likelier_gets_no_error(long_and_short: Devi
     # Now its library is known for it.
     product = device.submit(ta.linalg.Matmul(long, long))
     await begun(device)
-    inject_fault(device, ta.fft.Fft, poison=True, again=True)
+    inject_fault(device, ta.fft.Fft, poison=True, repeat=True)
     with pytest.raises(ta.ContextPoisonedError):
         await ta.fft.fft(short)
     await product.wait()
@@ -208,7 +208,7 @@ async def test_two_bad_requests_at_once(system: ta.System) -> None:
         async with trio.open_nursery() as nursery:
             for _ in range(6):
                 nursery.start_soon(load.multiply, x)
-            inject_fault(device, ta.fft.Fft, poison=True, again=True, count=2)
+            inject_fault(device, ta.fft.Fft, poison=True, repeat=True, count=2)
 
             async def bad() -> None:
                 with pytest.raises(ta.ContextLostError):
@@ -259,7 +259,7 @@ async def test_a_batcher_finds_the_item(system: ta.System, *, suspects: bool) ->
         async def transform(rows: list[np.ndarray]) -> np.ndarray:
             # Bad is what has a negative number, in whatever company.
             if any(row[0] < 0 for row in rows):
-                inject_fault(device, ta.fft.Fft, poison=True, again=True)
+                inject_fault(device, ta.fft.Fft, poison=True, repeat=True)
             x = await device.put(np.stack(rows) + 0j)
             return await (await ta.fft.fft(x)).to_host()
 
@@ -289,7 +289,7 @@ async def test_a_batcher_finds_nothing_that_is_bad_only_in_company(system: ta.Sy
         async def transform(rows: list[np.ndarray]) -> np.ndarray:
             # The first and the last of them, together.
             if {1.0, 8.0} <= {row[0] for row in rows}:
-                inject_fault(device, ta.fft.Fft, poison=True, again=True)
+                inject_fault(device, ta.fft.Fft, poison=True, repeat=True)
             x = await device.put(np.stack(rows) + 0j)
             return await (await ta.fft.fft(x)).to_host()
 
@@ -317,7 +317,7 @@ async def test_a_bad_request_in_each_replica_of_a_pool(system: ta.System) -> Non
         async def transform(item: str) -> Any:
             x = await device.put(2.0 * EYE)
             if item == "bad":
-                inject_fault(device, ta.fft.Fft, poison=True, again=True)
+                inject_fault(device, ta.fft.Fft, poison=True, repeat=True)
                 return await (await ta.fft.fft(x)).to_host()
             return await (await ta.linalg.matmul(x, x)).to_host()
 

@@ -365,7 +365,7 @@ async def test_the_end_of_the_system_does_not_wait_for_a_trial(modules: Modules,
 
 def trials_of(
     forks: Any, monkeypatch: pytest.MonkeyPatch
-) -> tuple[_launcher_trial.Trials, list[Any], list[Any]]:
+) -> tuple[_launcher_trial.ImportTrials, list[Any], list[Any]]:
     """Trials that start processes which sleep; what they start and report."""
     started: list[subprocess.Popen[bytes]] = []
     reported: list[Any] = []
@@ -383,7 +383,7 @@ def trials_of(
     program: Any = SimpleNamespace(spawn=spawn, PACKET=100)
     monkeypatch.setattr(_launcher_trial, "program", program)
     launcher: Any = SimpleNamespace(watch=watch, report=report)
-    trials = _launcher_trial.Trials(launcher, forks)
+    trials = _launcher_trial.ImportTrials(launcher, forks)
     return trials, started, reported
 
 
@@ -401,8 +401,8 @@ def test_a_child_that_has_seen_to_its_alarm_is_killed(monkeypatch: pytest.Monkey
     order = {"preload": [], "checks": [], "path": [], "arguments": [], "modules": [("slow", False)]}
     trials.add(1, order, os.open(".", os.O_PATH))
     assert trials.patience() == 0
-    trials.look()
-    trials.look()
+    trials.poll()
+    trials.poll()
     assert trials.patience() is None
     (child,) = started
     assert child.wait() == -signal.SIGKILL

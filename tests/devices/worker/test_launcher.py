@@ -18,7 +18,7 @@ import trio
 import trio.testing
 from processes import children, descriptors, launcher, workers
 
-from trio_accel.actors import System, open_system
+from trio_accel.actors import ActorSystem, open_system
 from trio_accel.backends.base import AccelError, NotSupportedError
 from trio_accel.devices.launcher import _launcher
 from trio_accel.devices.launcher import _link as _launcher_link
@@ -58,7 +58,7 @@ os.write(3, json.dumps(report).encode())
 
 
 @pytest.fixture
-async def workshop(system: System) -> Launcher:
+async def workshop(system: ActorSystem) -> Launcher:
     """The launcher of the system."""
     return await open_launcher(system)
 
@@ -109,7 +109,7 @@ async def test_a_worker_dies_with_its_launcher_and_leaves_no_core(
 @WAYS
 @pytest.mark.parametrize("make", [os.pipe, os.openpty])
 async def test_a_worker_that_makes_its_standard_error_non_blocking_does_not_so_here(
-    system: System, preload: tuple[str, ...], make: Callable[[], tuple[int, int]]
+    system: ActorSystem, preload: tuple[str, ...], make: Callable[[], tuple[int, int]]
 ) -> None:
     reader, writer = make()
     before = os.dup(2)
@@ -130,7 +130,7 @@ async def test_a_worker_that_makes_its_standard_error_non_blocking_does_not_so_h
 
 @WAYS
 async def test_a_worker_begins_as_if_the_application_had_started_it(
-    system: System, preload: tuple[str, ...]
+    system: ActorSystem, preload: tuple[str, ...]
 ) -> None:
     before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     try:
@@ -414,7 +414,7 @@ async def test_orders_and_reports_never_wait_for_each_other() -> None:
     link.send("kill", 0)
 
 
-async def test_there_is_one_launcher_a_system(system: System) -> None:
+async def test_there_is_one_launcher_a_system(system: ActorSystem) -> None:
     found: list[Launcher] = []
 
     async def find() -> None:
@@ -440,7 +440,7 @@ async def test_a_system_that_is_over_is_not_held() -> None:
     assert len(_launcher._launchers) == before
 
 
-async def test_a_stopped_launcher_is_replaced_when_asked_for(system: System) -> None:
+async def test_a_stopped_launcher_is_replaced_when_asked_for(system: ActorSystem) -> None:
     found = await open_launcher(system)
     await found.ref.stop()
     assert children() == set()
@@ -449,7 +449,7 @@ async def test_a_stopped_launcher_is_replaced_when_asked_for(system: System) -> 
     assert (await report_of_worker(again))["parent"] == launcher()
 
 
-async def test_a_cancelled_opening_leaves_nothing(system: System) -> None:
+async def test_a_cancelled_opening_leaves_nothing(system: ActorSystem) -> None:
     with trio.CancelScope() as scope:
         scope.cancel()
         await open_launcher(system)
@@ -463,7 +463,7 @@ async def test_a_cancelled_opening_leaves_nothing(system: System) -> None:
     [("/nowhere/python", "could not be started"), ("/bin/false", "exited with code 1")],
 )
 async def test_a_launcher_that_does_not_start_says_why(
-    system: System, monkeypatch: pytest.MonkeyPatch, executable: str, what: str
+    system: ActorSystem, monkeypatch: pytest.MonkeyPatch, executable: str, what: str
 ) -> None:
     before = descriptors()
     with monkeypatch.context() as patch:
@@ -476,7 +476,7 @@ async def test_a_launcher_that_does_not_start_says_why(
 
 
 async def test_a_platform_without_process_descriptors_is_told_of_inline(
-    system: System, monkeypatch: pytest.MonkeyPatch
+    system: ActorSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
         patch.delattr(os, "pidfd_open")
@@ -484,7 +484,7 @@ async def test_a_platform_without_process_descriptors_is_told_of_inline(
             await open_launcher(system)
 
 
-async def test_an_actor_of_that_name_is_no_hindrance(system: System) -> None:
+async def test_an_actor_of_that_name_is_no_hindrance(system: ActorSystem) -> None:
     other = await system.spawn(_launcher.LauncherActor, Launcher(), name="launcher")
     assert (await open_launcher(system)).ref.path == "test/launcher#2/process"
     await other.stop()

@@ -22,7 +22,7 @@ from chunk_files import sealed
 from interrupter import is_only_ctrl_c
 from processes import children, descriptors, in_session, launcher, wait_dead, workers
 
-from trio_accel.actors import ActorFailedError, ActorStarted, System, open_system
+from trio_accel.actors import ActorFailedError, ActorStarted, ActorSystem, open_system
 from trio_accel.devices.launcher import _link as _launcher_link
 from trio_accel.devices.launcher._launcher import Launcher, LauncherError, open_launcher
 
@@ -51,7 +51,7 @@ async def begun(found: Launcher) -> None:
     await worker.wait()
 
 
-async def replace_launcher(system: System) -> None:
+async def replace_launcher(system: ActorSystem) -> None:
     """Kill the launcher, and wait until the next one serves."""
     started = trio.Event()
     with system.subscribe(lambda event: started.set() if isinstance(event, ActorStarted) else None):
@@ -96,7 +96,7 @@ async def test_a_launcher_that_does_nothing_is_killed(monkeypatch: pytest.Monkey
     assert await worker.wait() == "ended with its launcher"
 
 
-async def test_the_death_of_the_launcher_ends_its_workers_and_it_is_replaced(system: System) -> None:
+async def test_the_death_of_the_launcher_ends_its_workers_and_it_is_replaced(system: ActorSystem) -> None:
     found = await open_launcher(system)
     process = launcher()
     old = [await found.start_worker(SLEEP), await found.start_worker(SLEEP)]
@@ -129,7 +129,7 @@ async def test_workers_die_by_themselves_when_the_launcher_does() -> None:
     assert await link.close() == "was killed by SIGKILL"
 
 
-async def test_what_a_launcher_had_not_begun_is_left_to_the_next(system: System) -> None:
+async def test_what_a_launcher_had_not_begun_is_left_to_the_next(system: ActorSystem) -> None:
     found = await open_launcher(system)
     os.kill(launcher(), signal.SIGSTOP)
     async with trio.open_nursery() as nursery:
@@ -139,7 +139,7 @@ async def test_what_a_launcher_had_not_begun_is_left_to_the_next(system: System)
 
 
 async def test_a_start_may_be_cancelled_while_there_is_no_launcher(
-    system: System, monkeypatch: pytest.MonkeyPatch
+    system: ActorSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = await open_launcher(system)
     os.kill(launcher(), signal.SIGSTOP)
@@ -161,7 +161,7 @@ async def test_a_start_may_be_cancelled_while_there_is_no_launcher(
     found.ref.cancel("it never starts")
 
 
-async def test_what_two_launchers_died_of_fails(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_two_launchers_died_of_fails(system: ActorSystem, monkeypatch: pytest.MonkeyPatch) -> None:
     found = await open_launcher(system)
     # Every launcher from now on dies of its first order.
     send = _launcher_link.LauncherLink.send
@@ -171,7 +171,7 @@ async def test_what_two_launchers_died_of_fails(system: System, monkeypatch: pyt
     assert system.tree().find("test/launcher/process").failed == 0
 
 
-async def test_what_no_launcher_takes_any_more_fails(system: System) -> None:
+async def test_what_no_launcher_takes_any_more_fails(system: ActorSystem) -> None:
     found = await open_launcher(system)
     os.kill(launcher(), signal.SIGSTOP)
     async with trio.open_nursery() as nursery:
@@ -186,7 +186,7 @@ async def test_what_no_launcher_takes_any_more_fails(system: System) -> None:
         os.kill(launcher(), signal.SIGCONT)
 
 
-async def test_a_cancelled_start_ends_when_the_launcher_dies(system: System) -> None:
+async def test_a_cancelled_start_ends_when_the_launcher_dies(system: ActorSystem) -> None:
     found = await open_launcher(system)
     os.kill(launcher(), signal.SIGSTOP)
     with trio.CancelScope() as scope:
@@ -199,7 +199,7 @@ async def test_a_cancelled_start_ends_when_the_launcher_dies(system: System) -> 
     await begun(found)
 
 
-async def test_chunks_are_kept_by_each_launcher_until_they_are_forgotten(system: System) -> None:
+async def test_chunks_are_kept_by_each_launcher_until_they_are_forgotten(system: ActorSystem) -> None:
     found = await open_launcher(system)
     memory = [chunk(), chunk()]
     for descriptor in memory:
@@ -234,7 +234,7 @@ async def test_chunks_survive_the_end_of_the_system() -> None:
     os.close(memory)
 
 
-async def test_no_chunk_is_kept_that_is_not_open(system: System) -> None:
+async def test_no_chunk_is_kept_that_is_not_open(system: ActorSystem) -> None:
     found = await open_launcher(system)
     memory = chunk()
     os.close(memory)

@@ -143,7 +143,7 @@ async def test_first_uses_while_bad_requests_lose_the_context(system: ta.System,
             x, y = await device.put(VALUES), await device.put(VALUES + 0j)
             bad = ta.fft.Fft(y)
             await device.ask(bad)
-            inject_fault(device, ta.fft.Fft, poison=True, again=True, count=2)
+            inject_fault(device, ta.fft.Fft, poison=True, repeat=True, count=2)
             with trio.fail_after(60):
                 async with trio.open_nursery() as nursery:
 

@@ -17,7 +17,7 @@ import trio_accel as ta
 from trio_accel.backends.base import DType
 from trio_accel.backends.base.contract.ops import ArraySpec
 from trio_accel.devices.dispatch import _outcomes, _requests
-from trio_accel.devices.dispatch._calls import Leases
+from trio_accel.devices.dispatch._calls import WorkerLeases
 from trio_accel.devices.dispatch._request import RemoteRequest
 
 
@@ -233,7 +233,7 @@ class LifeOfLeases(RuleBasedStateMachine):
         self.table = _requests.RequestTable(4, self.sent)
         self.sender: Any = SimpleNamespace(link=None, requests=self.table)
         self.outcomes = _outcomes.OutcomePolicy(device, nothing)
-        self.leases = Leases(device, self.sender, nothing)
+        self.leases = WorkerLeases(device, self.sender, nothing)
         self.is_closed = False
         self.open()
 

@@ -189,7 +189,7 @@ def test_carefully_opened_it_hands_over_one_at_a_time_until_it_is_told_to_hurry(
     table.done(1)
     table.pump()
     assert sent == [1, 2]
-    table.hurry()
+    table.send_ready()
     assert sorted(sent) == [1, 2, 3, 4, 5]
     # After a loss everything waits again; opened as usual it goes as usual.
     table.put_back(table.close())

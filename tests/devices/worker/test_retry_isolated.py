@@ -53,7 +53,7 @@ async def test_so_many_losses_it_survives_and_no_more(system: ta.System, losses:
     async with system.open_device(BACKEND, options=options(retry=2)) as device:
         # A busy machine may look late, so the operation is in flight until its worker is killed. It is a
         # copy, because CUDA loads the first product of each worker, and its loop waits with the held stream.
-        fault = ta.testing.inject_fault(device, Copy, delay=60.0, again=True)
+        fault = ta.testing.inject_fault(device, Copy, delay=60.0, repeat=True)
         x = await device.put(2.0 * EYE)
         pending = device.submit(Copy(x))
         for loss in range(losses):

@@ -39,7 +39,7 @@ async def test_one_that_is_named_again_is_the_same_unless_it_is_invalid(blocks: 
     blocks.name([(3, 16)])
     assert blocks[3] is first
     assert blocks.changes == changes
-    first.spoil("linalg.Matmul", None)
+    first.mark_damaged("linalg.Matmul", None)
     blocks.name([(3, 16)])
     assert blocks[3] is not first
     assert blocks[3].damaged_by is None
@@ -74,7 +74,7 @@ async def test_what_a_template_has_found_holds_until_something_changes(
     assert launches[1].outputs == (blocks[3],)
     assert launches[1].uses == (("a", blocks[1]), ("b", blocks[2]))
     if change == "invalid":
-        blocks[3].spoil("linalg.Matmul", None)
+        blocks[3].mark_damaged("linalg.Matmul", None)
     else:
         blocks.let_go((3 if "made" in change else 1,))
     assert not binding.is_found(blocks)

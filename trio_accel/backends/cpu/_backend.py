@@ -104,7 +104,7 @@ class CpuDevice(BlockDevice[CpuStream, HostArray, HostArray]):
         made, found = (now - then for now, then in zip(_compiler.counts.now(), self._before, strict=True))
         return {"arrays": LibraryUsage(CacheCounts(found=max(0, found - made), made=made))} if found else {}
 
-    def reaches(self, other: DeviceInfo) -> bool:
+    def reaches(self, peer: DeviceInfo) -> bool:
         """True: all of it is the machine's memory."""
         return True
 

@@ -16,9 +16,9 @@ _OF_KERNELS = ("arrays", "blas", "blaslt", "dnn", "fft", "jit", "random", "solve
 # Imported with the library, because SciPy is slow to import.
 LIBRARIES: Mapping[str, LibraryEntry] = {
     **{name: LibraryEntry(f".libraries.{name}") for name in _OF_KERNELS},
-    "graphs": LibraryEntry(".libraries.graphs", "GraphLibrary"),
-    "memory": LibraryEntry(".libraries.memory", "MemoryLibrary"),
-    "program": LibraryEntry(".libraries.program", "ProgramLibrary"),
+    "graphs": LibraryEntry(".libraries.graphs", "CpuGraphLibrary"),
+    "memory": LibraryEntry(".libraries.memory", "CpuMemoryLibrary"),
+    "program": LibraryEntry(".libraries.program", "CpuProgramLibrary"),
 }
 """By the names that library actors have for them."""
 

@@ -23,7 +23,7 @@ from ..base.contract.device_info import choose
 from ..base.kit.modules import import_ahead
 from ._installed import Installed, installed
 from ._links import find_links
-from ._probe import DeviceFacts, Probe, probe, taken
+from ._probe import DeviceFacts, ProbeResult, probe, taken
 from .manifest import LIBRARIES, NCCL
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class CudaBackend(AccelBackend):
         """Ask the driver in this process."""
         self._is_worker = True
 
-    def _look(self) -> tuple[Probe, tuple[DeviceReport, ...], Installed | None]:
+    def _look(self) -> tuple[ProbeResult, tuple[DeviceReport, ...], Installed | None]:
         """Find the devices; libraries are looked for where a device could use them."""
         found = probe(is_worker=self._is_worker)
         libraries = None

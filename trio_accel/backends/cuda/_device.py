@@ -151,12 +151,12 @@ class CudaDevice(LibraryDevice):
         """Whether the driver has reported a sticky code; see `AccelDevice.is_dead`."""
         return self.context.is_dead
 
-    def reaches(self, other: DeviceInfo) -> bool:
+    def reaches(self, peer: DeviceInfo) -> bool:
         """Return whether the driver allows access from this GPU to another; see `AccelDevice.reaches`."""
-        if self.info.index == other.index:
+        if self.info.index == peer.index:
             return True
         with self.context:
-            numbers = [self.context.check(driver.cuDeviceGet(one.index)) for one in (self.info, other)]
+            numbers = [self.context.check(driver.cuDeviceGet(one.index)) for one in (self.info, peer)]
             return bool(self.context.check(driver.cuDeviceCanAccessPeer(*numbers)))
 
     def lend(self, array: ArraySpec, *, write: bool, stream: object = None) -> CudaLease:

@@ -15,7 +15,7 @@ from ..base import Software, Strs
 from ..base.kit.modules import search_path
 from . import _probe_process
 from ._probe import ChildError, ask
-from .manifest import FRONT_END, LIBRARIES, STAND_IN, VENDOR, VERSIONS, Vendor
+from .manifest import FRONT_END, LIBRARIES, STAND_IN, VENDOR, VERSIONS, SharedLibrary
 
 _SOURCES = {
     "site-packages": "wheel",
@@ -151,7 +151,7 @@ def _bindings_too_new(bindings: str, version: tuple[int, int]) -> str | None:
 
 
 def _software(
-    name: str, vendor: Vendor, found: Mapping[str, Any] | None, version: tuple[int, int]
+    name: str, vendor: SharedLibrary, found: Mapping[str, Any] | None, version: tuple[int, int]
 ) -> Software:
     needed_by = tuple(ours for ours, library in LIBRARIES.items() if name in (library.needs, library.uses))
     software = Software(name=vendor.title, needed_by=needed_by)
@@ -174,7 +174,7 @@ def _software(
     )
 
 
-def _too_new(vendor: Vendor, numbers: list[int] | None, version: tuple[int, int]) -> str | None:
+def _too_new(vendor: SharedLibrary, numbers: list[int] | None, version: tuple[int, int]) -> str | None:
     """Return why a library is too new for the driver, or None; later minor versions of its CUDA work."""
     if not numbers or vendor.behind is None:
         return None

@@ -74,7 +74,7 @@ class DeviceFacts:
 
 
 @attrs.frozen(kw_only=True)
-class Probe:
+class ProbeResult:
     """Findings of the probe.
 
     Attributes:
@@ -101,10 +101,10 @@ class Probe:
             return cuda
 
 
-_answers: dict[tuple[str | None, ...], Probe] = {}
+_answers: dict[tuple[str | None, ...], ProbeResult] = {}
 
 
-def probe(*, is_worker: bool = False) -> Probe:
+def probe(*, is_worker: bool = False) -> ProbeResult:
     """Query the driver; blocks. Findings that cannot change are cached for each setting of the environment.
 
     Args:
@@ -120,34 +120,36 @@ def probe(*, is_worker: bool = False) -> Probe:
     return _answers[key]
 
 
-def _probe(visible: str | None, is_worker: bool) -> Probe:
+def _probe(visible: str | None, is_worker: bool) -> ProbeResult:
     if sys.platform != "linux":
-        return Probe(reason=f"the CUDA backend runs on Linux, and this is {sys.platform}")
+        return ProbeResult(reason=f"the CUDA backend runs on Linux, and this is {sys.platform}")
     if is_worker:
         return _understood(_probe_process.probe(tries_contexts=False), visible)
     try:
         answer = ask("probe", {"tries_contexts": True})
     except ChildError as error:
-        return Probe(reason=f"a process that asked the NVIDIA driver for its GPUs {error}; {_LOG_ADVICE}")
+        return ProbeResult(
+            reason=f"a process that asked the NVIDIA driver for its GPUs {error}; {_LOG_ADVICE}"
+        )
     return _understood(answer, visible)
 
 
-def _understood(answer: dict[str, Any], visible: str | None) -> Probe:
+def _understood(answer: dict[str, Any], visible: str | None) -> ProbeResult:
     if answer.get("error") == "load":
-        return Probe(reason=_no_driver(answer["detail"]))
+        return ProbeResult(reason=_no_driver(answer["detail"]))
     number = int(answer["version"])
     version = (number // 1000, number % 1000 // 10) if number else None
     if "error" in answer:
         refusal = _refusal(answer["detail"], visible)
-        return Probe(version=version, reason=refusal, is_passing=answer["detail"] in _PASSING)
+        return ProbeResult(version=version, reason=refusal, is_passing=answer["detail"] in _PASSING)
     if number < _OLDEST:
-        return Probe(version=version, reason=_too_old(version or (0, 0)))
+        return ProbeResult(version=version, reason=_too_old(version or (0, 0)))
     devices = tuple(_facts(*each) for each in enumerate(answer["devices"]))
     is_passing = any(device["context"] in _PASSING for device in answer["devices"])
     reason = devices[0].why_not if devices else _none(visible)
     if any(device.why_not is None for device in devices):
         reason = None
-    return Probe(version=version, devices=devices, reason=reason, is_passing=is_passing)
+    return ProbeResult(version=version, devices=devices, reason=reason, is_passing=is_passing)
 
 
 def _no_driver(detail: str) -> str:

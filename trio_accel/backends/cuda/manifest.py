@@ -15,7 +15,7 @@ STAND_IN = "TRIO_ACCEL_STAND_IN"
 
 
 @attrs.frozen
-class Vendor:
+class SharedLibrary:
     """A shared library of CUDA.
 
     Attributes:
@@ -31,15 +31,15 @@ class Vendor:
     behind: int | None = None
 
 
-VENDOR: Mapping[str, Vendor] = {
+VENDOR: Mapping[str, SharedLibrary] = {
     # NVRTC compiles kernels: every device needs it.
-    "nvrtc": Vendor("NVRTC", "nvrtcVersion", asked="pair", behind=0),
-    "cublas": Vendor("cuBLAS", "cublasGetProperty", behind=0),
-    "cufft": Vendor("cuFFT", "cufftGetProperty", behind=1),
-    "cusolver": Vendor("cuSOLVER", "cusolverGetProperty", behind=1),
-    "cusparse": Vendor("cuSPARSE", "cusparseGetProperty"),
-    "cudnn": Vendor("cuDNN", "cudnnGetProperty"),
-    "cutensor": Vendor("cuTENSOR", "cutensorGetVersion", asked="number"),
+    "nvrtc": SharedLibrary("NVRTC", "nvrtcVersion", asked="pair", behind=0),
+    "cublas": SharedLibrary("cuBLAS", "cublasGetProperty", behind=0),
+    "cufft": SharedLibrary("cuFFT", "cufftGetProperty", behind=1),
+    "cusolver": SharedLibrary("cuSOLVER", "cusolverGetProperty", behind=1),
+    "cusparse": SharedLibrary("cuSPARSE", "cusparseGetProperty"),
+    "cudnn": SharedLibrary("cuDNN", "cudnnGetProperty"),
+    "cutensor": SharedLibrary("cuTENSOR", "cutensorGetVersion", asked="number"),
 }
 """By the names that cuda-pathfinder has for them."""
 
@@ -56,10 +56,10 @@ LIBRARIES: Mapping[str, LibraryEntry] = {
     "communicators": LibraryEntry(".libraries.nccl", "NcclLibrary", package="nccl"),
     "dnn": LibraryEntry(".libraries.dnn", "DnnLibrary", uses="cudnn"),
     "fft": LibraryEntry(".libraries.fft", "FftLibrary", "cufft"),
-    "graphs": LibraryEntry(".libraries.graphs", "GraphLibrary"),
+    "graphs": LibraryEntry(".libraries.graphs", "CudaGraphLibrary"),
     "jit": LibraryEntry(".libraries.compiled", "JitLibrary"),
-    "memory": LibraryEntry(".libraries.memory", "MemoryLibrary"),
-    "program": LibraryEntry(".libraries.program", "ProgramLibrary"),
+    "memory": LibraryEntry(".libraries.memory", "CudaMemoryLibrary"),
+    "program": LibraryEntry(".libraries.program", "CudaProgramLibrary"),
     "random": LibraryEntry(".libraries.compiled", "RandomLibrary"),
     "solver": LibraryEntry(".libraries.solver", "SolverLibrary", "cusolver"),
     "sparse": LibraryEntry(".libraries.sparse", "SparseLibrary", "cusparse"),

@@ -74,7 +74,7 @@ class Slab:
 
 
 @attrs.define(eq=False)
-class Region:
+class SlabRegion:
     """Memory for one array in a slab. It returns to the pool when nothing refers to it.
 
     NumPy keeps the origin of an array alive as its base. In a chain of arrays it keeps only the first, so the
@@ -170,7 +170,7 @@ class HostPool:
         return self.region(nbytes).array(shape, dtype) if nbytes else np.empty(shape, dtype)
 
     @enable_ki_protection
-    def region(self, nbytes: int) -> Region:
+    def region(self, nbytes: int) -> SlabRegion:
         """Allocate memory.
 
         Raises:
@@ -183,9 +183,9 @@ class HostPool:
         except MemoryError:
             self._allocator.trim()
             place = self._allocator.allocate(number, -(-nbytes // _PAGE) * _PAGE)
-        return Region(number, self.slabs[place.chunk], place.offset, nbytes, self._drop)
+        return SlabRegion(number, self.slabs[place.chunk], place.offset, nbytes, self._drop)
 
-    def stage(self, nbytes: int) -> Region:
+    def stage(self, nbytes: int) -> SlabRegion:
         """Allocate memory for the transit of an array.
 
         Raises:

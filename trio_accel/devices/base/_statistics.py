@@ -204,9 +204,9 @@ class ProgramCost:
         imports: The seconds that the last worker took to import the module; 0.0 if the next one begins with
             it.
         makes: The last duration of constructor and `warm_up`, in seconds.
-        ahead: Whether the next worker begins with the module: ``"fully"``: it does; ``"refused"``: it does
-            not; ``"pending"``: that is being tried. ``"inline"``: there is no worker, and the module stays
-            imported.
+        preloading: Whether the next worker begins with the module: ``"fully"``: it does; ``"refused"``: it
+            does not; ``"pending"``: that is being tried. ``"inline"``: there is no worker, and the module
+            stays imported.
         reason: The reason why each worker imports the module; None if none does.
     """
 
@@ -214,7 +214,7 @@ class ProgramCost:
     module: str
     imports: float
     makes: float
-    ahead: Ahead
+    preloading: Ahead
     reason: str | None = None
 
 
@@ -256,7 +256,7 @@ class RecoveryCost:
     def __str__(self) -> str:
         if self.context is None:
             return "restart not measured yet"
-        is_inline = any(each.ahead == "inline" for each in self.programs)
+        is_inline = any(each.preloading == "inline" for each in self.programs)
         parts = [f"{'context' if is_inline else 'worker and context'} {self.context:.2f} s"]
         parts += [f"import of {module} {seconds:.2f} s" for module, seconds in self._imports().items()]
         parts += [f"constructor of {each.program} {each.makes:.2f} s" for each in self.programs]
@@ -269,7 +269,7 @@ class RecoveryCost:
         """Return the seconds by module, because the first program of a worker pays for the others."""
         found: dict[str, float] = {}
         for each in self.programs:
-            if each.ahead not in ("fully", "inline"):
+            if each.preloading not in ("fully", "inline"):
                 found[each.module] = max(found.get(each.module, 0.0), each.imports)
         return found
 
@@ -350,6 +350,6 @@ class Recoveries:
             module=program.module,
             imports=0.0 if ahead in ("fully", "inline") else paid,
             makes=program.makes,
-            ahead=ahead,
+            preloading=ahead,
             reason=reason,
         )

@@ -180,7 +180,7 @@ class TaskNotifier:
             trio.lowlevel.reschedule(task, WAKE_VALUE)
 
 
-class Turn:
+class SubmissionTurn:
     """One operation's place in the order. Made by `SubmissionOrder.enter`.
 
     Attributes:
@@ -197,7 +197,7 @@ class Turn:
         self.reads: frozenset[int] = reads
         self.writes: frozenset[int] = writes
         self.waits_for: int = 0
-        self.followers: list[Turn] | None = None
+        self.followers: list[SubmissionTurn] | None = None
         self.ready: trio.Event | None = None
         self.is_leaving: bool = False
         self.is_over: bool = False
@@ -220,7 +220,7 @@ class Turn:
         if self.ready is not None:
             self.ready.set()
 
-    def follow(self, other: Turn) -> None:
+    def follow(self, other: SubmissionTurn) -> None:
         """Follow another turn, unless it is over."""
         if other.is_over or other is self:
             return
@@ -229,7 +229,7 @@ class Turn:
         other.followers.append(self)
         self.waits_for += 1
 
-    def end(self) -> list[Turn]:
+    def end(self) -> list[SubmissionTurn]:
         """Give up the place; return the followers that can now give up theirs."""
         self.is_over = True
         followers, self.followers = self.followers, None
@@ -257,8 +257,8 @@ class SubmissionOrder:
 
     def __init__(self) -> None:
         # The last turn that writes each block, and the later turns that read it.
-        self._writers: dict[int, Turn] = {}
-        self._readers: dict[int, dict[Turn, None]] = {}
+        self._writers: dict[int, SubmissionTurn] = {}
+        self._readers: dict[int, dict[SubmissionTurn, None]] = {}
 
     @property
     def is_empty(self) -> bool:
@@ -269,9 +269,9 @@ class SubmissionOrder:
         """Return whether an operation that used these blocks now would not follow any other."""
         return self._writers.keys().isdisjoint(reads | writes) and writes.isdisjoint(self._readers)
 
-    def enter(self, reads: frozenset[int], writes: frozenset[int]) -> Turn:
+    def enter(self, reads: frozenset[int], writes: frozenset[int]) -> SubmissionTurn:
         """Give the next operation its place."""
-        turn = Turn(reads, writes)
+        turn = SubmissionTurn(reads, writes)
         writers, readers = self._writers, self._readers
         for block in reads:
             # The write below follows every operation that a read of the block would follow.
@@ -293,7 +293,7 @@ class SubmissionOrder:
             writers[block] = turn
         return turn
 
-    def leave(self, turn: Turn, made: Iterable[int] = ()) -> None:
+    def leave(self, turn: SubmissionTurn, made: Iterable[int] = ()) -> None:
         """Leave the order after the launch, or without one: operations that wait for this turn continue.
 
         An operation withdrawn during its wait keeps its place until its turn, because later operations follow
@@ -320,7 +320,7 @@ class SubmissionOrder:
             self._forget(left)
             leaving += left.end()
 
-    def _forget(self, turn: Turn) -> None:
+    def _forget(self, turn: SubmissionTurn) -> None:
         writers, readers = self._writers, self._readers
         for block in turn.writes:
             if block in writers and writers[block] is turn:

@@ -95,7 +95,7 @@ class AnswerHandler:
         except NonsenseError as error:
             # D80: only here does nonsense cause the loss of its worker.
             _close_descriptors(received[taken:])
-            link.distrust(error)
+            link.kill_for_nonsense(error)
         # One pump serves all completed requests.
         if self._requests.waiting:
             self._requests.pump()
@@ -176,7 +176,7 @@ class AnswerHandler:
         link.is_silent = is_silent
         link.has_faulted = isinstance(error, ContextPoisonedError) and not error.is_memory_damaged
         self._lose(link, error)
-        link.condemn(f"lost its context: {error}", error)
+        link.kill_worker(f"lost its context: {error}", error)
 
     def _on_done(  # noqa: C901  # calls that would make it shorter take as long as what they do
         self,

@@ -194,7 +194,7 @@ def _libraries(usage: dict[str, Ints]) -> dict[str, LibraryStatistics]:
     }
 
 
-class Leases:
+class WorkerLeases:
     """Leases of arrays, in memory that this process has mapped.
 
     Args:
@@ -318,7 +318,7 @@ class WorkerLoan(Loan):
     """
 
     _request: LeaseRequest
-    _leases: Leases
+    _leases: WorkerLeases
     place: Place | None = attrs.field(default=None, init=False)
 
     async def wait(self, verb: str) -> None:
@@ -353,7 +353,7 @@ class Borrowed:
 
     array: AccelRef
     _request: BorrowRequest
-    _leases: Leases
+    _leases: WorkerLeases
     _is_sure: bool
 
     async def wait(self, verb: str) -> None:

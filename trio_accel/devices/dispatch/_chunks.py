@@ -27,7 +27,7 @@ from ._loans import next_abroad
 __all__ = ["INTACT", "LeftMemory", "Stay", "free_left_memory"]
 
 if TYPE_CHECKING:
-    from ...actors import System
+    from ...actors import ActorSystem
     from ..launcher._launcher import Launcher
 
 # The address of a block before its request is answered.
@@ -348,7 +348,7 @@ class LeftMemory:
         """The bytes of the arrays."""
         return sum(nbytes for _, nbytes, _, _ in self.chunks.blocks.values())
 
-    def leave(self, system: System) -> None:
+    def leave(self, system: ActorSystem) -> None:
         """Leave the memory to the system, because no device owns it any longer."""
         _left.setdefault(system, set()).add(self)
         self.generation = max(self.generation, self.blocks.availability.generation)
@@ -357,7 +357,7 @@ class LeftMemory:
         self.blocks.leave(self._release)
         self.chunks.drop_empty()
 
-    def take(self, system: System) -> None:
+    def take(self, system: ActorSystem) -> None:
         """Take it back for a device."""
         _left.get(system, set()).discard(self)
 
@@ -372,10 +372,10 @@ class LeftMemory:
 
 
 # The table must not keep the system alive.
-_left: weakref.WeakKeyDictionary[System, set[LeftMemory]] = weakref.WeakKeyDictionary()
+_left: weakref.WeakKeyDictionary[ActorSystem, set[LeftMemory]] = weakref.WeakKeyDictionary()
 
 
-def free_left_memory(system: System) -> None:
+def free_left_memory(system: ActorSystem) -> None:
     """End with the system: the memory that its devices left can no longer be adopted."""
     for memory in _left.pop(system, set()):
         memory.free()

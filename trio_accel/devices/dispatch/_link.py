@@ -200,12 +200,12 @@ class WorkerLink:
                 handle(self, await self.channel.receive())
         except EndOfChannel as end:
             if isinstance(end.__cause__, NonsenseError):
-                self.distrust(end.__cause__)
+                self.kill_for_nonsense(end.__cause__)
 
-    def distrust(self, error: NonsenseError) -> None:
+    def kill_for_nonsense(self, error: NonsenseError) -> None:
         """Kill the worker because of a nonsensical message."""
         self.is_distrusted = True
-        self.condemn(f"sent a message that makes no sense: {error}")
+        self.kill_worker(f"sent a message that makes no sense: {error}")
 
     def _end(self, how: str) -> None:
         if self.how is None:
@@ -215,7 +215,7 @@ class WorkerLink:
             _logger.info("device %s: worker process %d %s", self._path, pid, how, extra=extra)
         self.notify()
 
-    def condemn(self, why: str, error: Exception | None = None) -> None:
+    def kill_worker(self, why: str, error: Exception | None = None) -> None:
         """Kill the worker. Messages that it has sent are still handled."""
         # The error belongs to the first reason, so it is stored before `_end` sets that.
         if self.how is None:
@@ -251,9 +251,9 @@ class WorkerLink:
                     # If it ends before, it does not have a heartbeat to watch.
                     await self.wait(lambda: self.is_ready)
         if not self.is_ready:
-            self.condemn(f"was not ready after {_START} s and was killed")
+            self.kill_worker(f"was not ready after {_START} s and was killed")
         if await self._stands_still(self._timeout / _BEATS, _BEATS, lambda: self.page.heartbeat):
-            self.condemn(f"gave no sign of life for {self._timeout:g} s and was killed")
+            self.kill_worker(f"gave no sign of life for {self._timeout:g} s and was killed")
 
     @enable_ki_protection
     async def _watch_the_watch(self, stuck_after: float) -> None:
@@ -265,7 +265,7 @@ class WorkerLink:
         # D49: `looks` is 0 while nothing is in flight. Then it is not expected to change.
         if await self._stands_still(tick, (stuck_after + _MARGIN) / tick, lambda: self.page.looks or None):
             self.is_stuck = True
-            self.condemn(f"stood still for stuck_after = {stuck_after:g} s and was killed")
+            self.kill_worker(f"stood still for stuck_after = {stuck_after:g} s and was killed")
 
     @enable_ki_protection
     async def _watch_the_process(self, stuck_after: float) -> None:
@@ -283,7 +283,7 @@ class WorkerLink:
         ticks = max(stuck_after + _MARGIN, _LEAST_SILENCE) / tick
         while await self._stands_still(tick, ticks, used):
             if not self.process.is_in_disk_wait():
-                self.condemn(
+                self.kill_worker(
                     f"has requests and did not run for stuck_after = {stuck_after:g} s, and was killed"
                 )
 

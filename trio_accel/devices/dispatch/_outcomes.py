@@ -224,7 +224,7 @@ class OutcomePolicy:
                 made.append(block.id)
         if invalid or request.failure is not None:
             # If a copy failed, all arrays are invalid.
-            launch.spoil(error, None if request.failure is not None else invalid)
+            launch.mark_damaged(error, None if request.failure is not None else invalid)
         launch.heal(error)
         if is_launched and device.hooks:
             notify(device.hooks, launch, *_PHASES)
@@ -398,7 +398,7 @@ class OutcomePolicy:
                 error = stale
             self.refuse(request, error)
 
-    def convicts(self, request: RemoteRequest) -> bool:
+    def fail_if_guilty(self, request: RemoteRequest) -> bool:
         """Fail a suspect if all other suspects have run without a fault; return whether it failed."""
         assert isinstance(request, OperationRequest)  # leases cannot be suspects
         found = request.suspicion
@@ -419,7 +419,7 @@ class OutcomePolicy:
 
     def _end_in_flight(self, request: OperationRequest, error: AccelError) -> None:
         launch = request.launch
-        launch.spoil(error)
+        launch.mark_damaged(error)
         notify(self._device.hooks, launch, *_PHASES)
         # Copies not yet begun never run; the outcome waits for running copies.
         self._copies.cancel(request)
@@ -436,7 +436,7 @@ class OutcomePolicy:
             return
         assert isinstance(request, OperationRequest)
         if request.invalidates:
-            request.launch.spoil(error)
+            request.launch.mark_damaged(error)
         if request.is_cancelled:
             self._copies.unwind(request)
         else:

@@ -189,7 +189,7 @@ class WorkerPool:
         try:
             await self._wait_gone(link)
         except BaseException:
-            link.condemn("was not needed")
+            link.kill_worker("was not needed")
             raise
         return link
 
@@ -247,7 +247,7 @@ class WorkerPool:
                     chunk.send(link)
                 except OSError as error:
                     # Otherwise the worker would serve without a part of the memory.
-                    link.condemn(f"was not needed: it could not be given memory ({error})")
+                    link.kill_worker(f"was not needed: it could not be given memory ({error})")
 
     def unshare(self, number: int, *, but: WorkerLink | None) -> None:
         """Let all workers except one unmap a freed chunk."""
@@ -261,7 +261,7 @@ class WorkerPool:
         self._is_closed = True
         # All are killed before the first is awaited, so that together they take as long as the slowest.
         for link in self.links:
-            link.condemn("was ended with its device")
+            link.kill_worker("was ended with its device")
         for link in self.links:
             await link.wait_gone()
         self._slabs.close()
@@ -358,7 +358,7 @@ class WorkerPool:
             await link.wait(lambda: link.is_ready)
             self._recoveries.started(time.perf_counter() - began)
         except BaseException:
-            link.condemn("was not needed")
+            link.kill_worker("was not needed")
             raise
         return link
 

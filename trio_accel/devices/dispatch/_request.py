@@ -17,8 +17,8 @@ from ...backends.base import DType, HostArray, Ints
 from ...backends.base.contract.errors import NoEdgeError
 from ...backends.base.contract.ops import DESCRIPTORS, ArraySpec, CopyFromHostSpec, CopyToHostSpec
 from ..base._errors import out_of_descriptors
-from ..base._host_pool import HostPool, Region
-from ..base._waits import Turn
+from ..base._host_pool import HostPool, SlabRegion
+from ..base._waits import SubmissionTurn
 from ..operations._operation import Launch
 from ..wire import _orders
 from ..wire._frames import close_all
@@ -105,7 +105,7 @@ class RemoteRequest(Waiter):
     stage: Stage = attrs.field(default="queued", init=False)
     losses: int = attrs.field(default=0, init=False)
     openings: int = attrs.field(default=0, init=False)
-    turn: Turn | None = attrs.field(default=None, init=False)
+    turn: SubmissionTurn | None = attrs.field(default=None, init=False)
     copies: int = attrs.field(default=0, init=False)
     failure: Exception | None = attrs.field(default=None, init=False)
     is_suspect: bool = attrs.field(default=False, init=False)
@@ -228,7 +228,7 @@ class HostCopy:
 
     host: HostArray
     is_upload: bool
-    region: Region | None
+    region: SlabRegion | None
     transfer: int = attrs.field(factory=lambda: next(_transfers))
     stage: Literal["planned", "running", "over"] = "planned"
 
@@ -252,7 +252,7 @@ class Staging:
         self.taken: int = 0
         self._on_free = on_free
 
-    def take(self, nbytes: int) -> Region:
+    def take(self, nbytes: int) -> SlabRegion:
         """Take a region.
 
         Raises:

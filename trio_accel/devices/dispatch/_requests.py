@@ -95,14 +95,14 @@ class RequestTable:
         """Begin with a worker: send the requests that wait.
 
         Args:
-            carefully: Send one request at a time, until `hurry` (D75). A waiting request may lose the
+            carefully: Send one request at a time, until `send_ready` (D75). A waiting request may lose the
                 context, and the context should complete another one before that.
         """
         self._is_open = True
         self._is_careful = carefully
         self.pump()
 
-    def hurry(self) -> None:
+    def send_ready(self) -> None:
         """Send as many requests as the window takes."""
         if self._is_careful:
             self._is_careful = False
@@ -346,7 +346,7 @@ class RequestSender:
 
     def _send(self, request: RemoteRequest) -> None:
         """Send a request that may be sent according to the table."""
-        if request.is_suspect and self._outcomes.convicts(request):
+        if request.is_suspect and self._outcomes.fail_if_guilty(request):
             self.requests.done(request.number)
             return
         link, library = self.link or self.serving(), request.library

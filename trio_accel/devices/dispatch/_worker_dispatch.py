@@ -32,7 +32,7 @@ from ..operations._ref import AccelRef, LibraryT
 from ..wire import _orders
 from ..wire._channel import Channel, Take
 from ._answers import AnswerHandler
-from ._calls import Borrowed, Leases, MeasuredRequest, Measures, Questions, WorkerLoan
+from ._calls import Borrowed, MeasuredRequest, Measures, Questions, WorkerLeases, WorkerLoan
 from ._chunks import INTACT, ChunkTable, LeftMemory, Stay
 from ._link import WorkerLink, died
 from ._loans import Loan
@@ -128,7 +128,7 @@ class Generations:
             await self._close(link)
         finally:
             self._lose(link, died("was ended with its context", self._device.name))
-            link.condemn("was ended with its context")
+            link.kill_worker("was ended with its context")
 
     def _asks(self, link: WorkerLink) -> bool:
         """Return whether a worker owes an answer: at first, the report that it serves."""
@@ -157,7 +157,7 @@ class Generations:
     def _progress(self, context: ActorContext) -> None:
         """Report progress, because the context has completed a request without an error."""
         context.report_progress()
-        self._requests.hurry()
+        self._requests.send_ready()
 
     def _prepared(self, context: ActorContext) -> None:
         """Count the context as working, once it has been complete for a while without a request."""
@@ -174,7 +174,7 @@ class Generations:
         is_careful = self._device.losses.count > 0 and (intensity is None or not intensity.counts_progress)
         self._requests.open(carefully=is_careful)
         if is_careful:
-            self._alarms.set(self._requests, trio.current_time() + _CAREFUL, self._requests.hurry)
+            self._alarms.set(self._requests, trio.current_time() + _CAREFUL, self._requests.send_ready)
 
     async def _close(self, link: WorkerLink) -> None:
         """End a worker in order: refuse waiting requests, and let it finish its own within the grace."""
@@ -339,7 +339,7 @@ class WorkerDispatch:
         self._answers = self._generations.answers
         device.on_rest = self._generations.rest
         self._measures = Measures(device, self._answers.actors)
-        self._leases = Leases(device, self._sender, self._chunks)
+        self._leases = WorkerLeases(device, self._sender, self._chunks)
         # With `SyncCompletion` the worker's loop blocks and gets no messages about copies, so all arrays are
         # sent by value.
         self._by_value = (
@@ -394,7 +394,7 @@ class WorkerDispatch:
             return f"; its arrays were adopted by the next device, {self.adopted_by}"
         return INTACT if self.left is not None and self.left.chunks.blocks else ""
 
-    def have_back(self, memory: LeftMemory) -> None:
+    def take_back(self, memory: LeftMemory) -> None:
         """Take the memory back, because the adopting device could not be opened."""
         self.left, self.adopted_by = memory, None
         memory.leave(self._device.system)

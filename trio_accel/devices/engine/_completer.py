@@ -192,7 +192,7 @@ class Completer:
         if not (port.polls and self._is_alone()):
             port.watch(queue.stream, operation.event)
         elif port.is_quick:
-            if not reply.look_last(partial(self._poll, queue, operation)):
+            if not reply.poll_once_more(partial(self._poll, queue, operation)):
                 self._poll(queue, operation)
         elif not (
             isinstance(reply, DirectReply)
@@ -274,7 +274,7 @@ class Completer:
                     on_progress, queue.on_progress = queue.on_progress, None
                     on_progress()
             else:
-                self._spoil(launch, error, is_damaged=True)
+                self._mark_damaged(launch, error, is_damaged=True)
                 self._tell(operation, reply, error)
             if self._hooks:
                 notify(self._hooks, launch, Phase.REPLY)
@@ -302,16 +302,16 @@ class Completer:
         notify(self._hooks, launch, Phase.COMPLETE)
         # A library that refuses has not changed anything; a program's own method may have.
         is_damaged = classify(error) is FailureClass.SUSPECT or isinstance(error, Refused)
-        self._spoil(launch, error, is_damaged=is_damaged)
+        self._mark_damaged(launch, error, is_damaged=is_damaged)
         self._memory.release_all(launch.made)
         if reply is not None:
             self._tell(operation, reply, error)
         notify(self._hooks, launch, Phase.REPLY)
 
-    def _spoil(self, launch: Launch, error: Exception, *, is_damaged: bool) -> None:
+    def _mark_damaged(self, launch: Launch, error: Exception, *, is_damaged: bool) -> None:
         """Invalidate the arrays that a failed operation made, and the changed ones if they are damaged."""
         is_damaged = is_damaged and not leaves_unchanged(error)
-        launch.spoil(error, None if is_damaged else launch.made)
+        launch.mark_damaged(error, None if is_damaged else launch.made)
 
     def _tell(self, operation: InFlight, reply: Reply, error: Exception) -> None:
         # This may lose the context. The operation has already left its queue, or lost its reply there, so
@@ -344,7 +344,7 @@ class Completer:
 
     def _fail(self, operation: InFlight, cause: BaseException | None) -> None:
         launch, reply = operation.launch, operation.reply
-        launch.spoil(cause)
+        launch.mark_damaged(cause)
         if reply is not None:
             notify(self._hooks, launch, Phase.COMPLETE)
             reply.fail(self._context.lost(launch, cause))

@@ -349,7 +349,7 @@ class Submissions:
             if submitted.invalidates:
                 # The operation damages even arrays that it was to change and did not, because the program
                 # continues as if they were changed.
-                launch.spoil(error)
+                launch.mark_damaged(error)
         try:
             submitted.on_done(error)
         finally:

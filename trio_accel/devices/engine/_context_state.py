@@ -215,7 +215,7 @@ class Watchdog:
             operation=launch.name,
             generation=self._context.generation,
         )
-        launch.spoil(stuck)
+        launch.mark_damaged(stuck)
         if operation.reply is not None:
             operation.reply.fail(stuck)
         self._context.lose_context(stuck)

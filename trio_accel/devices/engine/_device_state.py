@@ -7,7 +7,7 @@ from typing import Any
 
 import trio
 
-from ...actors import Actor, ActorContext, ActorRestarted, Ref, System, describe
+from ...actors import Actor, ActorContext, ActorRestarted, ActorSystem, Ref, describe
 from ...backends.base import AccelBackend, DeviceInfo, DeviceLostError, Isolation, QueueFullError
 from ..base._errors import locate
 from ..base._host_pool import HostPool
@@ -63,7 +63,7 @@ class DeviceState:
         info: DeviceInfo,
         options: DeviceOptions,
         path: str,
-        system: System,
+        system: ActorSystem,
         blocks: BlockTable | None,
     ) -> None:
         self.backend = backend

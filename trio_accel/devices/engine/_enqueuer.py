@@ -37,7 +37,7 @@ from typing import Any, TypeAlias
 import attrs
 
 from ...actors import ActorStoppedError
-from ...backends.base import AccelDevice, AccelEvent, AccelStream, Hold, HostArray, KernelLibrary
+from ...backends.base import AccelDevice, AccelEvent, AccelStream, HostArray, KernelLibrary, StreamPause
 from ...backends.base.contract.ops import CopyFromHostSpec, CopySpec, HostUse, OperationSpec
 from ...backends.base.kit.modules import import_extra
 from ..base._bridge import CallThread, failure_of
@@ -94,7 +94,7 @@ class Enqueuer:
     _ranges: Ranges | None
     launched: int = 0
     # The holds of injected faults.
-    _holds: list[Hold] = attrs.field(factory=list[Hold])
+    _holds: list[StreamPause] = attrs.field(factory=list[StreamPause])
 
     def enqueue(
         self, launch: Launch, library: KernelLibrary, queue: StreamQueue, failure: Exception | None = None
@@ -259,7 +259,7 @@ class Enqueuer:
         else:
             notify(self._hooks, launch, Phase.RELEASE)
         made = launch.made
-        launch.spoil(error, made)
+        launch.mark_damaged(error, made)
         self._memory.release_all(made)
         self._context.locate(error, launch)
 

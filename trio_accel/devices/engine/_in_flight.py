@@ -296,7 +296,7 @@ class MemoryInUse:
                 # Later work must follow work that still runs, so its events stay.
                 if not use.pins:
                     use.last_write = use.reads = None
-                if block in self._device.believed:
+                if block in self._device.validated_blocks:
                     self._device.renew(block)
                 continue
             try:
@@ -325,7 +325,7 @@ class MemoryInUse:
             writes: The blocks to change.
             wait: Called for each event; None for `AccelStream.wait`, unless it is to be done later.
         """
-        if self._device.believed:
+        if self._device.validated_blocks:
             self.renew(writes)
         wait = wait or stream.wait
         use_of = self.uses.get
@@ -341,7 +341,7 @@ class MemoryInUse:
     def renew(self, blocks: Iterable[int]) -> None:
         """Make the device forget what it knows of blocks' contents, because they are to be written."""
         for block in blocks:
-            if block in self._device.believed:
+            if block in self._device.validated_blocks:
                 self._device.renew(block)
 
     def release(self, block: int) -> None:

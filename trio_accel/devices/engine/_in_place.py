@@ -12,7 +12,7 @@ These orders matter:
 * All conditions are checked after that checkpoint. The work contains no other checkpoint, so they hold while
   it runs.
 * A deadline cannot interrupt the work. So its processor time is limited, and all runs in one turn of the loop
-  share a limit: `Turn`.
+  share a limit: `LoopTurn`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _TURN, _LONGEST = 0.0005, 0.002
 _FRESH = 32
 
 
-class Turn:
+class LoopTurn:
     """The runs in place in one turn of the loop.
 
     Trio does not report where a turn ends. A task runs once in a turn, so when a task runs again, the next
@@ -116,7 +116,7 @@ class InPlace:
         self._library = library
         kernels, self._queue = actor.place()
         self._kernels = kernels if isinstance(kernels, ComputesInPlace) else None
-        self._turn = Turn()
+        self._turn = LoopTurn()
         self._thread = get_ident()
         self._is_stopped = False
         self._outcomes: Outcomes

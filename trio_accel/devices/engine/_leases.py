@@ -18,7 +18,7 @@ from ...backends.base import (
     Lease,
 )
 from ..base._errors import WithdrawnError
-from ..base._waits import SubmissionOrder, Turn
+from ..base._waits import SubmissionOrder, SubmissionTurn
 from ..operations._blocks import Block
 from ..operations._operation import Launch
 from ._in_flight import BlockUse, MemoryInUse
@@ -178,7 +178,7 @@ class LaunchOrder:
 
     def __init__(self) -> None:
         self._order = SubmissionOrder()
-        self._turns: dict[Launch, Turn | None] = {}
+        self._turns: dict[Launch, SubmissionTurn | None] = {}
         self.has_turns: bool = False
         self.is_clear: bool = True
         # The library of all waiting operations, while they do not need turns.
@@ -216,18 +216,18 @@ class LaunchOrder:
         if not turns:
             self.is_clear = self._order.is_empty
 
-    def turn(self, launch: Launch) -> Turn | None:
+    def turn(self, launch: Launch) -> SubmissionTurn | None:
         """Return the turn of an operation, or None."""
         return self._turns.get(launch)
 
-    def enter_lease(self, block: int, *, write: bool) -> Turn:
+    def enter_lease(self, block: int, *, write: bool) -> SubmissionTurn:
         """Give a lease of a block its turn."""
         self.make_turns()
         self.is_clear = False
         blocks = frozenset([block])
         return self._order.enter(frozenset() if write else blocks, blocks if write else frozenset())
 
-    def leave_lease(self, turn: Turn) -> None:
+    def leave_lease(self, turn: SubmissionTurn) -> None:
         """End a lease."""
         self._order.leave(turn)
         self.is_clear = not self._turns and self._order.is_empty
@@ -398,7 +398,7 @@ class Leases:
             # The end of the program's work cannot be observed, so the memory is never used again.
             self._memory.pin(block.id)
             if write:
-                block.spoil("lease", error)
+                block.mark_damaged("lease", error)
             raise
         if last is None:
             return
@@ -427,7 +427,7 @@ class Held:
     """
 
     _leases: Leases
-    turn: Turn
+    turn: SubmissionTurn
     block: int
     write: bool
     use: BlockUse | None = None

@@ -58,10 +58,10 @@ from ..operations._calls import Call, SpentCall, evaluate, run_by_steps, run_ste
 from ..operations._chain import (
     GATHER,
     METHODS,
+    ArrayFunction,
     Chain,
-    Function,
+    ChainStep,
     Layouts,
-    Step,
     arguments_of,
     replaced,
     takes_number,
@@ -69,9 +69,9 @@ from ..operations._chain import (
 from ..operations._gather import by_device, tables_of
 from ..operations._operation import RECORDING, Armed, LaunchFrame, Operation, Planned, Planner, recording_now
 from ..operations._ref import AccelRef, Device
-from ._layout import Layout, aligned, lay_out, map_tree
+from ._layout import GraphLayout, aligned, lay_out, map_tree
 from ._neighbours import has_neighbours, joined
-from ._recorder import ChainRecorder, LookingAhead, Recorder
+from ._recorder import ChainRecorder, LookingAhead, OperationRecorder
 from ._results import (
     HostResult,
     finish_results,
@@ -123,7 +123,7 @@ class Template:
     """
 
     name: str
-    layout: Layout
+    layout: GraphLayout
     recipe: bytes
     reads: Sequence[tuple[int, str, int]]
     updates: Sequence[tuple[int, str, int]]
@@ -510,7 +510,7 @@ class Chains:
         try:
             hosts = [recorder.stand_in_for(host.shape, DType.of(host.dtype)) for host in chain.hosts]
             given: dict[int, Any] = {id(host): ref for host, ref in zip(chain.hosts, hosts, strict=True)}
-            numbers = _Numbers(recorder)
+            numbers = _NumbersAsArguments(recorder)
             reply = await _run_recorded(chain, recorder, numbers, given)
             reply = await settle_results(recorder, self.state, reply)
             hosts = [*ahead, *hosts, *numbers.stand_ins]
@@ -525,7 +525,7 @@ class Chains:
             RECORDING.reset(token)
             recorder.end()
 
-    def _ahead_of(self, step: Step) -> Layouts:
+    def _ahead_of(self, step: ChainStep) -> Layouts:
         if step.function.expand is not None:
             call = step.function.expand(*step.args, **step.named or {})
             try:
@@ -536,7 +536,9 @@ class Chains:
             return tuple([each.ahead if type(each) in _CALLS else each.spec for each in step.args])
         # Calls inside a traced step use the placeholders of its recording.
         outer = recording_now()
-        recorder = LookingAhead(self.device, self.state, outer if isinstance(outer, Recorder) else None)
+        recorder = LookingAhead(
+            self.device, self.state, outer if isinstance(outer, OperationRecorder) else None
+        )
         operands: list[Any] = [each for each in arguments_of(step) if type(each) in _CALLS]
         given: dict[int, Any] = {
             id(each): map_tree(each.ahead, lambda one: recorder.stand_in_for(one.shape, one.dtype))
@@ -563,7 +565,7 @@ class Chains:
         )
 
 
-class _Numbers:
+class _NumbersAsArguments:
     """Records the numbers of a chain as 0-d arrays instead of literals.
 
     Args:
@@ -573,11 +575,11 @@ class _Numbers:
         stand_ins: The placeholders of the numbers, in order.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: OperationRecorder) -> None:
         self.stand_ins: list[AccelRef] = []
         self._recorder = recorder
 
-    def function(self, function: Function) -> Function:
+    def function(self, function: ArrayFunction) -> ArrayFunction:
         """Return the function with its number replaced by a placeholder."""
         return attrs.evolve(function, make=partial(self._make, function.make))
 
@@ -590,7 +592,9 @@ class _Numbers:
         return make(*[arg if isinstance(arg, AccelRef) else stand_in for arg in args])
 
 
-async def _run_recorded(chain: Chain, recorder: Recorder, numbers: _Numbers, given: Mapping[int, Any]) -> Any:
+async def _run_recorded(
+    chain: Chain, recorder: OperationRecorder, numbers: _NumbersAsArguments, given: Mapping[int, Any]
+) -> Any:
     """Run the steps of a chain, with the functions that record in place of the usual ones."""
     functions, others = [step.function for step in chain.steps], recorded_functions(recorder)
     try:
@@ -658,7 +662,7 @@ class _Results:
         leaves: See `Template.leaves`.
     """
 
-    def __init__(self, chain: Chain, recorder: Recorder) -> None:
+    def __init__(self, chain: Chain, recorder: OperationRecorder) -> None:
         self.places = {ref.block.id: place for place, ref in reversed(list(enumerate(chain.refs)))}
         self.returned: list[int] = []
         self.kept: list[int] = []
@@ -694,7 +698,7 @@ class _Results:
 
 async def _made(
     chain: Chain,
-    recorder: Recorder,
+    recorder: OperationRecorder,
     hosts: Sequence[AccelRef],
     numbers: Sequence[AccelRef],
     reply: Any,
@@ -745,7 +749,7 @@ def _name_of(chain: Chain) -> str:
     return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
 
 
-def _layout_of(step: Step, value: object) -> Layouts:
+def _layout_of(step: ChainStep, value: object) -> Layouts:
     def see(one: object) -> ArraySpec | None:
         if isinstance(one, AccelRef):
             return one.spec
@@ -764,7 +768,7 @@ def _layout_of(step: Step, value: object) -> Layouts:
     return layouts
 
 
-def _no_operand(step: Step, what: str) -> NotSupportedError:
+def _no_operand(step: ChainStep, what: str) -> NotSupportedError:
     name = step.function.name
     return NotSupportedError(
         f"{name} returns {what}, which cannot be an operand; await it first", operation=name

@@ -20,10 +20,10 @@ from trio.lowlevel import enable_ki_protection
 from ...actors import (
     Actor,
     ActorContext,
+    ActorSystem,
     Directive,
     NotAwaited,
     SupervisorScope,
-    System,
     named_arguments,
     not_copied,
     opens,
@@ -54,7 +54,7 @@ from ..dispatch._inline_dispatch import InlineDispatch
 from ..dispatch._loans import InlineBorrowed, Loan
 from ..engine._device_state import DeviceState
 from ..engine._recovery import recovery_policy
-from ..operations._blocks import Hold, held
+from ..operations._blocks import ForeignMemory, held
 from ..operations._chain import Chain, Layouts
 from ..operations._hooks import Around, Ask, EngineHook, LaunchRecorder
 from ..operations._operation import Operation, refuse_recording
@@ -81,7 +81,7 @@ class OpenDevice(Device):
         info: DeviceInfo,
         options: DeviceOptions,
         path: str,
-        system: System,
+        system: ActorSystem,
         adopted: LeftMemory | None = None,
     ) -> None:
         blocks = None if adopted is None else adopted.blocks
@@ -151,7 +151,7 @@ class OpenDevice(Device):
         return self.state.info
 
     @property
-    def system(self) -> System:
+    def system(self) -> ActorSystem:
         """See `Device.system`."""
         return self.state.system
 
@@ -416,7 +416,7 @@ class OpenDevice(Device):
         await self.state.actor.wait_terminated()
         return True
 
-    async def start(self, parent: System | SupervisorScope) -> None:
+    async def start(self, parent: ActorSystem | SupervisorScope) -> None:
         """Start the device's actors, below the system or one of its supervisors."""
         options = self.options
         await self.dispatch.prepare()
@@ -434,11 +434,11 @@ class OpenDevice(Device):
         )
         self.dispatch.started()
 
-    def have_back(self, memory: LeftMemory) -> None:
+    def take_back(self, memory: LeftMemory) -> None:
         """Take the memory back, because the adopting device could not be opened."""
         self._have_blocks()
         assert isinstance(self.dispatch, WorkerDispatch)  # others do not leave memory
-        self.dispatch.have_back(memory)
+        self.dispatch.take_back(memory)
 
     def _have_blocks(self) -> None:
         state = self.state
@@ -719,5 +719,5 @@ class DeviceActor(Actor):
             state.end(context)
 
 
-def _let_go(hold: Hold) -> None:
+def _let_go(hold: ForeignMemory) -> None:
     """Release an array's memory, because no other library uses it."""

@@ -61,7 +61,7 @@ Key: TypeAlias = str | bytes | int
 """The types of keys. Equal keys have the same device in every process."""
 
 
-class _Named(Protocol):
+class _HasName(Protocol):
     @property
     def name(self) -> str: ...
 
@@ -73,7 +73,7 @@ class _Living(Protocol):
     def is_dead(self) -> bool: ...
 
 
-NamedT = TypeVar("NamedT", bound=_Named)
+NamedT = TypeVar("NamedT", bound=_HasName)
 LivingT = TypeVar("LivingT", bound=_Living)
 
 
@@ -208,7 +208,7 @@ class _Hints:
     product: str | None
     memory: int
     exclude: Collection[Device]
-    near: AccelRef | None
+    owner_of: AccelRef | None
 
     def __attrs_post_init__(self) -> None:
         for name in ("backend", "product"):
@@ -221,10 +221,10 @@ class _Hints:
             isinstance(one, Device) for one in self.exclude
         ):
             raise TypeError(f"place: exclude must be open devices, got {self.exclude!r}")
-        if self.near is not None:
-            if not isinstance(self.near, AccelRef):
-                raise TypeError(f"place: near must be an array of a device, got {self.near!r}")
-            self.near.block.check("place: near")
+        if self.owner_of is not None:
+            if not isinstance(self.owner_of, AccelRef):
+                raise TypeError(f"place: owner_of must be an array of a device, got {self.owner_of!r}")
+            self.owner_of.block.check("place: owner_of")
 
     def refusals(self, load: DeviceLoad) -> Iterator[str]:
         """Yield the reasons why a device must not be chosen; none if it may be."""
@@ -233,7 +233,7 @@ class _Hints:
             yield "was given up" if opened(device).state.is_given_up else "was closed"
         if any(device is one for one in self.exclude):
             yield "is excluded"
-        if self.near is not None and self.near.device is not device:
+        if self.owner_of is not None and self.owner_of.device is not device:
             yield "does not have the array"
         if self.backend not in (None, info.backend):
             yield f"is of backend {info.backend!r}, and not {self.backend!r}"
@@ -357,7 +357,7 @@ class DeviceGroup:
         memory: int = 0,
         key: Key | None = None,
         exclude: Collection[Device] = (),
-        near: AccelRef | None = None,
+        owner_of: AccelRef | None = None,
     ) -> Device:
         """Choose the device for the next work. This neither waits nor reserves anything.
 
@@ -376,17 +376,17 @@ class DeviceGroup:
             memory: The bytes that must be free; they are not reserved.
             key: A key for work that must stay on one device, such as a session.
             exclude: Devices that must not be chosen.
-            near: An array: only its device.
+            owner_of: An array: only its device.
 
         Raises:
             PlacementError: No device satisfies the hints; the error gives the reason for each device.
             TypeError: An argument has another type, or the policy returns something else.
             ValueError: `memory` is negative.
-            StaleRefError: The array of `near` is no longer valid.
+            StaleRefError: The array of `owner_of` is no longer valid.
             RuntimeError: You call it in another thread or Trio run than the system's.
         """
         self._home.check_run("place")
-        hints = _Hints(backend, product, memory, exclude, near)
+        hints = _Hints(backend, product, memory, exclude, owner_of)
         loads = tuple(self._loads())
         reasons = {load.device.path: why for load in loads if (why := next(hints.refusals(load), None))}
         fitting = available(

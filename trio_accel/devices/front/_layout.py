@@ -65,7 +65,7 @@ class Constant:
 
 
 @attrs.frozen(eq=False)
-class Layout:
+class GraphLayout:
     """The arrays of a graph in the order of the recipe's numbers, which is the order of their access.
 
     Written arrays are in this order: inputs, returned arrays, scratch memory.
@@ -94,7 +94,7 @@ def lay_out(
     returned: Iterable[int],
     given: Mapping[int, int] | None = None,
     kept: Iterable[int] = (),
-) -> Layout:
+) -> GraphLayout:
     """Assign positions to the arrays of a recorded chain.
 
     Args:
@@ -135,7 +135,7 @@ def lay_out(
     places |= {block: (position, offset) for block, offset in filled.items()}
     places |= {block: (position, start + offset) for block, offset in offsets.items()}
     recipe = GraphRecipe(_placed(node, places) for node in recorded.nodes)
-    return Layout(inputs, constants, made, start + scratch, recipe, places)
+    return GraphLayout(inputs, constants, made, start + scratch, recipe, places)
 
 
 def aligned(nbytes: int) -> int:
@@ -280,7 +280,7 @@ def _meet(first: Sequence[ArraySpec], second: Sequence[ArraySpec]) -> bool:
     return any(overlaps(one, other) for one in first for other in second)
 
 
-def map_reply(reply: ReplyT, function: Callable[[AccelRef], AccelRef]) -> ReplyT:
+def map_refs(reply: ReplyT, function: Callable[[AccelRef], AccelRef]) -> ReplyT:
     """Replace each array of a reply.
 
     Raises:

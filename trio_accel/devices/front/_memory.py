@@ -36,7 +36,7 @@ from ..base._refusals import shown, what_to_do
 from ..base._views import broadcast, indexed, overlaps, overlaps_itself
 from ..base._waits import run_together
 from ..engine._library import LibraryActor
-from ..operations._chain import METHODS, Function
+from ..operations._chain import METHODS, ArrayFunction
 from ..operations._operation import Operand, Operation, Planned, Planner
 from ..operations._pending import ReplyT_co
 from ..operations._ref import AccelRef, Device, owned
@@ -488,8 +488,8 @@ async def _ask_each(messages: Any) -> Any:
     return map_tree(messages, lambda _: next(replies))
 
 
-METHODS["to_host"] = Function("AccelRef.to_host", _to_host, ask=_ask_owner, is_direct=True)
-METHODS["to_host out"] = Function("AccelRef.to_host", _to_host, ask=_ask_owner, is_direct=True)
-METHODS["copy"] = Function("AccelRef.copy", Copy)
-METHODS["fill"] = Function("AccelRef.fill", Fill)
-METHODS["assign"] = Function("AccelRef.assign", Assign)
+METHODS["to_host"] = ArrayFunction("AccelRef.to_host", _to_host, ask=_ask_owner, is_direct=True)
+METHODS["to_host out"] = ArrayFunction("AccelRef.to_host", _to_host, ask=_ask_owner, is_direct=True)
+METHODS["copy"] = ArrayFunction("AccelRef.copy", Copy)
+METHODS["fill"] = ArrayFunction("AccelRef.fill", Fill)
+METHODS["assign"] = ArrayFunction("AccelRef.assign", Assign)

@@ -14,7 +14,7 @@ import trio
 from ...backends.base.contract.ops import ExpressionSpec, GraphNode
 from ...backends.base.expressions import (
     SCALAR_BYTES,
-    Program,
+    EncodedProgram,
     decode_program,
     encode_program,
     joined_programs,
@@ -153,7 +153,7 @@ def _keeps_order(ahead: ExpressionSpec, behind: ExpressionSpec) -> bool:
     return not (first.loads or first.axes) and all(array.is_contiguous for array in arrays)
 
 
-def _keys(spec: ExpressionSpec, program: Program) -> list[Hashable]:
+def _keys(spec: ExpressionSpec, program: EncodedProgram) -> list[Hashable]:
     """Return the array or number of each argument, with the array from which it is loaded."""
     elements, loads = program.program.elements, dict(program.program.loads)
     arrays, loaded, scalars = iter(spec.arrays), iter(spec.loaded), 0

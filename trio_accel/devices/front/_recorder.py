@@ -44,7 +44,7 @@ class Recorded:
     made: Mapping[int, int]
 
 
-class Recorder:
+class OperationRecorder:
     """Plans operations for imaginary blocks, and records their launches.
 
     Attributes:
@@ -64,9 +64,9 @@ class Recorder:
     takes_status: ClassVar[bool] = False
     is_ahead: ClassVar[bool] = False
 
-    def __init__(self, device: Device, state: PlannedFor, outer: Recorder | None) -> None:
+    def __init__(self, device: Device, state: PlannedFor, outer: OperationRecorder | None) -> None:
         self.path: str = state.path
-        self.outer: Recorder | None = outer
+        self.outer: OperationRecorder | None = outer
         self.blocks: BlockTable = BlockTable(device.name, state.blocks.availability, reuses=False)
         self.blocks.device = device
         self.faults: Faults = Faults()
@@ -193,7 +193,7 @@ class RecordingPlanner(Planner):
 
     is_recording = True
 
-    def __init__(self, recording: Recorder, operation: Operation[Any, Any]) -> None:
+    def __init__(self, recording: OperationRecorder, operation: Operation[Any, Any]) -> None:
         super().__init__(recording, operation)
         self._recording = recording
         self.constants: dict[int, tuple[AccelRef, str]] = {}
@@ -213,13 +213,13 @@ class RecordingPlanner(Planner):
             self.constants[block.id] = constant, f"{argument} of {self.name}"
 
 
-class ChainRecorder(Recorder):
+class ChainRecorder(OperationRecorder):
     """A recorder for a chain of calls. The graphs library checks status words when the chain runs."""
 
     takes_status = True
 
 
-class LookingAhead(Recorder):
+class LookingAhead(OperationRecorder):
     """A recorder that plans a call's operations only for the layout of its result."""
 
     is_ahead: ClassVar[bool] = True
@@ -238,12 +238,12 @@ class LookingAhead(Recorder):
 
     def submit(self, device: PlannedFor, operation: Operation[Any, ReplyT]) -> Pending[ReplyT]:
         """Plan an operation without a waiting task."""
-        pending = _Known(operation.operation, operation.plan(RecordingPlanner(self, operation)))
+        pending = _PlannedCall(operation.operation, operation.plan(RecordingPlanner(self, operation)))
         pending.settle(None)
         return pending
 
 
-class _Known(Pending[ReplyT]):
+class _PlannedCall(Pending[ReplyT]):
     """A planned operation with a result that needs no checkpoint."""
 
     async def wait(self) -> ReplyT:

@@ -8,7 +8,7 @@ from ..operations._operation import RECORDING, recording_now
 from ..operations._pending import ReplyT
 from ..operations._ref import AccelRef, Device
 from ._device import opened
-from ._recorder import Recorded, Recorder
+from ._recorder import OperationRecorder, Recorded
 
 __all__ = ["Recorded", "record"]
 
@@ -17,7 +17,7 @@ async def record(
     device: Device,
     step: Callable[..., Awaitable[ReplyT]],
     arrays: Sequence[AccelRef],
-    look: Callable[[ReplyT], ReplyT],
+    on_result: Callable[[ReplyT], ReplyT],
 ) -> tuple[Recorded, ReplyT]:
     """Record the operations that a step runs on a device, without launching them.
 
@@ -28,7 +28,7 @@ async def record(
         device: The device.
         step: Called once.
         arrays: The arguments of the step.
-        look: Examines the step's result before its arrays become unusable.
+        on_result: Examines the step's result before its arrays become unusable.
 
     Raises:
         NotSupportedError: The step uses an operation that a graph cannot contain.
@@ -38,14 +38,14 @@ async def record(
     state = opened(device).state
     state.check_run("capture")
     outer = recording_now()
-    recording = Recorder(device, state, outer if isinstance(outer, Recorder) else None)
+    recording = OperationRecorder(device, state, outer if isinstance(outer, OperationRecorder) else None)
     inputs = [recording.stand_in(array) for array in arrays]
     token = RECORDING.set(recording)
     try:
         asked = step(*inputs)
         if not hasattr(asked, "__await__"):
             raise TypeError(f"capture: step must be an async function; it returned {type(asked).__name__}")
-        reply = look(await asked)
+        reply = on_result(await asked)
     finally:
         RECORDING.reset(token)
         recording.end()

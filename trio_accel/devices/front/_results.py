@@ -11,11 +11,11 @@ import numpy.typing as npt
 from ...backends.base import HostArray, Ints, NotSupportedError
 from ..base._host_pool import MAX_INLINE_BYTES
 from ..engine._device_state import DeviceState
-from ..operations._chain import METHODS, Function
+from ..operations._chain import METHODS, ArrayFunction
 from ..operations._ref import AccelRef
-from ._layout import Layout, aligned, leaves_of, map_tree
+from ._layout import GraphLayout, aligned, leaves_of, map_tree
 from ._memory import Copy
-from ._recorder import Recorder
+from ._recorder import OperationRecorder
 
 
 @attrs.frozen(eq=False)
@@ -42,7 +42,7 @@ class HostResult:
         return part.view(spec.dtype.dtype).reshape(spec.shape)
 
 
-def recorded_functions(recorder: Recorder) -> dict[int, Function]:
+def recorded_functions(recorder: OperationRecorder) -> dict[int, ArrayFunction]:
     """Return functions that note results for the host, by the `id` of the functions that copy them."""
 
     def note(value: Any) -> HostResult:
@@ -59,15 +59,15 @@ def recorded_functions(recorder: Recorder) -> dict[int, Function]:
     def note_all(value: Any) -> Any:
         return map_tree(value, note)
 
-    item = Function("AccelRef.item", note_item, "value")
+    item = ArrayFunction("AccelRef.item", note_item, "value")
     return {
-        id(METHODS["to_host"]): Function("AccelRef.to_host", note_all, "value"),
+        id(METHODS["to_host"]): ArrayFunction("AccelRef.to_host", note_all, "value"),
         id(METHODS["item"]): item,
         id(METHODS["item of ref"]): item,
     }
 
 
-async def settle_results(recorder: Recorder, state: DeviceState, reply: Any) -> Any:
+async def settle_results(recorder: OperationRecorder, state: DeviceState, reply: Any) -> Any:
     """Choose the results to return in status words; return the reply with these at offset 0.
 
     A result is copied after the last operation if its memory is also returned, or has gaps.
@@ -106,7 +106,7 @@ async def settle_results(recorder: Recorder, state: DeviceState, reply: Any) -> 
     return map_tree(reply, lambda leaf: found.get(id(leaf), leaf))
 
 
-def place_results(reply: Any, layout: Layout) -> tuple[Any, Ints]:
+def place_results(reply: Any, layout: GraphLayout) -> tuple[Any, Ints]:
     """Determine the bytes for the host.
 
     Returns:

@@ -73,7 +73,7 @@ _TABLE = attrgetter("table")
 
 
 # The steps with a running function, the innermost last.
-_TRACING: ContextVar[tuple[Step[Any, Any], ...]] = ContextVar("trio_accel.steps", default=())
+_TRACING: ContextVar[tuple[TracedStep[Any, Any], ...]] = ContextVar("trio_accel.steps", default=())
 
 
 @attrs.define(eq=False)
@@ -97,7 +97,7 @@ class _Arguments:
     is_damaged: bool = False
 
 
-class Step(Generic[ParametersP, ResultT]):
+class TracedStep(Generic[ParametersP, ResultT]):
     """A function of arrays, traced once for each structure of its arguments. Made by `step`.
 
     Args:
@@ -602,4 +602,4 @@ def step(function: Any = None, *, static: str | Sequence[str] = (), stream: str 
         raise ValueError(f"step: stream must be a name of letters, digits and underscores, got {stream!r}")
     if not callable(function):
         raise TypeError(f"step: {function!r} is not a function")
-    return Step[Any, Any](cast("Any", function), names, stream)
+    return TracedStep[Any, Any](cast("Any", function), names, stream)

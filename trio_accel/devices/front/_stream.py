@@ -86,7 +86,7 @@ def stream(device: Device, batches: Any, *, depth: int = 3) -> AbstractAsyncCont
     check_device("stream", device)
     if not isinstance(depth, int) or isinstance(depth, bool) or depth < 1:
         raise ValueError(f"stream: depth must be an integer of at least 1, got {depth!r}")
-    return _Stream(device, _source_of(batches), depth)
+    return _Prefetcher(device, _source_of(batches), depth)
 
 
 def _source_of(batches: object) -> Iterable[Any] | AsyncIterable[Any]:
@@ -117,7 +117,7 @@ def _called(batches: Callable[[], Any]) -> Iterator[Any]:
         yield batch
 
 
-class _Stream(NotAwaited):
+class _Prefetcher(NotAwaited):
     """Reads batches in advance while it is open, and iterates over them."""
 
     what_to_do = "write `async with ta.stream(...) as ahead:`, and `async for x in ahead:` in it"

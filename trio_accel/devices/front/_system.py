@@ -37,7 +37,7 @@ _CAPABILITIES = tuple(
 )
 
 
-class System(actors.System):
+class System(actors.ActorSystem):
     """A tree of actors and devices. Made by `open_system`.
 
     Attributes:
@@ -347,7 +347,7 @@ async def _open_adopting(
         heir = system.expect(OpenDevice(backend, info, options, path, system, memory))
         return await system.start_device(heir, group)
     except BaseException:
-        old.have_back(memory)
+        old.take_back(memory)
         raise
 
 

@@ -19,13 +19,13 @@ from ...actors import (
     Actor,
     ActorContext,
     ActorError,
+    ActorSystem,
     Backoff,
     DeferredReply,
     Intensity,
     Policy,
     Ref,
     Request,
-    System,
     handles,
     open_system,
 )
@@ -35,7 +35,7 @@ from ..base._errors import lost_descriptors
 from ..base._options import Preload
 from ..base._statistics import processor_time
 from ._launcher_process import describe_exit, is_dead
-from ._link import EndOfLink, ImportsAhead, LauncherError, LauncherLink, Report
+from ._link import EndOfLink, ImportsAhead, LauncherError, LauncherLink, LauncherReport
 
 __all__ = [
     "Launcher",
@@ -182,7 +182,7 @@ class LauncherActor(Actor):
                 self._front.warn(f"their launcher {how} while it imported modules")
             self.context.crash(LauncherError(f"the launcher of worker processes {how}"))
 
-    def _take(self, report: Report) -> None:
+    def _take(self, report: LauncherReport) -> None:
         number, detail = report.number, report.detail
         if report.kind == "failed":
             self._refuse(number, f"a worker process could not be started: {detail}")
@@ -390,7 +390,7 @@ class Launcher:
                 self.postponed.remove(order)
                 order.reply.cancelled()
 
-    async def open_in(self, system: System) -> None:
+    async def open_in(self, system: ActorSystem) -> None:
         """Start the actor, unless it is alive; for `open_launcher`."""
         async with self._opening:
             if self._supervisor is not None and not self._supervisor.is_terminated:
@@ -417,14 +417,14 @@ class LauncherSupervisor(Actor):
 
 
 # Weak on both sides, because a launcher refers to its system. The actor itself keeps the launcher alive.
-_launchers: weakref.WeakKeyDictionary[System, weakref.ref[Launcher]] = weakref.WeakKeyDictionary()
+_launchers: weakref.WeakKeyDictionary[ActorSystem, weakref.ref[Launcher]] = weakref.WeakKeyDictionary()
 
 
 # Processes list their open descriptors there, and near it their threads and children.
 _DESCRIPTORS = "/proc/self/fd"
 
 
-async def open_launcher(system: System) -> Launcher:
+async def open_launcher(system: ActorSystem) -> Launcher:
     """Return the launcher of a system, or start it. Concurrent first calls start only one.
 
     Actors are stopped in reverse start order, and the workers end with the launcher. So call this before the

@@ -75,7 +75,7 @@ _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long)
 _PUNCH_HOLE = 0x3  # includes FALLOC_FL_KEEP_SIZE, which is required
 
 
-class Launcher:
+class LauncherServer:
     """Serves the application until its control socket or its process ends."""
 
     def __init__(self, control: socket.socket, application: int) -> None:
@@ -109,7 +109,7 @@ class Launcher:
                 else:
                     self._reap(descriptor)
             if self._trials is not None:
-                self._trials.look()
+                self._trials.poll()
         self._end_workers()
         # D3: without this, chunks would live as long as any process has a descriptor of them. After an
         # orderly end they stay, because the program may still hold arrays over them.
@@ -190,7 +190,7 @@ class Launcher:
             return
         if self._trials is None:
             self._forks = self._forks or _load_forks()
-            self._trials = load(_TRIAL).Trials(self, self._forks)
+            self._trials = load(_TRIAL).ImportTrials(self, self._forks)
         self._trials.add(number, order, descriptors[0])
 
     def _program(
@@ -616,7 +616,7 @@ def main(control: int, parent: int) -> None:
             return
         # The launcher must not keep a file system busy.
         os.chdir("/")
-        Launcher(connected, application).run()
+        LauncherServer(connected, application).run()
 
 
 _FILE_LIMIT = resource.getrlimit(resource.RLIMIT_NOFILE)

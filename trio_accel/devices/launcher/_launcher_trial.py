@@ -39,7 +39,7 @@ _MOST_DEATHS = 5  # the number of templates' deaths after which workers import t
 _LONGEST_REASON = 2000  # characters, so that a report fits into its packet
 
 
-class Trial(NamedTuple):
+class ImportTrial(NamedTuple):
     """A list of modules to import in advance.
 
     Attributes:
@@ -53,7 +53,7 @@ class Trial(NamedTuple):
     directory: int
 
 
-class Trials:
+class ImportTrials:
     """Tries and imports lists of modules, one after the other. The launcher continues to serve meanwhile.
 
     Args:
@@ -61,7 +61,7 @@ class Trials:
         forks: The imports of the launcher.
     """
 
-    def __init__(self, launcher: program.Launcher, forks: Forks) -> None:
+    def __init__(self, launcher: program.LauncherServer, forks: Forks) -> None:
         self._forks = forks
         self._watch = launcher.watch
         self._report = launcher.report
@@ -69,12 +69,12 @@ class Trials:
         # The template (D138): its pid, its socket, and the lists that it has imported.
         self._template = 0
         self._control: socket.socket | None = None
-        self._held: list[Trial] = []
+        self._held: list[ImportTrial] = []
         self._deaths = 0
         self._replaced: set[int] = set()
-        self._waiting: deque[Trial] = deque()
+        self._waiting: deque[ImportTrial] = deque()
         # The list on trial; its child, the child's socket, and the time when it began.
-        self._tried: Trial | None = None
+        self._tried: ImportTrial | None = None
         self._child = 0
         self._ours: socket.socket
         self._began = 0.0
@@ -89,16 +89,16 @@ class Trials:
             directory: The descriptor of the application's working directory, which now belongs to this
                 object.
         """
-        self._waiting.append(Trial(number, order, directory))
+        self._waiting.append(ImportTrial(number, order, directory))
         self._go_on()
 
     def patience(self) -> float | None:
-        """Return the milliseconds until `look` must be called; None if nothing waits for that."""
+        """Return the milliseconds until `poll` must be called; None if nothing waits for that."""
         if self._tried is None or self._is_late:
             return None
         return max(self._began + _IMPORT_TIMEOUT - time.monotonic(), 0.0) * 1000
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Kill a child after its time limit."""
         if self.patience() == 0:
             self._is_late = True
@@ -150,7 +150,7 @@ class Trials:
                     found.add(pid)
         return found
 
-    def _outcome(self, tried: Trial, status: int) -> str | None:
+    def _outcome(self, tried: ImportTrial, status: int) -> str | None:
         """Return why workers import a list themselves after its child's end; None if they need not."""
         names = ", ".join(name for name, _ in tried.order["modules"])
         try:
@@ -202,7 +202,7 @@ class Trials:
             if why is not None:
                 self._tell(trial, why)
 
-    def _try(self, trial: Trial) -> str | None:
+    def _try(self, trial: ImportTrial) -> str | None:
         """Start a child; return the reason if that fails."""
         try:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -218,14 +218,14 @@ class Trials:
         self._began = time.monotonic()
         return None
 
-    def _tell(self, trial: Trial, why: str | None) -> None:
+    def _tell(self, trial: ImportTrial, why: str | None) -> None:
         if why is None:
             self._held.append(trial)
         else:
             os.close(trial.directory)
         self._report("tried", trial.number, {"reason": why, "seconds": time.monotonic() - self._began})
 
-    def _be(self, trial: Trial, free: int) -> NoReturn:
+    def _be(self, trial: ImportTrial, free: int) -> NoReturn:
         """Import the modules, report what is left, and end; in the child."""
         try:
             program.close_from(free)
@@ -263,7 +263,7 @@ class Trials:
 
     def _fork(self, kind: str, detail: dict[str, Any], descriptors: list[int]) -> int:
         if kind == "try":
-            return program.spawn(partial(self._be, Trial(**detail)), descriptors, self._launcher)
+            return program.spawn(partial(self._be, ImportTrial(**detail)), descriptors, self._launcher)
         if self._forks.prepare(detail, descriptors[0]) is not None:
             return 0
         return program.spawn(partial(self._forks.run, detail), descriptors, self._launcher)

@@ -47,7 +47,7 @@ class EndOfLink(Exception):  # noqa: N818  # like EOFError it says what was met,
 
 
 @attrs.frozen
-class Report:
+class LauncherReport:
     """A message of the launcher process.
 
     Attributes:
@@ -194,7 +194,7 @@ class LauncherLink:
                 self._has_more = trio.Event()
 
     @enable_ki_protection
-    async def receive(self) -> Report:
+    async def receive(self) -> LauncherReport:
         """Wait for the next report.
 
         Raises:
@@ -218,7 +218,7 @@ class LauncherLink:
             assert kind in _MAY_BE
             self._silence = 0.0
             self._may_be_silent = _IMPORTING if kind == "importing" else _SILENCE
-            return Report(kind, number, detail, descriptors)
+            return LauncherReport(kind, number, detail, descriptors)
 
     @enable_ki_protection
     async def close(self) -> str:
@@ -478,7 +478,7 @@ class ImportsAhead:
                 if each.deaths >= _MOST_DEATHS:
                     self._judge(each, f"the launcher of worker processes {how} meanwhile")
 
-    def take(self, report: Report) -> None:
+    def take(self, report: LauncherReport) -> None:
         """Take the process's report on a list."""
         wanted = next(each for each in self._lists.values() if each.number == report.number)
         wanted.is_asked, wanted.deaths = False, 0

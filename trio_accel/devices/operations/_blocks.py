@@ -116,7 +116,7 @@ def nothing() -> None:
     """Return None, because nothing holds the block."""
 
 
-class Hold:
+class ForeignMemory:
     """Keeps memory alive for outside code, as the memory of one of its own arrays.
 
     Its finaliser runs on the thread that drops the last reference. `Block.release` holds a reference while it
@@ -140,7 +140,7 @@ class Hold:
             self._give_back()
 
 
-def held(given: HostArray, hold: Hold) -> HostArray:
+def held(given: HostArray, hold: ForeignMemory) -> HostArray:
     """Return an array that refers to a hold, as do its views, buffers and DLPack arrays."""
     if not given.size:
         return given
@@ -217,8 +217,8 @@ class Block:
         self.spec: ArraySpec | None = spec
         self.table: BlockTable = table
 
-    # Returns the last `Hold` of the block; few blocks need it.
-    _held: Callable[[], Hold | None] = staticmethod(nothing)
+    # Returns the last `ForeignMemory` of the block; few blocks need it.
+    _held: Callable[[], ForeignMemory | None] = staticmethod(nothing)
 
     def release(self) -> None:
         """Free the memory once nothing holds it. Later use of any reference is refused."""
@@ -231,11 +231,11 @@ class Block:
                 # Operations in flight may use it.
                 self.table.drop(self, is_free=False)
 
-    def hold(self) -> Hold:
+    def hold(self) -> ForeignMemory:
         """Keep the memory while the returned object lives, even after `release`."""
         hold = self._held()
         if hold is None:
-            hold = Hold(partial(self.table.drop, self, is_free=False))
+            hold = ForeignMemory(partial(self.table.drop, self, is_free=False))
             self._held = weakref.ref(hold)
         return hold
 
@@ -256,7 +256,7 @@ class Block:
         """Whether its memory was lost together with its context."""
         return self.generation < self.table.valid_since
 
-    def spoil(
+    def mark_damaged(
         self,
         operation: str,
         failure: BaseException | None,
@@ -334,10 +334,10 @@ class Block:
         elif self.is_lost:
             why = f"its memory was lost with generation {self.generation} of the device; make it again"
         else:
-            raise self.spoiled(argument, (array and self.damage_of(array)) or self.damages[0])
+            raise self.damage_error(argument, (array and self.damage_of(array)) or self.damages[0])
         raise StaleRefError(f"{argument}: {why}", device=device, generation=generation)
 
-    def spoiled(self, argument: str, damage: Damage) -> StaleRefError:
+    def damage_error(self, argument: str, damage: Damage) -> StaleRefError:
         """Make the error for the use of damaged contents."""
         or_else = "" if self.is_unmade else ", or overwrite what is spoiled, by fill, assign or out="
         why = f"its contents were spoiled by {damage.by}, which did not finish; make it again{or_else}"

@@ -51,11 +51,11 @@ from ..base._views import Index
 from ._chain import (
     GATHER,
     METHODS,
+    ArrayFunction,
     Asked,
     Chain,
-    Function,
+    ChainStep,
     Layouts,
-    Step,
     arguments_of,
     asked,
     refuse_results,
@@ -270,7 +270,7 @@ Other: TypeAlias = "Operators[Any] | HostArray | complex | np.generic"
 """The other operand of an operator."""
 
 
-class SpentCall(Operators[T_co], Step, Coroutine[Any, Any, T_co]):
+class SpentCall(Operators[T_co], ChainStep, Coroutine[Any, Any, T_co]):
     """An awaited call, or an operand of an awaited call."""
 
     __slots__ = ("_is_silent", "_running")
@@ -278,7 +278,7 @@ class SpentCall(Operators[T_co], Step, Coroutine[Any, Any, T_co]):
     first = "call"
 
     def __init__(
-        self, function: Function, args: tuple[Any, ...], named: Mapping[str, Any] | None = None
+        self, function: ArrayFunction, args: tuple[Any, ...], named: Mapping[str, Any] | None = None
     ) -> None:
         self.function = function
         self.args = args
@@ -457,9 +457,9 @@ class SpentCall(Operators[T_co], Step, Coroutine[Any, Any, T_co]):
         """A view of the stack with each matrix transposed."""
         return Call(METHODS["mT"], (self,))
 
-    def transpose(self: SpentCall[Operators[RefT]], axes: int | Sequence[int], *more: int) -> Call[RefT]:
+    def transpose(self: SpentCall[Operators[RefT]], axes: int | Sequence[int], *more_axes: int) -> Call[RefT]:
         """View it with the axes in another order; see `AccelRef.transpose`."""
-        return Call(METHODS["transpose"], (self, axes, *more))
+        return Call(METHODS["transpose"], (self, axes, *more_axes))
 
 
 class Call(SpentCall[T_co]):
@@ -491,10 +491,10 @@ class Call(SpentCall[T_co]):
 
 
 _COMPOSED = frozenset({Call, SpentCall, np.ndarray, list, tuple})
-Step.spent, Step.fresh = SpentCall, Call
+ChainStep.spent, ChainStep.fresh = SpentCall, Call
 
 
-async def evaluate(function: Function, args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+async def evaluate(function: ArrayFunction, args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
     """Run one call without other calls among its arguments."""
     try:
         made = function.make(*args, **named)
@@ -522,7 +522,7 @@ async def evaluate(function: Function, args: tuple[Any, ...], named: Mapping[str
         raise
 
 
-async def run_steps(steps: Sequence[Step], given: Mapping[int, Any]) -> Any:
+async def run_steps(steps: Sequence[ChainStep], given: Mapping[int, Any]) -> Any:
     """Run calls one after the other, and return the result of the last.
 
     Args:
@@ -606,7 +606,7 @@ def composed(
     return cast("Any", function)  # type: ignore[no-any-return]  # as it is
 
 
-def called(function: Function) -> Callable[..., Call[Any]]:
+def called(function: ArrayFunction) -> Callable[..., Call[Any]]:
     """Return the callable that a program uses, which makes calls of a function."""
 
     def call(*args: Any, **named: Any) -> Call[Any]:

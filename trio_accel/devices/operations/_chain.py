@@ -14,7 +14,7 @@ from ...backends.base import ArraySpec, DType, HostArray
 from ..base._refusals import OnDevice
 from ._pending import Pending
 
-__all__ = ["Chain", "Function", "arguments_of"]
+__all__ = ["ArrayFunction", "Chain", "arguments_of"]
 
 Layouts: TypeAlias = "ArraySpec | Sequence[Layouts]"
 """The layout of an array, or of several."""
@@ -33,12 +33,12 @@ _CLOSED = object()
 _OF_NUMBERS = frozenset({"arrays.add", "arrays.divide", "arrays.multiply", "arrays.subtract"})
 
 
-def _is_one_operation(function: Function) -> bool:
+def _is_one_operation(function: ArrayFunction) -> bool:
     return function.how != "awaitable" and function.ask is None
 
 
 @attrs.frozen(eq=False)
-class Function:
+class ArrayFunction:
     """A function of arrays, as its calls use it.
 
     Attributes:
@@ -89,14 +89,14 @@ class Asked(Protocol):
         ...
 
 
-METHODS: dict[str, Function] = {}
+METHODS: dict[str, ArrayFunction] = {}
 """The functions of operators and methods, by name; the layers above add them."""
 
 DEVICE_OF: list[Callable[..., Any]] = []
 """Returns the device of operands. A list, because the module of devices is in a layer above."""
 
 
-class Step:
+class ChainStep:
     """A call, as a chain uses it.
 
     Attributes:
@@ -109,12 +109,12 @@ class Step:
     """
 
     __slots__ = ("ahead", "args", "function", "named")
-    function: Function
+    function: ArrayFunction
     args: tuple[Any, ...]
     named: Mapping[str, Any] | None
     ahead: Layouts | None
-    spent: ClassVar[type[Step]]
-    fresh: ClassVar[type[Step]]
+    spent: ClassVar[type[ChainStep]]
+    fresh: ClassVar[type[ChainStep]]
 
 
 async def _gathered(*results: Any) -> tuple[Any, ...]:
@@ -122,7 +122,7 @@ async def _gathered(*results: Any) -> tuple[Any, ...]:
     return results
 
 
-GATHER = Function("gather", _gathered, "awaitable")
+GATHER = ArrayFunction("gather", _gathered, "awaitable")
 """Returns the results of several calls; see `gather`."""
 
 
@@ -154,9 +154,9 @@ class Chain:
     __slots__ = ("has_expansions", "hosts", "is_fixed", "key", "numbers", "refs", "steps")
 
     def __init__(self, call: Any, *, is_spent: bool = True, ends: Iterable[int] = ()) -> None:
-        self.steps: list[Step] = []
+        self.steps: list[ChainStep] = []
         steps, places, stack, opened = self.steps, dict.fromkeys(ends, -1), [call], set[int]()
-        spent = Step.spent
+        spent = ChainStep.spent
         while stack:
             step = stack[-1]
             depth = len(stack)
@@ -168,7 +168,7 @@ class Chain:
                 kind: Any = type(each)  # pyright: ignore[reportUnknownVariableType]
                 if kind is spent:
                     raise spent_error(each)
-                if isinstance(each, Step) and id(each) not in places:
+                if isinstance(each, ChainStep) and id(each) not in places:
                     stack.append(each)
             if len(stack) > depth:
                 if id(step) in opened:
@@ -194,7 +194,7 @@ class Chain:
         self.key: tuple[object, ...] | None = self._read(places)
 
     def expanded(self) -> Chain:
-        """Return the chain with each step replaced by the calls of its `Function.expand`.
+        """Return the chain with each step replaced by the calls of its `ArrayFunction.expand`.
 
         Raises:
             Exception: A function raised it. The steps are spent.
@@ -204,7 +204,7 @@ class Chain:
         try:
             for step in steps:
                 # The step becomes an operand again.
-                step.__class__ = Step.fresh
+                step.__class__ = ChainStep.fresh
             for step in steps:
                 args, named = replaced(step, made)
                 step.args, step.named = args, named or None
@@ -218,7 +218,7 @@ class Chain:
             raise
         finally:
             for step in steps:
-                step.__class__ = Step.spent
+                step.__class__ = ChainStep.spent
 
     def take_steps(self, expanded: Chain) -> None:
         """Take over the steps of this chain's expansion."""
@@ -248,7 +248,7 @@ class Chain:
                 args if named is None and _SEVERAL.isdisjoint(map(type, args)) else arguments_of(step)
             ):
                 kind: Any = type(each)  # pyright: ignore[reportUnknownVariableType]
-                if isinstance(each, Step):
+                if isinstance(each, ChainStep):
                     key.append(places[id(each)])
                 elif isinstance(each, OnDevice):
                     array: Any = each  # pyright: ignore[reportUnknownVariableType]
@@ -311,7 +311,7 @@ def refuse_results(name: str, args: Iterable[object]) -> None:
             raise TypeError(f"{name}: {told}; await the call that returns it first, and {use}") from None
 
 
-def replaced(step: Step, values: Mapping[int, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def replaced(step: ChainStep, values: Mapping[int, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments of a call, with those in `values` replaced by their values."""
 
     def one(each: Any) -> Any:
@@ -332,7 +332,7 @@ def asked(name: str, args: Sequence[Any], named: Mapping[str, Any]) -> Asked:
     return found
 
 
-def arguments_of(step: Step) -> list[Any]:
+def arguments_of(step: ChainStep) -> list[Any]:
     """List the arguments of a call, and the members of sequences among them."""
     named = step.named
     return _flat(step.args if named is None else (*step.args, _CLOSED, *named, *named.values()))
@@ -348,7 +348,7 @@ def _flat(given: Iterable[Any]) -> list[Any]:
     return flat
 
 
-def takes_number(step: Step) -> bool:
+def takes_number(step: ChainStep) -> bool:
     """Return whether a call's function can take a number as a 0-d array with bit-identical results."""
     # A number inside a sequence is not an operand.
     is_one = step.named is None and step.function.name in _OF_NUMBERS
@@ -369,7 +369,7 @@ def told_by(given: Any) -> object:
     return value if isinstance(given, (np.dtype, type)) else NotImplemented
 
 
-def spent_error(call: Step) -> RuntimeError:
+def spent_error(call: ChainStep) -> RuntimeError:
     return RuntimeError(
         f"{call!r} was awaited before, or in another call; keep its result in a name, "
         "or await both calls at once: await ta.gather(a, b)"

@@ -52,7 +52,7 @@ from ...backends.base.contract.ops import (
 )
 from ...backends.base.kit.kernels import ALLOWED
 from ._calls import Call, Operators
-from ._chain import Function
+from ._chain import ArrayFunction
 from ._named import refuse_as
 from ._operation import Operand, Operation, Planned, Planner
 from ._pending import ReplyT, ReplyT_co
@@ -578,7 +578,7 @@ class _Maker:
         def refuse_call(error: Exception, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
             refuse_as(declaration.name, function, error, dict(zip(kinds, args, strict=True)))
 
-        asked = Function(declaration.name, message, refuse=refuse_call)
+        asked = ArrayFunction(declaration.name, message, refuse=refuse_call)
         names = {"Call": Call, "Asked": asked, "unknown_option": unknown_option}
         names |= {"Operators": Operators, "refuse": refuse}
         made = self._compiled(text, function.__name__, names)

@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias, cast
 import attrs
 import trio
 
-from ...backends.base import AccelDevice, AccelError, AccelStream, Hold, Poison
+from ...backends.base import AccelDevice, AccelError, AccelStream, Poison, StreamPause
 from ..base._bridge import LoopNotifier
 from ..base._waits import Alarms
 
@@ -41,7 +41,9 @@ class Fault:
     error: Exception | None = None
     seconds: float = 0.0
 
-    def before(self, device: AccelDevice, stream: AccelStream, alarms: Alarms, holds: list[Hold]) -> None:
+    def before(
+        self, device: AccelDevice, stream: AccelStream, alarms: Alarms, holds: list[StreamPause]
+    ) -> None:
         """Act before the operation is enqueued.
 
         Raises:
@@ -57,7 +59,7 @@ class Fault:
             holds.append(device.spin(stream) if self.how == "kernel" else stream.hold())
 
     def behind(
-        self, device: AccelDevice, stream: AccelStream, written: Sequence[int], holds: list[Hold]
+        self, device: AccelDevice, stream: AccelStream, written: Sequence[int], holds: list[StreamPause]
     ) -> None:
         """Act after the work is enqueued, and before its end is.
 
@@ -76,7 +78,7 @@ class Fault:
             if self.kind == "kill":
                 stream.notify(reached, _Kill())
 
-    def _delay(self, stream: AccelStream, alarms: Alarms) -> Hold:
+    def _delay(self, stream: AccelStream, alarms: Alarms) -> StreamPause:
         def reached() -> None:
             waker.close()
             alarms.set(id(hold), trio.current_time() + self.seconds, hold.release)
@@ -115,7 +117,7 @@ class FaultPlan:
         remaining: The number of hits left.
         hit: The number of hits so far.
         is_removed: Whether it must not hit again.
-        again: Whether it hits a request again that runs again.
+        repeat: Whether it hits a request again that runs again.
     """
 
     operation: str
@@ -123,7 +125,7 @@ class FaultPlan:
     remaining: int
     hit: int = attrs.field(default=0, init=False)
     is_removed: bool = attrs.field(default=False, init=False)
-    again: bool = attrs.field(default=False, kw_only=True)
+    repeat: bool = attrs.field(default=False, kw_only=True)
 
 
 class FaultHit:
@@ -145,7 +147,7 @@ class FaultHit:
     @property
     def comes_again(self) -> bool:
         """Whether it happens again if the request runs again."""
-        return self._plan.again and not self._plan.is_removed
+        return self._plan.repeat and not self._plan.is_removed
 
     def strike(self) -> None:
         """Record that the fault happens now."""

@@ -20,7 +20,7 @@ from ...backends.base import AccelError, NotSupportedError
 from ...backends.base.contract.foreign_names import tells_of_missing
 from ..base._refusals import shown, what_to_do
 from ._calls import Call, called
-from ._chain import Function
+from ._chain import ArrayFunction
 from ._ref import AccelRef
 
 _HEAD = re.compile(r"[a-z_]+(?:\.\w+){1,2}|Generator(?:\.\w+)?")
@@ -93,9 +93,9 @@ def _naming(name: str, function: Any) -> Any:
         refuse_as(name, function, error, given)
 
     if inspect.iscoroutinefunction(function):
-        return wraps(function)(called(Function(name, function, "awaitable", refuse=refuse)))
+        return wraps(function)(called(ArrayFunction(name, function, "awaitable", refuse=refuse)))
 
-    viewed = Function(name, function, "value")
+    viewed = ArrayFunction(name, function, "value")
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -194,7 +194,7 @@ class Launch(Request[Any, None]):
         times: The times of its launch and completion in the worker, if requested.
         is_in_flight: Whether the backend has it.
         is_forgotten: Whether it has ended and released its arrays.
-        spoiled: The blocks that it has damaged.
+        damaged: The blocks that it has damaged.
         turn: Its number among all planned launches.
         is_overwriting: Whether its in-place changes depend only on its other arguments.
         frame: See `Operation.frame`.
@@ -217,7 +217,7 @@ class Launch(Request[Any, None]):
     times: LaunchTimes | None = attrs.field(default=None, init=False)
     is_in_flight: bool = attrs.field(default=False, init=False)
     is_forgotten: bool = attrs.field(default=False, init=False)
-    spoiled: frozenset[int] = attrs.field(default=frozenset(), init=False)
+    damaged: frozenset[int] = attrs.field(default=frozenset(), init=False)
     turn: int = attrs.field(factory=in_turn)
     is_overwriting: bool = False
     frame: LaunchFrame | None = attrs.field(default=None, init=False)
@@ -260,7 +260,7 @@ class Launch(Request[Any, None]):
         updated = self.spec.inputs() if whole else ()
         return [one for one in written if one.block == block and one not in updated]
 
-    def spoil(self, error: BaseException | None, only: Collection[int] | None = None) -> None:
+    def mark_damaged(self, error: BaseException | None, only: Collection[int] | None = None) -> None:
         """Mark the arrays that it was to write as damaged, because it did not finish.
 
         Args:
@@ -273,9 +273,9 @@ class Launch(Request[Any, None]):
             if output.id in sound:
                 continue
             if only is None or output.id in only:
-                output.spoil(self.name, error, self._written(output.id, whole=False), self.turn)
+                output.mark_damaged(self.name, error, self._written(output.id, whole=False), self.turn)
                 output.is_unmade = output.is_unmade or output.id in made
-                self.spoiled |= {output.id}
+                self.damaged |= {output.id}
 
     def heal(self, error: BaseException | None) -> None:
         """Mark the arrays that it has overwritten as undamaged, unless it has failed."""
@@ -346,7 +346,7 @@ class PlannedFor(Protocol):
     faults: Faults
 
 
-class Recording(Protocol):
+class OperationRecording(Protocol):
     """Records the operations of a task."""
 
     @property
@@ -370,11 +370,11 @@ class Recording(Protocol):
         ...
 
 
-RECORDING: ContextVar[Recording | None] = ContextVar("trio_accel.recording", default=None)
+RECORDING: ContextVar[OperationRecording | None] = ContextVar("trio_accel.recording", default=None)
 """The recorder of a task's operations, even after its end."""
 
 
-def recording_now() -> Recording | None:
+def recording_now() -> OperationRecording | None:
     """Return the recorder of this task's operations; None if they are launched."""
     recording = RECORDING.get()
     return None if recording is None or recording.is_over else recording
@@ -405,7 +405,9 @@ class AskedDevice(Protocol):
         """Refuse another thread or Trio run than the token's."""
 
 
-def admit(device: AskedDevice, operation: object, verb: str, unknown: Collection[str]) -> Recording | None:
+def admit(
+    device: AskedDevice, operation: object, verb: str, unknown: Collection[str]
+) -> OperationRecording | None:
     """Refuse operations that a device does not serve, and options that it does not have.
 
     Returns:
@@ -692,7 +694,7 @@ class Planner:
         for argument, block in self._spoiled:
             # The operation may overwrite damaged arrays; its specification determines which.
             if (damage := launch.damage_of(block)) is not None:
-                raise block.spoiled(f"{self.name}: {argument}", damage)
+                raise block.damage_error(f"{self.name}: {argument}", damage)
         return launch
 
     def made(self) -> tuple[tuple[tuple[int, int], ...], list[Block], list[object]]:

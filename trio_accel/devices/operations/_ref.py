@@ -18,7 +18,7 @@ import numpy.typing as npt
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ...actors import NotAwaited, Request, System, named_arguments, opens
+from ...actors import ActorSystem, NotAwaited, Request, named_arguments, opens
 from ...backends.base import (
     ArraySpec,
     DeviceInfo,
@@ -35,7 +35,7 @@ from ..base._statistics import DeviceStatistics, RecoveryCost
 from ..base._views import Index, indexed, permuted, reshaped, seen, transposed
 from ._blocks import Block, BorrowedBlock
 from ._calls import Operators
-from ._chain import DEVICE_OF, METHODS, Chain, Function, Layouts
+from ._chain import DEVICE_OF, METHODS, ArrayFunction, Chain, Layouts
 from ._pending import Pending, ReplyT
 
 __all__ = ["AccelRef", "Device", "check_device", "device_of"]
@@ -82,7 +82,7 @@ class AccelRef(Operators["AccelRef"]):
 
     @property
     def device(self) -> Device:
-        """The device of its memory. After an adoption (`System.open_device`), this is the new device."""
+        """The device of its memory. After an adoption (`ActorSystem.open_device`), this is the new device."""
         return self.block.table.device  # type: ignore[return-value]  # the owner of blocks is a device
 
     @property
@@ -128,13 +128,13 @@ class AccelRef(Operators["AccelRef"]):
         """A view of the stack with each matrix transposed."""
         return AccelRef(self.block, seen(self.spec, lambda array: array.mT))
 
-    def transpose(self, axes: int | Sequence[int], *more: int) -> AccelRef:
+    def transpose(self, axes: int | Sequence[int], *more_axes: int) -> AccelRef:
         """Return a view with the axes in another order; negative axes count from the end.
 
         Raises:
             ValueError: `axes` does not contain each axis once.
         """
-        order = (axes, *more) if isinstance(axes, SupportsIndex) else tuple(axes)
+        order = (axes, *more_axes) if isinstance(axes, SupportsIndex) else tuple(axes)
         return AccelRef(self.block, permuted(self.spec, order))
 
     @named_arguments
@@ -221,7 +221,7 @@ class DeviceRequest(Request[LibraryT_contra, ReplyT_co]):
 
 
 class Device(abc.ABC):
-    """An open device. Made by `System.open_device`; also an async context manager that closes it."""
+    """An open device. Made by `ActorSystem.open_device`; also an async context manager that closes it."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -250,7 +250,7 @@ class Device(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def system(self) -> System:
+    def system(self) -> ActorSystem:
         """The actor system of the device."""
 
     @property
@@ -563,8 +563,8 @@ def device_of(operation: str, *operands: Any) -> Device:
     )
 
 
-def _viewing(name: str) -> Function:
-    return Function(f"AccelRef.{name}", getattr(AccelRef, name), "value")
+def _viewing(name: str) -> ArrayFunction:
+    return ArrayFunction(f"AccelRef.{name}", getattr(AccelRef, name), "value")
 
 
 def _part(value: Any, index: Any) -> Any:
@@ -584,8 +584,8 @@ async def _item_of(ref: AccelRef) -> Any:
 
 
 DEVICE_OF.append(device_of)
-METHODS["__getitem__"] = Function("AccelRef.__getitem__", _part, "value")
+METHODS["__getitem__"] = ArrayFunction("AccelRef.__getitem__", _part, "value")
 METHODS.update({name: _viewing(name) for name in ("reshape", "transpose")})
-METHODS.update({name: Function(f"AccelRef.{name}", attrgetter(name), "value") for name in ("T", "mT")})
-METHODS["item"] = Function("AccelRef.item", _item, "value")
-METHODS["item of ref"] = Function("AccelRef.item", _item_of, "awaitable", is_direct=True)
+METHODS.update({name: ArrayFunction(f"AccelRef.{name}", attrgetter(name), "value") for name in ("T", "mT")})
+METHODS["item"] = ArrayFunction("AccelRef.item", _item, "value")
+METHODS["item of ref"] = ArrayFunction("AccelRef.item", _item_of, "awaitable", is_direct=True)

@@ -175,7 +175,7 @@ class Channel:
         """Leave only messages to the receiver that a polling task does not take, until `end_spin`."""
         self._is_spinning = True
 
-    def look(self, take: Take, seconds: float) -> bool | None:
+    def poll(self, take: Take, seconds: float) -> bool | None:
         """Check once for a polling task; return whether its message has arrived, or None at the end."""
         assert self.spin_wait is not None
         if self._inbox.is_at_end or self.spin_wait.pause():
@@ -325,7 +325,7 @@ async def spin_together(ends: Iterable[tuple[Channel, Take]], goes_on: Callable[
                 break
             has_come = False
             for channel, take in tuple(spinning.items()):
-                found = channel.look(take, seconds)
+                found = channel.poll(take, seconds)
                 if found is None:
                     del spinning[channel]
                     channel.end_spin(take)

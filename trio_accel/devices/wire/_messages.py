@@ -142,7 +142,7 @@ def _parameters(function: Callable[..., Any]) -> tuple[list[str], bool]:
     return [*code.co_varnames[: code.co_argcount]], bool(code.co_flags & _VARIADIC)
 
 
-class Kind(Generic[ParametersP]):
+class MessageKind(Generic[ParametersP]):
     """One kind of message; calling it makes a message.
 
     Attributes:
@@ -179,14 +179,14 @@ class Messages:
     """
 
     def __init__(self, *, are_read: bool) -> None:
-        self.kinds: dict[object, Kind[...]] = {}
+        self.kinds: dict[object, MessageKind[...]] = {}
         self.writers: dict[object, Callable[..., bytes | None]] = {}
         self.readers: dict[int, Callable[[Data], Message]] = {}
         self._are_read = are_read
 
     def declare(
         self, *tags: int, write: Callable[..., bytes | None] | None = None, read: Reader | None = None
-    ) -> Callable[[Callable[ParametersP, None]], Kind[ParametersP]]:
+    ) -> Callable[[Callable[ParametersP, None]], MessageKind[ParametersP]]:
         """Declare a kind by a function without a body, with the fields as its parameters.
 
         Args:
@@ -199,8 +199,8 @@ class Messages:
                 name or tag.
         """
 
-        def make(declaration: Callable[ParametersP, None]) -> Kind[ParametersP]:
-            kind = Kind(declaration)
+        def make(declaration: Callable[ParametersP, None]) -> MessageKind[ParametersP]:
+            kind = MessageKind(declaration)
             if self.kinds.setdefault(kind.name, kind) is not kind:
                 raise TypeError(f"{kind}: another kind has the name")
             if self._are_read:
@@ -224,7 +224,7 @@ class Messages:
 
 
 def handlers(
-    messages: Messages, *owners: type, given: Sequence[str] = (), but: Sequence[Kind[...]] = ()
+    messages: Messages, *owners: type, given: Sequence[str] = (), but: Sequence[MessageKind[...]] = ()
 ) -> Callable[..., dict[object, Callable[..., None]]]:
     """Find the methods that handle each kind of message: `on_chunk` or `_on_chunk` handles `chunk`.
 

@@ -18,11 +18,11 @@ from ...backends.base import (
     AccelDevice,
     AccelStream,
     DType,
-    Hold,
     HostArray,
     Ints,
     KernelLibrary,
     PlacedBlock,
+    StreamPause,
 )
 from ...backends.base.contract.ops import CopyFromHostSpec, CopyToHostSpec, OperationSpec
 from ...backends.base.kit.host import map_shared
@@ -318,7 +318,7 @@ class RemoteCopies:
     def __init__(self, send: Callable[..., None]) -> None:
         self._send = send
         self._numbers = itertools.count(1)
-        self._waiting: dict[int, tuple[Hold, LoopNotifier]] = {}
+        self._waiting: dict[int, tuple[StreamPause, LoopNotifier]] = {}
 
     def wrap(self, device: AccelDevice) -> AccelDevice:
         """Return the device, with a memory library that accepts such arrays."""
@@ -352,7 +352,7 @@ class _Device:
         self.allocate = device.allocate
         self.free = device.free
         self.renew = device.renew
-        self.believed = device.believed
+        self.validated_blocks = device.validated_blocks
         self.placement = device.placement
 
     def __getattr__(self, name: str) -> Any:
@@ -362,11 +362,11 @@ class _Device:
         library = self._device.open_library(name)
         if name != "memory":
             return library
-        return _Memory(library.name, library.operations, library, self._device, self._copies)
+        return _RemoteCopies(library.name, library.operations, library, self._device, self._copies)
 
 
 @attrs.frozen(eq=False)
-class _Memory:
+class _RemoteCopies:
     """A memory library that lets the application copy its own arrays."""
 
     name: str

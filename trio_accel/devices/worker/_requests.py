@@ -179,7 +179,7 @@ class WorkerRequests:
         """Refuse a request that cannot be decoded here."""
         _all_addresses(allocations, engine)
         for block in invalid:
-            self._table[block].spoil(name, error)
+            self._table[block].mark_damaged(name, error)
         self._end(number, "done", False, False, encode_error(error), tuple(invalid))
 
     def _end(self, number: int, *trouble: Any) -> None:
@@ -204,12 +204,12 @@ class WorkerRequests:
             self._withdrawn(launch, engine)
             return
         addresses = _new_addresses(launch, engine) if engine.fresh else ()
-        is_fine = error is None and launch.fault is None and serving.is_launched and not launch.spoiled
+        is_fine = error is None and launch.fault is None and serving.is_launched and not launch.damaged
         trouble = None
         if not is_fine:
             plain = None if error is None else encode_error(error)
             is_hit = launch.fault is not None and launch.fault.is_struck
-            trouble = "done", serving.is_launched, is_hit, plain, tuple(launch.spoiled)
+            trouble = "done", serving.is_launched, is_hit, plain, tuple(launch.damaged)
             addresses = _all_addresses(launch.allocations, engine)
         made = serving.results
         results = tuple([array.tobytes() for array in made]) if made and error is None else ()
@@ -397,7 +397,7 @@ class _Serving(DirectReply):
     def deliver(self, error: BaseException | None) -> None:
         """Take the outcome of a launch that bypassed the library's mailbox."""
         if error is not None and self.invalidates:
-            self.launch.spoil(error)
+            self.launch.mark_damaged(error)
         self.requests.done(self, error)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 import trio
 
-from ...actors import ActorError, ActorStarted, Event, MessageEvent, Ref, Restart, Subscription, System
+from ...actors import ActorError, ActorStarted, ActorSystem, Event, MessageEvent, Ref, Restart, Subscription
 from ...backends import resolve_for_worker
 from ...backends.base import AccelDevice, AccelError, PlacedBlock, Strs
 from ..base._errors import lost_descriptors
@@ -43,7 +43,7 @@ _FOREVER = 1e9
 class WorkerServer:
     """The owner of the context in a worker. Everything runs in the one task that reads, or in callbacks."""
 
-    def __init__(self, system: System, channel: Channel, page: SharedPage, config: WorkerConfig) -> None:
+    def __init__(self, system: ActorSystem, channel: Channel, page: SharedPage, config: WorkerConfig) -> None:
         # No grace is needed here, because the application waits for operations, and ends a worker that does
         # not close.
         self.options: DeviceOptions = attrs.evolve(
@@ -308,7 +308,7 @@ class EventForwarder:
         path: The path of the device's actor.
     """
 
-    def __init__(self, system: System, channel: Channel, path: str) -> None:
+    def __init__(self, system: ActorSystem, channel: Channel, path: str) -> None:
         self._system = system
         self._channel = channel
         self._below = f"{path}/context/"

@@ -23,8 +23,8 @@ from trio_accel.backends.base.contract.device_array import merged
 from trio_accel.backends.base.expressions import (
     FUNCTIONS,
     Argument,
-    Step,
     TypedExpression,
+    TypedStep,
     evaluate,
     pack_scalars,
     parse,
@@ -208,17 +208,17 @@ def test_axes_are_merged_as_far_as_they_can_be() -> None:
 
 def test_stores_may_be_in_loops_and_of_several_arrays(tmp_path: Path) -> None:
     steps = (
-        Step("argument", DType.float64),
-        Step("index", DType.int64),
-        Step("constant", DType.int64, (), 0),
-        Step("constant", DType.int64, (), 3),
-        Step("loop", DType.int64, (2, 3), 7),
-        Step("add", DType.int64, (1, 4)),
-        Step("store_add", DType.float64, (0, 5), 1),
-        Step("end", DType.int64, (4,)),
-        Step("cast", DType.float32, (0,)),
-        Step("subtract", DType.int64, (1, 1)),
-        Step("store_max", DType.float32, (8, 9), 2),
+        TypedStep("argument", DType.float64),
+        TypedStep("index", DType.int64),
+        TypedStep("constant", DType.int64, (), 0),
+        TypedStep("constant", DType.int64, (), 3),
+        TypedStep("loop", DType.int64, (2, 3), 7),
+        TypedStep("add", DType.int64, (1, 4)),
+        TypedStep("store_add", DType.float64, (0, 5), 1),
+        TypedStep("end", DType.int64, (4,)),
+        TypedStep("cast", DType.float32, (0,)),
+        TypedStep("subtract", DType.int64, (1, 1)),
+        TypedStep("store_max", DType.float32, (8, 9), 2),
     )
     program = TypedExpression(steps, (), elements=(0,), axes=(0,), loads=((1, 1), (2, 1)))
     arguments = [Argument(dtype, True) for dtype in (DType.float64, DType.float64, DType.float32)]

@@ -102,7 +102,7 @@ def test_calls_read_and_write_what_is_meant(made: Any, sums_of: str | None) -> N
         None,
         sums,
     )
-    problem = blaslt.Problem.of(spec)
+    problem = blaslt.MatmulProblem.of(spec)
     memory = []
     for array, base, one, order in zip((a, b), bases, specs, problem.orders, strict=True):
         if order is None:

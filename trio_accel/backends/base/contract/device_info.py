@@ -60,22 +60,22 @@ class Topology:
     links: tuple[DeviceLink, ...]
 
     @classmethod
-    def of(cls, devices: Iterable[DeviceInfo], told: Iterable[DeviceLink]) -> Topology:
+    def of(cls, devices: Iterable[DeviceInfo], links: Iterable[DeviceLink]) -> Topology:
         """Make a topology of the links that backends report; other pairs are linked by host memory.
 
         Args:
             devices: The devices.
-            told: Links, with the devices of each in any order. Links of other devices are left out.
+            links: Links, with the devices of each in any order. Links of other devices are left out.
         """
         devices = tuple(devices)
-        known = {frozenset(link.devices): link for link in told}
-        links: list[DeviceLink] = []
+        known = {frozenset(link.devices): link for link in links}
+        all_links: list[DeviceLink] = []
         for place, first in enumerate(devices):
             for second in devices[place + 1 :]:
                 ends = (first.name, second.name)
                 link = known.get(frozenset(ends), DeviceLink(devices=ends, kind="host"))
-                links.append(attrs.evolve(link, devices=ends))
-        return cls(devices=devices, links=tuple(links))
+                all_links.append(attrs.evolve(link, devices=ends))
+        return cls(devices=devices, links=tuple(all_links))
 
     def link(self, a: str, b: str) -> DeviceLink:
         """Return the link between two devices.

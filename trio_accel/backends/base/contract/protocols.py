@@ -26,7 +26,6 @@ __all__ = [
     "CacheCounts",
     "ChunkKeeper",
     "CollectiveLibrary",
-    "Hold",
     "InThread",
     "KeptCounts",
     "KernelLibrary",
@@ -35,6 +34,7 @@ __all__ = [
     "MemoryStatistics",
     "PlacedBlock",
     "Poison",
+    "StreamPause",
     "Waker",
 ]
 
@@ -176,7 +176,7 @@ class ChunkKeeper(Protocol):
         """Give a chunk back that holds no block, and that the device no longer uses."""
 
 
-class Hold(Protocol):
+class StreamPause(Protocol):
     """A hold of a stream."""
 
     def release(self) -> None:
@@ -255,7 +255,7 @@ class AccelStream(Protocol):
     def wait(self, event: AccelEvent) -> None:
         """Hold back what is enqueued from now on until an event (of any stream) is done."""
 
-    def hold(self, waker: Waker | None = None) -> Hold:
+    def hold(self, waker: Waker | None = None) -> StreamPause:
         """Hold back what is enqueued from now on until the hold is released.
 
         A held stream is like a stuck one: `close` does not wait for it, and `failure` still reports a lost
@@ -364,7 +364,7 @@ class AccelDevice(Protocol):
         ...
 
     @property
-    def believed(self) -> Collection[int]:
+    def validated_blocks(self) -> Collection[int]:
         """Blocks with contents that it relies on. Call `renew` before you write to one."""
         ...
 
@@ -490,7 +490,7 @@ class AccelDevice(Protocol):
     def unregister_host(self, array: npt.NDArray[np.uint8]) -> None:
         """Undo `register_host`. No enqueued work uses the memory. Blocks."""
 
-    def spin(self, stream: AccelStream, block: int | None = None) -> Hold:
+    def spin(self, stream: AccelStream, block: int | None = None) -> StreamPause:
         """Hold a stream back by work of the device that does not end by itself: for tests.
 
         Args:
@@ -529,7 +529,7 @@ class AccelDevice(Protocol):
         """
         ...
 
-    def reaches(self, other: DeviceInfo) -> bool:
+    def reaches(self, peer: DeviceInfo) -> bool:
         """Return whether kernels of this device can read mapped memory of another device."""
         ...
 

@@ -1,8 +1,8 @@
 """Programs as texts, which messages hold.
 
 The first line of a text lists the arguments. A block follows for the program, and another one for
-`Program.usual` if there is one. The first line of a block lists the results, and each later line has a step:
-its function, dtype, operands and value. For example, ``sqrt(x * a)`` is:
+`EncodedProgram.usual` if there is one. The first line of a block lists the results, and each later line has a
+step: its function, dtype, operands and value. For example, ``sqrt(x * a)`` is:
 
     float64[],python float
 
@@ -34,9 +34,9 @@ from ..contract.ops import real_of
 from ..contract.values import number_array
 from ._arguments import Argument
 from ._expression import COMBINED, FUNCTIONS
-from ._steps import Step, TypedExpression, needed_steps
+from ._steps import TypedExpression, TypedStep, needed_steps
 
-__all__ = ["Program", "decode_program", "encode_program"]
+__all__ = ["EncodedProgram", "decode_program", "encode_program"]
 
 # The parser takes 10 000 characters, of which the typist makes fewer steps. Each derivative of a program
 # has about twice as many.
@@ -87,7 +87,7 @@ _OPERANDS: dict[str, tuple[int, int]] = {
     "result": (2, 2),
     "folded": (2, 2),
 }
-# These steps have a `Step.value`.
+# These steps have a `TypedStep.value`.
 _VALUED = _STORES | {"argument", "constant", "index", "load", "loop", "fold", "folded"}
 # The first operand of these steps is the loop or fold around them.
 _AROUND = {"break": "loop", "end": "loop", "left": "fold", "right": "fold", "folded": "fold"}
@@ -112,7 +112,7 @@ _Reads: TypeAlias = tuple[Ints, Ints, tuple[tuple[int, int], ...]]
 
 
 @attrs.frozen
-class Program:
+class EncodedProgram:
     """A program with the form in which it gets its arguments.
 
     Attributes:
@@ -150,14 +150,14 @@ def encode_program(
     Args:
         program: The program.
         arguments: How it gets its arguments.
-        usual: See `Program.usual`.
+        usual: See `EncodedProgram.usual`.
     """
     blocks = [_block(each) for each in (program, usual) if each is not None]
     return "\n\n".join([",".join([each.encode() for each in arguments]), *blocks])
 
 
 @functools.lru_cache(1024)
-def decode_program(text: str) -> Program:
+def decode_program(text: str) -> EncodedProgram:
     """Decode a text of `encode_program`.
 
     Raises:
@@ -181,7 +181,7 @@ def decode_program(text: str) -> Program:
         raise ValueError(
             "a number, or a part that follows from the steps, is not written as encode_program does"
         )
-    return Program(program, arguments, *others)
+    return EncodedProgram(program, arguments, *others)
 
 
 def _form(program: TypedExpression) -> tuple[object, ...]:
@@ -215,7 +215,7 @@ def _words_of(reads: _Reads) -> list[str]:
     return [f"elements={_listed(elements)}", f"axes={_listed(axes)}", f"loads={pairs}"]
 
 
-def _reads_of(steps: Sequence[Step]) -> _Reads:
+def _reads_of(steps: Sequence[TypedStep]) -> _Reads:
     """Return the elements, axes and loads of a program that reads no more than its steps do."""
     elements, axes, loads = set[int](), dict[int, None](), dict[int, int]()
     for step in steps:
@@ -298,12 +298,12 @@ def _program(text: str, arguments: Sequence[Argument]) -> TypedExpression:
     return made
 
 
-def _step(line: str) -> Step:
+def _step(line: str) -> TypedStep:
     found = _STEP.fullmatch(line)
     if found is None:
         raise ValueError("a step has a function, a dtype, operands, and perhaps a value")
     value = 0 if found[4] is None else _number(found[4])
-    return Step(found[1], DType(found[2]), _ints(found[3] or ""), value)
+    return TypedStep(found[1], DType(found[2]), _ints(found[3] or ""), value)
 
 
 def _check_reads(program: TypedExpression, derived: _Reads, arguments: Sequence[Argument]) -> None:
@@ -336,7 +336,7 @@ class _Checker:
     """
 
     def __init__(self, arguments: Sequence[Argument]) -> None:
-        self.steps: list[Step] = []
+        self.steps: list[TypedStep] = []
         self._arguments = arguments
         # The innermost loop or fold around each step, and the open loops and folds; -1 is the program.
         self._homes, self._open = list[int](), [-1]
@@ -347,7 +347,7 @@ class _Checker:
         # Constants, and steps computed from constants. A fold may read them.
         self._fixed = set[int]()
 
-    def add(self, step: Step) -> None:
+    def add(self, step: TypedStep) -> None:
         """Check the next step.
 
         Raises:
@@ -402,7 +402,7 @@ class _Checker:
         if function == "loop" and len(self._open) > _MAX_LOOPS:
             raise ValueError(f"at most {_MAX_LOOPS} loops may be in each other")
 
-    def _check_operands(self, step: Step) -> None:
+    def _check_operands(self, step: TypedStep) -> None:
         """Check that the operands have values where the step is."""
         read: Sequence[int] = step.steps
         if kind := _AROUND.get(step.function):
@@ -439,7 +439,7 @@ class _Checker:
         if number < fold and self.steps[fold].function == "fold" and number not in self._fixed:
             raise ValueError(f"step {number} ({function}) is outside of the fold, and not made of constants")
 
-    def _check_value(self, step: Step) -> None:
+    def _check_value(self, step: TypedStep) -> None:
         value, function = step.value, step.function
         if function in ("constant", "folded"):
             _check_held(value, step.dtype)
@@ -458,7 +458,7 @@ class _Checker:
             if function != "argument" and self._loads.setdefault(value, count) != count:
                 raise ValueError(f"argument {value} has {self._loads[value]} indices in an earlier step")
 
-    def _check_dtypes(self, step: Step) -> None:
+    def _check_dtypes(self, step: TypedStep) -> None:
         function, given = step.function, tuple(self.steps[each].dtype for each in step.steps)
         if step.dtype in _LOW:
             raise ValueError(f"expressions do not compute with {step.dtype}")
@@ -472,7 +472,7 @@ class _Checker:
         if wanted != (*given, step.dtype):
             raise ValueError(f"the dtypes must be {_names(wanted)}, got {_names((*given, step.dtype))}")
 
-    def _wanted(self, step: Step, given: Sequence[DType]) -> tuple[DType, ...]:
+    def _wanted(self, step: TypedStep, given: Sequence[DType]) -> tuple[DType, ...]:
         """Return the dtypes that the operands of a step, and the step itself, must have."""
         is_loop = step.function in ("break", "end")
         variables = self.steps[step.steps[0]].steps[2:] if is_loop else step.steps[2:]

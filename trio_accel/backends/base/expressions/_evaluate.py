@@ -18,7 +18,7 @@ from ..contract.ops import Reduce, StatusArray
 from ..contract.values import by_way_of_int64, number_array
 from ._expression import FUNCTIONS, SPECIAL
 from ._pieces import REDUCING, reduced_in_pieces
-from ._steps import Pass, Step, TypedExpression
+from ._steps import Pass, TypedExpression, TypedStep
 
 __all__ = [
     "CHECK_WORDS",
@@ -102,7 +102,7 @@ def places_of(expression: TypedExpression) -> TypedExpression:
     """
     load, value = expression.outputs
     steps, step = list(expression.steps), expression.steps[load]
-    steps[load] = Step("constant", step.dtype, (), 0)
+    steps[load] = TypedStep("constant", step.dtype, (), 0)
     return attrs.evolve(expression, steps=tuple(steps), outputs=(*step.steps, value))
 
 
@@ -110,7 +110,7 @@ def scatter_program(expression: TypedExpression, reduce: Reduce) -> TypedExpress
     """Turn an expression with an element and a value as its results into a program that combines them."""
     places, load = places_of(expression), expression.steps[expression.outputs[0]]
     *indices, value = places.outputs
-    step = Step(f"store_{reduce}", expression.steps[value].dtype, (value, *indices), load.value)
+    step = TypedStep(f"store_{reduce}", expression.steps[value].dtype, (value, *indices), load.value)
     return attrs.evolve(places, steps=(*places.steps, step), outputs=())
 
 
@@ -241,7 +241,7 @@ _NOTHING: Mapping[int, Any] = MappingProxyType({})
 
 
 @attrs.frozen(eq=False)
-class Places:
+class ComputedIndices:
     """Elements of an array at computed indices; whole lines of it for an index of the result, ``i(k)``.
 
     NumPy copies lines about five times as fast as single elements.
@@ -257,7 +257,7 @@ class Places:
     order: Ints
 
     @classmethod
-    def of(cls, array: HostArray, indices: Sequence[Any], steps: Sequence[Step]) -> Places:
+    def of(cls, array: HostArray, indices: Sequence[Any], steps: Sequence[TypedStep]) -> ComputedIndices:
         """Find the lines.
 
         Args:
@@ -407,7 +407,7 @@ class _Evaluation:
                 values.pop(used, None)
             place += 1
 
-    def _loop(self, number: int, step: Step, values: dict[int, Any]) -> None:
+    def _loop(self, number: int, step: TypedStep, values: dict[int, Any]) -> None:
         """Run a loop: of all elements at once if its range is the same for all, and none ends early."""
         steps, end = self.expression.steps, int(step.value.real)
         start, stop, *carried = step.steps
@@ -434,7 +434,7 @@ class _Evaluation:
         self._active = around
         values.update((each, found.reshape(shape)) for each, found in zip(carried, active.found, strict=True))
 
-    def _flattened(self, number: int, step: Step, values: Mapping[int, Any]) -> tuple[_Active, Any]:
+    def _flattened(self, number: int, step: TypedStep, values: Mapping[int, Any]) -> tuple[_Active, Any]:
         """Flatten all values that a loop reads; return the elements and their former shape."""
         carried = step.steps[2:]
         within = self.expression.steps[number : int(step.value.real) + 1]
@@ -453,7 +453,7 @@ class _Evaluation:
         taken[number] = flat(values[step.steps[0]])
         return _Active(carried, taken, np.arange(taken[number].size), found), shape
 
-    def _value(self, number: int, step: Step, values: Mapping[int, Any]) -> Any:
+    def _value(self, number: int, step: TypedStep, values: Mapping[int, Any]) -> Any:
         match step.function:
             case "argument":
                 made: Any = np.asarray(self.arguments[int(step.value.real)], step.dtype.dtype)
@@ -473,7 +473,7 @@ class _Evaluation:
                 made = self._call(number, step, [values[each] for each in step.steps])
         return made
 
-    def _call(self, number: int, step: Step, given: Sequence[Any]) -> Any:
+    def _call(self, number: int, step: TypedStep, given: Sequence[Any]) -> Any:
         dtype = step.dtype.dtype
         if step.function == "cast":
             return by_way_of_int64(given[0], dtype).astype(dtype, copy=False)
@@ -484,31 +484,31 @@ class _Evaluation:
         is_fit = self.out is not None and number == self.expression.outputs[0] and self.out.dtype == dtype
         return _UFUNCS[step.function](*given, out=self.out if is_fit else None)
 
-    def _places(self, number: int, step: Step, values: Mapping[int, Any], shape: Ints) -> list[Any]:
+    def _places(self, number: int, step: TypedStep, values: Mapping[int, Any], shape: Ints) -> list[Any]:
         """Return indices inside of an array. An index outside is refused or becomes the nearest one."""
         at = [values[index] for index in step.indices]
         if self.expression.checked:
             return check_places(self.expression, number, at, shape)
         return [np.clip(index, -extent, extent - 1) for index, extent in zip(at, shape, strict=True)]
 
-    def _load(self, number: int, step: Step, values: Mapping[int, Any]) -> Any:
+    def _load(self, number: int, step: TypedStep, values: Mapping[int, Any]) -> Any:
         array = self.loaded[int(step.value.real)]
         at = self._places(number, step, values, array.shape)
         if self._active is not None:
             # Indices of the result are none of lines here.
             return array[tuple(at)]
-        return Places.of(array, at, [self.expression.steps[index] for index in step.indices]).load()
+        return ComputedIndices.of(array, at, [self.expression.steps[index] for index in step.indices]).load()
 
-    def _store(self, number: int, step: Step, values: Mapping[int, Any]) -> None:
+    def _store(self, number: int, step: TypedStep, values: Mapping[int, Any]) -> None:
         array, value = self.loaded[int(step.value.real)], values[step.steps[0]]
         at = self._places(number, step, values, array.shape)
         shape = self.shape if self._active is None else self._active.at.shape
         if np.broadcast_shapes(*map(np.shape, at)) != shape:
             # Each element stores, even if several have the same place.
             value, *at = (np.broadcast_to(each, shape) for each in (value, *at))
-        places = Places(array, tuple(at), tuple(range(len(shape))))
+        places = ComputedIndices(array, tuple(at), tuple(range(len(shape))))
         if self._active is None:
-            places = Places.of(array, at, [self.expression.steps[index] for index in step.indices])
+            places = ComputedIndices.of(array, at, [self.expression.steps[index] for index in step.indices])
         target, index, value = places.array, places.index, places.aligned(np.asarray(value))
         combine = _STORES[step.function]
         if combine is None:
@@ -516,7 +516,7 @@ class _Evaluation:
         else:
             combine.at(target, index, value)
 
-    def _mapped(self, number: int, step: Step, operands: Mapping[int, Any], shape: Ints) -> HostArray:
+    def _mapped(self, number: int, step: TypedStep, operands: Mapping[int, Any], shape: Ints) -> HostArray:
         """Run the pass of a reduction for its operands, or for a piece of them."""
         values = dict(operands)
         self.run_pass(self.expression.passes[number], values)
@@ -527,7 +527,7 @@ class _Evaluation:
     def _operands(self, number: int, values: Mapping[int, Any]) -> dict[int, Any]:
         return {each: values[each] for each in self.expression.passes[None].operands[number]}
 
-    def _reduce(self, number: int, step: Step, values: Mapping[int, Any]) -> Any:
+    def _reduce(self, number: int, step: TypedStep, values: Mapping[int, Any]) -> Any:
         name, operands = step.function.removeprefix("reduce_"), self._operands(number, values)
         if name not in REDUCING:
             return self._kept(getattr(np, name)(self._in_front(number, step, operands), axis=0))
@@ -542,7 +542,7 @@ class _Evaluation:
         )
         return self._kept(made)
 
-    def _in_front(self, number: int, step: Step, operands: Mapping[int, Any]) -> HostArray:
+    def _in_front(self, number: int, step: TypedStep, operands: Mapping[int, Any]) -> HostArray:
         """Return the operand of a reduction, with the reduced axes joined as the first axis."""
         values = self._mapped(number, step, operands, self.shape)
         kept = [axis for axis in range(values.ndim) if axis not in self.axes]
@@ -554,7 +554,7 @@ class _Evaluation:
         kept = [1 if axis in self.axes else extent for axis, extent in enumerate(self.shape)]
         return np.asarray(value).reshape(kept)
 
-    def _fold(self, number: int, step: Step, values: dict[int, Any]) -> None:
+    def _fold(self, number: int, step: TypedStep, values: dict[int, Any]) -> None:
         """Combine elements pair by pair."""
         end, flat = int(step.value.real), self._in_front(number, step, self._operands(number, values))
         last = self.expression.steps[end]

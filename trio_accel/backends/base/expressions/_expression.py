@@ -21,18 +21,18 @@ __all__ = [
     "SPECIAL",
     "Apply",
     "Break",
-    "Count",
-    "Expression",
-    "Function",
+    "ElementCount",
+    "ElementLoad",
     "Index",
     "Literal",
-    "Load",
     "Loop",
     "Name",
     "Node",
+    "ParsedExpression",
     "Place",
     "Reduce",
     "Rule",
+    "ScalarFunction",
     "Statement",
     "assigned_in",
     "message_at",
@@ -49,7 +49,7 @@ _INTEGER_KINDS: frozenset[str] = frozenset({"bool", "int", "uint"})
 
 
 @attrs.frozen(eq=False)
-class Function:
+class ScalarFunction:
     """One function.
 
     Attributes:
@@ -67,9 +67,12 @@ class Function:
     kinds: frozenset[str] = _ALL
 
 
-def _ufuncs(kinds: frozenset[str], names: str) -> dict[str, Function]:
+def _ufuncs(kinds: frozenset[str], names: str) -> dict[str, ScalarFunction]:
     found = {name: getattr(np, name) for name in names.split()}
-    return {name: Function(ufunc.__name__, ufunc.nin, "ufunc", ufunc, kinds) for name, ufunc in found.items()}
+    return {
+        name: ScalarFunction(ufunc.__name__, ufunc.nin, "ufunc", ufunc, kinds)
+        for name, ufunc in found.items()
+    }
 
 
 SPECIAL: Mapping[str, str] = {
@@ -90,7 +93,7 @@ _DTYPES = (
     "complex64 complex128"
 )
 
-FUNCTIONS: Mapping[str, Function] = {
+FUNCTIONS: Mapping[str, ScalarFunction] = {
     **_ufuncs(
         _ALL,
         "absolute abs add conjugate conj divide equal isfinite isinf isnan logical_and logical_not "
@@ -113,20 +116,20 @@ FUNCTIONS: Mapping[str, Function] = {
     ),
     **_ufuncs(frozenset({"int", "uint"}), "gcd lcm"),
     **_ufuncs(_INTEGER_KINDS, "bitwise_and bitwise_or bitwise_xor invert bitwise_not left_shift right_shift"),
-    **{name: Function(name, 1, "cast") for name in _DTYPES.split()},
-    "int": Function("int64", 1, "cast"),
-    "float": Function("float64", 1, "cast"),
-    "complex": Function("complex128", 1, "cast"),
+    **{name: ScalarFunction(name, 1, "cast") for name in _DTYPES.split()},
+    "int": ScalarFunction("int64", 1, "cast"),
+    "float": ScalarFunction("float64", 1, "cast"),
+    "complex": ScalarFunction("complex128", 1, "cast"),
     # SciPy's functions, imported when one is computed. Their types are those of any floating-point function.
-    **{name: Function(name, 1, "ufunc", np.exp, _FLOATS) for name in SPECIAL},
+    **{name: ScalarFunction(name, 1, "ufunc", np.exp, _FLOATS) for name in SPECIAL},
     # The value itself; gradients treat it as a constant.
-    "stop_gradient": Function("stop_gradient", 1, "ufunc", np.positive),
-    "where": Function("where", 3, "where"),
-    "clip": Function("clip", 3, "clip"),
-    "real": Function("real", 1, "part"),
-    "imag": Function("imag", 1, "part"),
-    "angle": Function("angle", 1, "angle"),
-    "round": Function("rint", 1, "round", np.rint, _INEXACT),
+    "stop_gradient": ScalarFunction("stop_gradient", 1, "ufunc", np.positive),
+    "where": ScalarFunction("where", 3, "where"),
+    "clip": ScalarFunction("clip", 3, "clip"),
+    "real": ScalarFunction("real", 1, "part"),
+    "imag": ScalarFunction("imag", 1, "part"),
+    "angle": ScalarFunction("angle", 1, "angle"),
+    "round": ScalarFunction("rint", 1, "round", np.rint, _INEXACT),
 }
 """By the name in an expression, what is called."""
 
@@ -211,7 +214,7 @@ class Index:
 
 
 @attrs.frozen
-class Load:
+class ElementLoad:
     """``x[...]``: an element of an argument, at computed indices."""
 
     name: str
@@ -220,7 +223,7 @@ class Load:
 
 
 @attrs.frozen
-class Count:
+class ElementCount:
     """``n``: how many elements are reduced."""
 
     place: Place = attrs.field(eq=False)
@@ -245,9 +248,9 @@ class Reduce:
     value: Node
     place: Place = attrs.field(eq=False)
     dtype: DType | None = None
-    combine: Expression | None = None
+    combine: ParsedExpression | None = None
     identity: complex | None = None
-    post: Expression | None = None
+    post: ParsedExpression | None = None
     is_result: bool = False
 
     @property
@@ -261,7 +264,7 @@ class Reduce:
         return self.name in ("argmin", "argmax")
 
 
-Node: TypeAlias = Name | Literal | Apply | Index | Load | Count | Reduce
+Node: TypeAlias = Name | Literal | Apply | Index | ElementLoad | ElementCount | Reduce
 
 
 @attrs.frozen
@@ -304,7 +307,7 @@ def assigned_in(statements: Sequence[Statement]) -> Iterator[str]:
 
 
 @attrs.frozen
-class Expression:
+class ParsedExpression:
     """Parsed statements.
 
     Attributes:
@@ -363,7 +366,7 @@ def _read_by(found: Mapping[str, frozenset[str]], node: Node) -> frozenset[str]:
         case Apply():
             names = frozenset[str]()
             inner = node.arguments
-        case Load():
+        case ElementLoad():
             names = frozenset([node.name])
             inner = node.indices
         case _:

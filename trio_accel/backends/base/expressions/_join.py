@@ -13,8 +13,8 @@ import attrs
 
 from ..contract.dtypes import Ints, Strs
 from ._arguments import Argument
-from ._codec import Program
-from ._steps import Step, TypedExpression
+from ._codec import EncodedProgram
+from ._steps import TypedExpression, TypedStep
 
 __all__ = ["JoinedProgram", "joined_programs"]
 
@@ -32,10 +32,10 @@ class _Steps:
     """
 
     def __init__(self) -> None:
-        self.made: list[Step] = []
+        self.made: list[TypedStep] = []
         self._found: dict[tuple[object, ...], int] = {}
 
-    def step(self, step: Step) -> int:
+    def step(self, step: TypedStep) -> int:
         """Make a step, or return the number of an equal one."""
         # Zeros of both signs are different values.
         key = (step.function, step.dtype, step.steps, repr(step.value))
@@ -43,7 +43,7 @@ class _Steps:
             self._found[key] = self.append(step)
         return self._found[key]
 
-    def append(self, step: Step) -> int:
+    def append(self, step: TypedStep) -> int:
         """Make a step, even if an equal one exists. A loop or fold gets the number of its end."""
         self.made.append(step)
         number = len(self.made) - 1
@@ -66,15 +66,15 @@ class JoinedProgram:
         scalars: The sources of the numbers.
     """
 
-    program: Program
+    program: EncodedProgram
     arrays: _Sources
     loaded: _Sources
     scalars: _Sources
 
 
 def joined_programs(
-    first: Program,
-    second: Program,
+    first: EncodedProgram,
+    second: EncodedProgram,
     *,
     at: Collection[int],
     inputs: tuple[Sequence[Hashable], Sequence[Hashable]],
@@ -100,7 +100,7 @@ def joined_programs(
     usual = None
     if first.usual is not None or second.usual is not None:
         usual = _joined(first.usual or first.program, second.usual or second.program, at, numbers)
-    program = Program(_joined(first.program, second.program, at, numbers), arguments, usual)
+    program = EncodedProgram(_joined(first.program, second.program, at, numbers), arguments, usual)
     given = [_places(each) for each in (first, second)]
     sources = [
         tuple([_source(number, kind, given, numbers) for number in found])
@@ -109,11 +109,11 @@ def joined_programs(
     return JoinedProgram(program, *sources)
 
 
-def _is_store(step: Step) -> bool:
+def _is_store(step: TypedStep) -> bool:
     return step.function.startswith("store_")
 
 
-def _check(first: Program, second: Program, at: Collection[int]) -> None:
+def _check(first: EncodedProgram, second: EncodedProgram, at: Collection[int]) -> None:
     """Require that the second program can read the value of the first one from its steps."""
     program, loads = first.program, [number for number, _ in second.program.loads]
     is_wide = any(step.is_reduction or step.function == "count" or _is_store(step) for step in program.steps)
@@ -132,8 +132,8 @@ def _check(first: Program, second: Program, at: Collection[int]) -> None:
 
 
 def _numbered(
-    first: Program,
-    second: Program,
+    first: EncodedProgram,
+    second: EncodedProgram,
     at: Collection[int],
     inputs: tuple[Sequence[Hashable], Sequence[Hashable]],
 ) -> tuple[list[dict[int, int]], tuple[Argument, ...]]:
@@ -149,7 +149,7 @@ def _numbered(
     return numbers, tuple(argument for argument, _, _ in found)
 
 
-def _places(program: Program) -> tuple[Ints, Ints, Ints]:
+def _places(program: EncodedProgram) -> tuple[Ints, Ints, Ints]:
     """Return the arrays of elements, the loaded arrays, and the numbers, in the order of a message."""
     made, arguments = program.program, enumerate(program.arguments)
     arrays = tuple([number for number in made.elements if program.arguments[number].is_array])

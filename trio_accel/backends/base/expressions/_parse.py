@@ -91,7 +91,7 @@ _Value: TypeAlias = tuple[Node, ...]
 @functools.lru_cache(1024)
 def parse(
     text: str, inputs: Strs | None = None, outputs: Strs | None = None, *, is_along: bool = False
-) -> nodes.Expression:
+) -> nodes.ParsedExpression:
     """Parse statements such as ``"t = a - b; y = t * t"``.
 
     Args:
@@ -131,7 +131,7 @@ def parse(
     if not chosen or len(set(chosen)) < len(chosen):
         raise ValueError(f"outputs must be different names, at least one, got {chosen}")
     ordered = _ordered(sorted(parser.reads, key=lambda name: parser.reads[name]), inputs)
-    return nodes.Expression(
+    return nodes.ParsedExpression(
         text,
         ordered,
         tuple(chosen),
@@ -455,7 +455,7 @@ class _Parser:
         self.unread.pop(name, None)
         if name not in self._known:
             if self._is_along and name == COUNT and name not in self._inputs:
-                return (nodes.Count(place),)
+                return (nodes.ElementCount(place),)
             self.reads[name] = min(place, self.reads.get(name, place))
             self.elements.add(name)
         return self._named(name, self._vectors.get(name, 1), place)
@@ -628,7 +628,7 @@ class _Parser:
         at = next((n for n, item in enumerate(several) if isinstance(item, ast.Slice)), len(several))
         rest = [self._scalar(item, depth) for n, item in enumerate(several) if n != at]
         if at == len(several):
-            return (nodes.Load(name, tuple(each for (each,) in rest), place),)
+            return (nodes.ElementLoad(name, tuple(each for (each,) in rest), place),)
         bounds = re.fullmatch(r"(\d*):(\d+)", ast.unparse(several[at]))
         components = range(int(bounds[1] or 0), int(bounds[2])) if bounds else range(0)
         if not 2 <= len(components) <= len(_COMPONENTS):
@@ -636,7 +636,7 @@ class _Parser:
             self._refuse(f"a slice (a:b) is not allowed here; {told}", several[at])
         held = [each for (each,) in map(self._hold, rest)]
         literals = [nodes.Literal(n, place) for n in components]
-        return tuple(nodes.Load(name, (*held[:at], each, *held[at:]), place) for each in literals)
+        return tuple(nodes.ElementLoad(name, (*held[:at], each, *held[at:]), place) for each in literals)
 
     def _refuse(self, message: str, node: ast.expr | ast.stmt | ast.keyword) -> NoReturn:
         self._refuse_at(message, self._place(node))

@@ -9,12 +9,12 @@ import attrs
 from ._expression import (
     Apply,
     Break,
-    Count,
-    Expression,
-    Load,
+    ElementCount,
+    ElementLoad,
     Loop,
     Name,
     Node,
+    ParsedExpression,
     Reduce,
     Statement,
     assigned_in,
@@ -24,7 +24,7 @@ from ._parse import COUNT
 __all__ = ["parts_of"]
 
 
-def parts_of(expression: Expression) -> list[Expression]:
+def parts_of(expression: ParsedExpression) -> list[ParsedExpression]:
     """Cut an expression at its reductions.
 
     Args:
@@ -35,7 +35,7 @@ def parts_of(expression: Expression) -> list[Expression]:
         output. The last expression is the element-wise result, with the element count as an input if it reads
         it.
     """
-    statements, made = list[Statement](), list[Expression]()
+    statements, made = list[Statement](), list[ParsedExpression]()
     for statement in expression.statements:
         match statement:
             case (name, Reduce()):
@@ -48,8 +48,8 @@ def parts_of(expression: Expression) -> list[Expression]:
 
 
 def _part(
-    expression: Expression, statements: Sequence[Statement], output: str, *, is_along: bool
-) -> Expression:
+    expression: ParsedExpression, statements: Sequence[Statement], output: str, *, is_along: bool
+) -> ParsedExpression:
     """Return the statements that a name depends on as an expression."""
     needed, kept = {output}, list[Statement]()
     for statement in reversed(statements):
@@ -96,7 +96,7 @@ def _names(node: Node) -> Iterator[str]:
         case Apply():
             for each in node.arguments:
                 yield from _names(each)
-        case Load():
+        case ElementLoad():
             yield node.name
             for each in node.indices:
                 yield from _names(each)
@@ -121,11 +121,11 @@ def _counted(statement: Statement) -> Statement:
 
 def _of_input(node: Node) -> Node:
     match node:
-        case Count():
+        case ElementCount():
             return Name(COUNT, node.place)
         case Apply():
             return attrs.evolve(node, arguments=tuple(map(_of_input, node.arguments)))
-        case Load():
+        case ElementLoad():
             return attrs.evolve(node, indices=tuple(map(_of_input, node.indices)))
         case _:
             return node

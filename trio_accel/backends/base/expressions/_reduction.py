@@ -8,7 +8,7 @@ import numpy as np
 
 from ..contract.dtypes import DType, Strs
 from ..contract.foreign_names import instead_of
-from ._expression import REDUCTIONS, Expression, Name, Reduce
+from ._expression import REDUCTIONS, Name, ParsedExpression, Reduce
 from ._parse import COUNT, parse
 
 __all__ = ["WIDER", "accumulated", "parse_reduction"]
@@ -36,7 +36,7 @@ def parse_reduction(
     post: str | None = None,
     inputs: tuple[str, ...] | None = None,
     dtype: DType | None = None,
-) -> Expression:
+) -> ParsedExpression:
     """Parse the expressions of a reduction with a result that is rounded once.
 
     Args:
@@ -76,7 +76,7 @@ def parse_reduction(
     made = Reduce(name, Name(output, place), place, dtype, combine, value, after, is_result=True)
     # Zeros of both signs are different values.
     options = (reduce, repr(value), post, dtype)
-    return Expression(
+    return ParsedExpression(
         mapped.text,
         mapped.inputs,
         (_RESULT,),
@@ -91,7 +91,7 @@ def parse_reduction(
     )
 
 
-def _parsed(what: str, text: str, inputs: Strs | None = None) -> Expression:
+def _parsed(what: str, text: str, inputs: Strs | None = None) -> ParsedExpression:
     try:
         parsed = parse(text, inputs)
     except ValueError as error:

@@ -15,7 +15,7 @@ from ._arguments import Argument
 from ._pieces import REDUCING
 from ._source import (
     Access,
-    Taken,
+    KernelArguments,
     element_of,
     elements_of_thread,
     identity_of_reduction,
@@ -27,7 +27,7 @@ from ._source import (
     register_of,
     structure,
 )
-from ._steps import Step, TypedExpression, needed_steps
+from ._steps import TypedExpression, TypedStep, needed_steps
 
 ROW_THREADS = 256
 """Threads of a block, which combine what they found in shared memory."""
@@ -65,7 +65,7 @@ def partial_bytes(program: TypedExpression) -> int:
     return -(-size // 8) * 8 + 8 if _has_index(reduction) else size
 
 
-def _has_index(reduction: Step) -> bool:
+def _has_index(reduction: TypedStep) -> bool:
     return reduction.function in ("fold", "reduce_argmin", "reduce_argmax")
 
 
@@ -130,7 +130,7 @@ class _Rows:
     """
 
     def __init__(self, program: TypedExpression, arguments: Sequence[Argument]) -> None:
-        self.taken = Taken.of(program, arguments)
+        self.taken = KernelArguments.of(program, arguments)
         self._program, steps = program, program.steps
         # The last step of a fold has its value.
         self.stages = {
@@ -201,7 +201,7 @@ def _statements(
     return lines
 
 
-def _reached(steps: Sequence[Step], sources: Iterable[int]) -> set[int]:
+def _reached(steps: Sequence[TypedStep], sources: Iterable[int]) -> set[int]:
     """Return the steps that values of some steps reach, but by no reduction; all of a loop if any of it."""
     reached = set(sources)
     for number, step in enumerate(steps):

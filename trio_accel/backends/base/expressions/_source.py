@@ -18,7 +18,7 @@ from ..contract.ops import identity_of
 from ..contract.values import number_array
 from ._arguments import Argument
 from ._evaluate import word_of
-from ._steps import Step, TypedExpression
+from ._steps import TypedExpression, TypedStep
 
 Access: TypeAlias = Literal["dense", "same", "strided"]
 """How elements of an array follow each other: without gaps, one for all, or by strides."""
@@ -105,7 +105,7 @@ def lines_of(
     return [*checks, f"const {register_of(step.dtype)} t{number} = {value};"]
 
 
-def loop_lines(number: int, steps: Sequence[Step]) -> list[str]:
+def loop_lines(number: int, steps: Sequence[TypedStep]) -> list[str]:
     """Return C++ for a loop's step (see `_steps`), or an empty list for any other step.
 
     Args:
@@ -130,12 +130,12 @@ def loop_lines(number: int, steps: Sequence[Step]) -> list[str]:
     return [f"if ({given[1]}) {{", *lines, "break;", "}"] if step.function == "break" else [*lines, "}"]
 
 
-def _index(step: Step, expression: TypedExpression) -> str:
+def _index(step: TypedStep, expression: TypedExpression) -> str:
     at = 2 * expression.axes.index(int(step.value.real))
     return f"index_of(i, arguments.extents[{at}], arguments.extents[{at + 1}])"
 
 
-def place_of(step: Step, expression: TypedExpression, indices: Sequence[str]) -> str:
+def place_of(step: TypedStep, expression: TypedExpression, indices: Sequence[str]) -> str:
     """Return C++ for the address of an element.
 
     Args:
@@ -168,13 +168,13 @@ def checks_of(number: int, expression: TypedExpression, indices: Sequence[str]) 
     ]
 
 
-def _source_of(step: Step, expression: TypedExpression) -> tuple[int, int]:
+def _source_of(step: TypedStep, expression: TypedExpression) -> tuple[int, int]:
     """Return which array a step loads from or stores to, and where the extents of the array are."""
     array = [number for number, _ in expression.loads].index(int(step.value.real))
     return array, 2 * (len(expression.axes) + sum(count for _, count in expression.loads[:array]))
 
 
-def value_of(step: Step, arguments: Sequence[str], steps: Sequence[Step]) -> str:
+def value_of(step: TypedStep, arguments: Sequence[str], steps: Sequence[TypedStep]) -> str:
     """C++ of an argument, a constant, a conversion or a function.
 
     Args:
@@ -266,7 +266,7 @@ def load(dtype: DType, address: str) -> str:
 
 
 @attrs.frozen
-class Taken:
+class KernelArguments:
     """The arguments of a program in a kernel.
 
     Attributes:
@@ -280,7 +280,7 @@ class Taken:
     scalars: int
 
     @staticmethod
-    def of(program: TypedExpression, arguments: Sequence[Argument]) -> Taken:
+    def of(program: TypedExpression, arguments: Sequence[Argument]) -> KernelArguments:
         """Find how a program gets its arguments."""
         texts, arrays, scalars = list[str](), list[DType](), 0
         for number, argument in enumerate(arguments):
@@ -292,7 +292,7 @@ class Taken:
             else:
                 texts.append(f"loaded.x{len(arrays)}")
                 arrays.append(argument.dtype)
-        return Taken(texts, arrays, scalars)
+        return KernelArguments(texts, arrays, scalars)
 
 
 def elementwise_source(
@@ -309,7 +309,7 @@ def elementwise_source(
     Raises:
         NotSupportedError: An element is too long for many threads to change it.
     """
-    taken, results = Taken.of(program, arguments), program.dtypes
+    taken, results = KernelArguments.of(program, arguments), program.dtypes
     dtypes = (*results, *taken.arrays)
     places = _place(layouts, [dtype.itemsize for dtype in dtypes])
     loads = [
@@ -509,7 +509,7 @@ def _store(number: int, program: TypedExpression, given: Sequence[str]) -> str:
     return f"if ({' & '.join(checks)})\n    {stored}" if checks else stored
 
 
-def _combine(number: int, step: Step) -> str:
+def _combine(number: int, step: TypedStep) -> str:
     """Return C++ for a store's function, which many threads may call for one element."""
     dtype, reduce = step.dtype, step.function.removeprefix("store_")
     register = register_of(dtype)

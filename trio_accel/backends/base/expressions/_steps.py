@@ -7,8 +7,8 @@ Loops are steps in the same list (D187). A step has the same number in all loops
 before the loop. These steps belong to loops:
 
 * ``carried`` (v): a variable with the first value v; in the loop, its value at the begin of an iteration.
-* ``loop`` (a, b, c...): the steps from here to its ``end``, whose number is `Step.value`, are the body. The
-  value of the step is the index, from a on, below b. The variables c... change in the loop.
+* ``loop`` (a, b, c...): the steps from here to its ``end``, whose number is `TypedStep.value`, are the body.
+  The value of the step is the index, from a on, below b. The variables c... change in the loop.
 * ``break`` (l, q, v...): if q holds, the variables of loop l become these values, and the loop ends.
 * ``end`` (l, v...): the variables of loop l become these values, all at once; then the next index follows.
 * ``result`` (c, e): the value of variable c after the loop with the end e.
@@ -18,11 +18,12 @@ A program is a typed expression with these steps:
 * ``reduce_sum`` (v): the sum of v over all elements along the operation's axes, in the dtype of the step;
   likewise ``prod``, ``min``, ``max``, ``nanmin``, ``nanmax``, ``any``, ``all``, ``argmin``, ``argmax``. The
   value has one element along these axes, so it broadcasts against elements.
-* ``fold`` (v): a reduction by the steps up to its ``folded``, whose number is `Step.value`.
+* ``fold`` (v): a reduction by the steps up to its ``folded``, whose number is `TypedStep.value`.
 * ``left`` (f), ``right`` (f): the two values that fold f combines.
-* ``folded`` (f, w): the result of fold f, where w combines two values. Without elements, it is `Step.value`.
+* ``folded`` (f, w): the result of fold f, where w combines two values. Without elements, it is
+  `TypedStep.value`.
 * ``count``: the number of elements along the axes.
-* ``store_set`` (v, index...): set an element of the argument `Step.value` to v; likewise ``add``,
+* ``store_set`` (v, index...): set an element of the argument `TypedStep.value` to v; likewise ``add``,
   ``multiply``, ``min``, ``max``.
 """
 
@@ -42,8 +43,8 @@ __all__ = [
     "BY_PYTHON",
     "ArgumentType",
     "Pass",
-    "Step",
     "TypedExpression",
+    "TypedStep",
     "Weak",
     "by_python",
     "needed_steps",
@@ -89,7 +90,7 @@ BY_PYTHON: Mapping[str, Callable[..., int]] = {
 
 
 @attrs.frozen
-class Step:
+class TypedStep:
     """One value of a typed expression.
 
     Attributes:
@@ -149,7 +150,7 @@ class TypedExpression:
             inputs, the nearest index inside is used.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[TypedStep, ...]
     outputs: Ints
     bounds: tuple[tuple[int, DType], ...] = ()
     elements: Ints = ()
@@ -239,13 +240,13 @@ class TypedExpression:
         return given[0] if step.function == "cast" else by_python(step.function, given)
 
 
-def _read_by(steps: Sequence[Step], number: int) -> Sequence[int]:
+def _read_by(steps: Sequence[TypedStep], number: int) -> Sequence[int]:
     """Return the operands of a step; the end of a loop or fold reads all steps inside."""
     step = steps[number]
     return range(step.steps[0], number) if step.function in ("end", "folded") else step.steps
 
 
-def needed_steps(steps: Sequence[Step], numbers: Sequence[int], there: Container[int] = ()) -> set[int]:
+def needed_steps(steps: Sequence[TypedStep], numbers: Sequence[int], there: Container[int] = ()) -> set[int]:
     """Return all steps that some steps need, except steps of `there`, and except operands of reductions."""
     needed, todo = set[int](), list(numbers)
     while todo:
@@ -256,7 +257,7 @@ def needed_steps(steps: Sequence[Step], numbers: Sequence[int], there: Container
     return needed
 
 
-def _last_steps(steps: Sequence[Step], outputs: Sequence[int]) -> Sequence[int]:
+def _last_steps(steps: Sequence[TypedStep], outputs: Sequence[int]) -> Sequence[int]:
     """Return the steps of the last pass in order; see `TypedExpression.passes`."""
     if not any(step.is_reduction for step in steps):
         return range(len(steps))
@@ -282,7 +283,7 @@ def _last_steps(steps: Sequence[Step], outputs: Sequence[int]) -> Sequence[int]:
     ]
 
 
-def _operands(steps: Sequence[Step], number: int, inside: Sequence[int]) -> Ints:
+def _operands(steps: Sequence[TypedStep], number: int, inside: Sequence[int]) -> Ints:
     """Return the values from other passes that a reduction's pass reads, in order."""
     read = {*steps[number].steps}.union(*[_read_by(steps, each) for each in inside])
     return tuple(sorted(read.difference(inside)))

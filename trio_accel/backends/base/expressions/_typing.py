@@ -13,11 +13,11 @@ from ..contract.dtypes import DType, Ints
 from ..contract.errors import NotSupportedError
 from ..contract.ops import identity_of, real_of
 from . import _expression as nodes  # pyright: ignore[reportPrivateUsage]  # of this package
-from ._expression import FUNCTIONS, Apply, Function, Node, Place, Reduce, assigned_in
+from ._expression import FUNCTIONS, Apply, Node, Place, Reduce, ScalarFunction, assigned_in
 from ._parse import COUNT, parse
 from ._promotion import PYTHON, RANKS, common_of, is_whole, wider
 from ._reduction import accumulated
-from ._steps import BY_PYTHON, ArgumentType, Step, TypedExpression, Weak, by_python, why_outside
+from ._steps import BY_PYTHON, ArgumentType, TypedExpression, TypedStep, Weak, by_python, why_outside
 
 __all__ = ["typed"]
 
@@ -31,7 +31,7 @@ _MOST_ROUNDS = 4
 
 @functools.lru_cache(4096)
 def typed(
-    expression: nodes.Expression,
+    expression: nodes.ParsedExpression,
     arguments: tuple[ArgumentType, ...],
     dtypes: tuple[DType | None, ...] = (),
     is_checked: bool = False,
@@ -61,10 +61,10 @@ class _Typist:
     """Makes the steps; equal steps are made once, in the outermost loop where all that they need is there."""
 
     def __init__(
-        self, expression: nodes.Expression, arguments: tuple[ArgumentType, ...], *, is_checked: bool
+        self, expression: nodes.ParsedExpression, arguments: tuple[ArgumentType, ...], *, is_checked: bool
     ) -> None:
         self._expression, self._is_checked = expression, is_checked
-        self._steps: list[Step] = []
+        self._steps: list[TypedStep] = []
         self._found: dict[tuple[object, ...], int] = {}
         # For each step, how many loops are around it; and the steps of each open loop, in order.
         self._depths: list[int] = []
@@ -94,7 +94,7 @@ class _Typist:
                 )
             if name in expression.elements:
                 dtype = kind.carrier if isinstance(kind, Weak) else kind
-                self._names[name] = self._step(Step("argument", dtype, (), place), kind)
+                self._names[name] = self._step(TypedStep("argument", dtype, (), place), kind)
         self._kinds = dict(zip(expression.inputs, arguments, strict=True))
 
     def run(self, statements: Sequence[nodes.Statement]) -> None:
@@ -139,11 +139,11 @@ class _Typist:
             self._find_live(live, self._reductions[:1])
         order = [number for number in self._blocks[0] if number in live]
         new = {number: place for place, number in enumerate(order)}
-        steps: list[Step] = []
+        steps: list[TypedStep] = []
         for number in order:
             step = self._steps[number]
             value = new[self._ends[number]] if number in self._ends else step.value
-            steps.append(Step(step.function, step.dtype, tuple(new[each] for each in step.steps), value))
+            steps.append(TypedStep(step.function, step.dtype, tuple(new[each] for each in step.steps), value))
         self._steps = steps
         self._bounds = {(new[number], dtype): None for number, dtype in self._bounds}
         return [new[number] for number in outputs]
@@ -156,7 +156,7 @@ class _Typist:
                 live.add(number)
                 todo += (*self._steps[number].steps, *self._breaks.get(number, ()))
 
-    def _step(self, step: Step, kind: ArgumentType | None = None) -> int:
+    def _step(self, step: TypedStep, kind: ArgumentType | None = None) -> int:
         weak = kind if isinstance(kind, Weak) else None
         # Zeros of both signs are different values.
         key = (step.function, step.dtype, step.steps, repr(step.value), weak)
@@ -167,7 +167,7 @@ class _Typist:
             self._blocks[depth].append(number)
         return number
 
-    def _in_place(self, step: Step) -> int:
+    def _in_place(self, step: TypedStep) -> int:
         """Make a step that may fail in the loop of its text, where no loop around has made it before."""
         keys = [(step, loop) for loop in (None, *[loop for loop, _, _ in self._loops])]
         number = next((self._found[key] for key in keys if key in self._found), None)
@@ -177,7 +177,7 @@ class _Typist:
             self._blocks[-1].append(number)
         return number
 
-    def _new(self, step: Step, depth: int, kind: ArgumentType | None) -> int:
+    def _new(self, step: TypedStep, depth: int, kind: ArgumentType | None) -> int:
         """Make a step that differs from all others, without a place yet."""
         number = len(self._steps)
         self._steps.append(step)
@@ -209,20 +209,20 @@ class _Typist:
         carried: dict[str, int] = {}
         for name, kind in kinds.items():
             first = self._as_kind(names[name], kind, loop.place)
-            step = Step("carried", self._steps[first].dtype, (first,))
+            step = TypedStep("carried", self._steps[first].dtype, (first,))
             carried[name] = self._new(step, depth, kind)
-        index = self._new(Step("loop", DType.int64, (*over, *carried.values())), depth, Weak.int)
+        index = self._new(TypedStep("loop", DType.int64, (*over, *carried.values())), depth, Weak.int)
         self._changing.update((index, *carried.values()))
         self._names |= {**carried, loop.index: index}
         self._loops.append((index, carried, dict(kinds)))
         self._blocks.append([])
         self.run(loop.body)
-        end = self._new(Step("end", DType.int64, (index, *self._left())), depth, None)
+        end = self._new(TypedStep("end", DType.int64, (index, *self._left())), depth, None)
         self._ends[index] = end
         body = self._blocks.pop()
         self._blocks[-1] += (*carried.values(), index, *body, end)
         for name, number in carried.items():
-            step = Step("result", self._steps[number].dtype, (number, end))
+            step = TypedStep("result", self._steps[number].dtype, (number, end))
             names[name] = self._new(step, depth - 1, kinds[name])
             self._blocks[-1].append(names[name])
         self._names = names
@@ -231,7 +231,7 @@ class _Typist:
     def _break(self, node: nodes.Break) -> None:
         condition = self._convert(self._strong(self._node(node.condition)), DType.bool, node.condition.place)
         loop = self._loops[-1][0]
-        step = Step("break", DType.bool, (loop, condition, *self._left()))
+        step = TypedStep("break", DType.bool, (loop, condition, *self._left()))
         number = self._new(step, len(self._loops), None)
         self._blocks[-1].append(number)
         self._breaks.setdefault(loop, []).append(number)
@@ -250,11 +250,13 @@ class _Typist:
         """Return a value converted to another type, which may be the type of a Python number."""
         dtype = kind.carrier if isinstance(kind, Weak) else kind
         if number in self._nothings:
-            return self._step(Step("constant", dtype, (), identity_of(self._nothings[number], dtype)), kind)
+            return self._step(
+                TypedStep("constant", dtype, (), identity_of(self._nothings[number], dtype)), kind
+            )
         if self._kind(number) == kind:
             return number
         if isinstance(kind, Weak):
-            return self._step(Step("cast", dtype, (number,)), kind)
+            return self._step(TypedStep("cast", dtype, (number,)), kind)
         return self._convert(number, kind, place)
 
     def _node(self, node: Node) -> int:
@@ -262,13 +264,13 @@ class _Typist:
             case nodes.Literal():
                 made = self._literal(node)
             case nodes.Index():
-                made = self._step(Step("index", DType.int64, (), node.axis))
-            case nodes.Load():
+                made = self._step(TypedStep("index", DType.int64, (), node.axis))
+            case nodes.ElementLoad():
                 made = self._load(node)
             case Apply():
                 made = self._apply(node)
-            case nodes.Count():
-                made = self._step(Step("count", DType.int64), Weak.int)
+            case nodes.ElementCount():
+                made = self._step(TypedStep("count", DType.int64), Weak.int)
             case Reduce():
                 made = self._reduce(node)
             case _:
@@ -290,7 +292,7 @@ class _Typist:
         else:
             name = "sum" if node.name == "mean" else node.name
             number = self._step(
-                Step(f"reduce_{name}", DType.int64 if node.is_index else accumulator, (number,))
+                TypedStep(f"reduce_{name}", DType.int64 if node.is_index else accumulator, (number,))
             )
         self._reductions.append(number)
         rounded = DType.int64 if node.is_index else rounded
@@ -298,13 +300,15 @@ class _Typist:
             post = node.post or parse("a / n")
             kinds: dict[str, ArgumentType] = {"a": rounded, COUNT: Weak.int}
             (rounded,) = typed(post, tuple(kinds[name] for name in post.inputs)).dtypes
-            number = self._inner(post, {"a": number, COUNT: self._step(Step("count", DType.int64), Weak.int)})
+            number = self._inner(
+                post, {"a": number, COUNT: self._step(TypedStep("count", DType.int64), Weak.int)}
+            )
         made = self._cast(number, rounded)
         if node.is_result:
             self._unrounded[made] = number
         return made
 
-    def _inner(self, part: nodes.Expression, names: Mapping[str, int]) -> int:
+    def _inner(self, part: nodes.ParsedExpression, names: Mapping[str, int]) -> int:
         """Type a part with texts and names of its own."""
         outer = self._expression, self._names, self._places
         self._expression, self._names, self._places = part, dict(names), {}
@@ -315,27 +319,27 @@ class _Typist:
 
     def _fold(self, value: int, combine: TypedExpression, identity: complex) -> int:
         """Reduce by steps that combine two values; no other step may share those."""
-        fold = self._apart(Step("fold", self._steps[value].dtype, (value,)))
+        fold = self._apart(TypedStep("fold", self._steps[value].dtype, (value,)))
         dtype = self._steps[value].dtype
-        sides = [self._apart(Step(side, dtype, (fold,))) for side in ("left", "right")]
+        sides = [self._apart(TypedStep(side, dtype, (fold,))) for side in ("left", "right")]
         numbers = list[int]()
         for step in combine.steps:
             if step.function == "argument":
                 numbers.append(sides[int(step.value.real)])
                 continue
             number = self._apart(
-                Step(step.function, step.dtype, tuple(numbers[n] for n in step.steps), step.value)
+                TypedStep(step.function, step.dtype, tuple(numbers[n] for n in step.steps), step.value)
             )
             numbers.append(number)
             if step.function == "end":
                 self._ends[numbers[step.steps[0]]] = number
             elif step.function == "break":
                 self._breaks.setdefault(numbers[step.steps[0]], []).append(number)
-        made = self._apart(Step("folded", dtype, (fold, numbers[combine.outputs[0]]), identity))
+        made = self._apart(TypedStep("folded", dtype, (fold, numbers[combine.outputs[0]]), identity))
         self._ends[fold] = made
         return made
 
-    def _apart(self, step: Step) -> int:
+    def _apart(self, step: TypedStep) -> int:
         number = self._new(step, 0, None)
         self._blocks[0].append(number)
         return number
@@ -349,7 +353,7 @@ class _Typist:
             return self._cast(steps[0], DType.uint64 if kind.kind == "uint" else DType.int64)
         if not node.arguments:
             # It is a Python number until it meets a value: each dtype has a last number of its own.
-            number = self._new(Step("constant", DType.int64), 0, Weak.int)
+            number = self._new(TypedStep("constant", DType.int64), 0, Weak.int)
             self._nothings[number] = node.function[1:]
             return number
         function = FUNCTIONS[node.function]
@@ -357,14 +361,14 @@ class _Typist:
             return self._convert(self._strong(steps[0]), DType(function.name), node.place)
         return getattr(self, f"_{function.rule}")(node, function, steps)  # type: ignore[no-any-return]
 
-    def _load(self, node: nodes.Load) -> int:
+    def _load(self, node: nodes.ElementLoad) -> int:
         kind = self._kinds[node.name]
         if isinstance(kind, Weak):
             self._refuse(
                 f"{node.name} is a number: only an array has elements to load", node.place, TypeError
             )
         indices = tuple(self._whole_index(self._node(each), each.place) for each in node.indices)
-        step = Step("load", kind, indices, self._expression.inputs.index(node.name))
+        step = TypedStep("load", kind, indices, self._expression.inputs.index(node.name))
         return self._in_place(step) if self._is_checked else self._step(step)
 
     def _whole_index(self, number: int, place: Place, told: str = "an index is an integer") -> int:
@@ -373,26 +377,26 @@ class _Typist:
             self._refuse(f"{told}, got {dtype}: int64(...) makes one", place, TypeError)
         if dtype is DType.uint64:
             # An index that int64 cannot hold is outside of any array.
-            most = self._step(Step("constant", dtype, (), int(np.iinfo(np.int64).max)))
-            number = self._step(Step("minimum", dtype, (self._strong(number), most)))
+            most = self._step(TypedStep("constant", dtype, (), int(np.iinfo(np.int64).max)))
+            number = self._step(TypedStep("minimum", dtype, (self._strong(number), most)))
         return self._convert(number, DType.int64, place)
 
     def _literal(self, node: nodes.Literal) -> int:
         value = node.value
         if isinstance(value, bool):
-            return self._step(Step("constant", DType.bool, (), value))
+            return self._step(TypedStep("constant", DType.bool, (), value))
         kind = {int: Weak.int, float: Weak.float, complex: Weak.complex}[type(value)]
         if kind is Weak.int:
             return self._whole_constant(cast("int", value), node.place)
-        return self._step(Step("constant", kind.carrier, (), value), kind)
+        return self._step(TypedStep("constant", kind.carrier, (), value), kind)
 
     def _whole_constant(self, value: int, place: Place) -> int:
         if not _INT64.min <= value <= np.iinfo(np.uint64).max:
             self._refuse("an integer must have at most 64 bits", place)
         dtype = DType.int64 if value <= _INT64.max else DType.uint64
-        return self._step(Step("constant", dtype, (), value), Weak.int)
+        return self._step(TypedStep("constant", dtype, (), value), Weak.int)
 
-    def _ufunc(self, node: Apply, function: Function, steps: Ints) -> int:
+    def _ufunc(self, node: Apply, function: ScalarFunction, steps: Ints) -> int:
         kinds = [self._kind(number) for number in steps]
         if function.name == "power":
             self._check_power(node, kinds, steps[1])
@@ -411,9 +415,9 @@ class _Typist:
             self._convert(number, dtype, argument.place)
             for number, dtype, argument in zip(steps, needed, node.arguments, strict=True)
         ]
-        return self._step(Step(name, result, tuple(converted)))
+        return self._step(TypedStep(name, result, tuple(converted)))
 
-    def _resolve(self, node: Apply, function: Function, kinds: list[ArgumentType]) -> list[DType]:
+    def _resolve(self, node: Apply, function: ScalarFunction, kinds: list[ArgumentType]) -> list[DType]:
         """Return the types of a ufunc's arguments and result, following NumPy."""
         # A Python number never widens bfloat16; NumPy, which does not know it, would take float32.
         low = DType.bfloat16 if DType.bfloat16 in kinds else None
@@ -430,7 +434,7 @@ class _Typist:
         except TypeError:
             self._refuse_dtypes(node, kinds)
 
-    def _weak_arithmetic(self, function: Function, steps: Ints, place: Place) -> int:
+    def _weak_arithmetic(self, function: ScalarFunction, steps: Ints, place: Place) -> int:
         kind = max((self._weak[number] for number in steps), key=RANKS.index)
         if function.name == "divide" and kind is Weak.int:
             kind = Weak.float
@@ -442,7 +446,7 @@ class _Typist:
                 self._refuse(str(error), place)
             return self._whole_constant(value, place)
         converted = tuple(self._cast(number, kind.carrier) for number in steps)
-        number = self._step(Step(function.name, kind.carrier, converted), kind)
+        number = self._step(TypedStep(function.name, kind.carrier, converted), kind)
         if kind is Weak.int:
             # Python's integers have any size.
             self._bound(number, DType.int64)
@@ -467,11 +471,11 @@ class _Typist:
                 exponent.place,
             )
 
-    def _where(self, node: Apply, function: Function, steps: Ints) -> int:
+    def _where(self, node: Apply, function: ScalarFunction, steps: Ints) -> int:
         dtype = self._common(node, steps[1:])
         return self._call(node, "where", dtype, steps, [DType.bool, dtype, dtype])
 
-    def _clip(self, node: Apply, function: Function, steps: Ints) -> int:
+    def _clip(self, node: Apply, function: ScalarFunction, steps: Ints) -> int:
         dtype = self._common(node, steps)
         if dtype.kind in ("complex", "bool"):
             self._refuse_dtypes(node, [self._kind(number) for number in steps])
@@ -479,30 +483,32 @@ class _Typist:
             self._convert(number, dtype, argument.place)
             for number, argument in zip(steps, node.arguments, strict=True)
         )
-        return self._step(Step("minimum", dtype, (self._step(Step("maximum", dtype, (x, low))), high)))
+        return self._step(
+            TypedStep("minimum", dtype, (self._step(TypedStep("maximum", dtype, (x, low))), high))
+        )
 
-    def _part(self, node: Apply, function: Function, steps: Ints) -> int:
+    def _part(self, node: Apply, function: ScalarFunction, steps: Ints) -> int:
         number = self._strong(steps[0])
         dtype = self._steps[number].dtype
         if dtype.kind == "complex":
-            return self._step(Step(function.name, real_of(dtype), (number,)))
-        return number if function.name == "real" else self._step(Step("constant", dtype, (), 0))
+            return self._step(TypedStep(function.name, real_of(dtype), (number,)))
+        return number if function.name == "real" else self._step(TypedStep("constant", dtype, (), 0))
 
-    def _round(self, node: Apply, function: Function, steps: Ints) -> int:
+    def _round(self, node: Apply, function: ScalarFunction, steps: Ints) -> int:
         is_integer = self._steps[steps[0]].dtype.kind in ("int", "uint")
         return self._strong(steps[0]) if is_integer else self._ufunc(node, function, steps)
 
-    def _angle(self, node: Apply, function: Function, steps: Ints) -> int:
+    def _angle(self, node: Apply, function: ScalarFunction, steps: Ints) -> int:
         number = self._strong(steps[0])
         dtype = self._steps[number].dtype
         if dtype.kind == "complex":
             real = real_of(dtype)
-            parts = [self._step(Step(part, real, (number,))) for part in ("imag", "real")]
-            return self._step(Step("arctan2", real, tuple(parts)))
+            parts = [self._step(TypedStep(part, real, (number,))) for part in ("imag", "real")]
+            return self._step(TypedStep("arctan2", real, tuple(parts)))
         if dtype.kind != "float":
             dtype = DType.float64
-        zero = self._step(Step("constant", dtype, (), 0.0))
-        return self._step(Step("arctan2", dtype, (zero, self._cast(number, dtype))))
+        zero = self._step(TypedStep("constant", dtype, (), 0.0))
+        return self._step(TypedStep("arctan2", dtype, (zero, self._cast(number, dtype))))
 
     def _common(self, node: Apply, steps: Ints) -> DType:
         """Return the dtype that values are brought to."""
@@ -524,8 +530,8 @@ class _Typist:
         """Return a step that is not weak, with the value of a weak one."""
         step = self._steps[number]
         if step.function == "constant":
-            return self._step(Step("constant", dtype, (), step.value))
-        return self._step(Step("cast", dtype, (number,)))
+            return self._step(TypedStep("constant", dtype, (), step.value))
+        return self._step(TypedStep("cast", dtype, (number,)))
 
     def _convert(self, number: int, dtype: DType, place: Place) -> int:
         """Return a value converted to another dtype; refuse conversions that NumPy refuses."""
@@ -556,7 +562,7 @@ class _Typist:
     def _cast(self, number: int, dtype: DType) -> int:
         if self._steps[number].dtype is dtype:
             return number
-        return self._step(Step("cast", dtype, (number,)), self._weak.get(number))
+        return self._step(TypedStep("cast", dtype, (number,)), self._weak.get(number))
 
     def _refuse_dtypes(self, node: Apply, kinds: Sequence[ArgumentType]) -> NoReturn:
         names = ", ".join(
@@ -584,7 +590,7 @@ def _identity_of(node: Reduce, dtype: DType) -> complex:
     return identity
 
 
-def _combined(combine: nodes.Expression, value: DType, *, is_chosen: bool) -> TypedExpression:
+def _combined(combine: nodes.ParsedExpression, value: DType, *, is_chosen: bool) -> TypedExpression:
     """Type an expression of ``a`` and ``b`` so that its result has the type of its arguments."""
     for _ in range(_MOST_ROUNDS):
         found = typed(combine, (value, value))

@@ -13,7 +13,7 @@ import attrs
 
 from ..contract.dtypes import DType
 from ._expression import FUNCTIONS
-from ._steps import Step, TypedExpression
+from ._steps import TypedExpression, TypedStep
 
 __all__ = ["unrolled"]
 
@@ -48,9 +48,9 @@ class _Unroller:
         numbers: Their numbers, by the numbers of the steps.
     """
 
-    def __init__(self, steps: Sequence[Step]) -> None:
+    def __init__(self, steps: Sequence[TypedStep]) -> None:
         self._old = steps
-        self.steps: list[Step] = []
+        self.steps: list[TypedStep] = []
         self.numbers: dict[int, int] = {}
         # Numbers of equal copies, by function, dtype, operands and value. A loop has entries of its own.
         self._found: dict[object, int] = {}
@@ -105,7 +105,7 @@ class _Unroller:
         if not is_constant or has_break or len(indices) > _MAX_ITERATIONS:
             raise _StaysError
         for index in indices:
-            self.numbers[number] = self._add(Step("constant", DType.int64, (), index))
+            self.numbers[number] = self._add(TypedStep("constant", DType.int64, (), index))
             self.copy(body)
             if self._cost > _MAX_STEPS:
                 raise _StaysError
@@ -116,7 +116,7 @@ class _Unroller:
         opener, found = self._old[number], self._found
         for variable in opener.steps[2:]:
             first = self.numbers[variable]
-            self.numbers[variable] = self._new(Step("carried", self._old[variable].dtype, (first,)))
+            self.numbers[variable] = self._new(TypedStep("carried", self._old[variable].dtype, (first,)))
         at = self.numbers[number] = self._new(self._moved(opener))
         self._found = dict(found)
         self.copy(range(number + 1, end))
@@ -133,10 +133,10 @@ class _Unroller:
                 self.steps[at] = attrs.evolve(self.steps[at], value=self.numbers[each])
         return end
 
-    def _moved(self, step: Step) -> Step:
+    def _moved(self, step: TypedStep) -> TypedStep:
         return attrs.evolve(step, steps=tuple(self.numbers[each] for each in step.steps))
 
-    def _add(self, step: Step) -> int:
+    def _add(self, step: TypedStep) -> int:
         moved = self._moved(step)
         if moved.function in _OF_LOOPS or self._has_effects(moved):
             return self._new(moved)
@@ -145,19 +145,19 @@ class _Unroller:
         if moved.function in _FOLDED and is_integer and all(each.function == "constant" for each in given):
             value = _FOLDED[moved.function](*(int(each.value.real) for each in given))
             if -1 << 63 <= value < 1 << 63:
-                moved = Step("constant", DType.int64, (), value)
+                moved = TypedStep("constant", DType.int64, (), value)
         # Zeros of both signs are different values.
         key = moved.function, moved.dtype, moved.steps, repr(moved.value)
         if key not in self._found:
             self._found[key] = self._new(moved)
         return self._found[key]
 
-    def _has_effects(self, step: Step) -> bool:
+    def _has_effects(self, step: TypedStep) -> bool:
         """Return whether a step changes elements, or loads elements that another step changes."""
         is_stored = step.function == "load" and step.value in self._stored
         return is_stored or step.function.startswith("store_")
 
-    def _new(self, step: Step) -> int:
+    def _new(self, step: TypedStep) -> int:
         self.steps.append(step)
         self._cost += _STEPS_OF_FUNCTION if step.function in _INLINED else 1
         return len(self.steps) - 1

@@ -19,7 +19,7 @@ from ..contract.dtypes import Ints, Strs
 from ..contract.errors import NotSupportedError
 from ..contract.ops import ArraySpec, ExpressionSpec
 from ._arguments import SCALAR_BYTES, Argument
-from ._codec import Program, decode_program
+from ._codec import EncodedProgram, decode_program
 from ._rows_source import ROW_THREADS, RowLayouts, partial_bytes, reduction_source, rows_source
 from ._source import Access, Layouts, elements_of_thread, elementwise_source, extents_of
 
@@ -134,7 +134,7 @@ def plan_key(spec: ExpressionSpec) -> tuple[object, ...]:
     return spec.program, _row_layouts(found), is_whole
 
 
-def is_reduction(spec: ExpressionSpec, program: Program) -> bool:
+def is_reduction(spec: ExpressionSpec, program: EncodedProgram) -> bool:
     """Return whether the result is a single reduction, which is made in parts if there are few results."""
     return program.is_one_reduction and math.prod(spec.results[0].shape) == _kept(spec.shape, spec.axes)
 
@@ -212,7 +212,7 @@ def elementwise_arguments(
     )
 
 
-def _reduction_kernel(spec: ExpressionSpec, decoded: Program) -> KernelSource:
+def _reduction_kernel(spec: ExpressionSpec, decoded: EncodedProgram) -> KernelSource:
     layouts = _reduced(spec).layouts
     return KernelSource(
         reduction_source(decoded.program, decoded.arguments, layouts),
@@ -264,7 +264,7 @@ def reduction_launch(spec: ExpressionSpec, source: KernelSource, most_blocks: in
     )
 
 
-def _rows_kernel(spec: ExpressionSpec, decoded: Program) -> KernelSource:
+def _rows_kernel(spec: ExpressionSpec, decoded: EncodedProgram) -> KernelSource:
     found, is_whole = _rows(spec, decoded)
     layouts = _row_layouts(found)
     source = rows_source(decoded.program, decoded.arguments, layouts, is_whole=is_whole)
@@ -303,7 +303,7 @@ def rows_arguments(spec: ExpressionSpec, address: _Address) -> tuple[tuple[objec
     return values, -(-found.outputs // rows_of_block) * ROW_THREADS
 
 
-def _rows(spec: ExpressionSpec, program: Program) -> tuple[_Reduced, bool]:
+def _rows(spec: ExpressionSpec, program: EncodedProgram) -> tuple[_Reduced, bool]:
     """Find the layouts, with the result after the arrays; and whether it has the shape of the arrays."""
     shape, arrays, out = spec.shape, spec.arrays, spec.results[0]
     last, is_whole = out.strides, program.is_whole or out.size != _kept(spec.shape, spec.axes)

@@ -150,7 +150,7 @@ class GpuStream(AccelStream, Protocol):
         """Set `count` words of 32 bits to one value."""
 
 
-class Function:
+class KernelFunction:
     """One kernel of a loaded module, with one argument, a structure of plain numbers; or with some.
 
     Args:
@@ -270,7 +270,7 @@ class Kernels:
         """Unload loaded code. The context is current."""
         raise NotImplementedError
 
-    def function(self, source: str, name: str, nbytes: int, offsets: Sequence[int] = (0,)) -> Function:
+    def function(self, source: str, name: str, nbytes: int, offsets: Sequence[int] = (0,)) -> KernelFunction:
         """Find a kernel and load it. The first use of a source compiles it, which blocks.
 
         Args:
@@ -285,11 +285,11 @@ class Kernels:
                     self._modules[source] = self.compile(self.read(source))
                 module = self._modules[source]
             sizes = [end - start for start, end in pairwise((*offsets, nbytes))]
-            return Function(self.find(module, name, sizes), nbytes, self.most_blocks, offsets)
+            return KernelFunction(self.find(module, name, sizes), nbytes, self.most_blocks, offsets)
 
     def load(
         self, text: str, names: Sequence[str], nbytes: int
-    ) -> tuple[Callable[[], None], dict[str, Function]]:
+    ) -> tuple[Callable[[], None], dict[str, KernelFunction]]:
         """Compile source text and load its kernels; blocks. The context is current.
 
         Args:
@@ -303,7 +303,9 @@ class Kernels:
         module = self.compile(text)
         try:
             found = {name: self.find(module, name, (nbytes,)) for name in names}
-            functions = {name: Function(launch, nbytes, self.most_blocks) for name, launch in found.items()}
+            functions = {
+                name: KernelFunction(launch, nbytes, self.most_blocks) for name, launch in found.items()
+            }
             return partial(self.unload, module), functions
         except BaseException:
             self.unload(module)

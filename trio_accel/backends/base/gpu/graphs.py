@@ -85,7 +85,7 @@ def run_works(works: Works, numbers: Sequence[int] | None = None, *, is_graph: b
 
 
 @attrs.frozen(eq=False)
-class Chain:
+class GraphPlan:
     """The plan of a graph.
 
     Attributes:
@@ -191,7 +191,7 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
         if not isinstance(spec, CHAINS) or type(stream) is not self.streams:
             super().enqueue(spec, stream)
         elif on.is_closed or self._device.context.is_lost or not self.launch_chain(spec, on):
-            chain: Chain | None = self._find_plan(spec)
+            chain: GraphPlan | None = self._find_plan(spec)
             # In a thread of the engine, the device may be closed meanwhile.
             with on.in_use() if chain is not None and chain.is_blocking else nullcontext():
                 super().enqueue(spec, stream)
@@ -204,7 +204,7 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
             return InThread(prepare)
         if not isinstance(spec, CHAINS):
             return None
-        chain: Chain | None = self._find_plan(spec)
+        chain: GraphPlan | None = self._find_plan(spec)
         if chain is None or not (chain.due or chain.is_blocking):
             return None
         try:
@@ -220,7 +220,7 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
         is_captured = plan is not None and self._is_in_place(plan.value)
         return InThread(capture) if chain.is_blocking and (capture or not is_captured) else capture
 
-    def plan_chain(self, spec: AnyChain, device: object) -> Chain:
+    def plan_chain(self, spec: AnyChain, device: object) -> GraphPlan:
         """Open the libraries of a chain, and prepare its operations; blocks. The `plan` of its kernels.
 
         Raises:
@@ -250,12 +250,12 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
                 if isinstance(prepare, InThread):
                     is_captured, is_blocking = False, True
                     break
-        return Chain(recipe, GraphCall(self), is_captured, is_blocking, has_conditions)
+        return GraphPlan(recipe, GraphCall(self), is_captured, is_blocking, has_conditions)
 
-    def _chain_of(self, spec: AnyChain) -> Chain:
+    def _chain_of(self, spec: AnyChain) -> GraphPlan:
         """Return the plan of a chain within another one, and make it again if it was evicted."""
-        found: Chain | None = self._find_plan(spec)
-        made: Chain = found or self._make_plan(spec, self._kernel_of(spec))
+        found: GraphPlan | None = self._find_plan(spec)
+        made: GraphPlan = found or self._make_plan(spec, self._kernel_of(spec))
         return made
 
     def _library(self, name: str) -> Any:
@@ -270,7 +270,7 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
         Returns False where the chain is to be enqueued one by one, with its kernel.
         """
         self._stream = stream
-        chain: Chain | None = self._find_plan(spec)
+        chain: GraphPlan | None = self._find_plan(spec)
         if chain is None:
             return False
         key = self._key(chain, spec, stream)
@@ -293,7 +293,7 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
         host.give_back()
         return False
 
-    def run_chain(self, spec: AnyChain, chain: Chain, stream: Any) -> None:
+    def run_chain(self, spec: AnyChain, chain: GraphPlan, stream: Any) -> None:
         """Enqueue a chain one by one, and note it where it is to be captured the next time."""
         before, host = self._enqueued, _Host(spec, self._device)
         host.fill()
@@ -356,12 +356,12 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
             self._enqueue_chain(bound, stream)
         else:
             # The engine knows what the chain writes, but not when, among operations that look at it.
-            for block in self._device.believed and bound.blocks()[1]:
+            for block in self._device.validated_blocks and bound.blocks()[1]:
                 self._device.renew(block)
             self._library(node.library).enqueue(bound, stream)
             self._enqueued += 1
 
-    def _key(self, chain: Chain, spec: AnyChain, stream: Any) -> Key:
+    def _key(self, chain: GraphPlan, spec: AnyChain, stream: Any) -> Key:
         freed = self._freed()
         at, when, where, key = self._found
         if at is not spec or when != freed or where is not stream or key is None:
@@ -370,7 +370,7 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
             self._found = spec, freed, stream, key
         return key
 
-    def _capture(self, key: Key, chain: Chain, spec: AnyChain) -> None:
+    def _capture(self, key: Key, chain: GraphPlan, spec: AnyChain) -> None:
         """Capture a chain at the addresses of a key; if that fails, the chain runs as before."""
         (host, workspace), launching = chain.due.pop(key, (0, 0)), key[1]
         key = *key, host

@@ -19,7 +19,7 @@ from ..contract.device_array import DeviceArray
 from ..contract.errors import DriverError, LibraryError
 from ..expressions import CHECK_WORDS, check_words, compiled, decode_program
 from .device import AddressDevice
-from .driver import Function, GpuStream, LoadedCode
+from .driver import GpuStream, KernelFunction, LoadedCode
 from .library import EnqueuingCall, EnqueuingLibrary
 
 # The argument of a tensor map is the largest one.
@@ -245,7 +245,7 @@ class CompiledExpression(LoadedCode):
     """
 
     source: compiled.KernelSource
-    functions: dict[str, Function]
+    functions: dict[str, KernelFunction]
 
     @staticmethod
     def load(source: compiled.KernelSource, device: _Device) -> CompiledExpression:
@@ -443,7 +443,7 @@ class PhiloxLibrary(EnqueuingLibrary[Any, Any]):
             is_aligned,
         )
 
-    def plan_draw(self, spec: _Draw, device: _Device) -> Function:
+    def plan_draw(self, spec: _Draw, device: _Device) -> KernelFunction:
         """Compile and load the kernel, which blocks."""
         source, name, layout = _DRAWS[type(spec)]
         return device.kernels.function(source, name, layout.size)

@@ -19,7 +19,7 @@ from ..kit.kernels import KernelEntry
 from ..kit.library import TableLibrary
 from .device import AddressDevice
 from .driver import GpuStream
-from .workspace import Region
+from .workspace import WorkspaceRegion
 
 DeviceT = TypeVar("DeviceT", bound=AddressDevice[Any, Any, Any])
 StreamT = TypeVar("StreamT", bound=GpuStream)
@@ -50,7 +50,7 @@ class EnqueuingCall(Generic[DeviceT, StreamT]):
         self.plan: Any = plan
         self._spec = spec
         self._library = library
-        self._region: Region | None = None
+        self._region: WorkspaceRegion | None = None
         # Work to enqueue after the kernel.
         self._behind: list[Callable[[], None]] = []
         # Status words: their addresses on the device and on the host, and the functions that judge them.

@@ -22,7 +22,7 @@ from ..contract.errors import NotSupportedError
 from ..contract.ops import ArraySpec
 from ..expressions._source import cast_of, element_of, literal_of, prelude, register_of
 from .device import AddressDevice
-from .driver import Function, Kernels, LoadedCode
+from .driver import KernelFunction, Kernels, LoadedCode
 from .kernels import CompiledLibrary
 from .library import EnqueuingCall
 
@@ -107,7 +107,7 @@ class _Code(LoadedCode):
     """
 
     layout: struct.Struct
-    functions: dict[str, Function]
+    functions: dict[str, KernelFunction]
     parts: Mapping[str, _Code] = attrs.field(factory=dict[str, "_Code"])
     sorter: Sorter | None = None
 

@@ -51,10 +51,10 @@ class Arena:
             found[self._users.get(stream, "")] += size
         return found
 
-    def begin(self, stream: GpuStream, library: str) -> Region:
+    def begin(self, stream: GpuStream, library: str) -> WorkspaceRegion:
         """Take the area of a stream for one operation of a library; it is not given back until that ends."""
         self._users[stream] = library
-        return Region(self, stream, *self._areas.pop(stream, (0, 0)))
+        return WorkspaceRegion(self, stream, *self._areas.pop(stream, (0, 0)))
 
     def take(self, stream: GpuStream, nbytes: int) -> int:
         """Take memory in the order of a stream.
@@ -124,7 +124,7 @@ class Arena:
 
 
 @attrs.define(eq=False)
-class Region:
+class WorkspaceRegion:
     """The share of one operation in its stream's area: piece after piece, all free again after the operation.
 
     Args:

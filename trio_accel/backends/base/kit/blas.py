@@ -32,7 +32,7 @@ def leading(count: int, length: int, step: int, within: int, itemsize: int) -> i
 
 
 @attrs.frozen
-class Factor:
+class ScalarArgument:
     """A number that is passed with the call.
 
     Attributes:
@@ -94,7 +94,7 @@ class Matrix:
 
 
 @attrs.frozen
-class Routine:
+class BlasRoutine:
     """A call of the BLAS.
 
     Attributes:
@@ -103,11 +103,11 @@ class Routine:
     """
 
     name: str
-    arguments: tuple[str | int | Factor | Matrix, ...]
+    arguments: tuple[str | int | ScalarArgument | Matrix, ...]
 
 
 @attrs.define(eq=False)
-class Plan:
+class BlasPlan:
     """The way in which operations of one plan key are run.
 
     Attributes:
@@ -121,13 +121,13 @@ class Plan:
 
     is_complex: bool
     stack: Ints = ()
-    routine: Routine | None = None
-    plain: Routine | None = None
+    routine: BlasRoutine | None = None
+    plain: BlasRoutine | None = None
     copies: dict[str, Literal["C", "F"]] = attrs.field(factory=dict[str, Literal["C", "F"]])
     steps: dict[str, Ints] = attrs.field(factory=dict[str, Ints])
     _shapes: dict[str, Ints] = attrs.field(factory=dict[str, Ints])
 
-    def routine_for(self, spec: OperationSpec) -> Routine | None:
+    def routine_for(self, spec: OperationSpec) -> BlasRoutine | None:
         """Return the name of the routine for an operation."""
         return self.plain if self.plain is not None and getattr(spec, "alpha", 0) == 1 else self.routine
 
@@ -184,16 +184,16 @@ class Plan:
         self.steps[field] = (0,) * (len(self.stack) - len(steps)) + tuple(steps)
 
 
-def plan_routine(spec: Any) -> Plan:
+def plan_routine(spec: Any) -> BlasPlan:
     """Return the call for an operation of `linalg` that the table below names."""
     (result,) = spec.outputs()
-    plan = Plan(result.dtype.kind == "complex", result.shape[:-2])
+    plan = BlasPlan(result.dtype.kind == "complex", result.shape[:-2])
     if result.size:
         _PLANNERS[spec.operation](plan, spec)
     return plan
 
 
-def _plan_gemm(plan: Plan, spec: Any) -> None:
+def _plan_gemm(plan: BlasPlan, spec: Any) -> None:
     a, b, c = plan.operand("a", spec.a), plan.operand("b", spec.b), plan.result("c", spec.c)
     op_a, op_b = spec.trans_a, spec.trans_b
     if _is_by_rows(c, like=a):
@@ -204,17 +204,17 @@ def _plan_gemm(plan: Plan, spec: Any) -> None:
     # A product with a vector has a routine of its own, which does not conjugate the vector.
     if n == 1 and k and of_b != "C":
         step = 1 if of_b == "N" else b.lead
-        plan.routine = Routine("gemv", (of_a, *a.shape, _ALPHA, a, a.lead, b, step, _BETA, c, 1))
+        plan.routine = BlasRoutine("gemv", (of_a, *a.shape, _ALPHA, a, a.lead, b, step, _BETA, c, 1))
     elif m == 1 and k and "C" not in (of_a, of_b):
         step = 1 if of_a == "T" else a.lead
         arguments = _ACROSS[of_b], *b.shape, _ALPHA, b, b.lead, a, step, _BETA, c, c.lead
-        plan.routine = Routine("gemv", arguments)
+        plan.routine = BlasRoutine("gemv", arguments)
     else:
         sources = a, a.lead, b, b.lead
-        plan.routine = Routine("gemm", (of_a, of_b, m, n, k, _ALPHA, *sources, _BETA, c, c.lead))
+        plan.routine = BlasRoutine("gemm", (of_a, of_b, m, n, k, _ALPHA, *sources, _BETA, c, c.lead))
 
 
-def _plan_symm(plan: Plan, spec: Any) -> None:
+def _plan_symm(plan: BlasPlan, spec: Any) -> None:
     a, b, c = plan.operand("a", spec.a), plan.operand("b", spec.b), plan.result("c", spec.c)
     side, lower, kind = spec.side, spec.lower, _kind(plan, spec)
     if _is_by_rows(c, like=a):
@@ -223,15 +223,15 @@ def _plan_symm(plan: Plan, spec: Any) -> None:
     a, _, is_turned = plan.seen(a, "N" if kind == "sy" else "C")
     b, uplo, (m, n) = plan.by_columns(b), _uplo(lower != is_turned), c.shape
     if side == "L" and n == 1:
-        plan.routine = Routine(f"{kind}mv", (uplo, m, _ALPHA, a, a.lead, b, 1, _BETA, c, 1))
+        plan.routine = BlasRoutine(f"{kind}mv", (uplo, m, _ALPHA, a, a.lead, b, 1, _BETA, c, 1))
     elif side == "R" and m == 1 and kind == "sy":
-        plan.routine = Routine("symv", (uplo, n, _ALPHA, a, a.lead, b, b.lead, _BETA, c, c.lead))
+        plan.routine = BlasRoutine("symv", (uplo, n, _ALPHA, a, a.lead, b, b.lead, _BETA, c, c.lead))
     else:
         arguments = side, uplo, m, n, _ALPHA, a, a.lead, b, b.lead, _BETA, c, c.lead
-        plan.routine = Routine(f"{kind}mm", arguments)
+        plan.routine = BlasRoutine(f"{kind}mm", arguments)
 
 
-def _plan_syrk(plan: Plan, spec: Any) -> None:
+def _plan_syrk(plan: BlasPlan, spec: Any) -> None:
     operands = [plan.operand(name, getattr(spec, name)) for name in ("a", "b") if hasattr(spec, name)]
     c, kind, is_plain, lower = plan.result("c", spec.c), _kind(plan, spec), spec.trans == "N", spec.lower
     is_by_rows = _is_by_rows(c, like=operands[0])
@@ -244,13 +244,13 @@ def _plan_syrk(plan: Plan, spec: Any) -> None:
     n, k = operands[0].shape if is_plain else operands[0].shape[::-1]
     trans = "N" if is_plain else "C" if kind == "he" else "T"
     # The transpose of a Hermitian matrix is its conjugate.
-    alpha = Factor("alpha", is_conjugated=is_by_rows and kind == "he")
+    alpha = ScalarArgument("alpha", is_conjugated=is_by_rows and kind == "he")
     sources = [argument for operand in operands for argument in (operand, operand.lead)]
     name = f"{kind}rk" if len(operands) == 1 else f"{kind}r2k"
-    plan.routine = Routine(name, (_uplo(lower), trans, n, k, alpha, *sources, _BETA, c, c.lead))
+    plan.routine = BlasRoutine(name, (_uplo(lower), trans, n, k, alpha, *sources, _BETA, c, c.lead))
 
 
-def _plan_triangular(plan: Plan, spec: Any) -> None:
+def _plan_triangular(plan: BlasPlan, spec: Any) -> None:
     a, x = plan.operand("a", spec.a), plan.result("out", spec.out)
     side, lower, diagonal = spec.side, spec.lower, "U" if spec.unit_diagonal else "N"
     name = "trs" if spec.operation == "linalg.trsm" else "trm"
@@ -258,15 +258,15 @@ def _plan_triangular(plan: Plan, spec: Any) -> None:
         a, x, side, lower = a.turned, x.turned, _OPPOSITE[side], not lower
     a, op, is_turned = plan.seen(a, spec.trans)
     uplo, (m, n) = _uplo(lower != is_turned), x.shape
-    plan.routine = Routine(f"{name}m", (side, uplo, op, diagonal, m, n, _ALPHA, a, a.lead, x, x.lead))
+    plan.routine = BlasRoutine(f"{name}m", (side, uplo, op, diagonal, m, n, _ALPHA, a, a.lead, x, x.lead))
     if side == "L" and n == 1:
-        plan.plain = Routine(f"{name}v", (uplo, op, diagonal, m, a, a.lead, x, 1))
+        plan.plain = BlasRoutine(f"{name}v", (uplo, op, diagonal, m, a, a.lead, x, 1))
     elif side == "R" and m == 1 and op != "C":
-        plan.plain = Routine(f"{name}v", (uplo, _ACROSS[op], diagonal, n, a, a.lead, x, x.lead))
+        plan.plain = BlasRoutine(f"{name}v", (uplo, _ACROSS[op], diagonal, n, a, a.lead, x, x.lead))
 
 
-_ALPHA, _BETA = Factor("alpha"), Factor("beta")
-_PLANNERS: Mapping[str, Callable[[Plan, Any], None]] = {
+_ALPHA, _BETA = ScalarArgument("alpha"), ScalarArgument("beta")
+_PLANNERS: Mapping[str, Callable[[BlasPlan, Any], None]] = {
     "linalg.gemm": _plan_gemm,
     "linalg.symm": _plan_symm,
     "linalg.syrk": _plan_syrk,
@@ -282,7 +282,7 @@ def _is_by_rows(matrix: Matrix, like: Matrix) -> bool:
     return not (like if is_either else matrix).is_by_columns
 
 
-def _kind(plan: Plan, spec: Any) -> str:
+def _kind(plan: BlasPlan, spec: Any) -> str:
     return "he" if spec.hermitian and plan.is_complex else "sy"
 
 

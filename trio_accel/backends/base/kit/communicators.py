@@ -47,7 +47,7 @@ class Handle(Protocol):
         ...
 
 
-class Communicator:
+class RankCommunicator:
     """One rank of a communicator. One thread works with it, and another one may give it up at any time.
 
     Args:
@@ -156,18 +156,18 @@ class Communicators:
 
     def __init__(self, library: str) -> None:
         self._library = library
-        self._open: dict[int, Communicator] = {}
+        self._open: dict[int, RankCommunicator] = {}
         # The numbers of aborted communicators; some were aborted before they were opened.
         self._closed: dict[int, None] = {}
         self._lock = threading.Lock()
 
-    def new(self, number: int) -> Communicator:
+    def new(self, number: int) -> RankCommunicator:
         """Enter a communicator, which can be given up from now on.
 
         Raises:
             LibraryError: It was given up before.
         """
-        made = Communicator(self._library)
+        made = RankCommunicator(self._library)
         with self._lock:
             if number in self._closed:
                 made.abort()
@@ -176,7 +176,7 @@ class Communicators:
         made.check()
         return made
 
-    def find(self, number: int) -> Communicator:
+    def find(self, number: int) -> RankCommunicator:
         """Return a communicator.
 
         Raises:

@@ -64,7 +64,7 @@ class BlockDevice(Generic[StreamT, ChunkT, BlockT]):
         blocks: Its memory.
         streams: The streams that have not ended.
         is_closed: Whether it takes no more work.
-        believed: See `AccelDevice.believed`.
+        validated_blocks: See `AccelDevice.validated_blocks`.
         read_only: Blocks that libraries refuse to write to; see `BlockMemory.read_only`.
         kept: See `AccelDevice.kept`.
         allocate: See `AccelDevice.allocate`. An attribute, to save a call.
@@ -77,8 +77,8 @@ class BlockDevice(Generic[StreamT, ChunkT, BlockT]):
         self.streams: list[StreamT] = []
         self.is_closed: bool = False
         # The functions to call when the contents of a block change, by the block (D26).
-        self._believed: dict[int, set[Callable[[int], None]]] = {}
-        self.believed: Collection[int] = self._believed
+        self._validated_blocks: dict[int, set[Callable[[int], None]]] = {}
+        self.validated_blocks: Collection[int] = self._validated_blocks
         self.read_only: AbstractSet[int] = blocks.read_only
         self.kept: KeptCounts = KeptCounts()
         self.allocate: Callable[[int, int], None] = blocks.allocate
@@ -88,17 +88,17 @@ class BlockDevice(Generic[StreamT, ChunkT, BlockT]):
     def free(self, block: int) -> None:
         """Give a memory block back; see `AccelDevice.free`."""
         self.blocks.free(block)
-        if block in self._believed:
+        if block in self._validated_blocks:
             self.renew(block)
 
     def renew(self, block: int) -> None:
         """Forget facts about the contents of a block; see `AccelDevice.renew`."""
-        for invalidate in self._believed.pop(block, ()):
+        for invalidate in self._validated_blocks.pop(block, ()):
             invalidate(block)
 
     def invalidate_with(self, block: int, invalidate: Callable[[int], None]) -> None:
         """Have a function called once, when a block's contents change or may change. From any thread."""
-        self._believed.setdefault(block, set()).add(invalidate)
+        self._validated_blocks.setdefault(block, set()).add(invalidate)
 
     def map_chunk(self, chunk: int, nbytes: int, descriptor: int, *, write: bool = True) -> None:
         """Make a chunk of another process addressable; see `AccelDevice.map_chunk`."""
@@ -138,7 +138,7 @@ class BlockDevice(Generic[StreamT, ChunkT, BlockT]):
         """Whether the hardware has ended the context; False if the backend cannot know."""
         return False
 
-    def reaches(self, other: DeviceInfo) -> bool:
+    def reaches(self, peer: DeviceInfo) -> bool:
         """Return whether `map_peer` works; False if the backend cannot map its memory again."""
         return False
 
@@ -196,7 +196,7 @@ class BlockDevice(Generic[StreamT, ChunkT, BlockT]):
             is_idle: Whether all streams have ended.
         """
         self.blocks.clear()
-        self._believed.clear()
+        self._validated_blocks.clear()
 
     def check_open(self) -> None:
         """Raise if the device is closed.

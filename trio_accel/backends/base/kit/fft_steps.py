@@ -185,7 +185,7 @@ class Convert:
 
 
 @attrs.frozen
-class Transform:
+class FftStep:
     """Execute a plan from one buffer to another."""
 
     fit: Fit
@@ -194,7 +194,7 @@ class Transform:
     is_forward: bool
 
 
-_Step: TypeAlias = Zero | Convert | Transform
+_Step: TypeAlias = Zero | Convert | FftStep
 
 
 def single(spec: FftSpec) -> Fit | None:
@@ -379,7 +379,7 @@ class TransformPlan:
         """Transform axes from one array to another, if one plan does it."""
         found = self._fit(source, out, axes)
         if found is not None:
-            self.steps.append(Transform(found, source.buffer, out.buffer, self._is_forward))
+            self.steps.append(FftStep(found, source.buffer, out.buffer, self._is_forward))
             self._go_to(out)
         return found is not None
 

@@ -31,7 +31,7 @@ class _ChainSpec(Protocol):
     def arrays(self) -> tuple[ArraySpec, ...]: ...
 
 
-class _Memory(Protocol):
+class _DeviceBlocks(Protocol):
     """The blocks of a device; see `BlockMemory`."""
 
     @property
@@ -65,7 +65,7 @@ class KeptChains:
         counts: Counts the plans.
     """
 
-    def __init__(self, memory: _Memory, counts: KeptCounts) -> None:
+    def __init__(self, memory: _DeviceBlocks, counts: KeptCounts) -> None:
         self._memory = memory
         self.plans: KeptPlans[GraphRecipe] = KeptPlans(counts=counts)
 

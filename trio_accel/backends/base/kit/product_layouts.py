@@ -22,7 +22,7 @@ _LETTERS = {"N": 0, "T": 1, "C": 2}
 _MOST_GROUPS = 1024
 
 
-class Group(NamedTuple):
+class BatchStart(NamedTuple):
     """The beginning of one strided batch, in bytes from each operand's address."""
 
     a: int
@@ -54,7 +54,7 @@ class Product:
     call: tuple[int, int, int, int, int, int, int, int]
     batches: int = 1
     steps: tuple[int, int, int] = (0, 0, 0)
-    groups: tuple[Group, ...] = (Group(0, 0, 0),)
+    groups: tuple[BatchStart, ...] = (BatchStart(0, 0, 0),)
     packing_a: Packing | None = None
     packing_b: Packing | None = None
     is_in_full: bool = False
@@ -310,20 +310,24 @@ def _batched(
     return _of_stacks(batch, (left, right, out), itemsize, is_fused=is_fused)
 
 
-def _groups(batch: Ints, a_steps: Ints, b_steps: Ints, c_steps: Ints) -> tuple[int, Group, tuple[Group, ...]]:
+def _groups(
+    batch: Ints, a_steps: Ints, b_steps: Ints, c_steps: Ints
+) -> tuple[int, BatchStart, tuple[BatchStart, ...]]:
     """Cut a batch into runs of one distance in each operand: their length, the distances, the beginnings."""
     shape, steps = merged(batch, (a_steps, b_steps, c_steps))
     if not shape:
-        return 1, Group(0, 0, 0), (Group(0, 0, 0),)
+        return 1, BatchStart(0, 0, 0), (BatchStart(0, 0, 0),)
     longest = shape.index(max(shape))
     others = [axis for axis in range(len(shape)) if axis != longest]
     beginnings = (
-        Group(*(sum(index * row[axis] for index, axis in zip(place, others, strict=True)) for row in steps))
+        BatchStart(
+            *(sum(index * row[axis] for index, axis in zip(place, others, strict=True)) for row in steps)
+        )
         for place in itertools.product(*(range(shape[axis]) for axis in others))
     )
     # There may be millions, which are not wanted.
     groups = tuple(itertools.islice(beginnings, _MOST_GROUPS + 1))
-    return shape[longest], Group(*(row[longest] for row in steps)), groups
+    return shape[longest], BatchStart(*(row[longest] for row in steps)), groups
 
 
 def _operand(shape: Sequence[int], strides: Ints, letter: str, itemsize: int, is_swapped: bool) -> _Operand:

@@ -204,7 +204,7 @@ def _host(value: Any) -> HostArray:
 
 
 @attrs.frozen
-class _Kept:
+class _PendingResult:
     """Result of a method, until it is fetched."""
 
     text: bytes
@@ -212,7 +212,7 @@ class _Kept:
 
 
 @attrs.frozen(eq=False)
-class _Stream:
+class _ItemSource:
     """A method that yields, from its first item to its end.
 
     Attributes:
@@ -252,8 +252,8 @@ class ProgramHost:
     ) -> None:
         self.definition: ProgramDefinition = ProgramDefinition.decode(argument)
         self._arrays = arrays
-        self._kept: dict[int, _Kept] = {}
-        self._streams: dict[int, _Stream] = {}
+        self._kept: dict[int, _PendingResult] = {}
+        self._streams: dict[int, _ItemSource] = {}
         self._keepers = Keepers()
         definition = self.definition
         where = f"program {definition.name!r}: {definition.target}"
@@ -275,11 +275,11 @@ class ProgramHost:
             arrays.view(array, write=number in updated) for number, array in enumerate(definition.arrays)
         ]
         args, kwargs = build(definition.arguments, views)
-        with _Named(f"{where}()"):
+        with _UserCode(f"{where}()"):
             program = target(*args, **kwargs)
         warm_up = getattr(program, "warm_up", None)
         if callable(warm_up):
-            with _Named(f"{where}.warm_up()"):
+            with _UserCode(f"{where}.warm_up()"):
                 warm_up()
         self._program, own = program, set(map(id, views))
         for name, value in inspect.signature(target).bind(*args, **kwargs).arguments.items():
@@ -381,7 +381,7 @@ class ProgramHost:
         try:
             if changed:
                 self._protect(changed, write=True)
-            with _Named(where, undeclared):
+            with _UserCode(where, undeclared):
                 try:
                     yield
                 except Exception as error:
@@ -409,7 +409,7 @@ class ProgramHost:
             args, kwargs = build(tree_of(spec.arguments), [*views, *updated], values_of(spec.packed))
             # Its code runs from the first item on.
             generator = function(*args, **kwargs)
-            stream = self._streams[spec.stream] = _Stream(generator, [*views, *updated], updated)
+            stream = self._streams[spec.stream] = _ItemSource(generator, [*views, *updated], updated)
         elif stream is None:
             if spec.item > 0:
                 raise Refused(f"{where} was lost between two items", code=INSTANCE_LOST, unchanged=True)
@@ -504,11 +504,11 @@ class ProgramHost:
         if fits := len(text) <= room.size:
             room[: len(text)] = np.frombuffer(text, np.uint8)
         if arrays or not fits:
-            self._kept[spec.slot] = _Kept(text, [self._arrays.keep(array) for array in arrays])
+            self._kept[spec.slot] = _PendingResult(text, [self._arrays.keep(array) for array in arrays])
 
     def _keep_plain(self, where: str, spec: ops.ProgramReturn, read: Callable[[], object]) -> None:
         """Report the result of a method that has only enqueued its work, now that the work is done."""
-        with _Named(where):
+        with _UserCode(where):
             returned = read()
             if self._flattened(where, returned)[1]:
                 raise TypeError(f"{where}: the function that it returned must return no arrays")
@@ -565,7 +565,7 @@ class ProgramHost:
                 return refused
         return None
 
-    def _kept_in(self, slot: int) -> _Kept:
+    def _kept_in(self, slot: int) -> _PendingResult:
         kept = self._kept.get(slot)
         if kept is None:
             raise LibraryError(
@@ -594,7 +594,7 @@ def load_target(path: str, where: str) -> Any:
         Exception: The error of the module.
     """
     module, _, qualname = path.partition(":")
-    with _Named(f"{where}, at the import of {module}"):
+    with _UserCode(f"{where}, at the import of {module}"):
         try:
             found: Any = importlib.import_module(module)
         except ModuleNotFoundError as error:
@@ -617,7 +617,7 @@ def _note(error: Exception, where: str, undeclared: Callable[[], str]) -> None:
 
 
 @attrs.frozen
-class _Named:
+class _UserCode:
     """Names the user's code in errors that it raises.
 
     `undeclared` returns advice about a write to a read-only array.

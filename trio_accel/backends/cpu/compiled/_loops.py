@@ -12,7 +12,7 @@ import functools
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...base.expressions import Step, decode_program, needed_steps
+from ...base.expressions import TypedStep, decode_program, needed_steps
 from ...base.expressions import _source as source
 from ...base.expressions._pieces import REDUCING
 from ._functions import VECTOR
@@ -242,7 +242,7 @@ def _bounds(shift: str, low: str | None, high: str | None) -> list[str]:
     return lines
 
 
-def _combination(number: int, step: Step) -> str:
+def _combination(number: int, step: TypedStep) -> str:
     """C++ of how a reduction combines two values; lanes have to be structures, see ``reductions.h``."""
     function = REDUCING[step.function.removeprefix("reduce_")]
     return f"""struct R{number} {{
@@ -254,7 +254,7 @@ def _combination(number: int, step: Step) -> str:
 }};"""
 
 
-def _nothing(step: Step) -> str:
+def _nothing(step: TypedStep) -> str:
     """C++ of the value that changes no other one by a reduction."""
     return source.identity_of_reduction(step.function.removeprefix("reduce_"), step.dtype)
 

@@ -22,9 +22,9 @@ from ...base.contract.dtypes import DType, Ints
 from ...base.contract.ops import DESCRIPTORS, ArraySpec, ExpressionSpec
 from ...base.expressions import (
     SCALAR_BYTES,
-    Program,
-    Step,
+    EncodedProgram,
     TypedExpression,
+    TypedStep,
     decode_program,
     needed_steps,
     reduced_groups,
@@ -76,7 +76,7 @@ _VECTORS = (DType.float16, DType.bfloat16, DType.float32, DType.float64)
 
 
 @attrs.define(eq=False)
-class Plan:
+class LoopPlan:
     """How one layout of an expression is computed. It holds no array.
 
     Attributes:
@@ -116,7 +116,7 @@ class Plan:
                 threading.Thread(target=self.compile, name="accel compiler", daemon=True).start()
         return self.entry
 
-    def hurry(self) -> None:
+    def compile_soon(self) -> None:
         """Compile it soon, because it is used repeatedly."""
         if not self._is_begun and self.text is not None:
             self._is_begun = True
@@ -165,7 +165,7 @@ def run_split(entry: Entry, data: bytes, count: int, parts: int) -> bool:
     return any(found)
 
 
-_plans: dict[tuple[object, ...], Plan] = {}
+_plans: dict[tuple[object, ...], LoopPlan] = {}
 _key_of = DESCRIPTORS[ExpressionSpec].plan_key
 
 
@@ -186,7 +186,7 @@ def compute(spec: ExpressionSpec, call: Call) -> bool:
 def bind(spec: ExpressionSpec, call: Call) -> Callable[[], object] | None:
     """Return the compiled code with its addresses, if it runs by itself in one thread; else None."""
     plan = find_plan(spec)
-    plan.hurry()
+    plan.compile_soon()
     entry = plan.entry
     if entry is None or plan.is_checked or spec.stored or plan.weight >= 2 * _SHARE:
         return None
@@ -195,7 +195,7 @@ def bind(spec: ExpressionSpec, call: Call) -> Callable[[], object] | None:
     return partial(entry, plan.data(addresses, spec.scalars), 0, plan.count)
 
 
-def find_plan(spec: ExpressionSpec) -> Plan:
+def find_plan(spec: ExpressionSpec) -> LoopPlan:
     """Return the plan of an operation's layout."""
     key = _key_of(spec)
     plan = _plans.get(key)
@@ -226,7 +226,7 @@ class LoopNest:
     reduced: int = 0
 
 
-def _make(spec: ExpressionSpec) -> Plan:
+def _make(spec: ExpressionSpec) -> LoopPlan:
     decoded = decode_program(spec.program)
     program, chosen, has_bits = decoded.program, mode(), are_exact(decoded.program)
     arrays, loaded = (*spec.results, *spec.arrays), (*spec.loaded, *spec.stored)
@@ -238,10 +238,10 @@ def _make(spec: ExpressionSpec) -> Plan:
         or any(0 in array.shape for array in loaded)
         or compiler() is None
     ):
-        return Plan()
+        return LoopPlan()
     nest = _nest_of_rows(spec) if program.reductions else _nest_of_elements(program, spec.shape, arrays)
     if nest is None or 0 in nest.shape:
-        return Plan()
+        return LoopPlan()
     is_across = [bool(steps[-2]) for steps in nest.strides] if nest.reduced == 2 else []
     layout = LoopLayout(
         len(nest.shape),
@@ -260,7 +260,7 @@ def _make(spec: ExpressionSpec) -> Plan:
     steps = [(program.steps[number], depths[number]) for number in _computed(program)]
     # A reduced row is a line, and a column is one element.
     one = LINE if nest.reduced == 1 else 1
-    return Plan(
+    return LoopPlan(
         text=partial(text_of, spec.program, layout),
         is_exact=has_bits,
         count=elements // nest.shape[-nest.reduced] * one if nest.reduced else elements,
@@ -271,7 +271,7 @@ def _make(spec: ExpressionSpec) -> Plan:
     )
 
 
-def _are_printed(spec: ExpressionSpec, decoded: Program, *, has_bits: bool) -> bool:
+def _are_printed(spec: ExpressionSpec, decoded: EncodedProgram, *, has_bits: bool) -> bool:
     """Return whether there are loops for a program; if its steps have NumPy's bits, the loops must also."""
     program = decoded.program
     reductions = [program.steps[number] for number in program.reductions]
@@ -327,7 +327,7 @@ def _nest_of_rows(spec: ExpressionSpec) -> LoopNest | None:
     return LoopNest(tuple(extents[:count]), strides, count - 1)
 
 
-def is_exact(step: Step, steps: Sequence[Step]) -> bool:
+def is_exact(step: TypedStep, steps: Sequence[TypedStep]) -> bool:
     """Return whether NumPy makes the same bits, except for NaN."""
     if step.function in _EXACT or step.is_reduction or step.function.startswith("store_"):
         return True

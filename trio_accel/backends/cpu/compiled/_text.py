@@ -18,7 +18,7 @@ from typing import TypeAlias
 import attrs
 
 from ...base.contract.dtypes import DType
-from ...base.expressions import Argument, Step, TypedExpression, needed_steps
+from ...base.expressions import Argument, TypedExpression, TypedStep, needed_steps
 from ...base.expressions import _source as source
 from ._functions import C_NAMES, VECTOR, VECTOR_FUNCTIONS
 
@@ -99,7 +99,7 @@ class LoopLayout:
     across: tuple[bool, ...] = ()
 
 
-def depths_of(steps: Sequence[Step]) -> list[int]:
+def depths_of(steps: Sequence[TypedStep]) -> list[int]:
     """Count the loops around each step."""
     found, depth = list[int](), 0
     for step in steps:
@@ -175,7 +175,7 @@ class Statements:
             if step.function == "load" and not (layout.reduced or self.stores):
                 self._find_plain(number, step)
 
-    def _level_of(self, step: Step) -> int:
+    def _level_of(self, step: TypedStep) -> int:
         """Return the level of a step, whatever its operands are."""
         if step.is_reduction:
             return COLUMN if self.layout.reduced == 2 else ROW
@@ -240,10 +240,10 @@ class Statements:
     def _is_across(self, array: int) -> bool:
         return self.layout.reduced == 2 and self.layout.across[array]
 
-    def _axis(self, step: Step) -> int:
+    def _axis(self, step: TypedStep) -> int:
         return int(step.value.real) % self.layout.axes
 
-    def _find_plain(self, number: int, step: Step) -> None:
+    def _find_plain(self, number: int, step: TypedStep) -> None:
         varying = [axis for axis, index in enumerate(step.steps) if self._differs[index]]
         found = self._shift_of(step.steps[varying[0]]) if len(varying) == 1 else None
         if found is not None:
@@ -364,18 +364,20 @@ struct Arguments {{
             value = source.value_of(step, self._taken, self.steps)
         where.append(f"const {source.register_of(step.dtype)} t{number} = {value};")
 
-    def _extent(self, step: Step, axis: int) -> int:
+    def _extent(self, step: TypedStep, axis: int) -> int:
         """Return the number of an extent and stride: along an axis of a loaded or stored array."""
         return self._extents[self._loaded.index(int(step.value.real))] + axis
 
-    def _check(self, step: Step, axis: int) -> list[str]:
+    def _check(self, step: TypedStep, axis: int) -> list[str]:
         """C++ that checks an index of a load or a store, unless it is ``i(axis)``."""
         index = step.indices[axis]
         if not self.program.checked or self.steps[index].function == "index":
             return []
         return [f"bad |= is_outside(t{index}, e{self._extent(step, axis)});"]
 
-    def _load(self, number: int, step: Step, before: list[str], where: list[str], *, is_inside: bool) -> str:
+    def _load(
+        self, number: int, step: TypedStep, before: list[str], where: list[str], *, is_inside: bool
+    ) -> str:
         """Return C++ of a load; its address and checks are computed before the loop as far as possible."""
         array = self._loaded.index(int(step.value.real))
         same, parts = [f"q{array}"], list[str]()
@@ -393,7 +395,7 @@ struct Arguments {{
         before.append(f"const char *const r{number} = {' + '.join(same)};")
         return source.load(step.dtype, " + ".join((f"r{number}", *parts)))
 
-    def _store(self, step: Step) -> list[str]:
+    def _store(self, step: TypedStep) -> list[str]:
         """C++ that combines a value with an element."""
         array, element = self._loaded.index(int(step.value.real)), source.element_of(step.dtype)
         place, made, there = [f"q{array}"], f"t{step.steps[0]}", list[str]()

@@ -18,7 +18,7 @@ import scipy.linalg.cython_blas
 import scipy.linalg.cython_lapack
 
 from ...base import ArraySpec, DType, HostArray, Ints, NotSupportedError, scalar_of
-from ...base.kit.blas import Factor, Matrix, Plan, Routine
+from ...base.kit.blas import BlasPlan, BlasRoutine, Matrix, ScalarArgument
 
 FortranRoutine: TypeAlias = Callable[..., None]
 """A routine that takes the addresses of its arguments."""
@@ -72,16 +72,16 @@ class Blas:
         NotSupportedError: A size is too large for the routine, or this SciPy lacks the routine.
     """
 
-    def __init__(self, dtype: DType, plan: Plan) -> None:
+    def __init__(self, dtype: DType, plan: BlasPlan) -> None:
         self._dtype, self._plan = dtype, plan
         # The sizes of each routine, which its arguments point to.
         self._sizes: dict[str, HostArray] = {}
-        self._arguments: dict[str, list[int | bytes | Factor | Matrix]] = {}
+        self._arguments: dict[str, list[int | bytes | ScalarArgument | Matrix]] = {}
         for routine in (plan.routine, plan.plain):
             if routine is not None:
                 self._prepare(routine)
 
-    def _prepare(self, routine: Routine) -> None:
+    def _prepare(self, routine: BlasRoutine) -> None:
         given = [value if isinstance(value, int) else 0 for value in routine.arguments]
         if find(self._dtype, routine.name) is None or max(given) >= 2 * LONGEST:
             raise NotSupportedError(
@@ -113,7 +113,7 @@ class Blas:
         factors = {
             value: np.array(scalar_of("blas", value.field, value.of(spec), dtype), dtype.dtype)
             for value in given
-            if isinstance(value, Factor)
+            if isinstance(value, ScalarArgument)
         }
         arrays = {field: view(getattr(spec, field)) for field in plan.steps}
         if "out" in arrays and spec.b != spec.out:
@@ -129,7 +129,9 @@ class Blas:
             if isinstance(value, Matrix):
                 columns.append(places[value.field])
             else:
-                columns.append(repeat(factors[value].ctypes.data if isinstance(value, Factor) else value))
+                columns.append(
+                    repeat(factors[value].ctypes.data if isinstance(value, ScalarArgument) else value)
+                )
         for addresses in zip(*columns, strict=False):
             call(*addresses)
         for field in copies.keys() & {"c", "out"}:

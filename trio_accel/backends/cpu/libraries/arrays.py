@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from ...base import HostArray, HostCall, Ints, by_way_of_int64, kernel, ops
-from ...base.expressions import Argument, Program, decode_program, evaluate, unpack_scalars
+from ...base.expressions import Argument, EncodedProgram, decode_program, evaluate, unpack_scalars
 from ...base.expressions.compiled import is_reduction
 from ..compiled import _plans as compiled
 from ..runtime._memory import pieces
@@ -36,7 +36,9 @@ def loop(spec: ops.ExpressionSpec, call: HostCall) -> None:
     (_reduce if decoded.program.reductions else _elements)(spec, call, decoded, results)
 
 
-def _elements(spec: ops.ExpressionSpec, call: HostCall, decoded: Program, results: list[HostArray]) -> None:
+def _elements(
+    spec: ops.ExpressionSpec, call: HostCall, decoded: EncodedProgram, results: list[HostArray]
+) -> None:
     """Compute pieces of the elements."""
     if 0 in spec.shape:
         return
@@ -59,7 +61,9 @@ def _elements(spec: ops.ExpressionSpec, call: HostCall, decoded: Program, result
                 np.copyto(into, value)
 
 
-def _reduce(spec: ops.ExpressionSpec, call: HostCall, decoded: Program, results: list[HostArray]) -> None:
+def _reduce(
+    spec: ops.ExpressionSpec, call: HostCall, decoded: EncodedProgram, results: list[HostArray]
+) -> None:
     """Compute a number of rows at a time, so that their temporary arrays fit into the caches.
 
     Each part is computed as usual, and in the longer way only if a step over- or underflows. A single

@@ -405,7 +405,7 @@ _CHUNK_SCORES = 1 << 20
 
 
 @attrs.frozen
-class _Part:
+class _AttentionBlock:
     """Some queries, and the keys that they may see.
 
     Attributes:
@@ -499,7 +499,7 @@ class _Attention:
         else:
             yield from np.ndindex(*lead)
 
-    def parts(self, place: tuple[int | slice, ...]) -> Iterator[_Part]:
+    def parts(self, place: tuple[int | slice, ...]) -> Iterator[_AttentionBlock]:
         """Cut the queries of a place into pieces; leave out queries after their length."""
         if isinstance(place[0], slice):
             rows, columns = self.query.shape[-2], self._columns
@@ -510,7 +510,7 @@ class _Attention:
         for first in range(0, rows, step):
             yield self._part(place, slice(first, min(first + step, rows)), rows, columns)
 
-    def _part(self, place: tuple[int | slice, ...], rows: slice, most: int, columns: int) -> _Part:
+    def _part(self, place: tuple[int | slice, ...], rows: slice, most: int, columns: int) -> _AttentionBlock:
         spec = self._spec
         # The key of the first query on the diagonal.
         offset = columns - most if spec.alignment == "lower_right" else 0
@@ -529,9 +529,9 @@ class _Attention:
         if self._mask is not None:
             bias = self._mask[place][..., rows, seen]
             bias = bias if bias.dtype == np.bool_ else widened(bias)
-        return _Part(place, rows, seen, hidden, bias)
+        return _AttentionBlock(place, rows, seen, hidden, bias)
 
-    def of(self, part: _Part, array: HostArray) -> HostArray:
+    def of(self, part: _AttentionBlock, array: HostArray) -> HostArray:
         """Return the keys or the values of a part, in the type that they are computed in."""
         if self._table is None:
             return widened(array[part.place][..., part.columns, :])

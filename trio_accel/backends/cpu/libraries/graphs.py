@@ -38,7 +38,7 @@ _ANYWHERE = frozenset(
 )
 
 
-class GraphLibrary(CpuLibrary):
+class CpuGraphLibrary(CpuLibrary):
     """Runs recipes by the kernels of other libraries, which it opens in the stream's thread.
 
     Args:

@@ -12,7 +12,7 @@ from ..kit._library import CpuLibrary
 from ..runtime._memory import convert
 
 
-class MemoryLibrary(CpuLibrary):
+class CpuMemoryLibrary(CpuLibrary):
     """Copies between device and host can be withdrawn until they begin."""
 
     def call_of(self, spec: ops.OperationSpec, stream: AccelStream) -> ComputingCall:
@@ -38,7 +38,7 @@ def copy_to_host(spec: ops.CopyToHostSpec, call: HostCall) -> None:
 
 
 def _use(spec: ops.CopyFromHostSpec | ops.CopyToHostSpec) -> ops.HostUse:
-    assert spec.use is not None  # see `MemoryLibrary`
+    assert spec.use is not None  # see `CpuMemoryLibrary`
     return spec.use
 
 

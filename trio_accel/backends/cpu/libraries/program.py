@@ -11,7 +11,7 @@ from ...base.kit.programs import HostProgramArrays, ProgramHost
 from ..kit._library import CpuLibrary
 
 
-class ProgramLibrary(CpuLibrary):
+class CpuProgramLibrary(CpuLibrary):
     """One program of an open device; blocks while its module is imported and its constructor runs.
 
     Args:

@@ -28,7 +28,7 @@ from ...base.contract.ops import (
     SobolSpec,
 )
 from ..compiled._compiler import has_fma, mode
-from ..compiled._plans import Plan
+from ..compiled._plans import LoopPlan
 
 # Counters or numbers of one piece: its arrays stay in the caches, and the stream's thread lets others run in
 # between.
@@ -44,17 +44,17 @@ _WEYL = (0x9E3779B9, 0xBB67AE85)
 
 
 @functools.cache
-def _compiled(*names: str, is_exact: bool = True) -> Plan:
+def _compiled(*names: str, is_exact: bool = True) -> LoopPlan:
     """Return the code of these files. Unless it has NumPy's bits, it is compiled before its first use."""
     if mode() == "never" or not (is_exact or has_fma()):
-        return Plan()
+        return LoopPlan()
 
     def text() -> str:
         folder = Path(__file__).parents[1] / "compiled"
         return "\n".join((folder / name).read_text(encoding="utf-8") for name in names)
 
     # The code that it replaces has some hundred steps.
-    return Plan(text, is_exact=is_exact, weight=_CHUNK_NUMBERS * 8 * 100)
+    return LoopPlan(text, is_exact=is_exact, weight=_CHUNK_NUMBERS * 8 * 100)
 
 
 def philox4x32(counter: tuple[_Words, _Words, _Words, _Words], seed: int) -> list[_Words]:
@@ -109,7 +109,7 @@ _STIRLING = np.array([
 
 
 @attrs.frozen
-class _Numbers:
+class _Draw:
     """Some numbers of a draw, and the uniform numbers for each.
 
     Attributes:
@@ -122,7 +122,7 @@ class _Numbers:
     row: int
     places: npt.NDArray[np.uint64]
 
-    def of(self, chosen: HostArray) -> _Numbers:
+    def of(self, chosen: HostArray) -> _Draw:
         """Select some of the numbers, by truth values or indices."""
         return attrs.evolve(self, places=self.places[chosen])
 
@@ -135,7 +135,7 @@ class _Numbers:
         return unit64(first, second), unit64(third, fourth)
 
 
-_Maker: TypeAlias = "Callable[[_Numbers, _Doubles, _Doubles], _Doubles]"
+_Maker: TypeAlias = "Callable[[_Draw, _Doubles, _Doubles], _Doubles]"
 
 
 @kernel(RejectionSpec, backend="cpu")
@@ -157,9 +157,7 @@ def rejection(spec: RejectionSpec, call: HostCall) -> None:
             for one in parameters
         )
         with np.errstate(all="ignore"):
-            out[first : first + _CHUNK_NUMBERS] = _MAKERS[spec.distribution](
-                _Numbers(seed, row, places), a, b
-            )
+            out[first : first + _CHUNK_NUMBERS] = _MAKERS[spec.distribution](_Draw(seed, row, places), a, b)
 
 
 def _are_in_range(distribution: str, a: _Doubles, b: _Doubles) -> bool:
@@ -173,9 +171,9 @@ def _are_in_range(distribution: str, a: _Doubles, b: _Doubles) -> bool:
 
 
 def _propose(
-    numbers: _Numbers,
+    numbers: _Draw,
     result: _Doubles,
-    attempt: Callable[[_Numbers, HostArray, int], tuple[_Doubles, HostArray]],
+    attempt: Callable[[_Draw, HostArray, int], tuple[_Doubles, HostArray]],
 ) -> _Doubles:
     """Ask for proposals until all are accepted."""
     waiting: HostArray = np.arange(len(result))
@@ -194,11 +192,11 @@ def _gamma(*, has_log: bool) -> _Maker:
     A number with a shape below 1 is a number with the shape above 1, times a power of a uniform number.
     """
 
-    def make(numbers: _Numbers, a: _Doubles, _: _Doubles) -> _Doubles:
+    def make(numbers: _Draw, a: _Doubles, _: _Doubles) -> _Doubles:
         d: _Doubles = np.where(a < 1, a + 1, a) - 1 / 3
         c = 1 / np.sqrt(9 * d)
 
-        def attempt(those: _Numbers, waiting: HostArray, number: int) -> tuple[_Doubles, HostArray]:
+        def attempt(those: _Draw, waiting: HostArray, number: int) -> tuple[_Doubles, HostArray]:
             first, second = those.uniform(2 * number + 1)
             x = np.sqrt(-2 * np.log(first)) * np.cos(second * (2 * np.pi))
             v = (1 + c[waiting] * x) ** 3
@@ -215,7 +213,7 @@ def _gamma(*, has_log: bool) -> _Maker:
     return make
 
 
-def _poisson(numbers: _Numbers, a: _Doubles, _: _Doubles) -> _Doubles:
+def _poisson(numbers: _Draw, a: _Doubles, _: _Doubles) -> _Doubles:
     """Hörmann, The transformed rejection method for generating Poisson random variables (1993): PTRS."""
     result = np.zeros(a.shape)
     small, large = np.flatnonzero(a < _INVERTED), np.flatnonzero(a >= _INVERTED)
@@ -225,7 +223,7 @@ def _poisson(numbers: _Numbers, a: _Doubles, _: _Doubles) -> _Doubles:
     b = 0.931 + 2.53 * np.sqrt(mean)
     slope, scale, sure = -0.059 + 0.02483 * b, 1.1239 + 1.1328 / (b - 3.4), 0.9277 - 3.6224 / (b - 2)
 
-    def attempt(those: _Numbers, waiting: HostArray, number: int) -> tuple[_Doubles, HostArray]:
+    def attempt(those: _Draw, waiting: HostArray, number: int) -> tuple[_Doubles, HostArray]:
         u, v = those.uniform(number + 1)
         u, lam, reach = u - 0.5, mean[waiting], b[waiting]
         near = 0.5 - np.abs(u)
@@ -239,7 +237,7 @@ def _poisson(numbers: _Numbers, a: _Doubles, _: _Doubles) -> _Doubles:
     return result
 
 
-def _binomial(numbers: _Numbers, a: _Doubles, b: _Doubles) -> _Doubles:
+def _binomial(numbers: _Draw, a: _Doubles, b: _Doubles) -> _Doubles:
     """Hörmann, The generation of binomial random variates (1993): BTRS, for the rarer of both outcomes."""
     p = np.minimum(b, 1 - b)
     result = np.zeros(a.shape)
@@ -254,14 +252,14 @@ def _binomial(numbers: _Numbers, a: _Doubles, b: _Doubles) -> _Doubles:
     return np.where(b > 0.5, a - result, result)
 
 
-def _many_trials(numbers: _Numbers, n: _Doubles, p: _Doubles) -> _Doubles:
+def _many_trials(numbers: _Draw, n: _Doubles, p: _Doubles) -> _Doubles:
     spread = np.sqrt(n * p * (1 - p))
     b = 1.15 + 2.53 * spread
     slope, scale, sure = -0.0873 + 0.0248 * b + 0.01 * p, (2.83 + 5.1 / b) * spread, 0.92 - 4.2 / b
     mode = np.floor((n + 1) * p)
     log_mode = _log_binomial(mode, n, p)
 
-    def attempt(those: _Numbers, waiting: HostArray, number: int) -> tuple[_Doubles, HostArray]:
+    def attempt(those: _Draw, waiting: HostArray, number: int) -> tuple[_Doubles, HostArray]:
         u, v = those.uniform(number + 1)
         u, trials, reach = u - 0.5, n[waiting], b[waiting]
         near = 0.5 - np.abs(u)
@@ -275,7 +273,7 @@ def _many_trials(numbers: _Numbers, n: _Doubles, p: _Doubles) -> _Doubles:
     return _propose(numbers, mode.copy(), attempt)
 
 
-def _inverted(numbers: _Numbers, first: _Doubles, ratio: Callable[[float, HostArray], _Doubles]) -> _Doubles:
+def _inverted(numbers: _Draw, first: _Doubles, ratio: Callable[[float, HostArray], _Doubles]) -> _Doubles:
     """Look a uniform number up in a distribution, of which the first probability and the ratios are known."""
     sought, result = numbers.uniform(0)[0], np.zeros(first.shape)
     probability, total = first.copy(), first.copy()

@@ -34,7 +34,7 @@ class CpuMemory(BlockMemory[HostArray, HostArray]):
     """
 
     def __init__(self, device: str, limit: int, keeper: ChunkKeeper | None = None) -> None:
-        super().__init__(device, limit, _Source(), keeper)
+        super().__init__(device, limit, _HostChunks(), keeper)
 
     def view(self, array: ArraySpec, *, write: bool = True) -> HostArray:
         """Make the array of a specification; without `write`, it cannot be made writable.
@@ -51,7 +51,7 @@ class CpuMemory(BlockMemory[HostArray, HostArray]):
         return np.ndarray(array.shape, array.dtype.dtype, data, array.offset, array.strides)
 
 
-class _Source:
+class _HostChunks:
     """Chunks of the machine's memory."""
 
     # The system allocates pages when they are written to, so unused memory costs nothing.

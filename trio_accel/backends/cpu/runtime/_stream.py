@@ -268,13 +268,13 @@ class CpuFault:
         return ContextPoisonedError(f"the context is lost: {self.reason}", device=self._device)
 
 
-class _Running(threading.local):
+class _StreamThread(threading.local):
     """The fault of the stream that this thread belongs to."""
 
     fault: CpuFault | None = None
 
 
-_running = _Running()
+_running = _StreamThread()
 
 
 def check_usable() -> None:

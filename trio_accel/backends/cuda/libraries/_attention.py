@@ -24,9 +24,9 @@ from ._cudnn import (
     FLOATS,
     LANES,
     SCORES,
+    CudnnGraph,
     DnnKernels,
-    Graph,
-    Layout,
+    TensorDescription,
     aligned,
     aligned_result,
     first_wrong,
@@ -487,7 +487,7 @@ _Spec: TypeAlias = AttentionSpec | AttentionGradSpec
 
 
 @attrs.frozen(eq=False)
-class _Plan:
+class _AttentionPlan:
     """The way in which an attention is computed.
 
     Attributes:
@@ -497,7 +497,7 @@ class _Plan:
         numbers: Strides and extents, for the kernel that checks the results of the graph.
     """
 
-    graph: Graph | None = None
+    graph: CudnnGraph | None = None
     has_lengths: bool = False
     mask: Ints | None = None
     numbers: tuple[float, ...] = ()
@@ -511,14 +511,14 @@ class AttentionLibrary(AttentionKernels):
         # A graph has the factor in it.
         return (*key, spec.scale) if isinstance(spec, (AttentionSpec, AttentionGradSpec)) else key
 
-    def _plan_attention(self, spec: _Spec, device: LibraryDevice) -> _Plan:
+    def _plan_attention(self, spec: _Spec, device: LibraryDevice) -> _AttentionPlan:
         plan = self._fused(spec)
         if plan is None:
             self._load_products(spec.query.dtype)
         self._load_kernels()
-        return plan or _Plan()
+        return plan or _AttentionPlan()
 
-    def _fused(self, spec: _Spec) -> _Plan | None:
+    def _fused(self, spec: _Spec) -> _AttentionPlan | None:
         """Build cuDNN's graph; None if it lacks a kernel, or a correct one."""
         sizes, is_grad = Sizes.of(spec), isinstance(spec, AttentionGradSpec)
         # cuDNN accepts float32, and reads invalid memory. It accepts factors of 0 or less, and gives wrong
@@ -539,7 +539,7 @@ class AttentionLibrary(AttentionKernels):
             return None
         if is_grad:
             has_lengths = bool(sizes.rows % _TILE or sizes.columns % _TILE)
-        plan = _Plan(None, has_lengths, _mask_shape(spec, sizes))
+        plan = _AttentionPlan(None, has_lengths, _mask_shape(spec, sizes))
         layouts = self._layouts(spec, sizes, plan)
         outputs = ["grad_query", "grad_key", "grad_value"] if is_grad else ["out"]
         if isinstance(spec, AttentionSpec) and spec.lse is not None:
@@ -553,24 +553,26 @@ class AttentionLibrary(AttentionKernels):
             return None
         return attrs.evolve(plan, graph=graph, numbers=_numbers(spec, sizes, layouts))
 
-    def _layouts(self, spec: _Spec, sizes: Sizes, plan: _Plan) -> dict[str, Layout]:
+    def _layouts(self, spec: _Spec, sizes: Sizes, plan: _AttentionPlan) -> dict[str, TensorDescription]:
         """Return the layouts of a graph's arrays, written arrays last."""
         n, heads, rows = sizes.sequences, sizes.heads, sizes.rows
         keys = n, sizes.served, sizes.columns
-        made: dict[str, Layout] = {"query": _layout(spec.query, (n, heads, rows, sizes.e))}
+        made: dict[str, TensorDescription] = {"query": _layout(spec.query, (n, heads, rows, sizes.e))}
         for name, array, width in (("key", spec.key, sizes.e), ("value", spec.value, sizes.f)):
             # Keys with lengths are copied.
             is_copied = spec.key_lengths is not None
             made[name] = (
-                Layout.packed(array.dtype, (*keys, width)) if is_copied else _layout(array, (*keys, width))
+                TensorDescription.packed(array.dtype, (*keys, width))
+                if is_copied
+                else _layout(array, (*keys, width))
             )
         if plan.has_lengths:
             for name in ("query_lengths", "key_lengths"):
-                made[name] = Layout.packed(DType.int32, (n, 1, 1, 1))
+                made[name] = TensorDescription.packed(DType.int32, (n, 1, 1, 1))
         if plan.mask is not None:
-            steps = Layout.packed(spec.query.dtype, _padded(plan.mask)).strides
-            made["mask"] = Layout(spec.query.dtype, plan.mask, steps)
-        logs = Layout.packed(DType.float32, (n, heads, rows, 1))
+            steps = TensorDescription.packed(spec.query.dtype, _padded(plan.mask)).strides
+            made["mask"] = TensorDescription(spec.query.dtype, plan.mask, steps)
+        logs = TensorDescription.packed(DType.float32, (n, heads, rows, 1))
         if isinstance(spec, AttentionSpec):
             made["out"] = _layout(spec.out, (n, heads, rows, sizes.f))
             return made if spec.lse is None else made | {"lse": logs}
@@ -578,12 +580,12 @@ class AttentionLibrary(AttentionKernels):
         made["out"] = _layout(spec.out, (n, heads, rows, sizes.f))
         made["lse"] = logs
         for name in ("query", "key", "value"):
-            made[f"grad_{name}"] = Layout.packed(spec.query.dtype, made[name].shape)
+            made[f"grad_{name}"] = TensorDescription.packed(spec.query.dtype, made[name].shape)
         return made
 
     @kernel(AttentionSpec, backend="cuda", dtypes={"query": FLOATS}, plan=_plan_attention)
     def _attention(self, spec: AttentionSpec, call: KernelCall) -> None:
-        plan: _Plan = call.plan
+        plan: _AttentionPlan = call.plan
         if plan.graph is None:
             self._compute_attention(spec, call)
             return
@@ -607,7 +609,7 @@ class AttentionLibrary(AttentionKernels):
 
     @kernel(AttentionGradSpec, backend="cuda", dtypes={"query": FLOATS}, plan=_plan_attention)
     def _attention_grad(self, spec: AttentionGradSpec, call: KernelCall) -> None:
-        plan: _Plan = call.plan
+        plan: _AttentionPlan = call.plan
         if plan.graph is None:
             self._compute_attention_grad(spec, call)
             return
@@ -623,7 +625,12 @@ class AttentionLibrary(AttentionKernels):
         self._run_plan(plan, plan.graph, call, addresses, Lengths())
 
     def _run_plan(
-        self, plan: _Plan, graph: Graph, call: KernelCall, addresses: dict[str, int], lengths: Lengths
+        self,
+        plan: _AttentionPlan,
+        graph: CudnnGraph,
+        call: KernelCall,
+        addresses: dict[str, int],
+        lengths: Lengths,
     ) -> None:
         """Enqueue a graph, and the kernel that repeats rows in which it has multiplied hidden values."""
         self._run_graph(graph, call, addresses)
@@ -675,7 +682,7 @@ def _mask_shape(spec: _Spec, sizes: Sizes) -> Ints | None:
     return (above, shape[-3], sizes.rows, sizes.columns)
 
 
-def _numbers(spec: _Spec, sizes: Sizes, layouts: dict[str, Layout]) -> tuple[float, ...]:
+def _numbers(spec: _Spec, sizes: Sizes, layouts: dict[str, TensorDescription]) -> tuple[float, ...]:
     """Return strides and extents in the order of `FusedArguments` in dnn.cu."""
     steps: list[int] = []
     for layout in map(layouts.get, _ARRAYS):
@@ -732,15 +739,15 @@ def _is_direct(array: ArraySpec) -> bool:
     )
 
 
-def _layout(array: ArraySpec, shape: Ints) -> Layout:
+def _layout(array: ArraySpec, shape: Ints) -> TensorDescription:
     """Return the layout of an array in place, or without gaps."""
     if not _is_direct(array):
-        return Layout.packed(array.dtype, shape)
-    packed = Layout.packed(array.dtype, shape).strides
+        return TensorDescription.packed(array.dtype, shape)
+    packed = TensorDescription.packed(array.dtype, shape).strides
     steps = [step // array.dtype.itemsize for step in (*(0,) * (4 - array.ndim), *array.strides)]
     # An axis of one element may have any step.
     found = [own if extent > 1 else other for own, other, extent in zip(steps, packed, shape, strict=True)]
-    return Layout(array.dtype, shape, tuple(found))
+    return TensorDescription(array.dtype, shape, tuple(found))
 
 
 def _in_place(call: KernelCall, array: ArraySpec) -> int:

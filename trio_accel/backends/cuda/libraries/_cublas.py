@@ -34,7 +34,7 @@ _CODES = {"L": 0, "R": 1, "U": 1, "N": 0, "T": 1, "C": 2}
 
 
 @attrs.frozen
-class Kind:
+class CublasType:
     """An element type in cuBLAS' terms.
 
     Attributes:
@@ -55,16 +55,16 @@ class Kind:
 
 
 KINDS = {
-    DType.float16: Kind(2, 0, _SINGLE, DType.float16, False),
-    DType.bfloat16: Kind(14, 0, _SINGLE, DType.bfloat16, False),
-    DType.float32: Kind(0, 0, _SINGLE, DType.float32, False, "s"),
-    DType.float64: Kind(1, 1, _DOUBLE, DType.float64, True, "d"),
-    DType.complex64: Kind(4, 4, _SINGLE, DType.float32, False, "c"),
-    DType.complex128: Kind(5, 5, _DOUBLE, DType.float64, True, "z"),
+    DType.float16: CublasType(2, 0, _SINGLE, DType.float16, False),
+    DType.bfloat16: CublasType(14, 0, _SINGLE, DType.bfloat16, False),
+    DType.float32: CublasType(0, 0, _SINGLE, DType.float32, False, "s"),
+    DType.float64: CublasType(1, 1, _DOUBLE, DType.float64, True, "d"),
+    DType.complex64: CublasType(4, 4, _SINGLE, DType.float32, False, "c"),
+    DType.complex128: CublasType(5, 5, _DOUBLE, DType.float64, True, "z"),
 }
 
 
-class Factors:
+class HostFactors:
     """Two factors in host memory, which cuBLAS reads at the call.
 
     Attributes:
@@ -84,7 +84,7 @@ class Factors:
         """Return the bytes of both: zeros of either sign differ, and NaNs do not."""
         return bytes(self._buffer)
 
-    def put(self, kind: Kind, alpha: complex, beta: complex = 0.0) -> None:
+    def put(self, kind: CublasType, alpha: complex, beta: complex = 0.0) -> None:
         """Write both, in the type that belongs to an element type."""
         numbers = alpha.real, alpha.imag, beta.real, beta.imag
         if kind.is_double:
@@ -118,8 +118,8 @@ class Cublas:
         self._stream: CudaStream | None = None
         self._mode = HOST
         self._warm: set[int] = set()
-        self.factors: Factors = Factors()
-        self.plain: dict[bool, Factors] = {False: Factors(), True: Factors()}
+        self.factors: HostFactors = HostFactors()
+        self.plain: dict[bool, HostFactors] = {False: HostFactors(), True: HostFactors()}
         for kind in KINDS.values():
             self.plain[kind.is_double].put(kind, 1.0)
         self.handle: int = cublas.create()
@@ -171,11 +171,11 @@ class Cublas:
         cublas.destroy(self.handle)
         self._workspace.close()
 
-    def is_warm(self, kind: Kind) -> bool:
+    def is_warm(self, kind: CublasType) -> bool:
         """Return whether a product of a type was computed before."""
         return kind.code in self._warm
 
-    def warm(self, kind: Kind) -> None:
+    def warm(self, kind: CublasType) -> None:
         """Compute a product of a type, so that cuBLAS loads the kernels of all its products; blocks.
 
         Nothing is enqueued meanwhile.
@@ -184,7 +184,7 @@ class Cublas:
             with self._context:
                 self._try(kind)
 
-    def _try(self, kind: Kind, *, has_vectors: bool = False) -> None:
+    def _try(self, kind: CublasType, *, has_vectors: bool = False) -> None:
         size = 64 * 64 * 16
         with self.scratch(2 * size) as (stream, source):
             out = source + size
@@ -233,7 +233,9 @@ class Cublas:
             self.set_mode(HOST)
             yield stream, place
 
-    def multiply(self, kind: Kind, product: Product, factors: Factors, a: int, b: int, c: int) -> None:
+    def multiply(
+        self, kind: CublasType, product: Product, factors: HostFactors, a: int, b: int, c: int
+    ) -> None:
         """Enqueue a product on the selected stream; its arrays are at these addresses."""
         first, second = (b, a) if product.is_swapped else (a, b)
         handle, code, compute = self.handle, kind.code, kind.compute
@@ -291,7 +293,7 @@ class Cublas:
             )
 
     def scale(
-        self, stream: CudaStream, kind: Kind, factor: complex, size: int, place: int, step: int = 1
+        self, stream: CudaStream, kind: CublasType, factor: complex, size: int, place: int, step: int = 1
     ) -> None:
         """Enqueue that a vector at an address is multiplied by a factor."""
         self.select(stream, HOST)
@@ -300,7 +302,7 @@ class Cublas:
             self.handle, size, self.factors.alpha, kind.factor, place, kind.code, step, kind.factor
         )
 
-    def invoke(self, kind: Kind, name: str, *arguments: str | complex) -> None:
+    def invoke(self, kind: CublasType, name: str, *arguments: str | complex) -> None:
         """Call the routine of a type on the selected stream.
 
         Args:

@@ -24,7 +24,7 @@ import attrs
 from ....actors import warn_untold
 from ...base import DType, Ints, LibraryError
 from ...base.contract.ops import ArraySpec, StatusArray
-from ...base.gpu.driver import Function, LoadedCode, with_axes
+from ...base.gpu.driver import KernelFunction, LoadedCode, with_axes
 from ..kit._library import CudaLibrary, KernelCall, LibraryDevice
 from ..runtime._stream import CudaStream, capture_once
 
@@ -38,7 +38,7 @@ _NOWHERE = 1 << 40
 
 
 @attrs.frozen
-class Layout:
+class TensorDescription:
     """An array as a graph sees it.
 
     Attributes:
@@ -52,7 +52,7 @@ class Layout:
     strides: Ints
 
     @classmethod
-    def packed(cls, dtype: DType, shape: Sequence[int]) -> Layout:
+    def packed(cls, dtype: DType, shape: Sequence[int]) -> TensorDescription:
         """Make the layout of elements in C order without gaps."""
         strides = [1]
         for extent in reversed(shape[1:]):
@@ -60,7 +60,7 @@ class Layout:
         return cls(dtype, tuple(shape), tuple(reversed(strides)))
 
 
-class Graph(LoadedCode):
+class CudnnGraph(LoadedCode):
     """A built graph, which determines the kernels of cuDNN and their order.
 
     Attributes:
@@ -127,12 +127,12 @@ class Cudnn:
 
     def build(
         self,
-        arrays: dict[str, Layout],
+        arrays: dict[str, TensorDescription],
         outputs: Iterable[str],
         describe: Callable[[Any, dict[str, Any]], Sequence[Any]],
         *,
         is_exact: bool,
-    ) -> Graph | None:
+    ) -> CudnnGraph | None:
         """Build a graph; blocks.
 
         Args:
@@ -159,7 +159,7 @@ class Cudnn:
             graph.deselect_workspace_greater_than(_MOST_WORKSPACE)
             graph.check_support()
             graph.build_plans(front.build_plan_policy.HEURISTICS_CHOICE)
-            made = Graph(self, graph, names)
+            made = CudnnGraph(self, graph, names)
         except front.cudnnGraphNotSupportedError:
             return None
         except (RuntimeError, ValueError) as error:
@@ -171,7 +171,7 @@ class Cudnn:
 
     def _describe(
         self,
-        arrays: dict[str, Layout],
+        arrays: dict[str, TensorDescription],
         written: Sequence[str],
         describe: Callable[[Any, dict[str, Any]], Sequence[Any]],
     ) -> Any:
@@ -202,7 +202,7 @@ class Cudnn:
             made.set_dim(list(layout.shape)).set_stride(list(layout.strides))
         return graph
 
-    def _try_out(self, graph: Graph) -> None:
+    def _try_out(self, graph: CudnnGraph) -> None:
         """Capture a graph once, and throw that away: its first launch has nothing to load then."""
 
         def enqueue(stream: int) -> None:
@@ -315,7 +315,7 @@ class DnnKernels(CudaLibrary):
 
     def __init__(self, device: LibraryDevice) -> None:
         super().__init__(device)
-        self._functions: dict[str, Function] = {}
+        self._functions: dict[str, KernelFunction] = {}
         self._cudnn: Cudnn | None = None
         self._has_looked = False
 
@@ -327,7 +327,7 @@ class DnnKernels(CudaLibrary):
             self._cudnn = None if front is None else Cudnn(self._device, front)
         return self._cudnn
 
-    def _run_graph(self, graph: Graph, call: KernelCall, addresses: dict[str, int]) -> None:
+    def _run_graph(self, graph: CudnnGraph, call: KernelCall, addresses: dict[str, int]) -> None:
         """Enqueue a graph of cuDNN."""
         workspace = call.workspace(graph.size)
         try:

@@ -53,7 +53,7 @@ class _Handler(ctypes.Structure):
 
 
 @attrs.frozen(eq=False)
-class System:
+class LinearSystem:
     """Equations, by addresses.
 
     Attributes:
@@ -136,7 +136,7 @@ class Cudss:
                 raise self._failure from error
             raise
 
-    def factor(self, system: System, *, is_global: bool) -> CudssFactors | None:
+    def factor(self, system: LinearSystem, *, is_global: bool) -> CudssFactors | None:
         """Factor, and wait for the outcome.
 
         Args:
@@ -185,7 +185,7 @@ class Cudss:
                 return None
             return CudssFactors((config, data, a), undo.pop_all().close)
 
-    def solve(self, factors: CudssFactors, system: System) -> None:
+    def solve(self, factors: CudssFactors, system: LinearSystem) -> None:
         """Enqueue the solution of equations, given the factors of their matrix."""
         with _sides(system) as dense:
             cudss.execute(self._handle, cudss.Phase.SOLVE, *factors.terms, *dense)
@@ -196,7 +196,7 @@ class Cudss:
         cudss.data_get(self._handle, data, parameter, value.ctypes.data, value.nbytes, written.ctypes.data)
         return int(value[0])
 
-    def find_sizes(self, system: System, call: KernelCall) -> int:
+    def find_sizes(self, system: LinearSystem, call: KernelCall) -> int:
         """Enqueue a look at the residuals; returns the address of four numbers for each side."""
         nbytes = 8 * SIZES * system.sides
         sizes = call.workspace(nbytes)
@@ -265,7 +265,7 @@ class DirectSolver:
         """Return whether there are factors of a number."""
         return number in self._factors
 
-    def solve(self, system: System, call: KernelCall, number: int | None, block: int) -> bool:
+    def solve(self, system: LinearSystem, call: KernelCall, number: int | None, block: int) -> bool:
         """Solve, and judge the solution.
 
         Args:
@@ -330,7 +330,7 @@ class DirectSolver:
             self._spent.pop().close()
 
 
-def _is_solved(cudss: Cudss, factors: CudssFactors, system: System, call: KernelCall) -> bool:
+def _is_solved(cudss: Cudss, factors: CudssFactors, system: LinearSystem, call: KernelCall) -> bool:
     """Solve by factors, and return whether the solution is right."""
     cudss.solve(factors, system)
     count = SIZES * system.sides
@@ -351,7 +351,7 @@ def is_solved(sizes: Any, dtype: DType) -> bool:
 
 
 @contextmanager
-def _sides(system: System) -> Generator[tuple[int, int]]:
+def _sides(system: LinearSystem) -> Generator[tuple[int, int]]:
     """Describe the solutions and the right-hand sides of equations."""
     with ExitStack() as undo:
         made = list[int]()

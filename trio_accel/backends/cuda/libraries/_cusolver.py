@@ -50,7 +50,7 @@ Places: TypeAlias = "Mapping[str, tuple[int, int]]"
 
 
 @attrs.frozen(eq=False)
-class Routine:
+class SolverRoutine:
     """A routine for matrices of one size, by columns.
 
     Attributes:
@@ -102,7 +102,7 @@ class Routine:
         return getattr(module, name.replace("?", letter) + suffix)
 
 
-class Vendor:
+class SolverHandles:
     """The handles of cuSOLVER and cuBLAS, each on one stream at a time. Made with the context current."""
 
     def __init__(self) -> None:
@@ -117,7 +117,7 @@ class Vendor:
         }
         self._streams = {"solver": 0, "blas": 0}
 
-    def sized(self, routine: Routine) -> Routine:
+    def sized(self, routine: SolverRoutine) -> SolverRoutine:
         """Return the routine with its workspace."""
         if "work" not in routine.words:
             return routine
@@ -130,7 +130,13 @@ class Vendor:
         )
 
     def run(
-        self, routine: Routine, stream: int, places: Places, count: int, work: tuple[int, int], status: int
+        self,
+        routine: SolverRoutine,
+        stream: int,
+        places: Places,
+        count: int,
+        work: tuple[int, int],
+        status: int,
     ) -> None:
         """Enqueue a routine for each matrix of a stack.
 
@@ -305,7 +311,7 @@ _WARM_UP_ROWS = {"xpotrf": 2048, "xgetrf": 2048, "xgesvd": 256, "xgeev": 256}
 _LARGE_OTHERS = 1024
 
 
-class Trials:
+class WarmUps:
     """Runs routines once before they are enqueued for the first time: then they wait for the whole device.
 
     Kernels depend on the element type and on the size of matrices; sizes with as many bits share one trial.
@@ -316,13 +322,13 @@ class Trials:
         kernels: Kernels of the backend's own.
     """
 
-    def __init__(self, context: CudaContext, vendor: Vendor, kernels: SolverKernels) -> None:
+    def __init__(self, context: CudaContext, vendor: SolverHandles, kernels: SolverKernels) -> None:
         self._context = context
         self._vendor = vendor
         self._kernels = kernels
         self._done: set[tuple[object, ...]] = set()
 
-    def run(self, *routines: Routine) -> None:
+    def run(self, *routines: SolverRoutine) -> None:
         """Try out routines, each on the results of the previous ones; blocks. The context is current."""
         most = _WARM_UP_ROWS.get(routines[-1].name, _LARGE_OTHERS)
         chain = [_shrunk(routine, most) for routine in routines]
@@ -331,7 +337,7 @@ class Trials:
             self._run([self._vendor.sized(routine) for routine in chain])
             self._done.add(key)
 
-    def _run(self, chain: list[Routine]) -> None:
+    def _run(self, chain: list[SolverRoutine]) -> None:
         first, count = chain[0], chain[0].batch
         most = max(2, *[size for routine in chain for size in routine.sizes.values()])
         whole = most**2 * first.dtype.itemsize
@@ -357,7 +363,7 @@ class Trials:
                 # The stream ends here, and another one may get its number.
                 self._vendor.select_all(0)
 
-    def _upload(self, stream: int, place: int, routine: Routine) -> None:
+    def _upload(self, stream: int, place: int, routine: SolverRoutine) -> None:
         """Write a matrix by columns, whose lower triangle belongs to a positive definite matrix."""
         shape = routine.shape
         made = np.resize(np.random.default_rng(0).random(997), shape[::-1]).astype(routine.dtype.dtype)
@@ -366,10 +372,10 @@ class Trials:
         self._context.check(driver.cuStreamSynchronize(stream))
 
 
-def _shrunk(routine: Routine, most: int) -> Routine:
+def _shrunk(routine: SolverRoutine, most: int) -> SolverRoutine:
     return attrs.evolve(routine, sizes={word: min(size, most) for word, size in routine.sizes.items()})
 
 
-def _key(routine: Routine) -> tuple[object, ...]:
+def _key(routine: SolverRoutine) -> tuple[object, ...]:
     sizes = (size.bit_length() for size in routine.sizes.values())
     return routine.name, routine.dtype, *sizes, *routine.options.values(), routine.batch

@@ -15,7 +15,7 @@ from ..kit._library import KernelCall
 from ..runtime._current_streams import StreamHandle
 
 
-class _Memory:
+class _SortMemory:
     """Memory of the device, in the form of arrays and workspace for cuda.compute.
 
     Args:
@@ -107,7 +107,7 @@ class RadixSort:
         }
 
     def _buffer(self, addresses: tuple[int, int], dtype: np.dtype[Any], count: int) -> Any:
-        return self._double_buffer(*[_Memory(address, dtype, count) for address in addresses])
+        return self._double_buffer(*[_SortMemory(address, dtype, count) for address in addresses])
 
     def __call__(
         self, call: KernelCall, keys: tuple[int, int], values: tuple[int, int] | None, count: int, bits: int
@@ -115,13 +115,13 @@ class RadixSort:
         """Enqueue it; see `Sorter`."""
         both, arguments = self._arguments(keys, values, count, bits, call.handle)
         nbytes = max(int(self._sort(temp_storage=None, **arguments)), 1)
-        self._sort(temp_storage=_Memory(call.workspace(nbytes), _BYTES, nbytes), **arguments)
+        self._sort(temp_storage=_SortMemory(call.workspace(nbytes), _BYTES, nbytes), **arguments)
         return int(both.selector)
 
 
 def _compiled(compute: Any, key: DType, value: DType | None, order: Any, architecture: str) -> CompiledCode:
     # It compiles a sort of keys only if the address of the values is 0, like that of a `ProxyArray`.
-    beside = None if value is None else _Memory(_NOT_NULL, value.dtype, 1)
+    beside = None if value is None else _SortMemory(_NOT_NULL, value.dtype, 1)
     made = compute.make_radix_sort(
         d_in_keys=compute.ProxyArray(key.dtype),
         d_out_keys=compute.ProxyArray(key.dtype),

@@ -17,7 +17,7 @@ from nvmath.bindings import cusparse
 
 from ...base import NATIVE, DType, Ints, NotSupportedError, misplaced
 from ...base.contract.ops import ArraySpec, StatusArray
-from ...base.gpu.driver import Function
+from ...base.gpu.driver import KernelFunction
 from ...base.gpu.primitives import CountScan
 from ..kit._library import KernelCall, LibraryDevice
 from ._cublas import KINDS
@@ -150,7 +150,7 @@ class MakerKernels:
     def __init__(self, device: LibraryDevice) -> None:
         self.handle: int = cusparse.create()
         load, self._architecture = device.kernels.function, device.architecture
-        self.functions: dict[str, Function] = {
+        self.functions: dict[str, KernelFunction] = {
             name: load("structures", name, _ARGUMENTS.size) for name in _NAMES
         }
         self.scan: CountScan = CountScan(device.kernels)

@@ -16,13 +16,13 @@ from nvmath.bindings import cublas
 from ...base import INEXACT, INTEGERS, NATIVE, AccelStream, DType, Ints, check_dtype, kernel
 from ...base.contract.device_array import DeviceArray, broadcast
 from ...base.contract.ops import ArraySpec, MatmulSpec, OperationSpec, contiguous_strides
-from ...base.gpu.driver import Function, with_axes
-from ...base.kit.blas import Factor, Matrix, Plan, Routine, plan_routine
+from ...base.gpu.driver import KernelFunction, with_axes
+from ...base.kit.blas import BlasPlan, BlasRoutine, Matrix, ScalarArgument, plan_routine
 from ...base.kit.captured_calls import GraphCall, Key
 from ...base.kit.product_layouts import Product, broadcast_operands, plan_gemm, plan_matmul, vectors
 from ..kit._library import CudaLibrary, Errors, KernelCall, LibraryDevice, factor_of
 from ..runtime._stream import CudaStream
-from ._cublas import DEVICE, HOST, KINDS, Cublas, Factors, Kind
+from ._cublas import DEVICE, HOST, KINDS, Cublas, CublasType, HostFactors
 
 # The layout matches the structure in norms.cu, with its padding.
 _NORM = struct.Struct("<QQqqi4x")
@@ -193,12 +193,12 @@ class RoutineLibrary(CudaLibrary):
             self._blas.select(call.stream, HOST)
             self._blas.invoke(KINDS[spec.x.dtype], "rot", spec.x.size, *places, complex(spec.c), sine)
 
-    def _plan_matrices(self, spec: Any, device: LibraryDevice) -> Plan:
+    def _plan_matrices(self, spec: Any, device: LibraryDevice) -> BlasPlan:
         return plan_routine(spec)
 
     @kernel(*_MATRICES, backend="cuda", dtypes=NATIVE, plan=_plan_matrices, is_quick=True)
     def _matrices(self, spec: Any, call: KernelCall) -> None:
-        plan: Plan = call.plan
+        plan: BlasPlan = call.plan
         routine = plan.routine_for(spec)
         if routine is None:
             return
@@ -220,10 +220,12 @@ class RoutineLibrary(CudaLibrary):
         for field in copies.keys() & {"c", "out"}:
             call.convert(copies[field], arrays[field])
 
-    def _invoke(self, kind: Kind, routine: Routine, spec: Any, addresses: Mapping[str, int]) -> None:
+    def _invoke(
+        self, kind: CublasType, routine: BlasRoutine, spec: Any, addresses: Mapping[str, int]
+    ) -> None:
         arguments: list[str | complex] = []
         for value in routine.arguments:
-            if isinstance(value, Factor):
+            if isinstance(value, ScalarArgument):
                 arguments.append(factor_of("blas", value.field, value.of(spec), spec.a.dtype))
             else:
                 arguments.append(addresses[value.field] if isinstance(value, Matrix) else value)
@@ -274,11 +276,11 @@ class RoutineLibrary(CudaLibrary):
         self._blas.destroy()
 
 
-def _batched(plan: Plan) -> Routine | None:
+def _batched(plan: BlasPlan) -> BlasRoutine | None:
     """Return the one call for all matrices of a stack, which takes lists of addresses; None without one."""
     if not plan.stack or plan.routine is None or plan.routine.name != "trsm":
         return None
-    return Routine("trsm_batched", (*plan.routine.arguments, math.prod(plan.stack)))
+    return BlasRoutine("trsm_batched", (*plan.routine.arguments, math.prod(plan.stack)))
 
 
 def _small(spec: Any, stack: Ints) -> Any:
@@ -304,7 +306,7 @@ def _small_array(array: ArraySpec, stack: Ints) -> ArraySpec:
 _INTEGER_PRODUCT = "QQQqqqqqqqqii"
 
 _Span: TypeAlias = tuple[int, int]
-_Arguments: TypeAlias = tuple[Kind, Product, Factors, int, int, int]
+_Arguments: TypeAlias = tuple[CublasType, Product, HostFactors, int, int, int]
 
 
 @attrs.frozen(eq=False)
@@ -331,7 +333,7 @@ class BlasLibrary(RoutineLibrary):
 
     def __init__(self, device: LibraryDevice) -> None:
         super().__init__(device)
-        self._integers: Function | None = None
+        self._integers: KernelFunction | None = None
         # The set holds identities: a member's hash takes longer than all the rest.
         self._prepared: set[int] = {id(DType.float32)}
 
@@ -352,7 +354,7 @@ class BlasLibrary(RoutineLibrary):
             self._load_integers()
         self._prepared.add(id(dtype))
 
-    def _load_integers(self) -> Function:
+    def _load_integers(self) -> KernelFunction:
         """Load the product of integers, modulo two to the power of their bits; compiling it blocks."""
         if self._integers is None:
             nbytes = with_axes(_INTEGER_PRODUCT, 3, 0).size
@@ -402,7 +404,7 @@ class BlasLibrary(RoutineLibrary):
         return _Multiply(run, graph, (span(spec.a), span(spec.b), span(spec.out)))
 
     def _multiply_without_factors(
-        self, kind: Kind, product: Product, graph: GraphCall | None, spec: MatmulSpec, call: KernelCall
+        self, kind: CublasType, product: Product, graph: GraphCall | None, spec: MatmulSpec, call: KernelCall
     ) -> None:
         """Launch a graph from the third time on that it is the same product at the same place."""
         factors, out = self._blas.plain[kind.is_double], call.at(spec.out)
@@ -469,7 +471,7 @@ class BlasLibrary(RoutineLibrary):
             call.fill(spec.c, 0)
 
     def _multiply_with_factors(
-        self, kind: Kind, product: Product, graph: GraphCall | None, spec: Any, call: KernelCall
+        self, kind: CublasType, product: Product, graph: GraphCall | None, spec: Any, call: KernelCall
     ) -> None:
         factors, stream = self._blas.factors, call.stream
         alpha, beta = _factors_of(spec)
@@ -491,7 +493,7 @@ class BlasLibrary(RoutineLibrary):
         call.convert(room, c)
 
     def _multiply(
-        self, call: KernelCall, kind: Kind, product: Product, factors: Factors, spec: Any, c: int
+        self, call: KernelCall, kind: CublasType, product: Product, factors: HostFactors, spec: Any, c: int
     ) -> None:
         """Call cuBLAS; `c` is the address of the result."""
         self._blas.select(call.stream, HOST)

@@ -68,7 +68,7 @@ _Orders: TypeAlias = tuple[Order | None, Order | None]
 
 
 @attrs.frozen(eq=False)
-class Problem:
+class MatmulProblem:
     """A nonempty product in cuBLASLt's layout: its first operand is b, and its second operand is a.
 
     Attributes:
@@ -88,7 +88,7 @@ class Problem:
     nbytes: int
 
     @classmethod
-    def of(cls, spec: FusedMatmulSpec) -> Problem:
+    def of(cls, spec: FusedMatmulSpec) -> MatmulProblem:
         """Choose the layout of a product.
 
         Raises:
@@ -102,7 +102,7 @@ class Problem:
         return cls(spec, is_zero, product, orders, stack, _reach(spec, orders, stack or ()))
 
 
-class Routine:
+class MatmulDescriptors:
     """The library's descriptors of a product, and the algorithms that it recommends.
 
     Args:
@@ -141,9 +141,9 @@ class Routine:
         "workspace",
     )
 
-    def __init__(self, handle: int, problem: Problem, most_workspace: int, count: int) -> None:
+    def __init__(self, handle: int, problem: MatmulProblem, most_workspace: int, count: int) -> None:
         self._handle = handle
-        self.problem: Problem = problem
+        self.problem: MatmulProblem = problem
         spec, product = problem.spec, problem.product
         self.fields: Strs = tuple([one for one in _POINTERS if getattr(spec, one) is not None])
         self.scale_strides: dict[str, tuple[int, int]] = _scale_strides(spec)
@@ -451,7 +451,7 @@ def _reach(spec: FusedMatmulSpec, orders: _Orders, stack: Ints) -> int:
     return total
 
 
-def _alignment(problem: Problem) -> int:
+def _alignment(problem: MatmulProblem) -> int:
     """Return to how many bytes, up to 16, the operands and the result are aligned; copies and blocks are."""
     spec = problem.spec
     in_place = [one for one, order in zip((spec.a, spec.b), problem.orders, strict=True) if order is None]
@@ -488,11 +488,11 @@ class BlasLtLibrary(CudaLibrary):
         key: tuple[object, ...] = getattr(spec, "key", ())
         return key or super()._key_of(spec)
 
-    def _close_plan(self, plan: tuple[Routine, ...]) -> None:
+    def _close_plan(self, plan: tuple[MatmulDescriptors, ...]) -> None:
         for routine in plan:
             routine.close()
 
-    def _plan(self, spec: FusedMatmulSpec, device: LibraryDevice) -> tuple[Routine, ...]:
+    def _plan(self, spec: FusedMatmulSpec, device: LibraryDevice) -> tuple[MatmulDescriptors, ...]:
         """Ask the library for an algorithm, and try it out: its first call loads code, and may wait."""
         if not spec.out.size:
             if spec.sums is not None and spec.sums.size and spec.aux is None:
@@ -501,8 +501,8 @@ class BlasLtLibrary(CudaLibrary):
                     backend="cuda",
                 )
             return ()
-        problem = Problem.of(spec)
-        routine = Routine(self._handle, problem, _WORKSPACE, _WAYS if spec.is_tuned else 1)
+        problem = MatmulProblem.of(spec)
+        routine = MatmulDescriptors(self._handle, problem, _WORKSPACE, _WAYS if spec.is_tuned else 1)
         with ExitStack() as undo:
             undo.callback(routine.close)
             # Without memory for it, it runs as the library advises.
@@ -512,7 +512,7 @@ class BlasLtLibrary(CudaLibrary):
             undo.pop_all()
         return (routine,)
 
-    def _try(self, routine: Routine) -> None:
+    def _try(self, routine: MatmulDescriptors) -> None:
         """Run it in each of its ways on zeros, and choose the fastest one; waits for a stream of its own."""
         nbytes, check = routine.problem.nbytes, self._context.check
         with scratch(self._context, nbytes, nbytes, _WORKSPACE) as (stream, (source, out, workspace)):
@@ -541,7 +541,7 @@ class BlasLtLibrary(CudaLibrary):
             if spec.sums is not None:
                 call.fill(spec.sums, 0)
             return
-        routine: Routine = call.plan[0]
+        routine: MatmulDescriptors = call.plan[0]
         a, b = (
             _operand(call, array, order, routine.problem)
             for array, order in zip((spec.a, spec.b), routine.problem.orders, strict=True)
@@ -573,7 +573,7 @@ def _scales(call: KernelCall, array: ArraySpec, strides: tuple[int, int]) -> int
     return room.address
 
 
-def _operand(call: KernelCall, array: ArraySpec, order: Order | None, problem: Problem) -> int:
+def _operand(call: KernelCall, array: ArraySpec, order: Order | None, problem: MatmulProblem) -> int:
     """Return the address of an operand in the required layout, or of zeros if nothing is added."""
     if problem.is_zero:
         room = call.workspace(problem.nbytes)

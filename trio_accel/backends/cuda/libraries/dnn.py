@@ -14,9 +14,9 @@ from ._cudnn import (
     FLOATS,
     KINDS,
     LANES,
+    CudnnGraph,
     DnnKernels,
-    Graph,
-    Layout,
+    TensorDescription,
     aligned,
     aligned_result,
     first_wrong,
@@ -74,7 +74,7 @@ class _Roles:
 
 
 @attrs.frozen(eq=False)
-class _Plan:
+class _ConvolutionPlan:
     """The way in which a convolution is computed.
 
     Attributes:
@@ -82,14 +82,14 @@ class _Plan:
         has_bias: Whether the graph adds the bias.
     """
 
-    graph: Graph | None = None
+    graph: CudnnGraph | None = None
     has_bias: bool = False
 
 
 class ConvolutionLibrary(DnnKernels):
     """Convolutions, and their gradients."""
 
-    def _plan_convolution(self, spec: _Spec, device: LibraryDevice) -> _Plan:
+    def _plan_convolution(self, spec: _Spec, device: LibraryDevice) -> _ConvolutionPlan:
         roles = _Roles.of(spec)
         behind = _behind(spec, roles)
         # cuDNN's front end has factors of float32, which make nonsense of float64. And no window ends before
@@ -99,15 +99,17 @@ class ConvolutionLibrary(DnnKernels):
             bias = None if isinstance(spec, ops.ConvolutionWeightGradSpec) else spec.bias
             graph = None if bias is None else self._graph_of(spec, roles, behind, bias)
             if graph is not None:
-                return _Plan(graph, has_bias=True)
+                return _ConvolutionPlan(graph, has_bias=True)
             graph = self._graph_of(spec, roles, behind, None)
             if graph is not None:
                 self._load_kernels()
-                return _Plan(graph)
+                return _ConvolutionPlan(graph)
         self._load_kernels()
-        return _Plan()
+        return _ConvolutionPlan()
 
-    def _graph_of(self, spec: _Spec, roles: _Roles, behind: Ints, bias: ops.ArraySpec | None) -> Graph | None:
+    def _graph_of(
+        self, spec: _Spec, roles: _Roles, behind: Ints, bias: ops.ArraySpec | None
+    ) -> CudnnGraph | None:
         """Build cuDNN's graph; None if it lacks kernels for it."""
         cudnn = self._find_cudnn()
         if cudnn is None:
@@ -129,7 +131,9 @@ class ConvolutionLibrary(DnnKernels):
         layouts = {name: _layout(array, len(spec.stride)) for name, array in roles.arrays().items()}
         result = layouts.pop(roles.target)
         if bias is not None:
-            layouts["bias"] = Layout.packed(bias.dtype, (1, bias.size, *(1,) * (len(result.shape) - 2)))
+            layouts["bias"] = TensorDescription.packed(
+                bias.dtype, (1, bias.size, *(1,) * (len(result.shape) - 2))
+            )
         layouts[roles.target] = result
 
         def describe(graph: Any, tensors: dict[str, Any]) -> list[Any]:
@@ -151,7 +155,7 @@ class ConvolutionLibrary(DnnKernels):
         if not spec.out.size:
             return
         bias = None if isinstance(spec, ops.ConvolutionWeightGradSpec) else spec.bias
-        plan: _Plan = call.plan
+        plan: _ConvolutionPlan = call.plan
         if plan.graph is None:
             self._convolve_by_definition(spec, call, bias)
             return
@@ -207,10 +211,12 @@ def _behind(spec: _Spec, roles: _Roles) -> Ints:
     )
 
 
-def _layout(array: ops.ArraySpec, axes: int) -> Layout:
+def _layout(array: ops.ArraySpec, axes: int) -> TensorDescription:
     """Return the layout of images or weights without gaps, with two spatial axes, and one for a batch."""
     above, spatial = array.shape[:-axes], array.shape[-axes:]
-    return Layout.packed(array.dtype, (*(1,) * (2 - len(above)), *above, *(1,) * (axes == 1), *spatial))
+    return TensorDescription.packed(
+        array.dtype, (*(1,) * (2 - len(above)), *above, *(1,) * (axes == 1), *spatial)
+    )
 
 
 _POOLS: dict[type[ops.OperationSpec], str] = {

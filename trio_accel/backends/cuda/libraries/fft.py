@@ -23,8 +23,8 @@ from ...base.kit.fft_steps import (
     OUT,
     SOURCE,
     Convert,
+    FftStep,
     PlanKey,
-    Transform,
     TransformPlan,
     View,
     Zero,
@@ -236,7 +236,7 @@ class _VendorPlan(LoadedCode):
 
 
 @attrs.frozen(eq=False)
-class _Plan:
+class _FftPlan:
     """The common plan of transforms with one layout.
 
     Attributes:
@@ -249,7 +249,7 @@ class _Plan:
             own, the source if cuFFT calls it, and None if it is missing.
     """
 
-    steps: tuple[Zero | Convert | tuple[Transform, _VendorPlan], ...] = ()
+    steps: tuple[Zero | Convert | tuple[FftStep, _VendorPlan], ...] = ()
     workspace: int = 0
     offsets: Ints = (0,)
     vendor_plans: tuple[_VendorPlan, ...] = ()
@@ -279,31 +279,29 @@ class FftLibrary(CudaLibrary):
         # Loads cuFFT, or raises if it is missing.
         cufft.get_version()
 
-    def _plan(self, spec: FftSpec, device: LibraryDevice) -> _Plan:
+    def _plan(self, spec: FftSpec, device: LibraryDevice) -> _FftPlan:
         """Find the steps of a transform, and have cuFFT make missing plans; blocks."""
         if not math.prod(spec.out.shape):
-            return _Plan()
+            return _FftPlan()
         planned = TransformPlan(spec)
         held: dict[PlanKey, _VendorPlan] = {}
         try:
             for step in planned.steps:
-                if isinstance(step, Transform) and step.fit.key not in held:
+                if isinstance(step, FftStep) and step.fit.key not in held:
                     held[step.fit.key] = self._hold(step.fit.key)
         except BaseException:
             self._release(held.values())
             raise
-        steps = [
-            (step, held[step.fit.key]) if isinstance(step, Transform) else step for step in planned.steps
-        ]
+        steps = [(step, held[step.fit.key]) if isinstance(step, FftStep) else step for step in planned.steps]
         sizes = [*planned.sizes.values(), max((plan.size for plan in held.values()), default=0)]
         ends = list(accumulate((-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes), initial=0))
-        return _Plan(tuple(steps), ends[-1], tuple(ends[:-1]), tuple(held.values()))
+        return _FftPlan(tuple(steps), ends[-1], tuple(ends[:-1]), tuple(held.values()))
 
     @kernel(FftSpec, backend="cuda", dtypes=NATIVE, plan=_plan)
     def _transform(self, spec: FftSpec, call: KernelCall) -> None:
         self._run_steps(call.plan, call, call.at(spec.source), call.at(spec.out))
 
-    def _run_steps(self, plan: _Plan, call: KernelCall, *arrays: int) -> None:
+    def _run_steps(self, plan: _FftPlan, call: KernelCall, *arrays: int) -> None:
         workspace, buffers = call.workspace(plan.workspace), list(arrays)
         buffers += [workspace + offset for offset in plan.offsets]
         for step in plan.steps:
@@ -320,10 +318,10 @@ class FftLibrary(CudaLibrary):
             else:
                 call.fill(_array(step.out, buffers), 0)
 
-    def _plan_fused(self, spec: FusedFftSpec, device: LibraryDevice) -> _Plan:
+    def _plan_fused(self, spec: FusedFftSpec, device: LibraryDevice) -> _FftPlan:
         """Have cuFFT call the expressions, or compile them where it does not; blocks."""
         if not math.prod(spec.out.shape):
-            return _Plan()
+            return _FftPlan()
         try:
             return self._plan_callbacks(spec)
         except Exception as error:
@@ -344,7 +342,7 @@ class FftLibrary(CudaLibrary):
                     loaded.close()
             raise
 
-    def _plan_callbacks(self, spec: FusedFftSpec) -> _Plan:
+    def _plan_callbacks(self, spec: FusedFftSpec) -> _FftPlan:
         """Have cuFFT call the expressions.
 
         Raises:
@@ -367,13 +365,13 @@ class FftLibrary(CudaLibrary):
         )
         callbacks = Callbacks([one for one in sides if one], self._context, self._device.architecture)
         plan = self._hold(found.key, callbacks)
-        step = Transform(found, SOURCE, OUT, goes_forward(transform))
+        step = FftStep(found, SOURCE, OUT, goes_forward(transform))
         sources = tuple([None if one is None else one.source for one in sides])
-        return _Plan(((step, plan),), plan.size, (0,), (plan,), sources)
+        return _FftPlan(((step, plan),), plan.size, (0,), (plan,), sources)
 
     @kernel(FusedFftSpec, backend="cuda", plan=_plan_fused)
     def _fused(self, spec: FusedFftSpec, call: KernelCall) -> None:
-        plan: _Plan = call.plan
+        plan: _FftPlan = call.plan
         ahead, transform, behind = spec.parts(*[side is not None for side in plan.sides])
         if not plan.steps:
             return
@@ -421,12 +419,12 @@ class FftLibrary(CudaLibrary):
                 del self._vendor_plans[plan.key, plan.callbacks]
                 plan.close()
 
-    def _close_plan(self, plan: _Plan) -> None:
+    def _close_plan(self, plan: _FftPlan) -> None:
         self._release(plan.vendor_plans)
         for one in plan.kernels:
             one.close()
 
-    def _is_busy(self, plan: _Plan) -> bool:
+    def _is_busy(self, plan: _FftPlan) -> bool:
         return any(one.is_busy for one in (*plan.vendor_plans, *plan.kernels))
 
 

@@ -14,7 +14,7 @@ import attrs
 
 from ...base import LibraryError, kernel
 from ...base.contract.ops import ArraySpec, BranchSpec, ChainSpec, GraphSpec, LoopSpec
-from ...base.gpu.driver import Function
+from ...base.gpu.driver import KernelFunction
 from ...base.gpu.graphs import AnyChain, ChainLibrary, Works, run_works
 from ..kit._library import CudaLibrary, KernelCall, LibraryDevice, read_now
 from ..runtime._graphs import CaptureStream, Executable
@@ -36,8 +36,8 @@ class Conditions:
 
     def __init__(self, device: LibraryDevice) -> None:
         self._device = device
-        self._branch: Function | None = None
-        self._loop: Function | None = None
+        self._branch: KernelFunction | None = None
+        self._loop: KernelFunction | None = None
         self._stop = 0
 
     def load(self) -> None:
@@ -103,7 +103,7 @@ class _Captured:
     epoch: int | None
 
 
-class GraphLibrary(ChainLibrary, CudaLibrary):
+class CudaGraphLibrary(ChainLibrary, CudaLibrary):
     """Captures chains on streams of its own; parts that run on a condition are nodes of the driver's."""
 
     name = "graphs"

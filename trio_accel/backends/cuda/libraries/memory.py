@@ -20,7 +20,7 @@ from ..kit._library import CudaLibrary, KernelCall
 _DEVICE = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 
 
-class MemoryLibrary(TransferLibrary, CudaLibrary):
+class CudaMemoryLibrary(TransferLibrary, CudaLibrary):
     """Operations of every device on its memory."""
 
     name = "memory"

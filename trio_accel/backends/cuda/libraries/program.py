@@ -29,7 +29,7 @@ _SHORT_CALL = InThread(is_short=True)
 _NON_BLOCKING = int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
 
 
-class ProgramLibrary(CudaLibrary):
+class CudaProgramLibrary(CudaLibrary):
     """One program of an open device; blocks while its module is imported and its constructor runs.
 
     Constructor and `warm_up` run on a stream of their own, which is waited for. A call runs on the stream of
@@ -46,7 +46,7 @@ class ProgramLibrary(CudaLibrary):
     def __init__(self, device: LibraryDevice, argument: str) -> None:
         super().__init__(device)
         self._streams = CurrentStreams(device.info.index)
-        self._arrays = _Arrays(device, self._streams)
+        self._arrays = _CudaProgramArrays(device, self._streams)
         # Whether the last call of a method was short. The thread writes it, and the loop reads it.
         self._is_short: dict[str, bool] = {}
         check = self._context.check
@@ -139,7 +139,7 @@ class _KeptArray:
                 self._device.arena.free(self._stream, self.array.address, self.array.nbytes)
 
 
-class _Arrays:
+class _CudaProgramArrays:
     """See `ProgramArrays`."""
 
     def __init__(self, device: LibraryDevice, streams: CurrentStreams) -> None:

@@ -19,7 +19,7 @@ from ...base import NATIVE, ArraySpec, DType, Ints, kernel
 from ...base.contract.device_array import DeviceArray, broadcast, diagonals, first_rows, stacked, transposed
 from ...base.gpu.library import Order
 from ..kit._library import CudaLibrary, Errors, KernelCall, LibraryDevice
-from ._cusolver import LOWER, POINTER, UPPER, Routine, SolverKernels, Trials, Vendor
+from ._cusolver import LOWER, POINTER, UPPER, SolverHandles, SolverKernels, SolverRoutine, WarmUps
 
 _WORD = 4
 # Stacks of matrices up to these sizes have routines of their own.
@@ -47,21 +47,21 @@ class SolverLibrary(CudaLibrary):
     def __init__(self, device: LibraryDevice) -> None:
         super().__init__(device)
         self._own = SolverKernels(device.kernels)
-        self._vendor = Vendor()
-        self._trials = Trials(self._context, self._vendor, self._own)
+        self._vendor = SolverHandles()
+        self._trials = WarmUps(self._context, self._vendor, self._own)
 
     def _destroy(self) -> None:
         self._vendor.destroy()
 
-    def _ready(self, routine: Routine, *before: Routine) -> Routine:
+    def _ready(self, routine: SolverRoutine, *before: SolverRoutine) -> SolverRoutine:
         """Return a tried routine with its workspace; it is tried on the results of the routines `before`."""
         self._trials.run(*before, routine)
         return self._vendor.sized(routine)
 
     def _enqueue(
-        self, call: KernelCall, routine: Routine, status: int, **arrays: DeviceArray | tuple[int, int]
+        self, call: KernelCall, routine: SolverRoutine, status: int, **arrays: DeviceArray | tuple[int, int]
     ) -> None:
-        """Enqueue a routine of the plan for each matrix of the stack ``a``; see `Vendor.run`."""
+        """Enqueue a routine of the plan for each matrix of the stack ``a``; see `SolverHandles.run`."""
         matrices = arrays["a"]
         assert isinstance(matrices, DeviceArray)
         count, places = stacked(matrices), dict[str, tuple[int, int]]()
@@ -81,14 +81,14 @@ class SolverLibrary(CudaLibrary):
         self._own.apply(call.handle, "screen", matrices, status, triangle)
         self._own.apply(call.handle, "blank", matrices, status, triangle)
 
-    def _plan_cholesky(self, spec: Any, device: LibraryDevice) -> tuple[Routine, ...]:
+    def _plan_cholesky(self, spec: Any, device: LibraryDevice) -> tuple[SolverRoutine, ...]:
         n, dtype = spec.a.shape[-1], spec.a.dtype
         options = {"uplo": LOWER if spec.upper or _is_turned(spec) else UPPER}
         if not spec.a.size:
             return ()
         if stacked(spec.a) == 1 or n > _MOST_BATCHED:
-            return (self._ready(Routine("xpotrf", dtype, {"n": n}, options)),)
-        routine = Routine("?potrf_batched", dtype, {"n": n}, options, stacked(spec.a))
+            return (self._ready(SolverRoutine("xpotrf", dtype, {"n": n}, options)),)
+        routine = SolverRoutine("?potrf_batched", dtype, {"n": n}, options, stacked(spec.a))
         self._trials.run(attrs.evolve(routine, options={"uplo": UPPER}, batch=2))
         return (routine,)
 
@@ -109,7 +109,7 @@ class SolverLibrary(CudaLibrary):
             call.convert(transposed(factor), out)
         self._own.apply(call.handle, "finish_triangle", out, status, triangle)
 
-    def _plan_lu(self, spec: Any, device: LibraryDevice) -> tuple[Routine, ...]:
+    def _plan_lu(self, spec: Any, device: LibraryDevice) -> tuple[SolverRoutine, ...]:
         """Plan an LU factorization, followed by a substitution if there are right-hand sides."""
         a = spec.lu if spec.operation == "linalg.lu_solve" else spec.a
         (m, n), dtype, count = a.shape[-2:], a.dtype, stacked(a)
@@ -119,17 +119,19 @@ class SolverLibrary(CudaLibrary):
         if not a.size:
             return ()
         if count > 1 and m == n <= _MOST_BATCHED:
-            factor = Routine("?getrf_batched", dtype, {"n": n}, batch=count)
-            sides = Routine("?getrs_batched", dtype, {"n": n, "columns": columns}, {"trans": trans}, total)
+            factor = SolverRoutine("?getrf_batched", dtype, {"n": n}, batch=count)
+            sides = SolverRoutine(
+                "?getrs_batched", dtype, {"n": n, "columns": columns}, {"trans": trans}, total
+            )
             first = attrs.evolve(sides, sizes={"n": n, "columns": 1}, options={"trans": 0}, batch=2)
             self._trials.run(attrs.evolve(factor, batch=2), first)
             return factor, sides
-        factor = Routine("xgetrf", dtype, {"m": m, "n": n})
+        factor = SolverRoutine("xgetrf", dtype, {"m": m, "n": n})
         planned = self._ready(factor)
         if out is None:
             return (planned,)
         sizes = {"n": n, "columns": columns * (total if count == 1 else 1) or 1}
-        return planned, self._ready(Routine("xgetrs", dtype, sizes, {"trans": trans}), factor)
+        return planned, self._ready(SolverRoutine("xgetrs", dtype, sizes, {"trans": trans}), factor)
 
     @kernel("linalg.lu", backend="cuda", dtypes=NATIVE, plan=_plan_lu)
     def _lu(self, spec: Any, call: KernelCall) -> None:
@@ -216,15 +218,15 @@ class SolverLibrary(CudaLibrary):
             matrices = DeviceArray.packed(call.packed(spec.a), spec.a.dtype, spec.a.shape)
             self._own.apply(call.handle, "confirm_pivots", matrices, status)
 
-    def _plan_qr(self, spec: Any, device: LibraryDevice) -> tuple[Routine, ...]:
+    def _plan_qr(self, spec: Any, device: LibraryDevice) -> tuple[SolverRoutine, ...]:
         (m, n), dtype = spec.a.shape[-2:], spec.a.dtype
         if not spec.a.size:
             return ()
-        planned = self._ready(Routine("xgeqrf", dtype, {"m": m, "n": n}))
+        planned = self._ready(SolverRoutine("xgeqrf", dtype, {"m": m, "n": n}))
         if spec.q is None:
             return (planned,)
         sizes = {"m": m, "n": spec.q.shape[-1], "k": min(m, n)}
-        return planned, self._ready(Routine("?orgqr", dtype, sizes))
+        return planned, self._ready(SolverRoutine("?orgqr", dtype, sizes))
 
     @kernel("linalg.qr", backend="cuda", dtypes=NATIVE, plan=_plan_qr)
     def _qr(self, spec: Any, call: KernelCall) -> None:
@@ -247,17 +249,17 @@ class SolverLibrary(CudaLibrary):
             self._enqueue(call, call.plan[1], said, a=q, tau=tau)
             call.convert(transposed(q), call.array(spec.q))
 
-    def _plan_svd(self, spec: Any, device: LibraryDevice) -> tuple[Routine, ...]:
+    def _plan_svd(self, spec: Any, device: LibraryDevice) -> tuple[SolverRoutine, ...]:
         (m, n), dtype = spec.a.shape[-2:], spec.a.dtype
         most, least = max(m, n), min(m, n)
         if not spec.a.size:
             return ()
         if stacked(spec.a) > 1 and most <= _MOST_JACOBI:
-            routine = Routine("?gesvdj_batched", dtype, {"m": n, "n": m}, {"job": 1}, stacked(spec.a))
+            routine = SolverRoutine("?gesvdj_batched", dtype, {"m": n, "n": m}, {"job": 1}, stacked(spec.a))
             self._trials.run(attrs.evolve(routine, batch=2))
             return (self._vendor.sized(routine),)
         job = "N" if spec.u is None else "S" if spec.u.shape[-1] == least == _rows(spec.vh) else "A"
-        return (self._ready(Routine("xgesvd", dtype, {"m": most, "n": least}, {"job": ord(job)})),)
+        return (self._ready(SolverRoutine("xgesvd", dtype, {"m": most, "n": least}, {"job": ord(job)})),)
 
     @kernel("linalg.svd", backend="cuda", dtypes=NATIVE, plan=_plan_svd, is_blocking=True)
     def _svd(self, spec: Any, call: KernelCall) -> None:
@@ -293,15 +295,15 @@ class SolverLibrary(CudaLibrary):
             turned = transposed(first_rows(right, spec.u.shape[-1]))
             call.convert(turned, call.array(spec.u), conjugate=dtype.kind == "complex")
 
-    def _plan_eigh(self, spec: Any, device: LibraryDevice) -> tuple[Routine, ...]:
+    def _plan_eigh(self, spec: Any, device: LibraryDevice) -> tuple[SolverRoutine, ...]:
         n, dtype = spec.a.shape[-1], spec.a.dtype
         if not spec.a.size:
             return ()
         # To the routine, the triangle is the other one.
         options = {"uplo": UPPER if spec.UPLO in "Ll" else LOWER, "job": int(hasattr(spec, "v"))}
         if spec.b is not None:
-            return (self._ready(Routine("?sygvd", dtype, {"n": n}, options)),)
-        routine = Routine("xsyev_batched", dtype, {"n": n}, options)
+            return (self._ready(SolverRoutine("?sygvd", dtype, {"n": n}, options)),)
+        routine = SolverRoutine("xsyev_batched", dtype, {"n": n}, options)
         if n <= _MOST_EIGEN:
             room = self._vendor.sized(routine).work[0]
             batch = max(1, min(stacked(spec.a), _MOST_WORKSPACE // max(room, 1)))
@@ -328,11 +330,11 @@ class SolverLibrary(CudaLibrary):
             call.convert(transposed(packed), call.array(spec.v), conjugate=packed.dtype.kind == "complex")
         self._own.merge(call.handle, said, status, stacked(packed))
 
-    def _plan_eig(self, spec: Any, device: LibraryDevice) -> tuple[Routine, ...]:
+    def _plan_eig(self, spec: Any, device: LibraryDevice) -> tuple[SolverRoutine, ...]:
         if not spec.a.size:
             return ()
         options = {"job": int(hasattr(spec, "v"))}
-        return (self._ready(Routine("xgeev", spec.a.dtype, {"n": spec.a.shape[-1]}, options)),)
+        return (self._ready(SolverRoutine("xgeev", spec.a.dtype, {"n": spec.a.shape[-1]}, options)),)
 
     @kernel("linalg.eig", "linalg.eigvals", backend="cuda", dtypes=NATIVE, plan=_plan_eig, is_blocking=True)
     def _eig(self, spec: Any, call: KernelCall) -> None:

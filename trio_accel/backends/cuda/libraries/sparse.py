@@ -30,7 +30,7 @@ from ...base.contract.ops import ArraySpec, OperationSpec, StatusArray, array_ke
 from ..kit._library import CudaLibrary, Errors, KernelCall, LibraryDevice, read_now
 from ..runtime._stream import CudaStream
 from ._cublas import KINDS
-from ._cudss import DirectSolver, System
+from ._cudss import DirectSolver, LinearSystem
 from ._sparse_makers import (
     ANY,
     AS_IT_IS,
@@ -102,7 +102,7 @@ class Structure:
 
 
 @attrs.define(eq=False)
-class Seen:
+class ValidatedStructure:
     """A structure that is being checked, or was checked and found right.
 
     Attributes:
@@ -182,7 +182,7 @@ class SparseLibrary(CudaLibrary):
         self._unchecked = load("sparse", "multiply_unchecked", _ARGUMENTS.size)
         self._scale = load("sparse", "scale", _SCALE.size)
         self._least = load("residuals", "least_residual", _RESIDUAL_STRUCT.size)
-        self._seen: dict[tuple[object, ...], Seen] = {}
+        self._seen: dict[tuple[object, ...], ValidatedStructure] = {}
         self._uses = 0
         self._made_by: MakerKernels | None = None
         self._direct = DirectSolver(device, threading.Lock())
@@ -377,12 +377,12 @@ class SparseLibrary(CudaLibrary):
         """Begin a look at a structure; returns what is to be called with its outcome."""
         self._forget_oldest()
         # A write launched before the outcome removes this entry, so that the outcome proves nothing.
-        seen = self._seen.setdefault(key, Seen(structure.blocks, self._uses))
+        seen = self._seen.setdefault(key, ValidatedStructure(structure.blocks, self._uses))
         for block in structure.blocks:
             self._device.invalidate_with(block, self._invalidate_block)
         return partial(self._judge, structure, seen)
 
-    def _judge(self, structure: Structure, seen: Seen, words: StatusArray) -> None:
+    def _judge(self, structure: Structure, seen: ValidatedStructure, words: StatusArray) -> None:
         """Note the end of an operation that checked its matrix. May run in a thread of the device."""
         structure.refuse_faulty(words)
         # cuSPARSE can take neither more stored values than are used, nor an empty matrix.
@@ -472,7 +472,7 @@ class SparseLibrary(CudaLibrary):
             b, out = (call.workspace(rows * dtype.itemsize) for _ in range(2))
             call.fill(DeviceArray.packed(b, dtype, (rows,)), 1)
         index = spec.matrix_indptr.dtype
-        system = System(rows, looked.stored, looked.addresses, index, dtype, max(sides, 1), b, out)
+        system = LinearSystem(rows, looked.stored, looked.addresses, index, dtype, max(sides, 1), b, out)
         # Makers of matrices go on meanwhile.
         if not self._direct.solve(system, call, number, spec.matrix_data.block):
             _tell(call, status, 1)

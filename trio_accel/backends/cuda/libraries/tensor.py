@@ -20,7 +20,7 @@ from ...base.kit.product_layouts import Contraction, plan_contraction
 from ..kit._library import CudaLibrary, Errors, KernelCall, LibraryDevice, factor_of
 from ..runtime._context import CudaContext
 from ..runtime._stream import CudaStream, capture_once
-from ._cublas import HOST, KINDS, Cublas, Factors, Kind
+from ._cublas import HOST, KINDS, Cublas, CublasType, HostFactors
 
 _logger = logging.getLogger("trio_accel.backends")
 
@@ -50,7 +50,7 @@ class TensorPlan:
         workspace: Bytes of workspace.
     """
 
-    def __init__(self, handle: int, spec: ContractionSpec, kind: Kind) -> None:
+    def __init__(self, handle: int, spec: ContractionSpec, kind: CublasType) -> None:
         arrays, size = (spec.a, spec.b, spec.out), spec.out.dtype.itemsize
         compute = cutensor.ComputeDesc.COMPUTE_64F() if kind.is_double else cutensor.ComputeDesc.COMPUTE_32F()
         operands: list[tuple[int, list[int], int]] = []
@@ -82,7 +82,9 @@ class TensorPlan:
         self.workspace: int = int(buffer[0])
 
     @classmethod
-    def of(cls, context: CudaContext, handle: int, spec: ContractionSpec, kind: Kind) -> TensorPlan | None:
+    def of(
+        cls, context: CudaContext, handle: int, spec: ContractionSpec, kind: CublasType
+    ) -> TensorPlan | None:
         """Make a plan, and have its kernel loaded; blocks.
 
         Returns:
@@ -106,14 +108,14 @@ class TensorPlan:
             context.query()
             _logger.debug("cuTENSOR has no plan for %s: %s", spec, error)
             return None
-        factors = Factors()
+        factors = HostFactors()
         factors.put(kind, 1.0)
         with suppress(cutensor.cuTENSORError):
             # Its first launch has nothing to load then.
             capture_once(context, partial(plan.run, factors, _NOWHERE, _NOWHERE, _NOWHERE, _NOWHERE))
         return plan
 
-    def run(self, factors: Factors, a: int, b: int, out: int, workspace: int, stream: int) -> None:
+    def run(self, factors: HostFactors, a: int, b: int, out: int, workspace: int, stream: int) -> None:
         """Enqueue ``out = alpha * a * b + beta * out``; without `beta`, `out` is not read."""
         cutensor.contract(
             self._handle,
@@ -135,7 +137,7 @@ class TensorPlan:
 
 
 @attrs.frozen(eq=False)
-class _Plan:
+class _ContractionPlan:
     """The plan that contractions of one layout share.
 
     Attributes:
@@ -144,7 +146,7 @@ class _Plan:
         routine: The plan of cuTENSOR; None where cuBLAS multiplies.
     """
 
-    kind: Kind
+    kind: CublasType
     contraction: Contraction | None = None
     routine: TensorPlan | None = None
 
@@ -173,15 +175,15 @@ class TensorLibrary(CudaLibrary):
         if self._handle:
             cutensor.destroy(self._handle)
 
-    def _close_plan(self, plan: _Plan) -> None:
+    def _close_plan(self, plan: _ContractionPlan) -> None:
         if plan.routine is not None:
             plan.routine.close()
 
-    def _plan(self, spec: ContractionSpec, device: LibraryDevice) -> _Plan:
+    def _plan(self, spec: ContractionSpec, device: LibraryDevice) -> _ContractionPlan:
         """Find the products, and have cuBLAS load what it multiplies this type with; blocks."""
         kind, arrays = KINDS[spec.out.dtype], (spec.a, spec.b, spec.out)
         if not all(array.size for array in arrays):
-            return _Plan(kind)
+            return _ContractionPlan(kind)
         a, b, out = arrays
         shapes, strides = (a.shape, b.shape, out.shape), (a.strides, b.strides, out.strides)
         contraction = plan_contraction(spec.terms, shapes, strides, out.dtype.itemsize)
@@ -190,11 +192,11 @@ class TensorLibrary(CudaLibrary):
             routine = TensorPlan.of(self._context, self._handle, spec, kind)
         if routine is None:
             self._blas.warm(kind)
-        return _Plan(kind, contraction, routine)
+        return _ContractionPlan(kind, contraction, routine)
 
     @kernel(ContractionSpec, backend="cuda", dtypes=INEXACT, plan=_plan)
     def _contract(self, spec: ContractionSpec, call: KernelCall) -> None:
-        plan: _Plan = call.plan
+        plan: _ContractionPlan = call.plan
         alpha, beta = (factor_of("tensor", name, getattr(spec, name), spec.out.dtype) for name in _FACTORS)
         if plan.contraction is None:
             self._scale(spec, call, plan.kind, beta)
@@ -220,7 +222,7 @@ class TensorLibrary(CudaLibrary):
         if target is not out:
             call.convert(target, out)
 
-    def _scale(self, spec: ContractionSpec, call: KernelCall, kind: Kind, beta: complex) -> None:
+    def _scale(self, spec: ContractionSpec, call: KernelCall, kind: CublasType, beta: complex) -> None:
         """Scale what is added: the product is a sum of nothing."""
         out = call.array(spec.out)
         if not out.size:

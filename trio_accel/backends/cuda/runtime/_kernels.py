@@ -14,7 +14,7 @@ from typing import Any, get_args
 from cuda.bindings import driver
 
 from ...base import Poison, Strs
-from ...base.gpu.driver import Function, Kernels, Launch
+from ...base.gpu.driver import KernelFunction, Kernels, Launch
 from ._compiler import compiled
 from ._context import CudaContext
 from ._signals import StatusWords
@@ -83,7 +83,7 @@ class CudaFaults:
         self._context = context
         self._status_words = status_words
         # D50, D53: load them with the device, because a kernel loaded later waits for all held streams.
-        self._functions: dict[str, Function] = {
+        self._functions: dict[str, KernelFunction] = {
             name: kernels.function("faults", f"fault_{name}", _ARGUMENTS.size) for name in _NAMES
         }
         # The driver makes an assertion's resources at the first launch, and waits for all running work.

@@ -47,7 +47,7 @@ class CudaMemory(BlockMemory[DeviceChunk, int]):
 
     def __init__(self, context: CudaContext, device: str, limit: int, keeper: ChunkKeeper | None) -> None:
         self._reclaimer = Reclaimer(device)
-        source = _Source(context, self._reclaimer, limit, is_kept=keeper is not None)
+        source = _DeviceChunks(context, self._reclaimer, limit, is_kept=keeper is not None)
         super().__init__(device, limit, source, keeper)
         self._chunk_source = source
 
@@ -58,7 +58,7 @@ class CudaMemory(BlockMemory[DeviceChunk, int]):
         self._reclaimer.close()
 
 
-class _Source:
+class _DeviceChunks:
     """Chunks of the device's memory (`cuMemCreate`, `cuMemMap`)."""
 
     first = 256 << 20

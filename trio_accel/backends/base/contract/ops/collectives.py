@@ -18,7 +18,7 @@ __all__ = [
 ]
 
 
-class _Point(Protocol):
+class _StreamPoint(Protocol):
     """A point in a stream: an event of a backend."""
 
     @property
@@ -42,8 +42,8 @@ class Waiting:
     """
 
     is_calling: bool = False
-    came: _Point | None = None
-    ran: _Point | None = None
+    came: _StreamPoint | None = None
+    ran: _StreamPoint | None = None
     is_over: bool = False
 
     @property

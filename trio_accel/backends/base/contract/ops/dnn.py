@@ -26,7 +26,7 @@ __all__ = [
 
 
 @specification
-class _Convolution(OperationSpec):
+class _ConvolutionFields(OperationSpec):
     """Fields of a convolution and its transposed maps; see `ConvolutionSpec`."""
 
     stride: Ints = exact()
@@ -36,7 +36,7 @@ class _Convolution(OperationSpec):
 
 
 @specification
-class ConvolutionSpec(_Convolution):
+class ConvolutionSpec(_ConvolutionFields):
     """Windows multiplied with weights and summed: a cross-correlation within each group of channels.
 
     The window of element ``i`` begins at ``i * stride - padding`` and takes every ``dilation``-th element;
@@ -60,7 +60,7 @@ class ConvolutionSpec(_Convolution):
 
 
 @specification
-class ConvolutionInputGradSpec(_Convolution):
+class ConvolutionInputGradSpec(_ConvolutionFields):
     """The transposed map of `ConvolutionSpec` for its `x`: its gradient, and a transposed convolution.
 
     Attributes:
@@ -81,7 +81,7 @@ class ConvolutionInputGradSpec(_Convolution):
 
 
 @specification
-class ConvolutionWeightGradSpec(_Convolution):
+class ConvolutionWeightGradSpec(_ConvolutionFields):
     """The transposed map of `ConvolutionSpec` for its `weight`.
 
     Attributes:

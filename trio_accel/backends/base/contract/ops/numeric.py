@@ -73,7 +73,7 @@ FFT_DTYPES: Mapping[FftKind, Mapping[DType, DType]] = {
 
 
 @specification
-class _Transform(OperationSpec):
+class _TransformFields(OperationSpec):
     """Fields of a transform; see `FftSpec`."""
 
     kind: FftKind = exact()
@@ -84,7 +84,7 @@ class _Transform(OperationSpec):
 
 
 @specification
-class FftSpec(_Transform):
+class FftSpec(_TransformFields):
     """A transform along one axis or several, batched over the others.
 
     The last of `axes` is the halved axis. Complex kinds of several axes are transforms along each of them. Of
@@ -209,7 +209,7 @@ class ExpressionSpec(OperationSpec):
 
 
 @specification
-class FusedFftSpec(_Transform):
+class FusedFftSpec(_TransformFields):
     """A program, a transform of its result, and a program of the transform's result.
 
     Attributes:

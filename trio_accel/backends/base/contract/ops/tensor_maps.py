@@ -138,11 +138,11 @@ class TensorMap:
             )
         return _TYPES.index(kind), *[each.index(getattr(self, name)) for name, each in _CHOICES.items()]
 
-    def check(self, where: str, array: ArraySpec) -> None:
+    def check(self, label: str, array: ArraySpec) -> None:
         """Refuse an array that the map cannot describe.
 
         Args:
-            where: The operation and the parameter.
+            label: The operation and the parameter.
             array: The array.
 
         Raises:
@@ -167,7 +167,7 @@ class TensorMap:
                 f"that begins {array.offset} bytes behind its array"
             )
         if trouble:
-            raise ValueError(f"{where}: {trouble}")
+            raise ValueError(f"{label}: {trouble}")
 
     def strides(self, array: ArraySpec) -> tuple[int, ...]:
         """Return the strides of all axes but the last; strides along a single element do not count."""
