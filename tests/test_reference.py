@@ -75,9 +75,9 @@ def test_what_the_runtime_keeps_for_itself_has_none(name: str) -> None:
 @pytest.mark.parametrize(
     "entry",
     [
-        "| `RESUME` | It is a reply: the asker gets the exception itself, the actor lives on",
-        "| `ONE_FOR_ALL` | All children: the others are ended in reverse start order, then",
-        "| `isolation` | [`Isolation`](#isolation) | The place of its context: a worker process, or",
+        "| `RESUME` | The exception is the reply: the caller gets it, and the actor continues",
+        "| `ONE_FOR_ALL` | All children: the others end in reverse start order, then",
+        "| `isolation` | [`Isolation`](#isolation) | The place of the context: a worker process, or",
     ],
 )
 def test_a_colon_in_a_docstring_is_a_part_of_the_sentence(entry: str) -> None:

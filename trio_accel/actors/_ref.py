@@ -106,8 +106,7 @@ class Ref(Generic[ActorT_co]):
             MailboxFullError: The overflow policy refused the request; it was never executed.
             TypeError: The actor does not handle the request.
             trio.TooSlowError: The request's deadline has passed, but you have moved your own since, so that
-            you
-                are not cancelled.
+                you are not cancelled.
             Exception: The handler's error, if the actor's policy turns it into a reply.
         """
         if _unknown:
