@@ -143,7 +143,7 @@ class TestRoundTrips:
             "nested": [np.zeros(MIB)],
             "bytes": bytes(MIB),
         }
-        store = cluster.SqliteStore(path)
+        store = cluster.SqliteStore(path, timeout=60)
         async with alone(store) as ref:
             await ref.ask(Put(values))
             assert await restarted(ref) == {name: seen(value) for name, value in values.items()}
@@ -151,7 +151,7 @@ class TestRoundTrips:
         assert not Path(store.folder).exists()  # noqa: ASYNC240
 
     async def test_two_of_the_same_content_are_two_arrays_and_one_file(self, path: str) -> None:
-        store = cluster.SqliteStore(path)
+        store = cluster.SqliteStore(path, timeout=60)
         same = large(1)
         others = {"rows": same.reshape(2, -1), "signed": same.view(np.int8)}
         async with alone(store) as ref:
@@ -166,7 +166,7 @@ class TestRoundTrips:
             await ref.ask(Put({"array": array}))
             assert await restarted(ref) == {"array": seen(array)}
         # A folder may be there later.
-        store = cluster.SqliteStore(path)
+        store = cluster.SqliteStore(path, timeout=60)
         async with alone(store) as ref:
             assert await ref.ask(Look()) == {"array": seen(array)}
             assert len(files(store)) == 1
@@ -191,7 +191,7 @@ class TestRoundTrips:
 
 class TestFiles:
     async def test_of_unchanged_arrays_are_not_written_again(self, path: str) -> None:
-        store = cluster.SqliteStore(path)
+        store = cluster.SqliteStore(path, timeout=60)
         arrays = {f"array {number}": large(number) for number in range(4)}
         async with alone(store) as ref:
             await ref.ask(Put(arrays))
@@ -206,14 +206,14 @@ class TestFiles:
                 after[name].st_mtime_ns,
             )
         # Neither does another owner write them.
-        async with alone(cluster.SqliteStore(path)) as ref:
+        async with alone(cluster.SqliteStore(path, timeout=60)) as ref:
             await ref.ask(Put({"step": 1}))
             assert {name: one.st_ino for name, one in files(store).items()} == {
                 name: one.st_ino for name, one in after.items()
             }
 
     async def test_that_no_save_names_are_removed_and_nothing_else(self, path: str) -> None:
-        store = cluster.SqliteStore(path)
+        store = cluster.SqliteStore(path, timeout=60)
         async with alone(store) as ref:
             await ref.ask(Put({"array": large(1)}))
             [name] = files(store)
@@ -277,7 +277,7 @@ class TestFiles:
             go.set()
 
     async def test_of_two_entities_are_apart(self, path: str) -> None:
-        store = cluster.SqliteStore(path)
+        store = cluster.SqliteStore(path, timeout=60)
         async with alone(store) as ref:
             await ref.ask(Put({"array": large(1)}))
         async with alone(store, Other) as ref:
@@ -312,7 +312,7 @@ class TestOwners:
                         await first.ask(Break())
                 nursery.start_soon(be_late, first)
                 await there.wait()
-                async with alone(cluster.SqliteStore(path)) as second:
+                async with alone(cluster.SqliteStore(path, timeout=60)) as second:
                     found = await second.ask(Look())
                     wanted = before | (late if where == "committed" else {})
                     assert found == {name: seen(value) for name, value in wanted.items()}
@@ -352,7 +352,7 @@ class TestOwners:
         await self._replaced(path, where, before, {"array": large(50), "kept": large(60), "new": large(1)})
 
     async def test_that_is_stopped_before_its_files(self, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        store, is_there, go = cluster.SqliteStore(path), trio.Event(), threading.Event()
+        store, is_there, go = cluster.SqliteStore(path, timeout=60), trio.Event(), threading.Event()
         mkdir, has_stopped = os.mkdir, False
         token = trio.lowlevel.current_trio_token()
 
@@ -374,7 +374,7 @@ class TestOwners:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(be_late, first)
                 await is_there.wait()
-                async with alone(cluster.SqliteStore(path)) as second:
+                async with alone(cluster.SqliteStore(path, timeout=60)) as second:
                     await second.ask(Put({"array": large(2)}))
                     named = files(store)
                     go.set()
@@ -402,7 +402,7 @@ class TestFailures:
         "harm", ["a bit", "cut off", "longer", "missing", "another", "empty", "a folder"]
     )
     async def test_a_file_that_is_damaged_is_named_and_nothing_is_lost(self, path: str, harm: str) -> None:
-        store = cluster.SqliteStore(path)
+        store = cluster.SqliteStore(path, timeout=60)
         arrays = {"array": large(1), "other": large(2)}
         async with alone(store) as ref:
             await ref.ask(Put(arrays))
@@ -439,7 +439,7 @@ class TestFailures:
 
     @pytest.mark.parametrize("call", ["writelines", "fsync", "replace"])
     async def test_a_disk_that_is_full(self, path: str, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
-        store = cluster.SqliteStore(path)
+        store = cluster.SqliteStore(path, timeout=60)
         calls = 0
 
         def fail(*arguments: Any) -> None:
@@ -510,7 +510,7 @@ class TestFailures:
         assert not (tmp_path / "mount").exists()
 
     async def test_a_folder_that_may_not_be_written(self, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        store = cluster.SqliteStore(path)
+        store = cluster.SqliteStore(path, timeout=60)
 
         def refuse(name: str, *_: object) -> None:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)
@@ -545,7 +545,7 @@ class TestClusters:
             assert len(files(store)) == 2
 
     async def test_an_entity_moves_with_its_arrays(self, path: str) -> None:
-        nodes, store, total = cluster.LocalNodes(2), cluster.SqliteStore(path), 0.0
+        nodes, store, total = cluster.LocalNodes(2), cluster.SqliteStore(path, timeout=60), 0.0
         async with opened(nodes, store) as made:
             ref, homes = made.entity(Model, "a"), set[str]()
             for harm in ("nothing", "drain", "kill", "nothing"):

@@ -338,11 +338,12 @@ class TestFailures:
             assert numbers(await store.take("a", 1)) == [1]
 
     async def test_a_call_that_takes_too_long_is_given_up(self, make_store: MakeStore) -> None:
-        async with opened(make_store(timeout=0.2)) as store:
-            is_over = threading.Event()
+        async with opened(make_store(timeout=60)) as store:
+            is_over, store.timeout = threading.Event(), 0.2
             with pytest.raises(StoreError, match=r"has not answered within 0\.2 s"):
                 await store._run(is_over.wait)
             is_over.set()
+            store.timeout = 60.0
             assert await repeated(store.take, "a", 1) == Journal(0, None, (), {})
 
     async def test_only_an_open_one_is_asked(self, make_store: MakeStore) -> None:
