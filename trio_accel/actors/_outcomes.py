@@ -317,7 +317,7 @@ class DeferredReply(Generic[ReplyT_contra]):
                 not raise.
 
         Returns:
-            Whether the caller will call `look`.
+            Whether the caller will call `poll`.
         """
         envelope = self._envelope
         if envelope.last_poll is None:

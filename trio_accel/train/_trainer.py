@@ -22,9 +22,9 @@ numbers in `Trainer.progress` (steps, used batches, scale of the loss, best metr
    first.
 7. Loggers and `after_step` hooks get the `Step`, and `Steps` yields it.
 
-`Progress.batches` is the position in the training data. A `Source` keeps a batch until `Steps` leaves out the
-batches before that position. So a batch with a failed step is used again, and no batch is used twice, even
-after a checkpoint is loaded. A skipped step also uses up its batch.
+`TrainingProgress.batches` is the position in the training data. A `Source` keeps a batch until `Steps` leaves
+out the batches before that position. So a batch with a failed step is used again, and no batch is used twice,
+even after a checkpoint is loaded. A skipped step also uses up its batch.
 
 `open_trainer` shields the last checkpoint from cancellation, so that closing a trainer does not lose it.
 """

@@ -4,9 +4,9 @@ Operations take the main path of `RequestSender` and `AnswerHandler`. Four class
 
 * `Questions` asks a worker to count, synchronize or close a library. A question is not a request: it has its
   own number and no turn. If the worker is lost meanwhile (`lose`), `ask` repeats the question to the next.
-* `Leases` gives arrays to the program or to other devices. A lease is a `LeaseRequest` among the requests. So
-  it takes its turn between operations on the same memory, and survives the worker, because the next one holds
-  the same.
+* `WorkerLeases` gives arrays to the program or to other devices. A lease is a `LeaseRequest` among the
+  requests. So it takes its turn between operations on the same memory, and survives the worker, because the
+  next one holds the same.
 * `WorkerActors` rebuilds the tree of library actors from the worker's events. Its own counters, `handled` and
   `failed`, come from answers.
 * `Measures` and `MeasuredRequest` time operations for a `Meter`. A request is measured from its creation, and

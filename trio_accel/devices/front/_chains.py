@@ -19,8 +19,8 @@ up, and `_due` records it:
 * Numbers are part of the key, because most programs use the same ones every time. But a loop with a changing
   number would record a chain per value. So the third variant switches to the key without numbers, and passes
   them as 0-d arrays (`_without_numbers`).
-* A chain with expansions (`Function.expand`) keeps the key of its unexpanded steps. `_expanded` expands it
-  only before it is recorded, or runs step by step.
+* A chain with expansions (`ArrayFunction.expand`) keeps the key of its unexpanded steps. `_expanded` expands
+  it only before it is recorded, or runs step by step.
 
 Three orders matter:
 

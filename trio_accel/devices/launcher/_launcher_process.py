@@ -4,10 +4,10 @@ The application runs this file by its path, in an isolated interpreter without `
 so it imports only the standard library. Its only thread forks all workers, because the kernel sends a
 parent-death signal as soon as the forking thread ends.
 
-`Launcher.run` serves orders until the control socket or the application ends. Orders and reports are JSON,
-one triple ``[kind, number, detail]`` per packet, with descriptors attached. If the detail of an order is too
-long for a packet, it is in a file, and the last descriptor refers to that file. `report` never waits, because
-the application may be busy while its end has to be noticed.
+`LauncherServer.run` serves orders until the control socket or the application ends. Orders and reports are
+JSON, one triple ``[kind, number, detail]`` per packet, with descriptors attached. If the detail of an order
+is too long for a packet, it is in a file, and the last descriptor refers to that file. `report` never waits,
+because the application may be busy while its end has to be noticed.
 
 A worker is a fresh interpreter (`_execute`), unless its order names modules to import in advance: the
 launcher imports them once, and forks the worker from itself. See `_launcher_fork.py`. Other orders import the
@@ -87,7 +87,7 @@ class LauncherServer:
         # By the descriptor of each worker's process: the number of its order, and its pid.
         self._workers: dict[int, tuple[int, int]] = {}
         self._chunks: dict[int, int] = {}
-        # `Forks` and `Trials` of modules that import this one.
+        # `Forks` and `ImportTrials` of modules that import this one.
         self._forks: Any = None
         self._trials: Any = None
         self._outbox: deque[tuple[bytes, tuple[int, ...]]] = deque()

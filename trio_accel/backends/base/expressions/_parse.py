@@ -1,6 +1,6 @@
 """Parse the source of expressions: Python's own syntax tree, of which a small part is allowed (D118, D187).
 
-`parse` returns an `Expression`, a tuple of statements without types; `_typing` gives them dtypes. The
+`parse` returns a `ParsedExpression`, a tuple of statements without types; `_typing` gives them dtypes. The
 language has assignments, `for` over a range, `if`, `break`, and expressions of the tables in `_expression`. A
 `_Parser` walks the tree once, in program order, and refuses every node that is not in its tables. Refusals
 are `ValueError`s, and `_refuse` shows the line and marks the column. Other errors of Python's parser must not

@@ -5,9 +5,9 @@ A `BlockDevice` owns three things, which end in this order:
 1. The streams. `add_stream` keeps each until it has ended, and gives back earlier ones that have. `close`
    closes all of them first and then waits until they are idle, because enqueued operations may still use
    memory.
-2. The facts about the contents of blocks (`believed`), such as a plan's assumption that an array is unchanged
-   (D26). `free` and `renew` call the functions that drop such facts. Whoever writes to a block must call
-   `renew`, and the id of a freed block may be used again, so `free` does it also.
+2. The facts about the contents of blocks (`validated_blocks`), such as a plan's assumption that an array is
+   unchanged (D26). `free` and `renew` call the functions that drop such facts. Whoever writes to a block must
+   call `renew`, and the id of a freed block may be used again, so `free` does it also.
 3. The memory, a `BlockMemory`. `end` clears it.
 
 Three rules hold:

@@ -283,7 +283,7 @@ def parse_shapes(line: str) -> Shapes:
             raise ValueError(f"shapes {line!r}: {name} is changed in place, and does not stand on the left")
     bare = [item.name for item in inputs if item.is_bare]
     if bare:
-        raise ValueError(f"shapes {line!r}: {bare[0]} has no shape")
+        raise ValueError(f"shapes {line!r}: the shape of {bare[0]} is missing")
     return Shapes(line, inputs, tuple(item for item in outputs if not item.is_bare), updated)
 
 
