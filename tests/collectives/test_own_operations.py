@@ -390,7 +390,12 @@ async def test_what_is_refused(world: World) -> None:
             "one shape and dtype",
         ),
         (lambda rank, terms: Sum(rank, [a, b]), ([a, b],), ValueError, "is on .*, this runs on"),
-        (lambda rank, terms: Accumulate(terms, [a, b][rank]), ([a, b],), ValueError, "that ranks read meanw"),
+        (
+            lambda rank, terms: Accumulate(terms, [a, b][rank]),
+            ([a, b],),
+            ValueError,
+            "while other ranks read",
+        ),
         (lambda rank, terms: Accumulate(terms, terms[rank]), ([a, b],), ValueError, "can only be read"),
     ]
     for operation, arrays, kind, match in wrong:

@@ -56,10 +56,6 @@ async def _in_nursery(start: str, *args: Any) -> None:
             await begun
 
 
-def _unpack(call: Any) -> None:
-    _, _ = call
-
-
 def _holding_itself() -> list[Any]:
     held: list[Any] = [1.0]
     held.append(held)
@@ -67,12 +63,7 @@ def _holding_itself() -> list[Any]:
 
 
 CLASS_FIRST = r"^capture: device must be an open Device, got \w+; pass the device before it$"
-UNPACKED = (
-    r"^a Call is not iterable: it was not awaited; use a, b = await call .*, or await call\.to_host\(\)"
-)
 MISTAKES: dict[str, tuple[Callable[[Given], Any], type[Exception], str]] = {
-    "two results without await": (lambda g: _unpack(ta.gather(g.x, g.x + 1)), TypeError, UNPACKED),
-    "factors without await": (lambda g: _unpack(linalg.qr(g.x)), TypeError, UNPACKED),
     "async for over an array": (
         lambda g: _async_for(g.x),
         TypeError,

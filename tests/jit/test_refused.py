@@ -48,7 +48,7 @@ DECLARATIONS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         TypeError,
         "code: must be CUDA C++ as a text, or made by source, ptx, cubin, fatbin or ltoir, got bytes",
     ),
-    "empty code": (lambda: one("fill", "  "), ValueError, "source: must not be empty"),
+    "empty code": (lambda: one("fill", "  "), ValueError, "source: must be a non-empty text"),
     "cubin": (lambda: jit.cubin("text"), TypeError, "cubin: must be bytes, got str; read it"),  # type: ignore[arg-type]
     "ptx": (lambda: jit.ptx(b"\xff\xfe"), ValueError, "ptx: must be a text; a cubin or fatbin is none"),
     "parameter": (

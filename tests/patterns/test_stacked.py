@@ -90,7 +90,7 @@ async def test_what_does_not_go_together_is_refused(device: ta.Device) -> None:
         await device.ask(Stack([a, b]))
     with pytest.raises(ValueError, match="share dtype and"):
         await device.ask(Stack([a, a.astype("float64")]))
-    with pytest.raises(ValueError, match="one number of axes"):
+    with pytest.raises(ValueError, match="share dtype and number of axes"):
         await device.ask(Stack([a, b[0]], pad=0))
     with pytest.raises((TypeError, ValueError), match="pad"):
         await device.ask(Stack([a.astype("int16")], pad=0.5))
@@ -211,7 +211,7 @@ def test_keys_keep_the_padding_below_half() -> None:
         )
     assert by_length(np.zeros((5, 3))) != by_length(np.zeros((5, 4))) != by_length(np.zeros((5, 4), "f4"))
     assert by_shape(np.zeros((2, 3))) == by_shape(np.ones((2, 3))) != by_shape(np.zeros((3, 2)))
-    with pytest.raises(ValueError, match="no length"):
+    with pytest.raises(ValueError, match="at least one axis"):
         by_length(np.zeros(()))
     with pytest.raises(TypeError, match="got list"):
         by_shape([1, 2])  # type: ignore[arg-type]
