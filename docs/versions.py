@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import venv
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from sphinx_polyversion.api import apply_overrides
 from sphinx_polyversion.driver import DefaultDriver
@@ -21,7 +21,7 @@ MAIN = "main"
 RELEASE = r"v\d+\.\d+\.\d+"  # no pre-releases
 OUTPUT_DIR = "docs/_build/site"
 
-Driver = DefaultDriver[GitRef, Pip, Any]
+Driver: TypeAlias = "DefaultDriver[GitRef, Pip, Any]"
 
 
 def names_of(revisions: Any) -> list[str]:

@@ -164,7 +164,11 @@ MISTAKES: dict[str, tuple[Callable[[Given], Any], type[Exception], str]] = {
         TypeError,
         r"^copy_to: device must be an open Device, got str; open it: await system\.open_device\('cpu'\)$",
     ),
-    "a step before the device": (lambda g: ta.graphs.capture(_unpack, g.device), TypeError, CLASS_FIRST),
+    "a step before the device": (
+        lambda g: ta.graphs.capture(_holding_itself, g.device),
+        TypeError,
+        CLASS_FIRST,
+    ),
     "a method of another room": (
         lambda g: g.device.matmul(g.x, g.x),
         AttributeError,

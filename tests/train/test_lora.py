@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from test_lost_ranks import disturb
-from test_torch import STOPPABLE
 from test_trainer import config, raises_inside
 from test_validation import held_out
-from train_models import batches
+from train_models import STOPPABLE, batches
 
 import trio_accel as ta
 from trio_accel import train

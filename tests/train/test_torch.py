@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from test_lost_ranks import disturb
 from test_trainer import assert_same, config, raises_inside, trained
-from train_models import batches, reference
+from train_models import STOPPABLE, batches, reference
 
 import trio_accel as ta
 from trio_accel import train
@@ -18,9 +18,6 @@ from trio_accel import train
 torch: Any = pytest.importorskip("torch", reason="PyTorch is not installed")
 models: Any = pytest.importorskip("torch_models")
 functional: Any = torch.nn.functional
-
-# The first step of a worker loads much of PyTorch.
-STOPPABLE = ta.DeviceOptions(isolation="process", spares=1, stuck_after=3.0, intensity=ta.Intensity(99, 1.0))
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])

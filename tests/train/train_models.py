@@ -21,6 +21,8 @@ from trio_accel.programs import current_rank
 
 Arrays = Mapping[str, Any]
 DIGITS = Path(__file__).parents[2] / "examples" / "data" / "digits.csv.gz"
+# The first step of a worker loads much of PyTorch.
+STOPPABLE = ta.DeviceOptions(isolation="process", spares=1, stuck_after=3.0, intensity=ta.Intensity(99, 1.0))
 
 
 def digits() -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
