@@ -12,7 +12,6 @@ from test_lost_ranks import disturb
 from test_trainer import assert_same, config, raises_inside, trained
 from train_models import STOPPABLE, batches, reference
 
-import trio_accel as ta
 from trio_accel import train
 
 torch: Any = pytest.importorskip("torch", reason="PyTorch is not installed")
