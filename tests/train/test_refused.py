@@ -46,8 +46,8 @@ X, Y = np.zeros((8, 64)), np.zeros(8, np.int64)
     ("batch", "kind", "says"),
     [
         ({"x": X[:1], "y": Y[:1]}, ValueError, "a batch of 1 samples cannot be shared among 2"),
-        ({"x": X, "y": Y[:7]}, ValueError, "one row for each sample"),
-        ({"x": X, "y": np.int64(3)}, ValueError, "one row for each sample"),
+        ({"x": X, "y": Y[:7]}, ValueError, "agree on the number of rows"),
+        ({"x": X, "y": np.int64(3)}, ValueError, "agree on the number of rows"),
         ({}, TypeError, "a dict of arrays by name, got dict"),
         ([X, Y], TypeError, "a dict of arrays by name, got list"),
         ({"x": X}, KeyError, "y"),
