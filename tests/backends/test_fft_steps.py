@@ -52,8 +52,9 @@ def letters(plan: TransformPlan) -> str:
     """The steps by their first letters; a transform that is executed several times has a number."""
     names = []
     for step in plan.steps:
-        times = len(step.fit.offsets) if isinstance(step, FftStep) else 1
-        names.append(type(step).__name__[0] + (str(times) if times > 1 else ""))
+        is_transform = isinstance(step, FftStep)
+        times = len(step.fit.offsets) if is_transform else 1
+        names.append(("T" if is_transform else type(step).__name__[0]) + (str(times) if times > 1 else ""))
     return "".join(names)
 
 

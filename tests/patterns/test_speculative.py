@@ -205,7 +205,7 @@ GOOD = [0.25, 0.25, 0.5]
         ([0.5, 0.5, 0.5], "sum is 1.5, not 1; if they are logits"),
         ([0.0, 0.0, 0.0], "sum is 0, not 1"),
         ([], "must return an array of shape"),
-        ([0.5, 0.5], "one vocabulary"),
+        ([0.5, 0.5], "share a vocabulary"),
         ([0.5j, 0.5, 0.5], "real numbers, not complex128"),
         (["a", "b", "c"], "array of numbers"),
     ],
@@ -222,7 +222,7 @@ async def test_what_is_no_distribution_is_refused(
         return returning
 
     # Where the vocabularies differ, the verifier is called last.
-    blamed = "verifier" if text == "one vocabulary" else who
+    blamed = "verifier" if text == "share a vocabulary" else who
     step = step_of(model(who != "draft"), model(who != "verifier"))
     batcher = await batcher_of(system, step, name="batcher")
     with pytest.raises(ModelOutputError, match=f"the {blamed} .*{text}"):

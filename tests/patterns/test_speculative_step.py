@@ -299,7 +299,7 @@ async def test_a_draft_that_fails(system: ta.System, may_fail: bool) -> None:
 async def test_a_draft_of_another_vocabulary(system: ta.System) -> None:
     step = SpeculativeStep(Many(random_chain(2, 7)), Many(random_chain(1, 6)))
     batcher = await batcher_of(system, step)
-    with pytest.raises(ModelOutputError, match="one vocabulary"):
+    with pytest.raises(ModelOutputError, match="share a vocabulary"):
         await batcher.ask(Submit(Generate((0,), max_tokens=4)))
 
 

@@ -126,7 +126,7 @@ async def test_functions_that_cannot_run(device: ta.Device) -> None:
         (lambda x: x, ValueError, "run: .*defined in a function; move it to the level of its module"),
         (_closure(), ValueError, "defined in a function"),
         (fns.asynchronous, TypeError, "is async, and it runs in a thread"),
-        (fns.generator, TypeError, "yields, and an ask has one reply"),
+        (fns.generator, TypeError, "yields, but an ask has a single reply"),
         (fns.instance, TypeError, "run: .*must be a class or a function"),
         (fns.Callable, TypeError, "run: Callable is a class, and must be a function; see open_program"),
         (3, TypeError, "run: .*must be a class or a function"),

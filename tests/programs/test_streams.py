@@ -113,7 +113,9 @@ async def test_a_function_is_read_likewise(any_device: ta.Device) -> None:
     async with ta.open_program(any_device, squares) as program:
         async with program.stream(4) as numbers:
             assert [number async for number in numbers] == [0, 1, 4, 9]
-        with pytest.raises(TypeError, match=r"squares yields, and an ask has one reply; .*program\.stream"):
+        with pytest.raises(
+            TypeError, match=r"squares yields, but an ask has a single reply; .*program\.stream"
+        ):
             await program.ask(4)
 
 

@@ -141,7 +141,7 @@ async def test_a_draw_that_is_declared_like_another_one(device: ta.Device) -> No
     assert inspect.signature(gumbel) == inspect.signature(generator.cauchy)
     assert (gumbel.__name__, gumbel.__doc__.partition("\n")[0]) == (
         "gumbel",
-        "Draw numbers of a Gumbel distribution of largest values, as `numpy.random.Generator.gumbel`.",
+        "Draw numbers of a Gumbel distribution for largest values, as `numpy.random.Generator.gumbel`.",
     )
     with pytest.raises(TypeError, match=r"random\.gumbel: there is no option 'skale'; did you mean 'scale'"):
         await gumbel(3, skale=2)

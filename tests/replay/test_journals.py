@@ -152,8 +152,8 @@ def test_entries_that_are_none(entry: bytes, why: str) -> None:
 @pytest.mark.parametrize(
     ("first", "why"),
     [
-        (None, "nothing was recorded"),
-        (("part", 1, b""), "no header"),
+        (None, "the journal is empty"),
+        (("part", 1, b""), "its header is missing"),
         (("header", FORMAT + 1, (), True), f"has format {FORMAT + 1}, this version reads format {FORMAT}"),
         (("header",), "has format None"),
         (("header", FORMAT), f"has format {FORMAT}"),

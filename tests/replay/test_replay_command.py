@@ -88,7 +88,7 @@ def test_files_that_are_no_journals(cli: Cli, tmp_path: Path) -> None:
         (("replay", tmp_path / "text"), "is not a journal"),
         (("journal", tmp_path / "text"), "is not a journal"),
         (("journal", tmp_path / "missing"), "cannot read"),
-        (("replay", tmp_path / "database"), "no header"),
+        (("replay", tmp_path / "database"), "header is missing"),
         (("replay", tmp_path / "text", "--device", "no_such"), "no_such|cannot open"),
     ]:
         done = cli(*arguments)

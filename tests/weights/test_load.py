@@ -176,8 +176,8 @@ async def test_an_index_and_several_files(device: ta.Device, tmp_path: Path) -> 
         ({"weight_map": {"c": one.name}}, "does not hold 'c', which its index says"),
         ({"weight_map": {"c": "../model-2.safetensors"}}, "must be in a file of the same folder"),
         ({"weight_map": {"c": 3}}, "must be in a file of the same folder"),
-        ({"weight_map": []}, "no weight_map"),
-        ([], "no weight_map"),
+        ({"weight_map": []}, "weight_map is missing"),
+        ([], "weight_map is missing"),
     ):
         index.write_text(json.dumps(wrong))
         with pytest.raises(ta.weights.WeightsError, match=said):

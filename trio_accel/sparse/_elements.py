@@ -218,7 +218,8 @@ async def _extreme(name: Literal["max", "min"], matrix: CsrMatrix, axis: _Axis) 
     (m, n), device, nnz = matrix.shape, matrix.device, matrix.nnz
     extent = m * n if axis is None else matrix.shape[axis]
     if not extent:
-        raise ValueError(f"sparse.{name}: axis {axis} of shape {matrix.shape} is empty")
+        where = "the matrix" if axis is None else f"axis {axis}"
+        raise ValueError(f"sparse.{name}: {where} of shape {matrix.shape} is empty")
     row, lowest = await row_indices(matrix), -math.inf if name == "max" else math.inf
     if axis is None:
         if not nnz:

@@ -367,8 +367,8 @@ FUNCTION Partial combine(const Partial &a, const Partial &b)
     return {{t{made}, 1}};
 }}"""
 
-_STORE_ROW_SOURCE = """FUNCTION void store_at(const Arguments &arguments, const Row &row, const Loaded
-&loaded,
+_STORE_ROW_SOURCE = """\
+FUNCTION void store_at(const Arguments &arguments, const Row &row, const Loaded &loaded,
     char *out, Index i)
 {
     STORE
