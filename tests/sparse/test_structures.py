@@ -236,7 +236,7 @@ async def test_wrong_structures(
 
 
 REFUSED: dict[str, tuple[Callable[[Any, Any], Awaitable[object]], type[Exception], str]] = {
-    "shapes of a sum": (sparse.add, ValueError, r"must share a shape, got \(3, 4\)"),
+    "shapes of a sum": (sparse.add, ValueError, r"must have one shape, got \(3, 4\)"),
     "shapes of a product": (lambda a, b: sparse.spgemm(a, a), ValueError, r"shapes \(m, k\) and \(k, n\)"),
     "another format": (lambda a, b: sparse.add(a, a.T), TypeError, "b must be a CsrMatrix, got CscMatrix"),
     "a format of elements": (lambda a, b: sparse.max(a.T), TypeError, "must be a CsrMatrix, got CscMatrix"),
