@@ -106,7 +106,7 @@ def test_no_group_is_long(page: Path) -> None:
 @pytest.mark.parametrize(
     ("page", "line"),
     [
-        ("devices", "| `system` | [`System`](actors.md#system) |"),
+        ("devices", "| `system` | [`ActorSystem`](actors.md#actorsystem) |"),
         ("devices", "| `outage` | [`DeviceLostError`](errors.md#devicelosterror)` \\| None` |"),
         ("actors", "| `children` | `tuple[`[`ActorSnapshot`](#actorsnapshot)`, ...]` |"),
     ],

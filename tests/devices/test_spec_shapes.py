@@ -153,7 +153,12 @@ MIXED: dict[str, tuple[Make, tuple[Any, ...], Shape, str]] = {
     "matmul": (MatmulSpec, (np.ones((2, 2), "f4"), np.ones((2, 2))), (2, 2), "a of float32, b of float64"),
     "axpy": (axpy, (np.ones(2, "f4"),), (2,), "AxpySpec.y must have dtype float32, got float64"),
     "dot": (linalg.dot.spec, (np.ones(2, "f4"), np.ones(2)), (), "y must have dtype float32, got float64"),
-    "fft": (fft((2,), (0,)), (np.ones(2),), (2,), "no forward c2c transform of float64 to float64"),
+    "fft": (
+        fft((2,), (0,)),
+        (np.ones(2),),
+        (2,),
+        "forward c2c transform of float64 to float64 does not exist",
+    ),
     "spmv": (
         spmv(1, 1),
         (np.ones(2, "i4"), np.ones(1, "i8"), np.ones(1), np.ones(1)),

@@ -123,7 +123,7 @@ class FftSpec(_TransformFields):
             refuse_shapes(name, self, rule, source=source, out=out)
         if FFT_DTYPES[kind].get(source.dtype) is not out.dtype:
             transform = f"{self.direction} {kind} transform of {source.dtype} to {out.dtype}"
-            raise TypeError(f"{name}: FftSpec: unknown transform {transform}")
+            raise TypeError(f"{name}: FftSpec: a {transform} does not exist")
 
 
 Distribution: TypeAlias = Literal["bits", "uniform", "normal", "exponential", "lognormal", "integers"]
