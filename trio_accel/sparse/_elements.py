@@ -218,8 +218,7 @@ async def _extreme(name: Literal["max", "min"], matrix: CsrMatrix, axis: _Axis) 
     (m, n), device, nnz = matrix.shape, matrix.device, matrix.nnz
     extent = m * n if axis is None else matrix.shape[axis]
     if not extent:
-        where = "the matrix" if axis is None else f"axis {axis}"
-        raise ValueError(f"sparse.{name}: {where} of shape {matrix.shape} is empty")
+        raise ValueError(f"sparse.{name}: shape {matrix.shape} is empty along axis={axis}")
     row, lowest = await row_indices(matrix), -math.inf if name == "max" else math.inf
     if axis is None:
         if not nnz:
