@@ -32,12 +32,12 @@ def names_of(revisions: Any) -> list[str]:
 
 
 def data_of(driver: Driver, revision: GitRef, environment: Pip) -> Any:
-    """What `conf.py` of a version gets."""
+    """Return the values for `conf.py` of a version."""
     return {"versions": names_of(driver.targets), "current_version": revision.name}
 
 
 def root_of(driver: Driver) -> dict[str, str]:
-    """What the page of the root gets: where it leads to."""
+    """Return the values for the page of the root: the version that it leads to."""
     return {"newest": [*names_of(driver.builds), MAIN][1]}
 
 

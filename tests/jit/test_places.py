@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 
 import numpy as np
@@ -147,6 +148,16 @@ def test_all_functions_of_the_package_have_expressions_that_are_right() -> None:
     assert len(own) > 100
     for function in own:
         assert function.expression.parsed.outputs, function.__name__
+
+
+@pytest.mark.no_device
+@pytest.mark.one_backend
+def test_an_expression_that_was_not_used_yet_can_be_copied() -> None:
+    @expression("x + 1")
+    async def later(x: ta.AccelRef) -> ta.AccelRef:  # pyright: ignore[reportReturnType]
+        """Parsed at its first use."""
+
+    assert copy.copy(later.expression).text == "x + 1"
 
 
 @pytest.mark.parametrize("isolation", ["inline"])

@@ -109,12 +109,12 @@ def expression(
             "truths": truths,
         }
 
-        def parts(dtype: str | None = None) -> tuple[str, dict[str, Any]]:
+        def parts(dtype: str | None = None) -> dict[str, Any]:
             given = text if isinstance(text, str) else text()
             if is_along:
-                return given, {"reduce": reduce, "dtype": dtype, **named}
+                return {"text": given, "reduce": reduce, "dtype": dtype, **named}
             chosen = [name for name in names if name not in numbers] if promoted is None else promoted
-            return given, {"promoted": chosen, **named}
+            return {"text": given, "promoted": chosen, **named}
 
         code = function.__code__
         place = f"{code.co_filename}:{code.co_firstlineno}: {function.__name__}"
@@ -123,8 +123,7 @@ def expression(
 
         @functools.cache
         def converted(dtype: str) -> Reduction:
-            given, options = parts(dtype)
-            return Reduction(given, **options)
+            return Reduction(**parts(dtype))
 
         bound = binder(operation, function)
 

@@ -477,15 +477,16 @@ class Later:
         TypeError: At the first use: the text or an option is wrong. The message begins with `place`.
     """
 
-    def __init__(self, make: Callable[[], tuple[str, dict[str, Any]]], place: str) -> None:
+    def __init__(self, make: Callable[[], dict[str, Any]], place: str) -> None:
         self._later = make, place
 
     def __getattr__(self, name: str) -> Any:
-        # The slots of an expression are unset before.
+        # The slots of an expression are unset before. A copy begins empty, and would look for this for ever.
+        if name == "_later":
+            raise AttributeError(name)
         make, place = self._later
-        text, options = make()
         try:
-            cast("Any", super()).__init__(text, **options)
+            cast("Any", super()).__init__(**make())
         except (TypeError, ValueError) as error:
             raise TypeError(f"{place}: {error}") from error
         return object.__getattribute__(self, name)
