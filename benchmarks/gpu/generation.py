@@ -9,6 +9,9 @@ The model is that of ``examples/generate``, as a PyTorch program in a worker. Pa
 * ``faults``: 200 readers, while every 2 s the worker is killed or another operation writes to a bad address.
   Each text is compared with that of an undisturbed run. float64, because rounding depends on the batch;
   bfloat16 with ``--exact``.
+* ``swaps``: readers while an adapter is swapped in or out each second, with the faults of ``faults``. Each
+  text is compared with the texts of models whose weights NumPy has changed, one for each adapter. Always
+  ``--exact``.
 * ``replicas``: a model on each of ``--devices``, behind one router. First nobody disturbs them, and then the
   worker of one is killed each second. Each text is compared with that of an undisturbed run.
 
@@ -21,17 +24,20 @@ import argparse
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from importlib import import_module
-from itertools import chain, pairwise
+from itertools import chain, cycle, pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import attrs
 import numpy as np
 import trio
+import trio.testing
 
 import trio_accel as ta
 from trio_accel.patterns import GetStatistics, Router, open_parts
@@ -373,6 +379,126 @@ async def faults(setting: Setting, *, seconds: float, spares: int, readers: int,
         _say(f"    recovery: {device.recovery}")
 
 
+class Swaps(Faults):
+    """What became of readers under faults, while adapters were swapped.
+
+    Attributes:
+        texts: The undisturbed text of each prompt, by the name of the adapter.
+        names: The adapters in the order of their swaps; the last one may be under way.
+        begun: How many texts are those of each adapter.
+        took: The seconds of each swap.
+    """
+
+    def __init__(self, generation: Any, prompts: list[list[int]], texts: dict[str | None, list[list[int]]]):
+        super().__init__([generation], generation.batcher, prompts, texts[None])
+        self.texts, self.names, self.took = texts, list[str | None]([None]), list[float]()
+        self.begun, self.current = Counter[str | None](), 0
+
+    async def read(self, number: int, deadline: float) -> None:
+        """Read texts until a deadline; each must be the text of an adapter that was there when it began."""
+        while trio.current_time() < deadline:
+            found: list[tuple[float, int]] = []
+            first, last = self.current, len(self.names)
+            try:
+                async with open_parts(self.batcher, _prompt(self.prompts[number], MADE)) as stream:
+                    async for token in stream:
+                        if not found:
+                            last = len(self.names)
+                        found.append((time.perf_counter(), token))
+            except Exception as error:  # noqa: BLE001  # a broken stream is a finding
+                self.broken.append(repr(error)[:200])
+            self.gaps.extend(b - a for (a, _), (b, _) in pairwise(found))
+            made = [token for _, token in found]
+            name = next((one for one in self.names[first:last] if self.texts[one][number] == made), "")
+            if name != "":
+                self.right += 1
+                self.begun[name] += 1
+            else:
+                self.wrong.append(f"prompt {number}, {len(found)} tokens, of {self.names[first:last]}")
+
+    async def swap(self, adapters: Any, folder: Path) -> None:
+        """Swap to the next adapter each second, or to none."""
+        for name in cycle([*filter(None, self.texts), None]):
+            await trio.sleep(1.0)
+            self.names.append(name)
+            began = time.perf_counter()
+            await adapters.swap(None if name is None else folder / name)
+            self.took.append(time.perf_counter() - began)
+            self.current = len(self.names) - 1
+
+
+def _write_adapter(path: Path, config: Any, seed: int) -> dict[str, Any]:
+    """Write an adapter of random numbers, and return the change of each weight by NumPy."""
+    random, saved, changes = np.random.default_rng(seed), dict[str, Any](), dict[str, Any]()
+    numbers, rank, alpha = config.heads * config.width, 8, 16.0
+    for layer in range(config.layers):
+        for name, out, into in (
+            ("query_key_value", (config.heads + 2 * config.groups) * config.width, numbers),
+            ("down", numbers, config.inner),
+        ):
+            a, b = (random.normal(0, 0.02, shape).astype(np.float32) for shape in ((rank, into), (out, rank)))
+            at = f"layers.{layer}.{name}"
+            saved |= {f"{at}.lora_A.weight": a, f"{at}.lora_B.weight": b}
+            changes[f"{layer}.{name}"] = np.float32(alpha / rank) * (b @ a)
+    ta.train.Lora(["layers.*"], rank=rank, alpha=alpha).save(path, saved)
+    return changes
+
+
+async def swaps(setting: Setting, *, seconds: float, readers: int) -> None:
+    """Print what swaps of adapters and faults have cost the readers."""
+    adapters_of = import_module("adapters")
+    options = ta.DeviceOptions(
+        isolation="process",
+        retry=3,
+        spares=1,
+        preload=("torch",),
+        backoff=ta.Backoff(base=0.0),
+        intensity=ta.Intensity(10_000, 60.0),
+    )
+    setting, prompts = attrs.evolve(setting, exact=True), _prompts(setting.config, readers)
+    pages = 2 * readers * -(-(PROMPT + MADE) // SIZE)
+    shape: dict[str, Any] = {"dtype": "bfloat16", "pages": pages, "sequences": readers, "options": options}
+    with TemporaryDirectory() as made:
+        folder, changed = Path(made), dict[str | None, dict[str, Any]]({None: {}})
+        for seed, name in enumerate(("one", "two")):
+            changed[name] = _write_adapter(folder / name, setting.config, seed)
+        texts = dict[str | None, list[list[int]]]()
+        for adapter, changes in changed.items():
+            weights = {name: one + changes.get(name, 0) for name, one in setting.weights.items()}
+            async with attrs.evolve(setting, weights=weights).open(**shape) as alone:
+                found = await _read_all(alone.batcher, prompts, MADE)
+            texts[adapter] = [[token for _, token in one] for one in found]
+        different = sum(len({tuple(one[at]) for one in texts.values()}) == 3 for at in range(readers))
+        async with (
+            setting.open(**shape) as generation,
+            adapters_of.open_adapters(generation, folder=folder) as adapters,
+        ):
+            device = generation.model.caches[0].device
+            memory, seen = (await device.statistics()).memory.used, Swaps(generation, prompts, texts)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(partial(seen.hurt, device, poisons=setting.backend.startswith("cuda")))
+                async with trio.open_nursery() as inner:
+                    inner.start_soon(seen.swap, adapters, folder)
+                    async with trio.open_nursery() as reading:
+                        for number in range(readers):
+                            reading.start_soon(seen.read, number, trio.current_time() + seconds)
+                    inner.cancel_scope.cancel()
+                nursery.cancel_scope.cancel()
+            await adapters.swap(None)
+            await trio.testing.wait_all_tasks_blocked(1.0)
+            more = (await device.statistics()).memory.used - memory
+            _say(
+                f"swaps: {readers} readers for {seconds:.0f} s, {len(seen.took)} swaps "
+                f"({max(seen.took, default=0):.2f} s at most), {len(seen.struck)} faults, "
+                f"{device.generation} contexts: {seen.right} texts of {MADE} tokens right "
+                f"({dict(seen.begun)}; {different} of {readers} prompts have three texts), "
+                f"{len(seen.wrong)} wrong, {len(seen.broken)} broken; longest gap {max(seen.gaps):.2f} s; "
+                f"{more} bytes of memory more afterwards, pages used: {generation.pages.used}"
+            )
+            for line in (*seen.wrong[:3], *seen.broken[:3]):
+                _say(f"    {line}")
+
+
 async def replicas(setting: Setting, devices: Sequence[str], *, seconds: float, readers: int) -> None:
     """Print how many streams replicas make, and what a kill each second has cost them."""
     options = ta.DeviceOptions(
@@ -428,6 +554,8 @@ async def _main(given: argparse.Namespace) -> None:
             if part == "faults":
                 for spares in (0, 1):
                     await faults(setting, seconds=given.seconds, spares=spares, readers=given.readers)
+            elif part == "swaps":
+                await swaps(setting, seconds=given.seconds, readers=given.readers)
             elif part == "replicas":
                 names = given.devices.split(",")
                 await replicas(setting, names, seconds=given.seconds, readers=given.readers)
@@ -445,7 +573,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parts: list[Any] = ["decode", "transformers", "first", "faults", "replicas", []]
+    parts: list[Any] = ["decode", "transformers", "first", "faults", "swaps", "replicas", []]
     parser.add_argument("parts", nargs="*", choices=parts)
     parser.add_argument("--devices", default="cuda:0", help="of replicas, one each; a device may stand twice")
     parser.add_argument("--backend", default="cuda")
