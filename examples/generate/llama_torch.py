@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import copy
 from importlib import import_module
+from threading import Lock
 from typing import Any
 
 from llama import LIKELIEST, Llama, multipliers, packed, rounded
@@ -17,6 +18,8 @@ __all__ = ["TorchLlama"]
 
 torch: Any = import_module("torch")  # without types, because PyTorch is not a dependency
 functional: Any = import_module("torch.nn.functional")
+_capturing = Lock()
+"""Held during a capture, because programs run in threads of one process, and share PyTorch's generator."""
 
 
 class _Step:
@@ -43,9 +46,18 @@ class _Step:
             return self._made  # type: ignore[no-any-return]
         # The first run loads kernels, which cannot be captured; the second one is captured, and not run.
         made = self._run()
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
-            self._made = self._run()
+        self._graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        stream = torch.cuda.Stream()
+        stream.wait_stream(current)
+        # `torch.cuda.graph` waits for the device first. Then a fault of another operation shows up only after
+        # 8 to 11 s, because the driver holds a lock meanwhile.
+        with _capturing, torch.cuda.stream(stream):
+            self._graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                self._made = self._run()
+            finally:
+                self._graph.capture_end()
+        current.wait_stream(stream)
         return made
 
     def _run(self) -> tuple[Any, Any]:

@@ -116,6 +116,22 @@ async def test_a_few_of_very_many(device: ta.Device, name: str) -> None:
             assert_same(await values.to_host(), np.take_along_axis(x, want, -1))
 
 
+@pytest.mark.parametrize(("name", "bits"), [("float16", 16), ("float32", 32), ("float64", 64)])
+@pytest.mark.parametrize("size", [5, 5000])
+async def test_nan_of_each_sign_and_payload(device: ta.Device, name: str, bits: int, size: int) -> None:
+    """A card that sorts by bits takes a NaN with a sign for the smallest number."""
+    x = numbers((size,), name)
+    x[:5] = 0.0, np.nan, -np.nan, np.inf, 0.0
+    # Quiet NaNs with a payload, with and without a sign.
+    x.view(f"u{bits // 8}")[[1, 2]] |= 1
+    x[size - 1] = -np.nan
+    on = await device.put(x)
+    for descending in (False, True):
+        want = order(x, descending=descending)
+        assert_same(await (await xp.argsort(on, descending=descending)).to_host(), want)
+        assert_same(await (await xp.sort(on, descending=descending)).to_host(), x[want])
+
+
 @settings(max_examples=15, deadline=None)
 @given(
     rows=st.lists(st.floats(width=32), min_size=1, max_size=40),

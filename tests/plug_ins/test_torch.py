@@ -182,7 +182,9 @@ def test_a_device_that_has_gone_is_refused() -> None:
     assert done.returncode == 0, done.stderr
     gone, unknown = done.stdout.splitlines()
     assert gone.startswith("DriverError PyTorch cannot use cuda:5: ")
-    assert unknown.startswith("ValueError spec: 'torch:7': the device does not exist; available: cpu:0")
+    assert unknown.startswith("ValueError spec: 'torch:7': the device does not exist; available: ")
+    # Real cards are listed before.
+    assert "cpu:0" in unknown
 
 
 @pytest.fixture

@@ -69,6 +69,9 @@ def order_of(x: T, dtype: DType, *, descending: bool = False) -> T:
 
 
 def _sorted(key: T, *, descending: bool) -> T:
+    if key.is_floating_point() and key.device.type != "cpu":
+        # Cards sort by bits, so a NaN with a sign would be the smallest number.
+        key = key.masked_fill(key.isnan(), float("nan"))
     return torch.sort(key, stable=True, dim=-1, descending=descending)[1]
 
 
