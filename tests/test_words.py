@@ -30,7 +30,8 @@ _SLACK = 0.6
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, dict[str, float]]:
-    places = (ROOT / "README.md", ROOT / "docs" / "guide", ROOT / "trio_accel")
+    examples = sorted((ROOT / "examples").glob("*/README.md"))
+    places = (ROOT / "README.md", *examples, ROOT / "docs" / "guide", ROOT / "trio_accel")
     return rates([text for place in places for text in read(place)])
 
 

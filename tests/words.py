@@ -267,7 +267,8 @@ def read(path: Path, commits: int = 300) -> Iterator[Text]:
             if is_read or (entry.is_dir() and entry.name[0] != "."):
                 yield from read(entry)
     elif path.suffix in {".md", ".rst"}:
-        kind = "readme" if path.stem.upper() == "README" else "pages"
+        is_first_page = path.stem.upper() == "README" and (path.parent / "pyproject.toml").exists()
+        kind = "readme" if is_first_page else "pages"
         for line, text in paragraphs(path.read_text(), path.suffix == ".rst"):
             yield Text(kind, str(path), line, text)
     elif path.suffix == ".py":
