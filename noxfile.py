@@ -130,7 +130,7 @@ def replays(session: nox.Session) -> None:
     _python(session, "-m", "pytest", "-q", *folders, *options, env={"TRIO_ACCEL_BACKEND": "cpu"})
 
 
-@nox.session(python=["3.11", "3.12", "3.13"], default=False)
+@nox.session(python=["3.11", "3.12", "3.13", "3.14"], default=False)
 def pythons(session: nox.Session) -> None:
     """Run the sample on the CPU backend by another Python, if it is installed."""
     _install(session)

@@ -7,7 +7,8 @@ import re
 import struct
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -234,6 +235,14 @@ def scalars(folder: Path) -> list[tuple[int, str, float]]:
     return found
 
 
+@pytest.fixture
+def _no_tracker_is_left() -> Iterator[None]:
+    """End the process that Python 3.14 keeps for the queues of `multiprocessing`."""
+    yield
+    resource_tracker._resource_tracker._stop()
+
+
+@pytest.mark.usefixtures("_no_tracker_is_left")
 def test_scalars_of_tensorboard(tmp_path: Path) -> None:
     pytest.importorskip("tensorboardX", reason="the extra tensorboard is not installed")
     log = train.TensorBoardLogger(tmp_path)

@@ -50,7 +50,7 @@ def pack(value: object, *, is_whole: bool = False) -> Parts:
 
     try:
         _Pickler(text, 5, buffer_callback=None if is_whole else take).dump(value)
-        parts: Parts = [text.getbuffer(), *[buffer.raw() for buffer in buffers]]
+        parts: Parts = [memoryview(text.getvalue()), *[buffer.raw() for buffer in buffers]]
     except (pickle.PicklingError, AttributeError) as error:
         raise TypeError(f"this cannot go to another node: {error}") from error
     if (size := sum(map(len, parts))) > MOST_BYTES:

@@ -307,7 +307,7 @@ class SqliteStore(Store):
     )
 
     def _connect(self) -> None:
-        database = sqlite3.connect(self.path, 0.0, isolation_level=None, check_same_thread=False)
+        database = sqlite3.connect(self.path, timeout=0.0, isolation_level=None, check_same_thread=False)
         try:
             database.execute("pragma journal_mode = wal")
             # With less, the last messages of before a power cut are lost, and they were acknowledged.
