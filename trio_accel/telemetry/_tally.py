@@ -57,14 +57,14 @@ class MessageTally:
         path: The path of the actor.
         message_type: The name of the messages.
         times: Uncounted seconds in the queue and in the handler, alternating.
-        most: The maximum length of `times`.
+        max_times: The maximum length of `times`.
     """
 
     path: str
     message_type: str
     _on_failure: OnFailure
     _since: float
-    most: int = 2 * _AT_ONCE
+    max_times: int = 2 * _AT_ONCE
     times: list[float] = attrs.field(factory=list[float])
     failed_count: int = 0
     cancelled_count: int = 0
