@@ -159,7 +159,7 @@ async def test_pages_are_shared_within_a_tenant_alone(arrays: list[ta.AccelRef])
         assert pages.demand(tokens, tenant=tenant) == 1
         with pages.open(tokens, tenant=tenant) as again, again.fork() as fork:
             assert again.pages == fork.pages == table.pages[:2]
-            assert (table.exclusive_pages, again.own) == (1, 0)
+            assert (table.exclusive_pages, again.exclusive_pages) == (1, 0)
         await check(arrays, table, tokens)
 
 
