@@ -26,7 +26,7 @@ warnings.filterwarnings("ignore", "open_device", RuntimeWarning)
 class SumSpec(ops.OperationSpec):
     """``out = sum of terms``."""
 
-    terms: tuple[ops.ArraySpec, ...] = ops.reads(many=True)
+    terms: tuple[ops.ArraySpec, ...] = ops.reads(variadic=True)
     out: ops.ArraySpec = ops.writes()
 
 

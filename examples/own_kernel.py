@@ -23,7 +23,7 @@ class BlendSpec(ops.OperationSpec):
     """``out = clip(sum(weight * term) + bias, -1, 1)``, of vectors in float64."""
 
     weights: tuple[float, ...] = ops.scalar()
-    terms: tuple[ops.ArraySpec, ...] = ops.reads(many=True)
+    terms: tuple[ops.ArraySpec, ...] = ops.reads(variadic=True)
     bias: ops.ArraySpec | None = ops.reads(optional=True)
     out: ops.ArraySpec = ops.writes()
     counts: ops.StatusArray = ops.status()  # how many elements were clipped, and how many are NaN

@@ -124,7 +124,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--brief"):
         config.option.sample = config.getoption("--sample") or 1
     if config.getoption("--slow-paths"):
-        use_fast_paths(FastPaths.none())
+        use_fast_paths(FastPaths.disabled())
     file: Path | None = config.getoption("--record-operations")
     if file is not None:
         config.pluginmanager.register(OperationRecorder(file, is_worker=hasattr(config, "workerinput")))

@@ -604,7 +604,7 @@ CALLS: dict[str, Use] = {
     "patterns.Pool": lambda at, given: pooled(at, **given),
     "patterns.Pages": lambda at, given: P.Pages(at.plane, **given),
     "Pages.open": lambda at, given: P.Pages(at.plane).open([given["tokens"]]),
-    "Pages.wanted": lambda at, given: P.Pages(at.plane).wanted([given["tokens"]]),
+    "Pages.demand": lambda at, given: P.Pages(at.plane).demand([given["tokens"]]),
     "RunningSequence.begin_again": lambda at, given: P.RunningSequence(0, 1).begin_again(**given),
     "PageTable.reserve": lambda at, given: P.Pages(at.plane).open().reserve(**given),
     "PageTable.wrote": lambda at, given: wrote(at, given["tokens"]),

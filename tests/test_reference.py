@@ -66,7 +66,7 @@ def test_every_name_of_the_package_has_an_entry() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["poll_once_more", "idle_actor", "validated", "behind", "fail_as_crash", "launch_here"]
+    "name", ["poll_once_more", "idle_actor", "validated", "after_enqueue", "fail_as_crash", "launch_here"]
 )
 def test_what_the_runtime_keeps_for_itself_has_none(name: str) -> None:
     assert not re.search(rf"^#+ (\w+\.)?{name}$", text(), re.MULTILINE)

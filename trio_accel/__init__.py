@@ -196,15 +196,15 @@ if not _typing.TYPE_CHECKING:  # otherwise, checkers would assume that every nam
             return _import_module(f"{__name__}.{name}")
         if name in _NAMES_OF_LATER:
             return getattr(_import_module(f"{__name__}.{_NAMES_OF_LATER[name]}"), name)
-        told = ""
+        hint = ""
         if not name.startswith("_"):
-            told = _elsewhere(name)
-            if not told:
+            hint = _elsewhere(name)
+            if not hint:
                 # If two parts share a name, the later part takes precedence: `elementwise` is `jit`'s.
                 for part in ("tensor", *sorted(_LATER - {"tensor"})):
                     if name in _import_module(f"{__name__}.{part}").__all__:
-                        told = f"; write ta.{part}.{name}"
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{told}")
+                        hint = f"; write ta.{part}.{name}"
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
 
 
 @_enable_ki_protection

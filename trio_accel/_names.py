@@ -6,15 +6,15 @@ import sys
 from types import ModuleType
 
 
-def export(package: str, *more: str) -> None:
+def export(package: str, *extra_names: str) -> None:
     """Make all names that a package has imported so far its public names, except modules.
 
     Type checkers know them as they are: imported by ``*``, or by ``as`` the same name.
 
     Args:
         package: Name of the package.
-        *more: Other public names.
+        *extra_names: Other public names.
     """
     names = sys.modules[package].__dict__
-    found = [name for name, value in names.items() if name[0] != "_" and not isinstance(value, ModuleType)]
-    names["__all__"] = sorted([*found, *more])
+    imported = [name for name, value in names.items() if name[0] != "_" and not isinstance(value, ModuleType)]
+    names["__all__"] = sorted([*imported, *extra_names])

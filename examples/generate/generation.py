@@ -484,9 +484,9 @@ class Generation:
 
     def held(self, sequence: _Sequence) -> int:
         """Count the pages that only this sequence has."""
-        return 0 if sequence.state is None else sequence.state.own
+        return 0 if sequence.state is None else sequence.state.exclusive_pages
 
-    def wanted(self, sequence: _Sequence) -> int:
+    def demand(self, sequence: _Sequence) -> int:
         """Count the pages that a sequence takes until its next token."""
         table: PageTable | None = sequence.state
         most = max(sequence.length, sequence.done) // self.size + 1
@@ -495,7 +495,7 @@ class Generation:
         if most <= self.pages.free or most > self.pages.count:
             return most
         # Others may have some of them. It takes longer to find that out.
-        return self.pages.wanted(self._tokens(sequence), tenant=self._tenant(sequence))
+        return self.pages.demand(self._tokens(sequence), tenant=self._tenant(sequence))
 
     async def set_aside(self, sequence: _Sequence) -> None:
         """Copy the pages of a sequence to the host, or compute it again later."""

@@ -42,7 +42,7 @@ class Every(OperationSpec):
     The status: how many rows were made, and 0 or what it is refused with.
     """
 
-    terms: tuple[ArraySpec, ...] = reads(many=True)
+    terms: tuple[ArraySpec, ...] = reads(variadic=True)
     bias: ArraySpec | None = reads(optional=True)
     out: ArraySpec = writes()
     fails: int = exact()

@@ -48,7 +48,7 @@ class Chunks(RuleBasedStateMachine):
             first=8 * ALIGNMENT,
             largest=64 * ALIGNMENT,
             keep=KEEP,
-            most=10_000,
+            max_chunks=10_000,
         )
 
     @rule(target=placed, nbytes=st.integers(0, 40 * ALIGNMENT))
@@ -179,7 +179,7 @@ def test_best_fit_takes_the_smallest_gap_that_is_large_enough() -> None:
 
 def test_the_number_of_chunks_is_bounded() -> None:
     source = Source()
-    allocator = ChunkAllocator(source.make, source.drop, first=ALIGNMENT, largest=ALIGNMENT, most=2)
+    allocator = ChunkAllocator(source.make, source.drop, first=ALIGNMENT, largest=ALIGNMENT, max_chunks=2)
     allocator.allocate(1, 4 * ALIGNMENT)
     allocator.allocate(2, 4 * ALIGNMENT)
     with pytest.raises(MemoryError, match="there are 2 chunks already"):

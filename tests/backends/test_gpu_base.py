@@ -72,7 +72,7 @@ class Context:
     def restore(self) -> None:
         self.depth -= 1
 
-    def look(self) -> None: ...
+    def detect_loss(self) -> None: ...
 
     def failure(self) -> None:
         return None

@@ -66,9 +66,9 @@ class Rich(OperationSpec):
 
     mode: str = exact()
     bias: ArraySpec | None = reads(optional=True)
-    terms: tuple[ArraySpec, ...] = reads(many=True)
+    terms: tuple[ArraySpec, ...] = reads(variadic=True)
     factor: float = scalar()
-    outs: tuple[ArraySpec, ...] = writes(many=True)
+    outs: tuple[ArraySpec, ...] = writes(variadic=True)
     total: ArraySpec | None = updates(optional=True)
 
 
@@ -100,7 +100,7 @@ def test_optional_arrays_and_many() -> None:
 def test_a_field_is_not_optional_and_many() -> None:
     made: Any = reads
     with pytest.raises(TypeError, match="an optional array or many"):
-        made(optional=True, many=True)
+        made(optional=True, variadic=True)
 
 
 def test_only_attrs_classes_have_a_descriptor() -> None:

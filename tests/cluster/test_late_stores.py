@@ -29,7 +29,7 @@ async def timed_out(store: Any, release: threading.Event) -> AsyncGenerator[None
     finally:
         release.set()
     store.timeout = 60.0
-    async with store._one:
+    async with store._limiter:
         pass
     assert (await repeated(store.take, "a", 1)).number == 0
 

@@ -305,14 +305,14 @@ def test_a_node_that_is_back_waits_for_its_name(
     found = [node("b", "1"), node("a", "2"), node("c", "3", Alive=False), node("head", "4", Resources={})]
     monkeypatch.setattr(nodes._ray, "is_initialized", lambda: True)
     monkeypatch.setattr(nodes._ray, "nodes", lambda: found)
-    nodes._nodes = nodes._look()
+    nodes._nodes = nodes._poll()
     assert [*nodes._nodes] == ["a", "b"]
     found.append(node("a", "5"))
-    nodes._nodes = nodes._look()
+    nodes._nodes = nodes._poll()
     assert nodes._nodes["a"]["NodeID"] == "2"
     assert caplog.text.count("several nodes are named a, and one of them has an agent") == 1
     found[1]["Alive"] = False
-    assert nodes._look()["a"]["NodeID"] == "5"
+    assert nodes._poll()["a"]["NodeID"] == "5"
 
 
 @pytest.mark.parametrize(

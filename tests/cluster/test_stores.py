@@ -530,7 +530,7 @@ class TestPostgres:
                     await store.write("a", 1, entry(1))
                 # Its thread has ended, while the server still hangs.
                 with trio.fail_after(60):
-                    async with store._one:
+                    async with store._limiter:
                         pass
             finally:
                 for process in stopped:

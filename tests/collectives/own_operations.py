@@ -22,7 +22,7 @@ class RanksActor(LibraryActor):
 class SumSpec(ops.OperationSpec):
     """``out = sum of terms``."""
 
-    terms: tuple[ops.ArraySpec, ...] = ops.reads(many=True)
+    terms: tuple[ops.ArraySpec, ...] = ops.reads(variadic=True)
     out: ops.ArraySpec = ops.writes()
 
 
@@ -77,14 +77,14 @@ def sum_cuda(spec: SumSpec, call: Any) -> None:
     n, stream = spec.out.size, Stream.from_handle(call.handle)
     grid, add = LaunchConfig(grid=max(1, -(-n // 256)), block=256), call.plan.get_kernel("add")
     for number, term in enumerate(terms):
-        launch(stream, grid, add, call.at(spec.out), term.address, np.int32(not number), np.int64(n))
+        launch(stream, grid, add, call.address_of(spec.out), term.address, np.int32(not number), np.int64(n))
 
 
 @ops.specification
 class AccumulateSpec(ops.OperationSpec):
     """``total += sum of terms``; with `how`, the kernel fails."""
 
-    terms: tuple[ops.ArraySpec, ...] = ops.reads(many=True)
+    terms: tuple[ops.ArraySpec, ...] = ops.reads(variadic=True)
     total: ops.ArraySpec = ops.updates()
     how: str = ops.exact()
     counts: ops.StatusArray = ops.status()

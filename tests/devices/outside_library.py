@@ -19,7 +19,7 @@ from trio_accel.devices import DeclaredSpec, LibraryActor, Operand, Operation, P
 class StackSpec(ops.OperationSpec):
     """``out[i] = factor * terms[i]``, and behind these the bias if there is one."""
 
-    terms: tuple[ops.ArraySpec, ...] = ops.reads(many=True)
+    terms: tuple[ops.ArraySpec, ...] = ops.reads(variadic=True)
     bias: ops.ArraySpec | None = ops.reads(optional=True)
     out: ops.ArraySpec = ops.writes()
     factor: float = ops.scalar()
@@ -36,7 +36,7 @@ class StackSpec(ops.OperationSpec):
 class NegateSpec(ops.OperationSpec):
     """Arrays are negated in place, and one more if there is one."""
 
-    arrays: tuple[ops.ArraySpec, ...] = ops.updates(many=True)
+    arrays: tuple[ops.ArraySpec, ...] = ops.updates(variadic=True)
     more: ops.ArraySpec | None = ops.updates(optional=True)
 
 

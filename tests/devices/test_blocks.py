@@ -203,7 +203,7 @@ async def test_no_more_bytes_are_kept_than_so_many() -> None:
     assert [block.id for block in again] == ids[2::3][::-1]
     assert table.take_some() == []
     assert sorted(table.take()) == sorted(set(ids) - set(taken) - {block.id for block in again})
-    assert not table.kept
+    assert not table.retained
 
 
 @pytest.mark.parametrize("size", [8, 128 << 10])
@@ -261,7 +261,7 @@ async def test_no_two_blocks_that_are_alive_have_one_id(
         if drains:
             table.drain()
         assert len({block.id for block in alive}) == len(alive)
-        kept = {number for entries in table.kept.values() for number, _ in entries}
+        kept = {number for entries in table.retained.values() for number, _ in entries}
         assert not {block.id for block in alive} & {number for number, *_ in table.dropped}
         assert not {block.id for block in alive} & kept
     alive.clear()

@@ -333,7 +333,7 @@ async def test_steps_behind_a_refused_chain_have_the_host_arrays_as_they_were(
     async def refuse(message: Any, **named: Any) -> Any:
         if type(message).__name__ == "RunChain":
             # What the plan takes, which the program changes before the refusal.
-            message.given = host.tobytes()
+            message.payload = host.tobytes()
             host[...] = 1000.0
             raise ta.OutOfMemoryError("none", requested=1, free=0, total=1, device="cpu:0")
         return await ask(message, **named)

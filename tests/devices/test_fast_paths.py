@@ -25,7 +25,7 @@ from trio_accel.devices.wire._protocol import WorkerConfig
 NAMES = [field.name for field in attrs.fields(FastPaths)]
 WAYS = {
     "all": FastPaths(),
-    "none": FastPaths.none(),
+    "none": FastPaths.disabled(),
     **{f"without {name}": attrs.evolve(FastPaths(), **{name: False}) for name in NAMES},
 }
 SHAPES = [(3, 5), (40, 7), (16, 16), (3, 5), (1, 64), (40, 7), (128, 9)]

@@ -28,7 +28,7 @@ WARM = 200
 
 def place_of(device: ta.Device) -> InPlace | None:
     """What computes steps in place; None where nothing does."""
-    found: InPlace | None = device.dispatch.place(GRAPHS)  # type: ignore[attr-defined]
+    found: InPlace | None = device.dispatch.in_place(GRAPHS)  # type: ignore[attr-defined]
     return found
 
 

@@ -63,7 +63,7 @@ async def test_the_loop_is_on_time_beside_sixteen_askers(device: ta.Device) -> N
     place: Any = None
     for _ in range(500):
         await request(x, w)
-        place = device.dispatch.place("trio_accel.graphs:GraphsActor")  # type: ignore[attr-defined]
+        place = device.dispatch.in_place("trio_accel.graphs:GraphsActor")  # type: ignore[attr-defined]
         if place.computed > 5:
             break
     before, asked = place.computed, 0

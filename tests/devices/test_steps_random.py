@@ -37,7 +37,7 @@ async def search(device: ta.Device, most: int) -> None:
     assert device.generation == 1
     # Most of them are templates, and inline on the host most of these are computed in place.
     assert chains.kept.counts.found > most
-    place = device.dispatch.place("trio_accel.graphs:GraphsActor")  # type: ignore[attr-defined]
+    place = device.dispatch.in_place("trio_accel.graphs:GraphsActor")  # type: ignore[attr-defined]
     if device.info.backend == "cpu" and device.isolation == "inline":
         assert place.computed > most
     gc.collect()

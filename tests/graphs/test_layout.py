@@ -71,7 +71,7 @@ def test_places() -> None:
     assert second == CopySpec(vector(3, 2), vector(2, 2))
     assert third == CopySpec(vector(2, 2), vector(3, 2))
     assert last == linalg.axpy.spec(1.0, vector(3, 2), vector(1, 2))
-    assert (dict(layout.made), layout.scratch) == ({OTHER: 16}, 256)
+    assert (dict(layout.output_sizes), layout.scratch) == ({OTHER: 16}, 256)
     arrays = (vector(7, 2, 8), vector(8, 2), vector(9, 2), ArraySpec(6, 0, DType.uint8, (256,), (1,)))
     assert layout.recipe.bind(arrays)[0] == CopySpec(vector(7, 2, 24), vector(6, 2))
 
@@ -111,7 +111,7 @@ def test_a_binding_ends_with_the_place_of_a_block() -> None:
     memory.blocks[1] = b"", 8, (-3, 0, 512)
     plan = kept.find(chain, stream)
     assert plan.binding is not first
-    assert (plan.state, plan.binding.places) == ("bound", ((-1, 0, 0), (-3, 0, 512)))
+    assert (plan.state, plan.binding.locations) == ("bound", ((-1, 0, 0), (-3, 0, 512)))
     kept.plans.close()
     assert (plan.state, plan.binding, dict(kept.plans.plans)) == ("over", None, {})
 
@@ -166,5 +166,5 @@ def test_each_result_has_the_first_gap(drawn: list[tuple[int, int, int]]) -> Non
     layout = lay_out(Recorded(nodes, (), {}, {100 + block: size for block, size in enumerate(sizes)}), [], [])
     rounded = [-(-size // 256) * 256 for size in sizes]
     expected = _shared_as_before(list(zip(first, last, rounded, strict=True)))
-    assert layout.places == {100 + block: (0, offset) for block, offset in expected.items()}
+    assert layout.positions == {100 + block: (0, offset) for block, offset in expected.items()}
     assert layout.scratch == max(offset + rounded[block] for block, offset in expected.items())

@@ -505,7 +505,8 @@ def test_a_task_submitted_while_it_closes(own: BlockingDevice) -> None:
             await trio.sleep_forever()
         finally:
             # The nursery is closed when its last task has ended; this comes after it.
-            own._calls.soon(lambda: own._calls.soon(lambda: told.set_result(own.submit(trio.sleep, 0))))
+            call_soon = own._calls.call_soon
+            call_soon(lambda: call_soon(lambda: told.set_result(own.submit(trio.sleep, 0))))
 
     own.submit(late)
     own.wait(trio.sleep, 0)

@@ -123,7 +123,7 @@ def check(
     inputs = Inputs(seed, is_whole=any(step.is_reduction for step in second.program.steps))
     values, loaded = inputs.of(first, keys[0])
     stored = computed(first.program, values, loaded, SHAPE)
-    joined = joined_programs(first, second, at=at, inputs=keys)
+    joined = joined_programs(first, second, links=at, inputs=keys)
     text = encode_program(joined.program.program, joined.program.arguments, joined.program.usual)
     assert decode_program(text).program == joined.program.program
 
@@ -197,7 +197,7 @@ def test_a_joined_program_computes_the_same_bits(data: st.DataObject) -> None:
         and bool(first.program.checked) != bool(second.program.checked)
     ):
         with pytest.raises(ValueError, match="both programs must check their indices, or neither"):
-            joined_programs(first, second, at=at, inputs=keys)
+            joined_programs(first, second, links=at, inputs=keys)
         return
     check(first, second, at, keys, data.draw(st.integers(0, 99)))
 
@@ -232,26 +232,26 @@ def test_programs_of_all_kinds_are_joined(first: str, second: str) -> None:
 
 def test_equal_inputs_and_equal_steps_are_made_once() -> None:
     first, second = of("y = exp(x) * a"), of("z = y - exp(x) * b")
-    joined = joined_programs(first, second, at=[0], inputs=(["p", "q"], ["", "p", "q"]))
+    joined = joined_programs(first, second, links=[0], inputs=(["p", "q"], ["", "p", "q"]))
     assert joined.program.arguments == (X, X)
     assert functions(joined.program) == ["argument", "argument", "exp", "multiply", "subtract"]
     assert joined.program.program.steps[-1].steps == (3, 3)
     assert (joined.arrays, joined.loaded, joined.scalars) == (((0, 0), (0, 1)), (), ())
-    joined = joined_programs(first, second, at=[0], inputs=(["p", "q"], ["", "r", "s"]))
+    joined = joined_programs(first, second, links=[0], inputs=(["p", "q"], ["", "r", "s"]))
     assert functions(joined.program).count("exp") == 2
     assert joined.arrays == ((0, 0), (0, 1), (1, 1), (1, 2))
 
 
 def test_one_key_of_arguments_in_other_forms_has_an_argument_for_each() -> None:
     first, second = of("y = x * n", n=Argument(Weak.int, False)), of("z = y + n", n=Argument(W, False))
-    joined = joined_programs(first, second, at=[0], inputs=([0, 1], [2, 1]))
+    joined = joined_programs(first, second, links=[0], inputs=([0, 1], [2, 1]))
     assert joined.program.arguments == (X, Argument(Weak.int, False), Argument(W, False))
     assert joined.scalars == ((0, 0), (1, 0))
 
 
 def test_an_array_may_be_read_and_loaded_from() -> None:
     first, second = of("y = x + 1"), of("w = y * z[i(0), 2]")
-    joined = joined_programs(first, second, at=[0], inputs=([0], [1, 0]))
+    joined = joined_programs(first, second, links=[0], inputs=([0], [1, 0]))
     assert joined.program.arguments == (X,)
     assert (joined.program.program.elements, joined.program.program.loads) == ((0,), ((0, 2),))
     assert (joined.arrays, joined.loaded) == (((0, 0),), ((1, 0),))
@@ -260,7 +260,7 @@ def test_an_array_may_be_read_and_loaded_from() -> None:
 def test_steps_of_loops_keep_their_places() -> None:
     text = "y = x\nfor k in range(n):\n    y = y + exp(x) * k * 0.5"
     first, second = of(text, n=Argument(W, True)), of(text, n=Argument(W, True))
-    joined = joined_programs(first, second, at=[0], inputs=([0, 1], [2, 1]))
+    joined = joined_programs(first, second, links=[0], inputs=([0, 1], [2, 1]))
     steps = joined.program.program.steps
     loops = [number for number, step in enumerate(steps) if step.function == "loop"]
     assert [steps[int(steps[each].value.real)].function for each in loops] == ["end", "end"]
@@ -274,7 +274,7 @@ def test_the_usual_program_is_joined_likewise() -> None:
         row_of("m = max(abs(x)); y = m * sqrt(sum((x / m) * (x / m)))"),
     )
     second, first = EncodedProgram(program.program, (X,), usual.program), of("y = a - b")
-    joined = joined_programs(first, second, at=[0], inputs=([0, 1], [2])).program
+    joined = joined_programs(first, second, links=[0], inputs=([0, 1], [2])).program
     assert joined.usual is not None
     x = np.random.default_rng(3).normal(size=(2, 3, 5))
     for made, part in ((joined.program, program), (joined.usual, usual)):
@@ -284,7 +284,7 @@ def test_the_usual_program_is_joined_likewise() -> None:
     text = encode_program(joined.program, joined.arguments, joined.usual)
     assert decode_program(text) == joined
     first = EncodedProgram(first.program, first.arguments, of("y = a + (-b)").program)
-    joined = joined_programs(first, program, at=[0], inputs=([0, 1], [2])).program
+    joined = joined_programs(first, program, links=[0], inputs=([0, 1], [2])).program
     assert joined.usual is not None
     names = [[step.function for step in each.steps] for each in (joined.program, joined.usual)]
     assert ["negative" in each for each in names] == [False, True]
@@ -295,17 +295,17 @@ def test_wrong_indices_have_the_names_of_both_programs() -> None:
     j = Argument(W, True)
     first = of("y = u[j, 0] + 1", j=j, is_checked=True)
     second = of("w = y + v[k]", k=j, is_checked=True)
-    joined = joined_programs(first, second, at=[0], inputs=([0, 1], [2, 3, 4])).program.program
+    joined = joined_programs(first, second, links=[0], inputs=([0, 1], [2, 3, 4])).program.program
     assert joined.checked == ("u", "j", "v", "k")
     arrays = {0: np.ones((2, 2)), 2: np.ones(3)}
     for values, message in (((5, 0), "j: 5 is outside axis 0 of u"), ((0, 7), "k: 7 is outside axis 0 of v")):
         made = computed(joined, [None, np.array(values[0]), None, np.array(values[1])], arrays, (1,))
         assert str(made).startswith(message)
-    same = joined_programs(first, second, at=[0], inputs=([0, 1], [2, 0, 1])).program.program
+    same = joined_programs(first, second, links=[0], inputs=([0, 1], [2, 0, 1])).program.program
     assert same.checked == ("u", "j", "v")
     first = of("y = int64(a)", a=Argument(DType.int32, True))
     joined = joined_programs(
-        first, of("w = v[y]", y=j, is_checked=True), at=[1], inputs=([0], [1, 2])
+        first, of("w = v[y]", y=j, is_checked=True), links=[1], inputs=([0], [1, 2])
     ).program.program
     made = computed(joined, [np.array(9, np.int32), None], {1: np.ones(3)}, (1,))
     assert str(made).startswith("y: 9 is outside axis 0 of v")
@@ -321,7 +321,7 @@ def test_loads_of_stored_elements_are_not_shared() -> None:
         TypedStep("subtract", F, (4, 2)),
     )
     second = EncodedProgram(TypedExpression(steps, (5,), elements=(0,), loads=((1, 1),)), (X, X))
-    joined = joined_programs(of("y = x * 2"), second, at=[0], inputs=([0], [1, 2])).program
+    joined = joined_programs(of("y = x * 2"), second, links=[0], inputs=([0], [1, 2])).program
     assert functions(joined).count("load") == 2
     (got,) = evaluate(joined.program, [np.array([3.0]), None], {}, {1: np.ones(1)}, shape=(1,))
     assert got == 5
@@ -341,7 +341,7 @@ def test_numbers_that_are_none_keep_their_bits() -> None:
         TypedStep("copysign", F, (0, 1)),
     )
     second = EncodedProgram(TypedExpression(steps, (2,), elements=(0,)), (X,))
-    joined = joined_programs(first, second, at=[0], inputs=([0], [1])).program.program
+    joined = joined_programs(first, second, links=[0], inputs=([0], [1])).program.program
     assert evaluate(joined, [np.array(2.0)])[0] == -2
 
 
@@ -367,4 +367,4 @@ def test_programs_that_cannot_be_joined_are_refused(
     first: EncodedProgram, second: EncodedProgram, at: int, keys: tuple[list[int], list[int]], words: str
 ) -> None:
     with pytest.raises(ValueError, match=words):
-        joined_programs(first, second, at=[at], inputs=keys)
+        joined_programs(first, second, links=[at], inputs=keys)

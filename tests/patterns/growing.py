@@ -117,7 +117,7 @@ class Cache:
     def held(self, sequence: Sequence) -> float:
         return self.has[sequence]
 
-    def wanted(self, sequence: Sequence) -> float:
+    def demand(self, sequence: Sequence) -> float:
         wanted = self.away[sequence] if sequence in self.away else self.pages(sequence.length + 1)
         return max(wanted - self.has[sequence], 0)
 

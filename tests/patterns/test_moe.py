@@ -179,7 +179,7 @@ def test_an_even_load_has_a_loss_of_one_and_none_has_no_loss() -> None:
     )
     assert even.auxiliary_loss == 1
     assert even.importance_loss == 0
-    none = RoutingStatistics.none(4)
+    none = RoutingStatistics.zeros(4)
     assert math.isnan(none.auxiliary_loss)
     assert math.isnan(none.importance_loss)
     assert none + even == even

@@ -147,7 +147,7 @@ async def test_pages_are_shared_within_a_tenant_alone(arrays: list[ta.AccelRef])
     tokens = list(range(10))
     one = pages.open(tokens, tenant="a")
     await append(arrays, one, tokens)
-    assert pages.wanted(tokens, tenant="b") == pages.wanted(tokens) == 3
+    assert pages.demand(tokens, tenant="b") == pages.demand(tokens) == 3
     # A tenant may be called as a serial is.
     for tenant in ("b", None, 0, 1):
         with pages.open(tokens, tenant=tenant) as two:
@@ -156,10 +156,10 @@ async def test_pages_are_shared_within_a_tenant_alone(arrays: list[ta.AccelRef])
     await append(arrays, two, tokens)
     assert not set(one.pages) & set(two.pages)
     for table, tenant in ((one, "a"), (two, "b")):
-        assert pages.wanted(tokens, tenant=tenant) == 1
+        assert pages.demand(tokens, tenant=tenant) == 1
         with pages.open(tokens, tenant=tenant) as again, again.fork() as fork:
             assert again.pages == fork.pages == table.pages[:2]
-            assert (table.own, again.own) == (1, 0)
+            assert (table.exclusive_pages, again.exclusive_pages) == (1, 0)
         await check(arrays, table, tokens)
 
 

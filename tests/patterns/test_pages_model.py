@@ -104,7 +104,7 @@ class Life(RuleBasedStateMachine):
     @precondition(lambda self: len(self.ones) < 5)
     @rule(tokens=TOKENS, tenant=TENANTS)
     def open(self, tokens: list[int], tenant: str) -> None:
-        wanted, used = self.pages.wanted(tokens, tenant=tenant), self.pages.used
+        wanted, used = self.pages.demand(tokens, tenant=tenant), self.pages.used
         table = self.pages.open(tokens, tenant=tenant)
         # The pages that it has found, if they had no users, and those that it lacks.
         assert wanted == self.pages.used - used + len(tokens) // SIZE + 1 - len(table.pages)
@@ -243,7 +243,7 @@ class Life(RuleBasedStateMachine):
     def spill(self, which: int) -> None:
         one, free, used = self.one(which), HOST - self.pages.statistics().spilled, self.pages.used
         raised: PagesFullError | None = None
-        own = one.table.own
+        own = one.table.exclusive_pages
         try:
             trio.from_thread.run(one.table.spill)
         except PagesFullError as error:

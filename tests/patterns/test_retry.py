@@ -270,9 +270,9 @@ def test_retries_of_a_window_are_bounded(steps: list[tuple[str, int]], share: fl
 
 async def test_a_budget_comes_back_with_time(autojump_clock: MockClock) -> None:
     budget = RetryBudget(share=0.0, minimum=0.5, within=10.0)
-    assert budget.left == 5.0
+    assert budget.remaining == 5.0
     assert [budget.try_retry() for _ in range(6)] == [True] * 5 + [False]
-    assert (budget.left, budget.denied) == (0.0, 1)
+    assert (budget.remaining, budget.denied) == (0.0, 1)
     await trio.sleep(10.0)
     assert [budget.try_retry() for _ in range(6)] == [True] * 5 + [False]
 

@@ -137,7 +137,7 @@ class Book:
         table: Table | None = sequence.state
         return 0 if table is None else sum(len(self.users[page]) == 1 for page in table.pages)
 
-    def wanted(self, sequence: Sequence) -> float:
+    def demand(self, sequence: Sequence) -> float:
         most = max(sequence.length, sequence.done) // self.size + 1
         table: Table | None = sequence.state
         return max(most - (len(table.pages) if table is not None else 0), 0)

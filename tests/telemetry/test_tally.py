@@ -116,7 +116,7 @@ def test_memory_does_not_grow_with_messages() -> None:
     for _ in range(100):
         for _ in range(512):
             tally.times += (0.0, 0.001)
-        assert len(tally.times) >= tally.most
+        assert len(tally.times) >= tally.max_times
         tally.count()
     assert tally.ended == 51_200
     assert len(tally.recent()) == 1024

@@ -16,9 +16,9 @@ Arrays = Mapping[str, Any]
 class ArrayModule(train.Module):
     """A model that computes its own gradients.
 
-    It has `initial` and `gradients`; a stage of a pipeline has `forward`, `backward` and `between` instead of
-    the latter. `rng` has the same numbers if a step is done again. Each rank of a shared layer has a part of
-    the parameters in `sharded`.
+    It has `initial` and `gradients`; a stage of a pipeline has `forward`, `backward` and `output_shape`
+    instead of the latter. `rng` has the same numbers if a step is done again. Each rank of a shared layer has
+    a part of the parameters in `sharded`.
     """
 
     rng: np.random.Generator
@@ -100,7 +100,7 @@ class ArrayModule(train.Module):
 
     def _counts(self) -> Any:
         counts = np.full(self.layout.padded, 1.0 / self.mesh.tensor)
-        for name, place, _ in self.layout.places():
+        for name, place, _ in self.layout.entries():
             if name in self.sharded:
                 counts[place] = 1.0
         return counts
@@ -112,7 +112,7 @@ class ArrayModule(train.Module):
         return
 
     def _optimize(self, state: Arrays, g: Any, work: Any) -> None:
-        own = self.layout.own(self.mesh.data_rank)
+        own = self.layout.rank_slice(self.mesh.data_rank)
         for group, start, stop in self.plan["parts"]:
             place = slice(max(start, own.start) - own.start, max(min(stop, own.stop) - own.start, 0))
             part = {name: state[name][place] for name in ("parameters", *self.plan["states"])}

@@ -47,7 +47,7 @@ class SharedMlp(train.Module):
             one.is_sharded = name != "b2"
         return model
 
-    def between(self, rows: int) -> tuple[int, ...]:
+    def output_shape(self, rows: int) -> tuple[int, ...]:
         return (rows, 16 // self.mesh.tensor)
 
     def stage(self, x: Any, batch: Mapping[str, Any]) -> Any:

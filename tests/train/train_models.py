@@ -178,7 +178,7 @@ class StagedMlp(ArrayModule):
             found |= {"w2": self.mesh.part(whole["w2"]), "b2": whole["b2"]}
         return found
 
-    def between(self, rows: int) -> tuple[int, ...]:
+    def output_shape(self, rows: int) -> tuple[int, ...]:
         return (rows, self.options.get("width", 16) // self.mesh.tensor)
 
     def forward(self, parameters: Arrays, x: Any, batch: Arrays) -> tuple[Any, Any]:

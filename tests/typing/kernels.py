@@ -118,7 +118,7 @@ def halve_cpu(spec: DeclaredSpec, call: HostCall) -> None:
 def power_cpu(spec: PowerSpec, call: HostCall[Plan]) -> None:
     call.array(spec.out)[:] = call.array(spec.x) ** 2
     assert_type(call.plan.name, str)
-    assert_type(call.at(spec.x), int)
+    assert_type(call.address_of(spec.x), int)
     copy(ops.CopySpec(spec.x, spec.out), call)
 
 

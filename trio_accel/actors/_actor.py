@@ -89,8 +89,8 @@ class Timer:
             self._send()
             while self._period is not None:
                 # Ticks do not drift, and missed ticks are skipped.
-                late = trio.current_time() - self._due
-                self._due += late - late % self._period + self._period
+                delay = trio.current_time() - self._due
+                self._due += delay - delay % self._period + self._period
                 await trio.sleep_until(self._due)
                 if self._sent is None:
                     self._send()
@@ -123,8 +123,8 @@ def check_seconds(verb: str, seconds: float, *, is_period: bool) -> None:
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
         raise TypeError(f"{verb}: seconds must be a number, got {safe_repr(seconds)}")
     if not (is_number(seconds, 0.0, sys.float_info.max) and (seconds > 0 or not is_period)):
-        least = "above 0" if is_period else "of at least 0"
-        raise ValueError(f"{verb}: seconds must be a finite number {least}, got {seconds!r}")
+        bound = "above 0" if is_period else "of at least 0"
+        raise ValueError(f"{verb}: seconds must be a finite number {bound}, got {seconds!r}")
 
 
 _RESERVED = frozenset({"name", "restart", "policy", "mailbox"})
@@ -158,12 +158,12 @@ class Actor(ActorBase):
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         # Skip the signature of `object.__init__`, because reading it takes 3 % of `import trio_accel`.
-        own = None if cls.__init__ is object.__init__ else inspect.signature(cls.__init__)
-        if own is not None and (taken := _RESERVED.intersection(own.parameters)):
-            what = "the parameter another name" if len(taken) == 1 else "the parameters other names"
+        signature = None if cls.__init__ is object.__init__ else inspect.signature(cls.__init__)
+        if signature is not None and (taken := _RESERVED.intersection(signature.parameters)):
+            advice = "the parameter another name" if len(taken) == 1 else "the parameters other names"
             raise TypeError(
                 f"{cls.__name__}: __init__ takes {' and '.join(sorted(taken))}, which spawn() keeps for "
-                f"itself; give {what}"
+                f"itself; give {advice}"
             )
         if inspect.isasyncgenfunction(cls.lifespan) or inspect.iscoroutinefunction(cls.lifespan):
             raise TypeError(f"{cls.__name__}: lifespan must be decorated with @asynccontextmanager")

@@ -126,20 +126,22 @@ class Cell:
         check_run(self.system.thread, verb, f"actor {self.path}")
 
     def _what_is_wrong(self, message: object, base: type, verb: str) -> str:
-        name, given = type(message).__name__, safe_repr(message)
+        name, message_repr = type(message).__name__, safe_repr(message)
         if isinstance(message, type) and issubclass(message, (Request, Message)):
             return f"{message.__name__} is a class; make a message of it: {message.__name__}(...)"
         if not isinstance(message, (Request, Message)):
             taken = sorted(f"{verb}({cls.__name__}(...))" for cls in self.handlers if issubclass(cls, base))
-            told = f": {', '.join(taken)}" if taken else ""
-            return f"{given} is not a message; give an instance of a subclass of {base.__name__}{told}"
+            calls = f": {', '.join(taken)}" if taken else ""
+            return (
+                f"{message_repr} is not a message; give an instance of a subclass of {base.__name__}{calls}"
+            )
         if not isinstance(message, base):
             kind, use = ("Request", "ask()") if isinstance(message, Request) else ("Message", "tell()")
             return f"{name} is a {kind}, which goes with {use}; here a {base.__name__} is needed"
-        known = ", ".join(sorted(cls.__name__ for cls in self.handlers)) or "no message"
+        message_names = ", ".join(sorted(cls.__name__ for cls in self.handlers)) or "no message"
         return (
             f"{self.actor_class.__name__} ({self.path}) does not handle {name}; "
-            f"declare one with @handles({name}), or send what it handles: {known}"
+            f"declare one with @handles({name}), or send what it handles: {message_names}"
         )
 
     def serve_at_once(self, envelope: Envelope, attempt: Callable[..., object]) -> bool:
@@ -154,11 +156,11 @@ class Cell:
         # The actor's own task must not wake meanwhile, or two tasks would serve at once.
         self.mailbox.replace_receiver()
         task = trio.lowlevel.current_task()
-        before = lend(task, self)
+        previous = lend(task, self)
         try:
             return self.incarnation.serve_at_once(envelope, attempt, task)
         finally:
-            lend(task, before)
+            lend(task, previous)
             self.mailbox.restore_receiver()
 
     def request_stop(self, reason: str, *, drain: bool = False) -> None:
@@ -199,12 +201,12 @@ class Cell:
             return
         self.state = CellState.QUARANTINED
         self.system.quarantined += 1
-        why = f"actor {self.path} was cancelled and does not end; it is given up"
-        _logger.error(why, extra={"path": self.path})
-        self.mailbox.close(why, None)
+        reason = f"actor {self.path} was cancelled and does not end; it is given up"
+        _logger.error(reason, extra={"path": self.path})
+        self.mailbox.close(reason, None)
         serving = () if self.incarnation is None else self.incarnation.serving
         for envelope in (*serving, *self.outcomes.deferred):
-            self.outcomes.fail(envelope, ActorStoppedError(why, path=self.path))
+            self.outcomes.fail(envelope, ActorStoppedError(reason, path=self.path))
 
     def cancel_if_asked(self, scope: trio.CancelScope) -> None:
         """Cancel a starting incarnation if its end was already requested."""
@@ -277,7 +279,7 @@ class Cell:
             note=None if incarnation is None or incarnation.note is None else incarnation.note(),
             readings=()
             if incarnation is None or incarnation.readings is None
-            else tuple([attrs.evolve(one, path=self.path) for one in incarnation.readings()]),
+            else tuple([attrs.evolve(reading, path=self.path) for reading in incarnation.readings()]),
             last_error=None if error is None else describe(error),
             children=children + shown,
         )

@@ -87,14 +87,14 @@ class MailboxFullError(ActorError, NotExecutedError):
 
 def leaves(error: BaseException) -> Iterator[BaseException]:
     """Yield the exceptions in a group at any depth, or the exception itself if it is not a group."""
-    left = [error]
-    while left:
-        one = left.pop()
-        members = _members(one)
+    pending = [error]
+    while pending:
+        member = pending.pop()
+        members = _members(member)
         if members:
-            left.extend(reversed(members))
+            pending.extend(reversed(members))
         else:
-            yield one
+            yield member
 
 
 def is_fatal(error: BaseException) -> bool:
@@ -185,16 +185,16 @@ def drop_frames(error: BaseException) -> None:
     of the code that sent the message, and would keep all their variables alive.
     """
     error.add_note("Raised in the task that sent the message:\n" + "".join(format_tb(error.__traceback__)))
-    seen: set[int] = set()
-    left: list[BaseException | None] = [error]
-    while left:
-        one = left.pop()
-        if one is None or id(one) in seen:
+    visited: set[int] = set()
+    pending: list[BaseException | None] = [error]
+    while pending:
+        exception = pending.pop()
+        if exception is None or id(exception) in visited:
             continue
-        seen.add(id(one))
-        one.__traceback__ = None
-        left += [one.__cause__, one.__context__]
-        left += _members(one)
+        visited.add(id(exception))
+        exception.__traceback__ = None
+        pending += [exception.__cause__, exception.__context__]
+        pending += _members(exception)
 
 
 def warn_untold(

@@ -315,7 +315,7 @@ class Observers:
 
 
 def _without(observer: Observer, observers: tuple[Observer, ...]) -> tuple[Observer, ...]:
-    return tuple(known for known in observers if known != observer)
+    return tuple(subscriber for subscriber in observers if subscriber != observer)
 
 
 class Subscription:
@@ -358,7 +358,7 @@ class Measured(Protocol):
         ...
 
     @property
-    def most(self) -> int:
+    def max_times(self) -> int:
         """The maximum length of `times`; the runtime calls `count` when it is reached."""
         ...
 
@@ -406,7 +406,7 @@ def note_end(
     """
     times = measured.times
     times += (queue_time, run_time)
-    if len(times) >= measured.most:
+    if len(times) >= measured.max_times:
         measured.count()
     if cancelled:
         measured.cancelled()

@@ -188,9 +188,9 @@ def _check_function(handler: Callable[..., Any], message: type[AnyMessage]) -> N
     try:
         inspect.signature(handler).bind(None, None)
     except TypeError:
-        given = inspect.signature(handler)
+        signature = inspect.signature(handler)
         raise TypeError(
-            f"handles({message.__name__}): {name}{given} must take two arguments: self, and the message"
+            f"handles({message.__name__}): {name}{signature} must take two arguments: self, and the message"
         ) from None
 
 
@@ -215,17 +215,17 @@ def collect_handlers(cls: type) -> HandlerTable:
     """
     table: HandlerTable = {}
     for base in reversed(cls.__mro__):
-        own: dict[type[AnyMessage], str] = {}
+        names: dict[type[AnyMessage], str] = {}
         for name, attribute in vars(base).items():
             mark = cast("_Mark | None", getattr(attribute, _MARK, None))
             if mark is None:
                 continue
-            if mark.message in own:
+            if mark.message in names:
                 raise TypeError(
-                    f"{base.__name__}: {own[mark.message]} and {name} both handle {mark.message.__name__}; "
+                    f"{base.__name__}: {names[mark.message]} and {name} both handle {mark.message.__name__}; "
                     "keep one"
                 )
-            own[mark.message] = name
+            names[mark.message] = name
             _check_target(base, mark.message)
             # The look-up by name also finds an override without the decorator, which is the method to run.
             function = getattr(cls, name)
@@ -286,9 +286,9 @@ def _check_groups(cls: type, table: HandlerTable) -> None:
     limits: dict[str, int] = {}
     for handler in table.values():
         if handler.group is not None:
-            known = limits.setdefault(handler.group.name, handler.group.limit)
-            if known != handler.group.limit:
+            limit = limits.setdefault(handler.group.name, handler.group.limit)
+            if limit != handler.group.limit:
                 raise TypeError(
-                    f"{cls.__name__}: group {handler.group.name!r} has the limits {known} and "
+                    f"{cls.__name__}: group {handler.group.name!r} has the limits {limit} and "
                     f"{handler.group.limit}; give its handlers one"
                 )

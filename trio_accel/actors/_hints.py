@@ -41,9 +41,9 @@ def fits(hint: Any, value: object) -> bool:
     inner = get_args(hint)
     origin: Any = get_origin(hint) or hint
     if origin in (Union, types.UnionType):
-        return any(fits(one, value) for one in inner)
+        return any(fits(member, value) for member in inner)
     if origin is Literal:
-        return any(type(value) is type(one) and value == one for one in inner)
+        return any(type(value) is type(literal) and value == literal for literal in inner)
     if origin in (Any, object, None, type(None)) or isinstance(origin, TypeVar):
         return origin not in (None, type(None)) or value is None
     if origin in (int, float):
@@ -61,11 +61,11 @@ def _elements_fit(origin: Any, inner: tuple[Any, ...], value: Any) -> bool:
         return True
     if isinstance(value, collections.abc.Mapping):
         entries = cast("Iterable[tuple[object, object]]", value.items())
-        return all(fits(inner[0], name) and fits(inner[1], one) for name, one in entries)
+        return all(fits(inner[0], name) and fits(inner[1], item) for name, item in entries)
     elements = list(cast("Iterable[object]", value))
     if origin is tuple and inner[-1] is not Ellipsis:
         return len(elements) == len(inner) and all(map(fits, inner, elements))
-    return all(fits(inner[0], one) for one in elements)
+    return all(fits(inner[0], element) for element in elements)
 
 
 def is_kind_of(hint: Any, value: object) -> bool:
@@ -74,7 +74,7 @@ def is_kind_of(hint: Any, value: object) -> bool:
     Numbers and words pass, because their ranges are checked together with their types.
     """
     is_union = get_origin(hint) in (Union, types.UnionType)
-    kinds = [get_origin(one) or one for one in (get_args(hint) if is_union else (hint,))]
+    kinds = [get_origin(member) or member for member in (get_args(hint) if is_union else (hint,))]
     return not {int, float, str, Literal}.isdisjoint(kinds) or any(fits(kind, value) for kind in kinds)
 
 
@@ -92,8 +92,8 @@ def described(hint: Any) -> str:
 
 
 def _either(words: Iterable[str]) -> str:
-    *first, last = words
-    return f"{', '.join(first)} or {last}" if first else last
+    *first, last_word = words
+    return f"{', '.join(first)} or {last_word}" if first else last_word
 
 
 def types_of(declared: object) -> Mapping[str, Any]:

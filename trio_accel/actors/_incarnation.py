@@ -60,7 +60,7 @@ class Incarnation:
     pending_crash: BaseException | None = None
     is_finished: bool = False
     # The name of a one-way message that crashed it, for the log, because no caller gets the error.
-    told: str | None = None
+    crash_message: str | None = None
     watched: set[_Watched] = attrs.field(factory=set[_Watched])
     # Timers that may still send a message; cancelled when this incarnation ends (D121).
     timers: set[_Timer] = attrs.field(factory=set[_Timer])
@@ -85,8 +85,8 @@ class Incarnation:
     @property
     def serving(self) -> tuple[Envelope, ...]:
         """The messages being served now."""
-        alone = () if self.current is None else (self.current,)
-        return (*self.grouped.values(), *alone)
+        current = () if self.current is None else (self.current,)
+        return (*self.grouped.values(), *current)
 
     def crash(self, error: BaseException) -> None:
         """Crash before the next message."""
@@ -112,11 +112,11 @@ class Incarnation:
         for timer in tuple(self.timers):
             timer.cancel()
 
-    async def serve(self, own: Context) -> None:  # noqa: ASYNC910  # the mailbox checkpoints
+    async def serve(self, idle_context: Context) -> None:  # noqa: ASYNC910  # the mailbox checkpoints
         """Serve messages until the incarnation ends.
 
         Args:
-            own: The context to wait in.
+            idle_context: The context to wait in.
 
         Raises:
             BaseException: The error that crashed the incarnation.
@@ -126,7 +126,7 @@ class Incarnation:
         while self._drains_on() if cell.stop_reason is not None else not self.is_finished:
             # An idle actor must not keep its last message alive.
             envelope = None
-            envelope = await mailbox.receive(task, own)
+            envelope = await mailbox.receive(task, idle_context)
             if envelope is None:
                 if self.pending_crash is not None:
                     # Raised here, in the actor's own task: the crash may have come from another task.
@@ -274,7 +274,7 @@ class Incarnation:
             return True
         self.outcomes.fail(envelope, self.cell.cause_of(error))
         if envelope.is_told and not is_fatal(error):
-            self.told = envelope.message.operation
+            self.crash_message = envelope.message.operation
         return False
 
     def _returned(self, envelope: Envelope, reply: object) -> None:

@@ -82,7 +82,7 @@ class _LoopProbe:
     is_over: bool = False
     is_logged: bool = False
 
-    def where(self) -> str | None:
+    def location(self) -> str | None:
         """Return the most frequent line as text."""
         if not self.lines:
             return None
@@ -126,55 +126,55 @@ class LoopWatch:
         self._thread.join()
 
     def _run(self) -> None:
-        look: _LoopProbe | None = None
+        probe: _LoopProbe | None = None
         quiet = 0
         while True:
             interval = _INTERVAL if quiet < _QUIET_LOOKS else _QUIET_INTERVAL
             due, used = perf_counter() + interval, process_time()
             if self._end.wait(interval):
                 return
-            line, is_running = _seen(self._loop)
+            line, is_running = _sampled_line(self._loop)
             now = perf_counter()
-            if look is None or look.is_over:
+            if probe is None or probe.is_over:
                 if not is_running or (line is None and now < due + _INTERVAL):
                     quiet += 1
                     continue
-                look, quiet = _LoopProbe(due, used), 0
+                probe, quiet = _LoopProbe(due, used), 0
                 try:
-                    self._token.run_sync_soon(self._called_back, look)
+                    self._token.run_sync_soon(self._called_back, probe)
                 except trio.RunFinishedError:
                     return
             if line is not None:
-                look.lines[line] += 1
-            if now - look.began >= _REPORT_INTERVAL and not look.is_logged:
-                _log(look.level(now - look.began), "is held", now - look.began, look.where(), "")
-                look.is_logged = True
+                probe.lines[line] += 1
+            if now - probe.began >= _REPORT_INTERVAL and not probe.is_logged:
+                _log(probe.level(now - probe.began), "is held", now - probe.began, probe.location(), "")
+                probe.is_logged = True
 
-    def _called_back(self, look: _LoopProbe) -> None:
-        look.is_over = True
+    def _called_back(self, probe: _LoopProbe) -> None:
+        probe.is_over = True
         now = perf_counter()
-        seconds, holds = now - look.began, self.holds
+        seconds, holds = now - probe.began, self.holds
         if seconds < _INTERVAL:
             return
-        where = look.where()
+        location = probe.location()
         is_longest = seconds > holds.longest
         self.holds = LoopHolds(
             count=holds.count + 1,
             seconds=holds.seconds + seconds,
             longest=max(seconds, holds.longest),
-            longest_at=where if is_longest else holds.longest_at,
+            longest_at=location if is_longest else holds.longest_at,
         )
         if seconds < self._warn_after:
             return
-        if where == self._logged and now < self._logged_at + _REPORT_INTERVAL:
+        if location == self._logged and now < self._logged_at + _REPORT_INTERVAL:
             self._unlogged += 1
             return
-        others = f" ({self._unlogged} more since the last warning)" if self._unlogged else ""
-        self._unlogged, self._logged, self._logged_at = 0, where, now
-        _log(look.level(seconds), "was held", seconds, where, others)
+        suffix = f" ({self._unlogged} more since the last warning)" if self._unlogged else ""
+        self._unlogged, self._logged, self._logged_at = 0, location, now
+        _log(probe.level(seconds), "was held", seconds, location, suffix)
 
 
-def _seen(thread: int) -> tuple[_Line | None, bool]:
+def _sampled_line(thread: int) -> tuple[_Line | None, bool]:
     """Return the line that a loop executes, or None while it waits; and whether its thread is running.
 
     All frames are released on return, because a frame keeps the arrays in its variables alive.
@@ -202,14 +202,14 @@ def _line(frame: FrameType) -> _Line:
     return frame.f_code, frame.f_lineno
 
 
-def _log(level: int, verb: str, seconds: float, where: str | None, others: str) -> None:
+def _log(level: int, verb: str, seconds: float, location: str | None, suffix: str) -> None:
     text = "the Trio loop %s for %.1f s %s%s"
-    place = "while none of its code ran: the process was stopped, or a thread kept the interpreter's lock"
-    if where is not None:
+    cause = "while none of its code ran: the process was stopped, or a thread kept the interpreter's lock"
+    if location is not None:
         remedy = "no other task ran; move such work to a thread (trio.to_thread.run_sync) or to a device"
-        place = f"by {where}: {remedy}"
-    values = verb, seconds, place, others
-    warn_untold("trio_accel.actors", text, *values, level=level, seconds=seconds, where=where)
+        cause = f"by {location}: {remedy}"
+    values = verb, seconds, cause, suffix
+    warn_untold("trio_accel.actors", text, *values, level=level, seconds=seconds, where=location)
 
 
 # The watch of each Trio run with a system.

@@ -23,7 +23,7 @@ _IN_A_ROW = 8
 _Messages: TypeAlias = OrderedDict[Envelope, None]
 
 
-def _none() -> _Messages:
+def _empty_messages() -> _Messages:
     # Calling an alias with type arguments would store the arguments in a dictionary of each instance.
     return OrderedDict()
 
@@ -46,9 +46,9 @@ class Mailbox:
     _outcomes: Outcomes
     _handlers: HandlerTable
     _options: MailboxOptions
-    _queue: _Messages = attrs.field(factory=_none)
-    _waiting: _Messages = attrs.field(factory=_none)
-    _stash: _Messages = attrs.field(factory=_none)
+    _queue: _Messages = attrs.field(factory=_empty_messages)
+    _waiting: _Messages = attrs.field(factory=_empty_messages)
+    _stash: _Messages = attrs.field(factory=_empty_messages)
     # Created on first use, because most actors never need it and an empty deque takes 700 bytes.
     _control: deque[Envelope] | None = None
     receiver: trio.lowlevel.Task | None = None
@@ -163,10 +163,10 @@ class Mailbox:
         """Remove a waiting one-way message, because only its own sender could make room for it."""
         self.withdraw(envelope)
         path = self._outcomes.path
-        what = f"{envelope.message.operation} was not sent: the mailbox of {path} is full"
-        self._drop(envelope, what)
+        reason = f"{envelope.message.operation} was not sent: the mailbox of {path} is full"
+        self._drop(envelope, reason)
         return MailboxFullError(
-            f"{what} ({self._options.capacity} messages), and {path} makes no room before the sender "
+            f"{reason} ({self._options.capacity} messages), and {path} makes no room before the sender "
             "goes on; use tell_nowait(), or a larger MailboxOptions.capacity",
             path=path,
         )
@@ -298,8 +298,8 @@ class Mailbox:
         self._drop_control("the watch ended with its incarnation")
         self.unstash_all()
         if self._options.on_restart == "reject" and self.refusal is None:
-            why = f"actor {self._outcomes.path} is restarting"
-            self.refusal = (ActorRestartingError, why)
+            reason = f"actor {self._outcomes.path} is restarting"
+            self.refusal = (ActorRestartingError, reason)
             self._refuse_all(self.refusal)
 
     def resume(self) -> None:
@@ -344,10 +344,10 @@ class Mailbox:
     def _refuse_all(self, refusal: tuple[type[ActorError], str], cause: BaseException | None = None) -> None:
         # Clear the queues before any error is delivered, because an observer may send again or withdraw a
         # message.
-        left = [*self._queue, *self._waiting]
+        envelopes = [*self._queue, *self._waiting]
         self._queue.clear()
         self._waiting.clear()
-        for envelope in left:
+        for envelope in envelopes:
             self._drop(envelope, refusal[1])
             error = self._refused(envelope, refusal)
             error.__cause__ = cause
@@ -362,9 +362,9 @@ class Mailbox:
         self._outcomes.observe_drop(envelope, reason)
 
     def _full(self, envelope: Envelope, fate: str) -> MailboxFullError:
-        what = f"{envelope.message.operation} {fate}: the mailbox of {self._outcomes.path} is full"
-        self._drop(envelope, what)
-        return MailboxFullError(f"{what} ({self._options.capacity} messages)", path=self._outcomes.path)
+        reason = f"{envelope.message.operation} {fate}: the mailbox of {self._outcomes.path} is full"
+        self._drop(envelope, reason)
+        return MailboxFullError(f"{reason} ({self._options.capacity} messages)", path=self._outcomes.path)
 
 
 def _first(messages: _Messages) -> Envelope:

@@ -376,10 +376,10 @@ def running(cell: Party) -> Generator[trio.lowlevel.Task, None, None]:
 
 def lend(task: trio.lowlevel.Task, cell: Party | None) -> Party | None:
     """Let a task run on behalf of an actor, or of none; return the previous actor."""
-    before = cells.pop(task, None)
+    previous = cells.pop(task, None)
     if cell is not None:
         cells[task] = cell
-    return before
+    return previous
 
 
 def cell_of_task() -> Party | None:

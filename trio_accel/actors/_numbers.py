@@ -58,16 +58,16 @@ def validator(said: str, is_right: Callable[[Any], bool], error: type[Exception]
     return check
 
 
-def must_be_whole(least: int) -> Validator:
+def must_be_whole(minimum: int) -> Validator:
     """Require an integer, excluding booleans."""
     return validator(
-        f"be an integer of at least {least}",
-        lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= least,
+        f"be an integer of at least {minimum}",
+        lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= minimum,
     )
 
 
 def must_be_positive(
-    what: str,
+    label: str,
     value: object,
     *,
     minimum: float = 0.0,
@@ -77,7 +77,7 @@ def must_be_positive(
     """Return a finite number above 0, or 0 if `allows_zero`.
 
     Args:
-        what: The number's name in the error.
+        label: The number's name in the error.
         value: The number.
         minimum: The minimum, if above 0.
         maximum: The maximum.
@@ -87,17 +87,17 @@ def must_be_positive(
         ValueError: The number is zero, negative, NaN, infinite or out of range.
         TypeError: The value is not a number.
     """
-    number = must_be_number(what, value)
+    number = must_be_number(label, value)
     is_above = number > 0 or (allows_zero and number == 0)
     if not (is_above and number < math.inf and minimum <= number <= maximum):
-        least = f"of at least {minimum:g}" if minimum or allows_zero else "above 0"
-        most = f" and at most {maximum:g}" if maximum < math.inf else ""
-        raise ValueError(f"{what} must be a finite number {least}{most}, got {value!r}")
+        lower = f"of at least {minimum:g}" if minimum or allows_zero else "above 0"
+        upper = f" and at most {maximum:g}" if maximum < math.inf else ""
+        raise ValueError(f"{label} must be a finite number {lower}{upper}, got {value!r}")
     return number
 
 
-def must_be_count(what: str, value: object, *, least: int = 1, most: float = math.inf) -> int:
-    """Return an integer from `least` to `most`.
+def must_be_count(label: str, value: object, *, minimum: int = 1, maximum: float = math.inf) -> int:
+    """Return an integer from `minimum` to `maximum`.
 
     Raises:
         ValueError: The integer is out of range.
@@ -105,14 +105,14 @@ def must_be_count(what: str, value: object, *, least: int = 1, most: float = mat
     """
     value = as_plain(value)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{what} must be an integer, got {value!r}")
-    if not least <= value <= most:
-        above = f" and at most {most}" if most < math.inf else ""
-        raise ValueError(f"{what} must be at least {least}{above}, got {value!r}")
+        raise TypeError(f"{label} must be an integer, got {value!r}")
+    if not minimum <= value <= maximum:
+        above = f" and at most {maximum}" if maximum < math.inf else ""
+        raise ValueError(f"{label} must be at least {minimum}{above}, got {value!r}")
     return value
 
 
-def must_be_number(what: str, value: object) -> float:
+def must_be_number(label: str, value: object) -> float:
     """Return a number as a float, including NaN and infinity.
 
     Raises:
@@ -120,18 +120,18 @@ def must_be_number(what: str, value: object) -> float:
         ValueError: The integer is too large for a float.
     """
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{what} must be a number, got {value!r}")
+        raise TypeError(f"{label} must be a number, got {value!r}")
     try:
         return float(value)
     except OverflowError as error:
-        raise ValueError(f"{what} is too large for a float") from error
+        raise ValueError(f"{label} is too large for a float") from error
 
 
-def must_be_one_of(what: str, value: object, words: tuple[object, ...]) -> None:
+def must_be_one_of(label: str, value: object, words: tuple[object, ...]) -> None:
     """Check that a value is one of several words.
 
     Raises:
         ValueError: The value is a different word.
     """
     if value not in words:
-        raise ValueError(f"{what} must be one of {words}, got {value!r}")
+        raise ValueError(f"{label} must be one of {words}, got {value!r}")

@@ -34,11 +34,11 @@ def silence(*values: Any) -> None:
         values: The awaitables, or lists and tuples of them. Other objects are ignored.
     """
     for value in values:
-        for each in cast("Sequence[Any]", value) if isinstance(value, (list, tuple)) else (value,):
-            if isinstance(each, Silenced):
-                each.silence()
-            elif inspect.iscoroutine(each) and inspect.getcoroutinestate(each) == inspect.CORO_CREATED:
-                each.close()
+        for item in cast("Sequence[Any]", value) if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(item, Silenced):
+                item.silence()
+            elif inspect.iscoroutine(item) and inspect.getcoroutinestate(item) == inspect.CORO_CREATED:
+                item.close()
 
 
 class NotAwaited:
@@ -105,7 +105,7 @@ def opens(text: str) -> Callable[[Callable[P, AsyncGenerator[T]]], _Opens[P, T]]
 
     def decorate(function: Callable[P, AsyncGenerator[T]]) -> _Opens[P, T]:
         manager: Any = asynccontextmanager(function)
-        made = wraps(function)(lambda *args, **kwargs: Opening(manager(*args, **kwargs), text))
-        return cast("_Opens[P, T]", made)
+        factory = wraps(function)(lambda *args, **kwargs: Opening(manager(*args, **kwargs), text))
+        return cast("_Opens[P, T]", factory)
 
     return decorate

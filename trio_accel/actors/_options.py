@@ -56,7 +56,7 @@ def named_options(cls: type[T]) -> type[T]:
     make: Callable[..., None] = cls.__init__
     fields = [field for field in attrs.fields(cls) if field.init]  # type: ignore[arg-type]  # it is one
     names = [field.alias for field in fields]
-    places = [field.alias for field in fields if not field.kw_only]
+    positional = [field.alias for field in fields if not field.kw_only]
     unchecked = {field.alias: field.name for field in fields if not (field.validator or field.converter)}
 
     @functools.cache
@@ -69,7 +69,7 @@ def named_options(cls: type[T]) -> type[T]:
         _check_names(cls.__name__, options, names)
         values = tuple(map(as_plain, values))
         options = {name: as_plain(value) for name, value in options.items()}
-        for name, value in (*zip(places, values, strict=False), *options.items()):
+        for name, value in (*zip(positional, values, strict=False), *options.items()):
             if name in unchecked and not fits(hint := hints()[unchecked[name]], value):
                 raise TypeError(f"{cls.__name__}: {name} must be {described(hint)}, got {value!r}")
         make(self, *values, **options)
@@ -100,21 +100,25 @@ def checked_options(make: FunctionT) -> FunctionT:
 def named_arguments(function: FunctionT) -> FunctionT:
     """Make a function's error for an unknown option suggest the nearest known one."""
     parameters = inspect.signature(function).parameters.values()
-    names = [one.name for one in parameters if one.kind is not one.POSITIONAL_ONLY and one.name != "self"]
-    by_name = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY]
-    has_any = any(one.kind is one.VAR_POSITIONAL for one in parameters)
-    most = sys.maxsize if has_any or not by_name else len(parameters) - len(by_name)
+    names = [
+        parameter.name
+        for parameter in parameters
+        if parameter.kind is not parameter.POSITIONAL_ONLY and parameter.name != "self"
+    ]
+    by_name = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+    has_any = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
+    max_positional = sys.maxsize if has_any or not by_name else len(parameters) - len(by_name)
 
     def check(values: Sequence[Any], options: Mapping[str, object]) -> None:
         if options:
             _check_names(function.__name__, options, names)
-        if len(values) > most:
-            told = ", ".join(f"{name}=" for name in by_name)
-            raise TypeError(f"{function.__name__}: too many positional arguments; give {told} by name")
+        if len(values) > max_positional:
+            listing = ", ".join(f"{name}=" for name in by_name)
+            raise TypeError(f"{function.__name__}: too many positional arguments; give {listing} by name")
 
     @functools.wraps(function)
     def call(*values: Any, **options: Any) -> Any:
-        if options or len(values) > most:
+        if options or len(values) > max_positional:
             check(values, options)
         try:
             return function(*values, **options)
@@ -124,7 +128,7 @@ def named_arguments(function: FunctionT) -> FunctionT:
 
     @functools.wraps(function)
     async def ask(*values: Any, **options: Any) -> Any:
-        if options or len(values) > most:
+        if options or len(values) > max_positional:
             check(values, options)
         try:
             return await function(*values, **options)
@@ -135,85 +139,85 @@ def named_arguments(function: FunctionT) -> FunctionT:
     return cast("FunctionT", ask if inspect.iscoroutinefunction(function) else call)
 
 
-def _check_names(where: str, options: Mapping[str, object], names: Collection[str]) -> None:
+def _check_names(label: str, options: Mapping[str, object], names: Collection[str]) -> None:
     """Raise the error of the first unknown option, if any."""
     for name in options:
         if name not in names:
-            raise unknown_option(where, name, names)
+            raise unknown_option(label, name, names)
 
 
 def arguments_of(
-    other: FunctionT, run: Callable[..., Any], *first: object
+    template: FunctionT, run: Callable[..., Any], *first: object
 ) -> Callable[[Callable[[], None]], FunctionT]:
     """Make an async function with the arguments of another function.
 
     The decorated function provides the name and the docstring. Its parameter list and its body are empty.
 
     Args:
-        other: The other function.
+        template: The other function.
         run: Called with `first`, followed by all arguments by name.
         first: Distinguishes the new function from the other.
     """
 
-    def make(own: Callable[[], None]) -> FunctionT:
-        bound = binder(own.__name__, other)
+    def make(stub: Callable[[], None]) -> FunctionT:
+        bound = binder(stub.__name__, template)
 
         async def call(*values: Any, **options: Any) -> Any:
             return await run(*first, **bound(values, options))
 
-        made: Any = functools.update_wrapper(call, own)
-        made.__wrapped__, made.__annotations__ = other, other.__annotations__
-        return cast("FunctionT", made)
+        result: Any = functools.update_wrapper(call, stub)
+        result.__wrapped__, result.__annotations__ = template, template.__annotations__
+        return cast("FunctionT", result)
 
     return make
 
 
-def signed_like(other: Callable[..., Any], own: Callable[..., None]) -> FunctionType:
+def signed_like(template: Callable[..., Any], stub: Callable[..., None]) -> FunctionType:
     """Make a function with another function's signature and body, and its own name and docstring.
 
     Args:
-        other: The other function, which may have decorators.
-        own: Provides name and docstring. It has an empty body, and no parameters except ``self`` in a class.
+        template: The other function, which may have decorators.
+        stub: Provides name and docstring. It has an empty body, and no parameters except ``self`` in a class.
     """
-    signature = cast("FunctionType", inspect.unwrap(other))
-    name, code = own.__name__, own.__code__
+    signature = cast("FunctionType", inspect.unwrap(template))
+    name, code = stub.__name__, stub.__code__
     code = signature.__code__.replace(
         co_name=name,
-        co_qualname=own.__qualname__,
+        co_qualname=stub.__qualname__,
         co_filename=code.co_filename,
         co_firstlineno=code.co_firstlineno,
     )
-    made = FunctionType(code, signature.__globals__, name, signature.__defaults__)
-    made.__kwdefaults__, made.__annotations__ = signature.__kwdefaults__, signature.__annotations__
-    made.__doc__, made.__module__, made.__qualname__ = own.__doc__, own.__module__, own.__qualname__
-    return made
+    result = FunctionType(code, signature.__globals__, name, signature.__defaults__)
+    result.__kwdefaults__, result.__annotations__ = signature.__kwdefaults__, signature.__annotations__
+    result.__doc__, result.__module__, result.__qualname__ = stub.__doc__, stub.__module__, stub.__qualname__
+    return result
 
 
 def nearest(name: str, names: Collection[str]) -> str:
     """Return a hint at the nearest known name, or the list of all names if none is near."""
-    near = difflib.get_close_matches(name, names, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(names))}"
+    matches = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {matches[0]!r}?" if matches else f"there are {', '.join(sorted(names))}"
 
 
-def unknown_option(where: str, name: str, names: Collection[str]) -> TypeError:
+def unknown_option(label: str, name: str, names: Collection[str]) -> TypeError:
     """Make the error for an unknown option, with a suggestion."""
     if name == "timeout":
-        return TypeError(f"{where}: no call takes a timeout: write `with trio.fail_after(seconds):`")
-    told = nearest(name, names) if names else "it takes none"
-    return TypeError(f"{where}: there is no option {name!r}; {told}")
+        return TypeError(f"{label}: no call takes a timeout: write `with trio.fail_after(seconds):`")
+    hint = nearest(name, names) if names else "it takes none"
+    return TypeError(f"{label}: there is no option {name!r}; {hint}")
 
 
 def bind_arguments(
-    where: str, signature: inspect.Signature, args: Any, kwargs: Mapping[str, object], *own: str
+    label: str, signature: inspect.Signature, args: Any, kwargs: Mapping[str, object], *extra_options: str
 ) -> inspect.BoundArguments:
     """Match the arguments of a call to the parameters.
 
     Args:
-        where: Name of the call, for the error.
+        label: Name of the call, for the error.
         signature: The signature of the called function.
         args: Positional arguments.
         kwargs: Keyword arguments.
-        own: Further options that the caller itself accepts.
+        extra_options: Further options that the caller itself accepts.
 
     Raises:
         TypeError: The arguments do not match the signature.
@@ -222,14 +226,14 @@ def bind_arguments(
         return signature.bind(*args, **kwargs)
     except TypeError as error:
         parameters = signature.parameters.values()
-        names = {one.name for one in parameters}
-        takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters)
+        names = {parameter.name for parameter in parameters}
+        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
         for name in kwargs:
             if name not in names and not takes_any:
-                raise unknown_option(where, name, {*names, *own}) from None
-        plain = [one.replace(annotation=one.empty) for one in parameters]
+                raise unknown_option(label, name, {*names, *extra_options}) from None
+        plain = [parameter.replace(annotation=parameter.empty) for parameter in parameters]
         # Put the reason first, because a signature may be long.
-        raise TypeError(f"{where}: {error}; it takes {inspect.Signature(plain)}") from None
+        raise TypeError(f"{label}: {error}; it takes {inspect.Signature(plain)}") from None
 
 
 def binder(
@@ -247,18 +251,24 @@ def binder(
         # Read it at the first call, because an imported package has many such functions and few are called.
         signature = inspect.signature(function)
         parameters = signature.parameters.values()
-        places = [one.name for one in parameters if one.kind is not one.KEYWORD_ONLY]
-        defaults = {one.name: one.default for one in parameters if one.default is not one.empty}
-        return signature, places, defaults
+        positional = [
+            parameter.name for parameter in parameters if parameter.kind is not parameter.KEYWORD_ONLY
+        ]
+        defaults = {
+            parameter.name: parameter.default
+            for parameter in parameters
+            if parameter.default is not parameter.empty
+        }
+        return signature, positional, defaults
 
     def bound(arguments: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
         # `Signature.bind` takes four times as long, so use it only to explain an error.
-        signature, places, defaults = read()
-        given = {**defaults, **dict(zip(places, arguments, strict=False)), **named}
-        is_twice = not named.keys().isdisjoint(places[: len(arguments)])
-        if is_twice or len(arguments) > len(places) or given.keys() != signature.parameters.keys():
+        signature, positional, defaults = read()
+        values = {**defaults, **dict(zip(positional, arguments, strict=False)), **named}
+        is_twice = not named.keys().isdisjoint(positional[: len(arguments)])
+        if is_twice or len(arguments) > len(positional) or values.keys() != signature.parameters.keys():
             bind_arguments(operation, signature, arguments, named)
-        return given
+        return values
 
     return bound
 
@@ -350,8 +360,8 @@ class Backoff:
     def __attrs_post_init__(self) -> None:
         for name in ("initial", "base"):
             if getattr(self, name) > self.maximum:
-                given = f"{getattr(self, name)!r} and {self.maximum!r}"
-                raise ValueError(f"Backoff: {name} must not be above maximum, got {given}")
+                pair = f"{getattr(self, name)!r} and {self.maximum!r}"
+                raise ValueError(f"Backoff: {name} must not be above maximum, got {pair}")
 
     def delay(self, attempt: int, source: random.Random) -> float:
         """Return the delay in seconds before restart number `attempt` (from 0) of a series."""

@@ -175,8 +175,8 @@ class Outcomes:
         if not observers.sees_messages:
             yield
             return
-        number, context, before = next(observers.numbers), copy_context(), copy_context()
-        told: dict[str, Any] = {
+        number, context, initial = next(observers.numbers), copy_context(), copy_context()
+        fields: dict[str, Any] = {
             "path": f"{self.path}/{name}",
             "message_type": name,
             "number": number,
@@ -185,13 +185,13 @@ class Outcomes:
         }
         is_told = bool(observers.of_messages)
         if is_told:
-            observers.emit(MessageStarted(**told))
+            observers.emit(MessageStarted(**fields))
         # Observers may set context variables for the block, such as its span. Set them in this task until the
         # block ends.
         tokens: list[tuple[ContextVar[Any], Token[Any]]] = [
             (variable, variable.set(value))
             for variable, value in context.items()
-            if before.get(variable, before) is not value
+            if initial.get(variable, initial) is not value
         ]
         started, error = observers.now(), None
         try:
@@ -205,16 +205,18 @@ class Outcomes:
                 variable.reset(token)
             cancelled = error is not None and all(isinstance(leaf, trio.Cancelled) for leaf in leaves(error))
             if observers.meter is not None:
-                measured = observers.meter.measured(told["path"], name)
+                measured = observers.meter.measured(fields["path"], name)
                 note_end(measured, queue_time, run_time, error, cancelled=cancelled)
             if is_told:
-                observers.emit(_end_event(error, is_cancelled=cancelled)(**told, run_time=run_time))
+                observers.emit(_end_event(error, is_cancelled=cancelled)(**fields, run_time=run_time))
 
-    def _emit(self, make: Callable[..., Event], envelope: Envelope, number: int = 0, **told: object) -> None:
+    def _emit(
+        self, make: Callable[..., Event], envelope: Envelope, number: int = 0, **fields: object
+    ) -> None:
         """Emit an event about a message, with the fields that all such events share."""
         message_type = envelope.message.operation
         self.observers.emit(
-            make(path=self.path, message_type=message_type, number=number, context=envelope.context, **told)
+            make(path=self.path, message_type=message_type, number=number, context=envelope.context, **fields)
         )
 
     def measured(self, meter: Meter, message: AnyMessage) -> Measured:

@@ -210,7 +210,7 @@ class Ref(Generic[ActorT_co]):
             TypeError: The actor does not handle the message.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
-        envelope = self._told(message)
+        envelope = self._tell_envelope(message)
         if self._put_told(envelope):
             await trio.lowlevel.cancel_shielded_checkpoint()
         else:
@@ -226,7 +226,7 @@ class Ref(Generic[ActorT_co]):
             trio.WouldBlock: The mailbox is full, and its policy is to wait.
             ActorStoppedError, MailboxFullError, TypeError: As for `tell`.
         """
-        envelope = self._told(message)
+        envelope = self._tell_envelope(message)
         if self._cell.mailbox.would_wait:
             raise trio.WouldBlock
         self._put_told(envelope)
@@ -275,7 +275,7 @@ class Ref(Generic[ActorT_co]):
         self._cell.check_run("wait_terminated")
         return await self._cell.wait_terminated()
 
-    def _told(self, message: AnyMessage) -> Envelope:
+    def _tell_envelope(self, message: AnyMessage) -> Envelope:
         self._cell.check(message, Message, "tell")
         return Envelope(self._cell, message, copy_context(), is_told=True)
 

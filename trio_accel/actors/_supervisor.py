@@ -250,10 +250,10 @@ class Supervisor:
             self.on_restart(restarted)
         observers.emit_life(restarted)
 
-    def _failed(self, cell: Cell, error: BaseException | None, why: str) -> ActorFailedError:
-        what = "ended by itself" if error is None else f"failed with {describe(error)}"
+    def _failed(self, cell: Cell, error: BaseException | None, reason: str) -> ActorFailedError:
+        ending = "ended by itself" if error is None else f"failed with {describe(error)}"
         failed = ActorFailedError(
-            f"supervisor {self._path} fails: {cell.path} {what}, and {why}", path=cell.path
+            f"supervisor {self._path} fails: {cell.path} {ending}, and {reason}", path=cell.path
         )
         failed.__cause__ = error
         # Failures that still wait for a decision no longer need one.
@@ -271,13 +271,13 @@ class Supervisor:
         try:
             # The children's grace periods bound this.
             with trio.CancelScope(shield=True):
-                left = [cell for cell in self.children.values() if not cell.is_quarantined]
-                while left:
-                    last = left.pop()
-                    together = [last]
-                    if last.actor_class.ends_together:
-                        while left and left[-1].actor_class is last.actor_class:
-                            together.append(left.pop())
+                pending = [cell for cell in self.children.values() if not cell.is_quarantined]
+                while pending:
+                    newest = pending.pop()
+                    together = [newest]
+                    if newest.actor_class.ends_together:
+                        while pending and pending[-1].actor_class is newest.actor_class:
+                            together.append(pending.pop())
                         for cell in together:
                             cell.request_stop(reason)
                     for cell in together:
@@ -294,15 +294,15 @@ class Supervisor:
         # Visit parents before children first, then build the snapshots in the opposite order. Recursion would
         # not do, because a tree may be deeper than Python's stack.
         below: list[tuple[Cell, tuple[Cell, ...]]] = []
-        left = list(self.children.values())
-        while left:
-            cell = left.pop()
-            own = tuple(cell.children.values())
-            below.append((cell, own))
-            left += own
+        pending = list(self.children.values())
+        while pending:
+            cell = pending.pop()
+            children = tuple(cell.children.values())
+            below.append((cell, children))
+            pending += children
         done: dict[Cell, ActorSnapshot] = {}
-        for cell, own in reversed(below):
-            done[cell] = cell.snapshot(tuple(done.pop(child) for child in own))
+        for cell, children in reversed(below):
+            done[cell] = cell.snapshot(tuple(done.pop(child) for child in children))
         return tuple(done[cell] for cell in self.children.values())
 
     def forget(self, cell: Cell) -> None:
@@ -411,13 +411,11 @@ def _check_class(
     actor_class: object, args: tuple[object, ...], kwargs: Mapping[str, object]
 ) -> type[ActorBase]:
     # `Pool[int, str]` is for type checkers; the actor is a plain `Pool`.
-    found = get_origin(actor_class) or actor_class
-    if not (isinstance(found, type) and issubclass(found, ActorBase)):
+    cls = get_origin(actor_class) or actor_class
+    if not (isinstance(cls, type) and issubclass(cls, ActorBase)):
         name = type(actor_class).__name__
-        made = f": write spawn({name}, ...), with its arguments" if isinstance(actor_class, ActorBase) else ""
-        raise TypeError(f"spawn: {actor_class!r} is not a subclass of Actor{made}")
-    signature = inspect.signature(found)
-    bind_arguments(
-        f"spawn: {found.__name__}", signature, args, kwargs, "name", "restart", "policy", "mailbox"
-    )
-    return found
+        hint = f": write spawn({name}, ...), with its arguments" if isinstance(actor_class, ActorBase) else ""
+        raise TypeError(f"spawn: {actor_class!r} is not a subclass of Actor{hint}")
+    signature = inspect.signature(cls)
+    bind_arguments(f"spawn: {cls.__name__}", signature, args, kwargs, "name", "restart", "policy", "mailbox")
+    return cls

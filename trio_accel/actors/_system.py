@@ -110,7 +110,7 @@ class Life:
         if error is not None:
             cell.last_error = error
             if self._is_started:
-                self._log_crash(error, incarnation.told)
+                self._log_crash(error, incarnation.crash_message)
         if self._is_started:
             cell.suspend()
         return error  # noqa: ASYNC910  # its caller checkpoints
@@ -149,9 +149,9 @@ class Life:
     async def _serve_and_stop_children(self, incarnation: Incarnation) -> None:
         self._has_started()
         task = trio.lowlevel.current_task()
-        own = task.context
+        context = task.context
         try:
-            await incarnation.serve(own)
+            await incarnation.serve(context)
         except BaseException as error:
             # The error reaches the nurseries of the lifespan, and must be printable in their groups.
             check_printable(error)
@@ -160,7 +160,7 @@ class Life:
             incarnation.end_serving()
             # The end of the lifespan must run in the context of its beginning, not in the last caller's. Trio
             # switches the context at the checkpoint.
-            task.context = own
+            task.context = context
             await trio.lowlevel.cancel_shielded_checkpoint()
             await self._stop_children()  # noqa: ASYNC102  # it shields itself
 
@@ -179,18 +179,18 @@ class Life:
         if self._children is not None:
             await self._children.stop_all("its supervisor ended")
 
-    def _log_crash(self, error: BaseException, told: str | None) -> None:
+    def _log_crash(self, error: BaseException, message_type: str | None) -> None:
         cell = self._cell
-        where = "" if cell.pid is None else f" in process {cell.pid}"
+        location = "" if cell.pid is None else f" in process {cell.pid}"
         # Errors of one-way messages reach no caller. An actor that fails together with a child ends for good.
-        over = "" if told is None else f" over {told}"
+        over = "" if message_type is None else f" over {message_type}"
         is_over = isinstance(error, ActorFailedError) and error.path.startswith(f"{cell.path}/")
         is_over = is_over and cell.restart is Restart.TEMPORARY
         level = logging.ERROR if over or is_over else logging.WARNING
         text = "actor %s%s crashed%s: %s"
         trace = None if isinstance(error, cell.actor_class.expected_crashes) else error
-        extra = {"path": cell.path, "pid": cell.pid, "message_type": told, "incarnation": cell.number}
-        _logger.log(level, text, cell.path, where, over, safe_repr(error), exc_info=trace, extra=extra)
+        extra = {"path": cell.path, "pid": cell.pid, "message_type": message_type, "incarnation": cell.number}
+        _logger.log(level, text, cell.path, location, over, safe_repr(error), exc_info=trace, extra=extra)
 
 
 class SupervisorScope(Spawner):

@@ -45,7 +45,7 @@ class SystemState:
         check_run(self.thread, verb, f"system {self.name}")
 
 
-def check_run(thread: int, verb: str, what: str) -> None:
+def check_run(thread: int, verb: str, label: str) -> None:
     """Raise an error in another thread or Trio run, before the call harms the runtime's state.
 
     A thread has at most one run at a time, so its number identifies the run, in a third of the time that the
@@ -54,13 +54,13 @@ def check_run(thread: int, verb: str, what: str) -> None:
     Args:
         thread: The run's thread.
         verb: The called function.
-        what: The object of the call.
+        label: The object of the call.
 
     Raises:
         RuntimeError: The call comes from another thread.
     """
     if thread_ident() != thread:
         raise RuntimeError(
-            f"{verb}: {what} belongs to another thread or Trio run; call it there, "
+            f"{verb}: {label} belongs to another thread or Trio run; call it there, "
             "for example by trio.from_thread.run from a thread that the run has started"
         )

@@ -147,11 +147,11 @@ class ActorSnapshot(ActorFigures):
     def walk(self) -> Iterator[ActorSnapshot]:
         """Yield this snapshot and all its descendants, parents before children."""
         # Use a list instead of recursion, because a tree may be deeper than Python's stack.
-        left: list[ActorSnapshot] = [self]
-        while left:
-            node = left.pop()
+        pending: list[ActorSnapshot] = [self]
+        while pending:
+            node = pending.pop()
             yield node
-            left.extend(reversed(node.children))
+            pending.extend(reversed(node.children))
 
     def find(self, path: str) -> ActorSnapshot:
         """Find an actor by its full path.
@@ -192,13 +192,15 @@ class ActorSnapshot(ActorFigures):
 
 def _draw(root: ActorSnapshot) -> Iterator[str]:
     # Each node with the prefix of its own line, and the prefix of its children's lines.
-    left = [(root, "", "")]
-    while left:
-        node, first, rest = left.pop()
+    pending = [(root, "", "")]
+    while pending:
+        node, first, rest = pending.pop()
         yield first + node.summary
         for child in reversed(node.children):
             is_last = child is node.children[-1]
-            left.append((child, rest + ("└─ " if is_last else "├─ "), rest + ("   " if is_last else "│  ")))
+            pending.append(
+                (child, rest + ("└─ " if is_last else "├─ "), rest + ("   " if is_last else "│  "))
+            )
 
 
 def _shortened(text: str) -> str:

@@ -139,14 +139,14 @@ class Cache(Generic[ItemT, ResultT]):
             Exception: The error of the model, of `key` or of `cost`.
         """
         key = self._key(item)
-        kept = self._kept.pop(key, None)
-        if kept is not None and kept.is_good():
-            self._kept[key] = kept
+        entry = self._kept.pop(key, None)
+        if entry is not None and entry.is_good():
+            self._kept[key] = entry
             self._counts["hits"] += 1
             await trio.lowlevel.checkpoint()
-            return cast("ResultT", kept.value)
-        if kept is not None:
-            self._nbytes -= kept.cost
+            return cast("ResultT", entry.value)
+        if entry is not None:
+            self._nbytes -= entry.cost
         running = self._running.get(key)
         if running is None:
             running = self._running[key] = _Computation()
@@ -174,8 +174,8 @@ class Cache(Generic[ItemT, ResultT]):
         """
         key = self._key(item)
         self._running.pop(key, None)
-        if (kept := self._kept.pop(key, None)) is not None:
-            self._nbytes -= kept.cost
+        if (entry := self._kept.pop(key, None)) is not None:
+            self._nbytes -= entry.cost
 
     def statistics(self) -> HitStatistics:
         """Return the counts so far."""

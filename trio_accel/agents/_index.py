@@ -34,7 +34,7 @@ Metric: TypeAlias = Literal["cosine", "dot", "l2"]
 _Ids: TypeAlias = npt.NDArray[np.int64]
 _Mask: TypeAlias = npt.NDArray[np.bool_]
 _Floats: TypeAlias = npt.NDArray[Any]
-_Where: TypeAlias = npt.ArrayLike | Callable[[_Ids], npt.ArrayLike] | None
+_Filter: TypeAlias = npt.ArrayLike | Callable[[_Ids], npt.ArrayLike] | None
 
 _DTYPES = (DType.float16, DType.bfloat16, DType.float32, DType.float64)
 # Vectors are checked in pieces, because they are converted to float64 for that.
@@ -73,10 +73,10 @@ class _Segment:
     penalties: _Floats
     on_device: AccelRef | None
 
-    def places(self, ids: _Ids) -> tuple[_Ids, _Mask]:
-        """Return places for ids, and whether each id is at its place, removed ones not."""
-        places = np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
-        return places, (self.ids[places] == ids) & self.is_there[places]
+    def positions(self, ids: _Ids) -> tuple[_Ids, _Mask]:
+        """Return positions for ids, and whether each id is at its position, removed ones not."""
+        positions = np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
+        return positions, (self.ids[positions] == ids) & self.is_there[positions]
 
     @property
     def is_there(self) -> _Mask:
@@ -161,10 +161,10 @@ class VectorIndex:
         numbers = numbers[order]
         async with self._turn:
             for segment in self._segments:
-                _refuse_id("add", numbers, segment.places(numbers)[1], "is there already")
+                _refuse_id("add", numbers, segment.positions(numbers)[1], "is there already")
             if not len(numbers):
                 return
-            new = await self._made(numbers, await self._device.put(rows[order]))
+            new = await self._new_segment(numbers, await self._device.put(rows[order]))
             # Each segment is larger than the next one after it, so there are few.
             count, size = len(self._segments), len(numbers)
             while count and len(self._segments[count - 1].ids) <= size:
@@ -182,25 +182,27 @@ class VectorIndex:
         """
         numbers = np.sort(_check_ids("remove", ids))
         async with self._turn:
-            found = [segment.places(numbers) for segment in self._segments]
-            is_known = np.logical_or.reduce([np.zeros(len(numbers), bool), *(here for _, here in found)])
+            lookups = [segment.positions(numbers) for segment in self._segments]
+            is_known = np.logical_or.reduce(
+                [np.zeros(len(numbers), bool), *(present for _, present in lookups)]
+            )
             _refuse_id("remove", numbers, ~is_known, "is not there", KeyError)
-            left: list[_Segment] = []
-            for segment, (places, here) in zip(self._segments, found, strict=True):
-                if not here.any():
-                    left.append(segment)
+            remaining: list[_Segment] = []
+            for segment, (positions, present) in zip(self._segments, lookups, strict=True):
+                if not present.any():
+                    remaining.append(segment)
                     continue
                 penalties = segment.penalties.copy()
-                penalties[places[here]] = math.inf
+                penalties[positions[present]] = math.inf
                 changed = attrs.evolve(segment, penalties=penalties)
                 if 2 * changed.is_there.sum() < len(penalties):
-                    left += await self._merged([changed])
+                    remaining += await self._merged([changed])
                 else:
-                    left.append(await self._segment(segment.ids, segment.vectors, penalties))
-            self._set(tuple(left))
+                    remaining.append(await self._segment(segment.ids, segment.vectors, penalties))
+            self._set(tuple(remaining))
 
     async def search(
-        self, queries: npt.ArrayLike | AccelRef | Call[AccelRef], k: int, *, where: _Where = None
+        self, queries: npt.ArrayLike | AccelRef | Call[AccelRef], k: int, *, where: _Filter = None
     ) -> SearchResult:
         """Find the nearest vectors of each query.
 
@@ -238,8 +240,8 @@ class VectorIndex:
         step = max(1, _MAX_SCORES // sum(len(segment.ids) for segment, _, _ in parts))
         starts = range(0, max(1, len(several)), step)
         pieces = [await self._nearest(several[start : start + step], k, parts) for start in starts]
-        found = [np.concatenate(piece) for piece in zip(*pieces, strict=True)]
-        return SearchResult(*(each[0] if rows.ndim == 1 else each for each in found))
+        merged = [np.concatenate(piece) for piece in zip(*pieces, strict=True)]
+        return SearchResult(*(array[0] if rows.ndim == 1 else array for array in merged))
 
     async def compact(self) -> None:
         """Make one segment of all, without removed vectors, which gives their memory back."""
@@ -287,26 +289,26 @@ class VectorIndex:
             if are_wrong.any():
                 bad = int(are_wrong.argmax())
                 raise weights.WeightsError(f"{path}: the vector {ids[bad]} has the length {lengths[bad]:g}")
-            index._set((await index._made(ids, vectors),))
+            index._set((await index._new_segment(ids, vectors),))
         return index
 
     def _set(self, segments: tuple[_Segment, ...]) -> None:
         self._segments, self._ids = segments, None
 
-    async def _rows(self, where: str, given: object) -> npt.NDArray[Any]:
+    async def _rows(self, label: str, vectors: object) -> npt.NDArray[Any]:
         """Check vectors, and bring them to the dtype of the index, in a thread if they are many."""
-        host: Any = await given.to_host() if isinstance(given, AccelRef | Call) else np.asarray(given)
+        host: Any = await vectors.to_host() if isinstance(vectors, AccelRef | Call) else np.asarray(vectors)
         if np.result_type(np.float64, host.dtype).kind != "f":
-            raise TypeError(f"{where}: vectors must be real numbers, got {host.dtype}")
+            raise TypeError(f"{label}: vectors must be real numbers, got {host.dtype}")
         if host.ndim not in (1, 2) or host.shape[-1] != self._width:
-            raise ValueError(f"{where}: vectors must have {self._width} elements, got the shape {host.shape}")
+            raise ValueError(f"{label}: vectors must have {self._width} elements, got the shape {host.shape}")
         if host.size > _ELEMENTS_IN_PLACE:
-            return await trio.to_thread.run_sync(self._rounded, where, host)
-        return self._rounded(where, host)
+            return await trio.to_thread.run_sync(self._rounded, label, host)
+        return self._rounded(label, host)
 
-    def _rounded(self, where: str, host: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        made = np.empty(host.shape, self._dtype.dtype)
-        flat, rows = made.reshape(-1, self._width), host.reshape(-1, self._width)
+    def _rounded(self, label: str, host: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        rounded = np.empty(host.shape, self._dtype.dtype)
+        flat, rows = rounded.reshape(-1, self._width), host.reshape(-1, self._width)
         for start in range(0, len(rows), _PIECE_ROWS):
             piece = rows[start : start + _PIECE_ROWS].astype(np.float64)
             part = flat[start : start + _PIECE_ROWS]
@@ -314,15 +316,15 @@ class VectorIndex:
             with np.errstate(all="ignore"):
                 if self._metric == "cosine":
                     largest = abs(piece).max(axis=1, keepdims=True)
-                    _refuse(f"{where}: vector", start, largest == 0, "has the length 0, and no direction")
+                    _refuse(f"{label}: vector", start, largest == 0, "has the length 0, and no direction")
                     # The square of a large or small element is out of range.
                     piece /= largest
                     piece /= np.sqrt(np.einsum("ij,ij->i", piece, piece))[:, None]
                 part[...] = piece
-            _refuse(f"{where}: vector", start, ~np.isfinite(part), f"has NaN or infinity as {self._dtype}")
-        return made
+            _refuse(f"{label}: vector", start, ~np.isfinite(part), f"has NaN or infinity as {self._dtype}")
+        return rounded
 
-    async def _made(self, ids: _Ids, vectors: AccelRef) -> _Segment:
+    async def _new_segment(self, ids: _Ids, vectors: AccelRef) -> _Segment:
         """Make a segment from vectors on the device, none of them removed."""
         is_l2 = self._metric == "l2"
         penalties = await self._halves(vectors) if is_l2 else np.zeros(len(ids), np.float32)
@@ -355,12 +357,12 @@ class VectorIndex:
         taken = await arrays.take(vectors, order, axis=0)
         return [await self._segment(ids[order], taken, penalties[order])]
 
-    def _filtered(self, where: _Where) -> list[_Floats]:
+    def _filtered(self, id_filter: _Filter) -> list[_Floats]:
         """Return the penalties of each segment, including the filter's."""
-        if where is None:
+        if id_filter is None:
             return [segment.penalties for segment in self._segments]
         ids = self.ids
-        mask = np.asarray(where(ids) if callable(where) else where)
+        mask = np.asarray(id_filter(ids) if callable(id_filter) else id_filter)
         if mask.shape != ids.shape:
             raise ValueError(f"search: where must have the shape {ids.shape} of ids, got {mask.shape}")
         if mask.size and mask.dtype != np.bool_:
@@ -380,7 +382,7 @@ class VectorIndex:
         best: Any = await gather(*calls).to_host()
         scores = np.concatenate([part.values for part in best], axis=1).astype(np.float64)
         ids = np.concatenate(
-            [own[0].ids[part.indices] for own, part in zip(parts, best, strict=True)], axis=1
+            [source[0].ids[part.indices] for source, part in zip(parts, best, strict=True)], axis=1
         )
         if not np.isfinite(scores).all():
             raise ValueError(f"search: the scores exceed {self._dtype}; use a wider dtype or shorter vectors")
@@ -396,28 +398,28 @@ _Part: TypeAlias = tuple[_Segment, AccelRef | None, int]
 _NO_IDS: Final = np.empty(0, np.int64)
 
 
-def _refuse(what: str, first: int, are_wrong: npt.NDArray[np.bool_], why: str) -> None:
+def _refuse(label: str, first: int, are_wrong: npt.NDArray[np.bool_], problem: str) -> None:
     """Refuse the first wrong row."""
     rows = are_wrong.reshape(len(are_wrong), -1).any(axis=1) if are_wrong.size else are_wrong
     if rows.any():
-        raise ValueError(f"{what} {first + int(rows.argmax())} {why}")
+        raise ValueError(f"{label} {first + int(rows.argmax())} {problem}")
 
 
-def _check_ids(where: str, given: npt.ArrayLike) -> _Ids:
+def _check_ids(label: str, raw_ids: npt.ArrayLike) -> _Ids:
     """Return ids as int64, each once."""
-    ids = np.asarray(given)
+    ids = np.asarray(raw_ids)
     if ids.size and (ids.dtype.kind not in "iu" or not np.can_cast(ids.dtype, np.int64)):
-        raise TypeError(f"{where}: ids must be integers of int64, got {ids.dtype}")
+        raise TypeError(f"{label}: ids must be integers of int64, got {ids.dtype}")
     if ids.ndim != 1:
-        raise ValueError(f"{where}: ids must be a vector, got the shape {ids.shape}")
+        raise ValueError(f"{label}: ids must be a vector, got the shape {ids.shape}")
     ids = ids.astype(np.int64)
     ordered = np.sort(ids)
-    _refuse_id(where, ordered[1:], ordered[1:] == ordered[:-1], "is given twice")
+    _refuse_id(label, ordered[1:], ordered[1:] == ordered[:-1], "is given twice")
     return ids
 
 
 def _refuse_id(
-    where: str, ids: _Ids, are_wrong: _Mask, why: str, error: type[Exception] = ValueError
+    label: str, ids: _Ids, are_wrong: _Mask, problem: str, error: type[Exception] = ValueError
 ) -> None:
     if are_wrong.any():
-        raise error(f"{where}: the id {ids[are_wrong][0]} {why}")
+        raise error(f"{label}: the id {ids[are_wrong][0]} {problem}")

@@ -128,7 +128,7 @@ class Shared(Generic[T]):
         Raises:
             ValueError, TypeError: The number is negative, or not an integer.
         """
-        version = must_be_count("wait_newer: version", version, least=0)
+        version = must_be_count("wait_newer: version", version, minimum=0)
         await trio.lowlevel.checkpoint()
         while self._version.number <= version:
             await self._newer.park()

@@ -109,31 +109,31 @@ class Workflow:
             TypeError: The function is not async, or has parameters without names.
             RuntimeError: The workflow is running.
         """
-        where = f"Workflow {self.name}: step"
+        label = f"Workflow {self.name}: step"
         if at_once is not None and over is None:
-            raise ValueError(f"{where}: at_once counts items, so it needs over")
-        must_be_count(f"{where}: attempts", attempts)
-        most = must_be_count(f"{where}: at_once", _AT_ONCE if at_once is None else at_once)
-        limit = math.inf if deadline is None else must_be_positive(f"{where}: deadline", deadline)
+            raise ValueError(f"{label}: at_once counts items, so it needs over")
+        must_be_count(f"{label}: attempts", attempts)
+        max_at_once = must_be_count(f"{label}: at_once", _AT_ONCE if at_once is None else at_once)
+        limit = math.inf if deadline is None else must_be_positive(f"{label}: deadline", deadline)
 
         def declare(function: FunctionT) -> FunctionT:
             name = getattr(function, "__name__", "")
             self._check_new(name)
             is_async = inspect.iscoroutinefunction(function)
             if not is_async:
-                raise TypeError(f"{where} {name}: a step must be an async function, got {function!r}")
-            takes = _parameters_of(f"{where} {name}", function)
+                raise TypeError(f"{label} {name}: a step must be an async function, got {function!r}")
+            takes = _parameters_of(f"{label} {name}", function)
             item = next(iter(takes), None) if over else None
             if over:
                 if item is None:
-                    raise TypeError(f"{where} {name}: its first parameter must take an item of {over}")
-                takes = {one: is_needed for one, is_needed in takes.items() if one != item}
-            asks = _parameters_of(f"{where} {name}: when", when) if when else {}
+                    raise TypeError(f"{label} {name}: its first parameter must take an item of {over}")
+                takes = {parameter: is_needed for parameter, is_needed in takes.items() if parameter != item}
+            asks = _parameters_of(f"{label} {name}: when", when) if when else {}
             needs = {**asks, **takes, **({over: True} if over else {})}
-            for one in asks.keys() & takes.keys():
-                needs[one] = asks[one] or takes[one]
+            for parameter in asks.keys() & takes.keys():
+                needs[parameter] = asks[parameter] or takes[parameter]
             if wrong := _RESERVED & needs.keys():
-                raise ValueError(f"{where} {name}: {min(wrong)} is an option of run, so no step can need it")
+                raise ValueError(f"{label} {name}: {min(wrong)} is an option of run, so no step can need it")
             self._check_circle(name, needs)
             self._rules[name] = StepRule(
                 name=name,
@@ -143,7 +143,7 @@ class Workflow:
                 asks=frozenset(asks),
                 item=item,
                 over=over,
-                at_once=most,
+                at_once=max_at_once,
                 when=when,
                 attempts=attempts,
                 backoff=backoff,
@@ -193,14 +193,14 @@ class Workflow:
             FencedError, StoreError: See `Store.write`.
         """
         async with events or nullcontext():
-            where = f"Workflow {self.name}"
-            self._check_inputs(where, inputs)
+            label = f"Workflow {self.name}"
+            self._check_inputs(label, inputs)
             if key is None and store is not None:
-                raise TypeError(f"{where}: a run with a store needs a key")
+                raise TypeError(f"{label}: a run with a store needs a key")
             key = uuid.uuid4().hex if key is None else key
             if key in self.runs:
-                raise ValueError(f"{where}: a run of the key {key!r} goes on in this process already")
-            journal = RunJournal(f"{where}, run {key}", f"workflow/{self.name}/{key}", store)
+                raise ValueError(f"{label}: a run of the key {key!r} goes on in this process already")
+            journal = RunJournal(f"{label}, run {key}", f"workflow/{self.name}/{key}", store)
             later = {name: RunStep(name) for name in self._later}
             run = self.runs[key] = Run(key, journal, list(self._rules.values()), inputs, later, events)
             try:
@@ -235,38 +235,38 @@ class Workflow:
             raise ValueError(f"Workflow {self.name}: it has a {name} already")
 
     def _check_circle(self, name: str, needs: Iterable[str]) -> None:
-        graph = {one: rule.needs for one, rule in self._rules.items()}
+        graph = {step_name: rule.needs for step_name, rule in self._rules.items()}
         try:
             TopologicalSorter({**graph, name: needs}).prepare()
         except CycleError as error:
             path = " -> ".join(error.args[1])
             raise ValueError(f"Workflow {self.name}: step {name} closes a circle: {path}") from None
 
-    def _check_inputs(self, where: str, inputs: Mapping[str, object]) -> None:
-        made = {*self._rules, *self._later}
-        if wrong := inputs.keys() & made:
+    def _check_inputs(self, label: str, inputs: Mapping[str, object]) -> None:
+        produced = {*self._rules, *self._later}
+        if wrong := inputs.keys() & produced:
             how = "is a step" if (name := min(wrong)) in self._rules else "comes later: give it by Run.give"
-            raise ValueError(f"{where}: {name} {how}, and cannot be given to run")
-        free = {name for rule in self._rules.values() for name in rule.needs} - made
+            raise ValueError(f"{label}: {name} {how}, and cannot be given to run")
+        free = {name for rule in self._rules.values() for name in rule.needs} - produced
         if wrong := inputs.keys() - free:
-            told = nearest(min(wrong), free) if free else "it takes none"
-            raise TypeError(f"{where}: no step needs an input {min(wrong)!r}; {told}")
+            advice = nearest(min(wrong), free) if free else "it takes none"
+            raise TypeError(f"{label}: no step needs an input {min(wrong)!r}; {advice}")
         for rule in self._rules.values():
             for name in rule.needs:
-                if rule.needs[name] and name not in {*inputs, *made}:
+                if rule.needs[name] and name not in {*inputs, *produced}:
                     raise TypeError(
-                        f"{where}: nobody makes {name!r}, which {rule.name} needs: give it to run, or make a "
+                        f"{label}: nobody makes {name!r}, which {rule.name} needs: give it to run, or make a "
                         "step of that name"
                     )
 
 
-def _parameters_of(where: str, function: Callable[..., object]) -> dict[str, bool]:
+def _parameters_of(label: str, function: Callable[..., object]) -> dict[str, bool]:
     """Return the parameters of a function, and whether each is required."""
     parameters = inspect.signature(function).parameters.values()
-    for one in parameters:
-        if one.kind not in {one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY}:
-            raise TypeError(f"{where}: each parameter must be a name that it needs, got {one}")
-    return {one.name: one.default is one.empty for one in parameters}
+    for parameter in parameters:
+        if parameter.kind not in {parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY}:
+            raise TypeError(f"{label}: each parameter must be a name that it needs, got {parameter}")
+    return {parameter.name: parameter.default is parameter.empty for parameter in parameters}
 
 
 class WorkflowTree(Actor):
@@ -290,14 +290,14 @@ class WorkflowTree(Actor):
     def _shown(self, path: str) -> Iterator[ActorSnapshot]:
         runs = [(flow.name, run) for flow in self._workflows for run in flow.runs.values()]
         for name, run in runs[:_MAX_SHOWN]:
-            where = f"{path}/{name} {run.key.replace('/', ' ')}"
+            run_path = f"{path}/{name} {run.key.replace('/', ' ')}"
             steps = tuple(
                 ActorSnapshot(
-                    path=f"{where}/{step.name}",
+                    path=f"{run_path}/{step.name}",
                     actor_class="step",
                     state=_SHOWN.get(step.state, "terminated"),
                     note=f"{step.state}, attempt {step.attempts}",
                 )
                 for step in run.steps.values()
             )
-            yield ActorSnapshot(path=where, actor_class="Run", state="running", children=steps)
+            yield ActorSnapshot(path=run_path, actor_class="Run", state="running", children=steps)

@@ -55,20 +55,20 @@ class RunJournal:
     """The entries of one run. Without a store they stay in memory.
 
     Attributes:
-        where: The workflow and the run, for errors.
+        label: The workflow and the run, for errors.
         entity: The name of the run in the store.
         store: The store, which is open; None for none.
         is_finished: Whether the run has ended.
     """
 
-    where: str
+    label: str
     entity: str
     store: Store | None
     is_finished: bool = attrs.field(default=False, init=False)
     _epoch: int = attrs.field(default=0, init=False)
     _number: int = attrs.field(default=0, init=False)
     _replies: dict[str, bytes] = attrs.field(factory=dict[str, bytes], init=False)
-    _kept: dict[str, Kept] = attrs.field(factory=dict[str, Kept], init=False)
+    _outcomes: dict[str, Kept] = attrs.field(factory=dict[str, Kept], init=False)
     # Numbers of entries have an order, and no gaps.
     _lock: trio.Lock = attrs.field(factory=trio.Lock, init=False)
 
@@ -87,33 +87,33 @@ class RunJournal:
         self._number, self._replies = journal.number, dict(journal.replies)
         if journal.saved is not None:
             self.is_finished, self._replies = True, pickle.loads(journal.saved[1])  # noqa: S301  # our own bytes
-        if (kept := self.find(_INPUTS)) is None:
-            await self.keep(_INPUTS, kept := Kept("finished", dict(inputs)))
-        for name in sorted(kept.value.keys() | inputs.keys()):
-            before, given = kept.value.get(name, "nothing"), inputs.get(name, "nothing")
+        if (outcome := self.find(_INPUTS)) is None:
+            await self.keep(_INPUTS, outcome := Kept("finished", dict(inputs)))
+        for name in sorted(outcome.value.keys() | inputs.keys()):
+            previous, current = outcome.value.get(name, "nothing"), inputs.get(name, "nothing")
             # Arrays do not have a single truth value. Bytes of equal values differ until they have been read
             # once.
-            if (before == given) is not True and pickle.dumps(before) != pickle.dumps(
-                pickle.loads(pickle.dumps(given))  # noqa: S301  # our own bytes
+            if (previous == current) is not True and pickle.dumps(previous) != pickle.dumps(
+                pickle.loads(pickle.dumps(current))  # noqa: S301  # our own bytes
             ):
-                told = f"{name} was {before!r:.100}, and is {given!r:.100}"
-                raise ValueError(f"{self.where}: the run was begun with other inputs: {told}")
+                difference = f"{name} was {previous!r:.100}, and is {current!r:.100}"
+                raise ValueError(f"{self.label}: the run was begun with other inputs: {difference}")
 
     def find(self, name: str) -> Kept | None:
         """Return what is kept under a name. Names of removed steps are never read."""
-        if name not in self._kept and name in self._replies:
+        if name not in self._outcomes and name in self._replies:
             try:
-                kept = Kept(*pickle.loads(self._replies[name]))  # noqa: S301  # our own bytes
-                if kept.is_list:
-                    items = [self.find(f"{name}[{number}]") for number in range(kept.value)]
-                    kept = attrs.evolve(kept, value=[item.value for item in items if item])
-                self._kept[name] = kept
+                outcome = Kept(*pickle.loads(self._replies[name]))  # noqa: S301  # our own bytes
+                if outcome.is_list:
+                    items = [self.find(f"{name}[{number}]") for number in range(outcome.value)]
+                    outcome = attrs.evolve(outcome, value=[item.value for item in items if item])
+                self._outcomes[name] = outcome
             except Exception as error:
-                error.add_note(f"{self.where}: the result of {name} in the store cannot be read")
+                error.add_note(f"{self.label}: the result of {name} in the store cannot be read")
                 raise
-        return self._kept.get(name)
+        return self._outcomes.get(name)
 
-    async def keep(self, name: str, kept: Kept) -> None:
+    async def keep(self, name: str, outcome: Kept) -> None:
         """Keep an outcome.
 
         Raises:
@@ -122,12 +122,14 @@ class RunJournal:
         """
         if self.store is not None:
             try:
-                value = len(kept.value) if kept.is_list else kept.value
-                data = pickle.dumps((kept.state, value, kept.seconds, kept.attempts, kept.is_list))
+                value = len(outcome.value) if outcome.is_list else outcome.value
+                data = pickle.dumps(
+                    (outcome.state, value, outcome.seconds, outcome.attempts, outcome.is_list)
+                )
             except (TypeError, AttributeError, pickle.PicklingError) as error:
-                raise TypeError(f"{self.where}: {name} cannot be kept in the store: {error}") from error
+                raise TypeError(f"{self.label}: {name} cannot be kept in the store: {error}") from error
             await self._write(name, data)
-        self._kept[name] = kept
+        self._outcomes[name] = outcome
 
     async def finish(self) -> None:
         """Put all results into one save, and have the store drop the entries."""

@@ -143,12 +143,12 @@ class Run:
         self.steps = {rule.name: RunStep(rule.name) for rule in self._rules}
 
     def __repr__(self) -> str:
-        return f"<Run {self.journal.where}>"
+        return f"<Run {self.journal.label}>"
 
     @property
     def missing(self) -> tuple[str, ...]:
         """Names of the later inputs that are not given yet."""
-        return tuple(name for name, one in self._later.items() if one.state == "waiting")
+        return tuple(name for name, step in self._later.items() if step.state == "waiting")
 
     async def give(self, **inputs: object) -> None:
         """Give later inputs. When this returns, they are in the store.
@@ -162,17 +162,17 @@ class Run:
         for name, value in inputs.items():
             if name not in self.missing or self._scope.cancel_called:
                 waits = ", ".join(self.missing) or "no input"
-                raise ValueError(f"{self.journal.where}: give: {name!r} is not awaited; it waits for {waits}")
-            one, kept = self._later[name], Kept("finished", value)
-            one.state = "running"
+                raise ValueError(f"{self.journal.label}: give: {name!r} is not awaited; it waits for {waits}")
+            step, outcome = self._later[name], Kept("finished", value)
+            step.state = "running"
             try:
-                await self.journal.keep(name, kept)
+                await self.journal.keep(name, outcome)
             except BaseException as error:
-                one.state = "waiting"
+                step.state = "waiting"
                 if isinstance(error, (FencedError, StoreError)):
                     self.fail(error)
                 raise
-            one.end(kept)
+            step.end(outcome)
             await self.tell(name, "finished", value)
 
     async def execute(self) -> WorkflowResult:
@@ -180,10 +180,10 @@ class Run:
         begun = trio.current_time()
         try:
             await self.journal.begin(self._inputs)
-            for one in (*self.steps.values(), *self._later.values()):
-                if kept := self.journal.find(one.name):
-                    one.is_kept = True
-                    one.end(kept)
+            for step in (*self.steps.values(), *self._later.values()):
+                if outcome := self.journal.find(step.name):
+                    step.is_kept = True
+                    step.end(outcome)
             if not self.journal.is_finished:
                 await self._run_steps(begun)
                 await self.journal.finish()
@@ -193,16 +193,16 @@ class Run:
         return WorkflowResult(self.steps, trio.current_time() - begun)
 
     async def _run_steps(self, begun: float) -> None:
-        known = {**self.steps, **self._later}
-        for name in {name for rule in self._rules for name in rule.needs} - known.keys():
-            known[name] = RunStep(name)
+        steps = {**self.steps, **self._later}
+        for name in {name for rule in self._rules for name in rule.needs} - steps.keys():
+            steps[name] = RunStep(name)
             is_given = name in self._inputs
-            known[name].end(Kept("finished", self._inputs[name]) if is_given else Kept("skipped", ""))
+            steps[name].end(Kept("finished", self._inputs[name]) if is_given else Kept("skipped", ""))
         with self._scope:
             async with trio.open_nursery() as nursery:
                 self._begun.set()
                 for rule in self._rules:
-                    nursery.start_soon(self._run_step, rule, known, begun, name=rule.name)
+                    nursery.start_soon(self._run_step, rule, steps, begun, name=rule.name)
         if self.error is not None:
             error, self.error = self.error, None
             try:
@@ -210,26 +210,26 @@ class Run:
             finally:
                 del error
 
-    async def _run_step(self, rule: StepRule, known: Mapping[str, RunStep], begun: float) -> None:
-        step = known[rule.name]
+    async def _run_step(self, rule: StepRule, steps: Mapping[str, RunStep], begun: float) -> None:
+        step = steps[rule.name]
         try:
             for name in () if step.is_kept else rule.needs:
-                await known[name].ready.wait()
+                await steps[name].ready.wait()
             if not step.is_kept:
                 step.waited = trio.current_time() - begun
-                await self._work(rule, step, known)
+                await self._work(rule, step, steps)
             is_kept = step.is_kept and step.state == "finished"
             kind: Any = "kept" if is_kept else step.state
             await self.tell(step.name, kind, step.value)
         except Exception as error:  # noqa: BLE001  # a step may raise anything
             self.fail(error)
 
-    async def _work(self, rule: StepRule, step: RunStep, known: Mapping[str, RunStep]) -> None:
-        values = {name: known[name].value for name in rule.needs if known[name].state == "finished"}
+    async def _work(self, rule: StepRule, step: RunStep, steps: Mapping[str, RunStep]) -> None:
+        values = {name: steps[name].value for name in rule.needs if steps[name].state == "finished"}
         for name, is_needed in rule.needs.items():
             if is_needed and name not in values:
                 # It follows from the outcomes of others, so it is not kept.
-                step.end(Kept("skipped", f"{name} was {known[name].state}", attempts=0))
+                step.end(Kept("skipped", f"{name} was {steps[name].state}", attempts=0))
                 return
 
         def chosen(names: frozenset[str]) -> dict[str, Any]:
@@ -250,18 +250,20 @@ class Run:
                 raise
             state, value = "failed", describe(error)
         is_list = rule.over is not None and state == "finished"
-        kept = Kept(state, value, trio.current_time() - begun, step.attempts, is_list)
-        await self.keep(rule.name, kept)
-        step.end(kept)
+        outcome = Kept(state, value, trio.current_time() - begun, step.attempts, is_list)
+        await self.keep(rule.name, outcome)
+        step.end(outcome)
 
     async def _fan_out(
-        self, rule: StepRule, step: RunStep, given: Any, taken: Mapping[str, Any]
+        self, rule: StepRule, step: RunStep, collection: Any, taken: Mapping[str, Any]
     ) -> list[Any]:
         try:
-            items = list(given)
+            items = list(collection)
         except TypeError:
-            where = f"{self.journal.where}: {rule.name}"
-            raise TypeError(f"{where} needs a list of items, and {rule.over} is {given!r:.100}") from None
+            label = f"{self.journal.label}: {rule.name}"
+            raise TypeError(
+                f"{label} needs a list of items, and {rule.over} is {collection!r:.100}"
+            ) from None
         results: list[Any] = [None] * len(items)
         numbers = iter(range(len(items)))
         errors: list[Exception] = []
@@ -270,12 +272,12 @@ class Run:
             for number in numbers:
                 name = f"{rule.name}[{number}]"
                 try:
-                    if (kept := self.journal.find(name)) is None:
+                    if (outcome := self.journal.find(name)) is None:
                         begun = trio.current_time()
-                        made = await self._call(rule, step, name, {**taken, rule.item or "": items[number]})
-                        kept = Kept("finished", made, trio.current_time() - begun)
-                        await self.keep(name, kept)
-                    results[number] = kept.value
+                        value = await self._call(rule, step, name, {**taken, rule.item or "": items[number]})
+                        outcome = Kept("finished", value, trio.current_time() - begun)
+                        await self.keep(name, outcome)
+                    results[number] = outcome.value
                 except Exception as error:  # noqa: BLE001  # it is raised below, in no group
                     errors.append(error)
                     nursery.cancel_scope.cancel()
@@ -301,12 +303,12 @@ class Run:
                 except Exception as error:
                     await self.tell(name, "failed", describe(error))  # noqa: ASYNC120  # a run that ends
                     if self.error is not None or attempt + 1 == rule.attempts:
-                        where = f"{self.journal.where}: {name}"
-                        error.add_note(f"in {where}, attempt {attempt + 1} of {rule.attempts}")
+                        label = f"{self.journal.label}: {name}"
+                        error.add_note(f"in {label}, attempt {attempt + 1} of {rule.attempts}")
                         raise
                 finally:
                     _CURRENT.reset(token)
-        raise trio.TooSlowError(f"{self.journal.where}: {name} took longer than {rule.deadline:g} s")
+        raise trio.TooSlowError(f"{self.journal.label}: {name} took longer than {rule.deadline:g} s")
 
     async def keep(self, name: str, outcome: Kept) -> None:
         """Keep an outcome; if that fails, the run fails."""
@@ -380,11 +382,11 @@ class RunningStep:
             raise ValueError(f"once: {self.key} has called {name!r} in this attempt already; use other names")
         self._called.add(name)
         known_by = f"{self.name}.{name}"
-        if (kept := self._run.journal.find(known_by)) is None:
-            kept = Kept("finished", await function(*args))
-            await self._run.keep(known_by, kept)
-        found: T = kept.value
-        return found
+        if (outcome := self._run.journal.find(known_by)) is None:
+            outcome = Kept("finished", await function(*args))
+            await self._run.keep(known_by, outcome)
+        value: T = outcome.value
+        return value
 
 
 _CURRENT: ContextVar[RunningStep] = ContextVar("trio_accel.agents.current_step")
@@ -396,7 +398,7 @@ def current_step() -> RunningStep:
     Raises:
         RuntimeError: The task works for no step.
     """
-    found = _CURRENT.get(None)
-    if found is None:
+    step = _CURRENT.get(None)
+    if step is None:
         raise RuntimeError("current_step: this task works for no step of a Workflow")
-    return found
+    return step

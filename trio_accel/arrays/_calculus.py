@@ -108,8 +108,8 @@ async def average(
     if weights.shape != x.shape:
         axes = axes_of(name, x.shape, axis)
         if len(axes) != 1 or weights.shape != (x.shape[axes[0]],):
-            told = f"the shape {x.shape} of x, or be along one axis, got {weights.shape}"
-            raise ValueError(f"{name}: weights must have {told}")
+            requirement = f"the shape {x.shape} of x, or be along one axis, got {weights.shape}"
+            raise ValueError(f"{name}: weights must have {requirement}")
         weights = weights.reshape((-1, *(1,) * (x.ndim - 1 - axes[0])))
     return await _AVERAGE.ask(_AVERAGE.compute(x, weights, axis=axis, keepdims=keepdims))
 
@@ -134,11 +134,11 @@ async def cov(x: Operand, *, correction: int = 1) -> AccelRef:
     name = "arrays.cov"
     [x] = await placed(name, x=x)
     if not 0 < x.ndim < 3 or x.shape[-1] <= whole("arrays.cov", "correction", correction):
-        told = f"variables and more observations than {correction}, got shape {x.shape}"
-        raise ValueError(f"{name}: x must be of {told}")
+        requirement = f"variables and more observations than {correction}, got shape {x.shape}"
+        raise ValueError(f"{name}: x must be of {requirement}")
     centred = await _CENTRED.ask(_CENTRED.compute(x.reshape((-1, x.shape[-1])), axis=1))
-    made = await _products(centred, 1 / (x.shape[-1] - correction))
-    return made if x.ndim == 2 else made.reshape(())
+    covariances = await _products(centred, 1 / (x.shape[-1] - correction))
+    return covariances if x.ndim == 2 else covariances.reshape(())
 
 
 async def _products(centred: AccelRef, alpha: float) -> AccelRef:
@@ -170,10 +170,12 @@ async def corrcoef(x: Operand) -> AccelRef:
         raise ValueError(
             f"arrays.corrcoef: x must have two observations of each variable, got shape {x.shape}"
         )
-    made = await _products(await _STANDARD.ask(_STANDARD.compute(x, axis=1)), 1.0)
-    own = diagonal(made)
+    covariances = await _products(await _STANDARD.ask(_STANDARD.compute(x, axis=1)), 1.0)
+    variances = diagonal(covariances)
     text = "y = clip(c / sqrt(a) / sqrt(b), -1, 1)"
-    return await _elementwise("corrcoef", text, "c", "a", "b", precision="float32")(made, own[:, None], own)
+    return await _elementwise("corrcoef", text, "c", "a", "b", precision="float32")(
+        covariances, variances[:, None], variances
+    )
 
 
 @composed
@@ -192,21 +194,21 @@ async def digitize(x: Operand, bins: Operand, *, right: bool = False) -> AccelRe
         TypeError: An argument is not an array, or is complex.
         ValueError: `bins` is not a vector, or a host array in no order.
     """
-    name, given = "arrays.digitize", bins
+    name, edges = "arrays.digitize", bins
     x, bins = await placed(name, x=x, bins=bins)
     check_real(name, x=x.spec, bins=bins.spec)
-    if isinstance(given, np.ndarray) and given.ndim == 1:
-        falls = bool(len(given) and (given[0] > given[-1] or given[0] != given[0]))  # NaN
-        if np.any(given[1:] > given[:-1] if falls else given[1:] < given[:-1]):
-            raise ValueError(f"{name}: bins must ascend or descend, got {given}")
+    if isinstance(edges, np.ndarray) and edges.ndim == 1:
+        falls = bool(len(edges) and (edges[0] > edges[-1] or edges[0] != edges[0]))  # NaN
+        if np.any(edges[1:] > edges[:-1] if falls else edges[1:] < edges[:-1]):
+            raise ValueError(f"{name}: bins must ascend or descend, got {edges}")
     if bins.ndim != 1:
         raise ValueError(f"{name}: bins must be a vector, got shape {bins.shape}")
     side: Literal["left", "right"] = "left" if right else "right"
     if bins.size < 2:
         return await searchsorted(bins, x, side=side)
-    last = bins.size - 1
-    found = await searchsorted(await _ASCENDING(bins, last, shape=bins.shape), x, side=side)
-    return await _BIN_INDEX(bins, last, found, out=found)
+    last_index = bins.size - 1
+    positions = await searchsorted(await _ASCENDING(bins, last_index, shape=bins.shape), x, side=side)
+    return await _BIN_INDEX(bins, last_index, positions, out=positions)
 
 
 @composed
@@ -232,36 +234,36 @@ async def gradient(
         NotSupportedError: float8.
     """
     name = "arrays.gradient"
-    given = {"spacing": spacing} if isinstance(spacing, (AccelRef, np.ndarray)) else {}
-    x, *coordinates = await placed(name, x=x, **given)
+    coordinate_args = {"spacing": spacing} if isinstance(spacing, (AccelRef, np.ndarray)) else {}
+    x, *coordinates = await placed(name, x=x, **coordinate_args)
     axes = axes_of(name, x.shape, axis)
     if isinstance(axis, Sequence):
-        axes = tuple([axes_of(name, x.shape, one)[0] for one in axis])
-    lengths = [x.shape[one] for one in axes]
+        axes = tuple([axes_of(name, x.shape, dimension)[0] for dimension in axis])
+    lengths = [x.shape[dimension] for dimension in axes]
     if min(lengths, default=2) < 2 or any(c.shape != (n,) for c in coordinates for n in lengths):
-        told = f"two samples, and spacing a coordinate for each, got shape {x.shape}"
-        raise ValueError(f"{name}: an axis must have {told}")
-    for each in coordinates:
-        check_real(name, spacing=each.spec)
-    more: Sequence[ExpressionArgument] = coordinates or [
+        requirement = f"two samples, and spacing a coordinate for each, got shape {x.shape}"
+        raise ValueError(f"{name}: an axis must have {requirement}")
+    for coordinate in coordinates:
+        check_real(name, spacing=coordinate.spec)
+    spacings: Sequence[ExpressionArgument] = coordinates or [
         float(check_number(name, "spacing", spacing, is_real=True))
     ]
-    found = [
-        await _gradient(x.dtype, x.ndim, one, not given)(x, n - 1, *more, shape=x.shape)
-        for one, n in zip(axes, lengths, strict=True)
+    derivatives = [
+        await _gradient(x.dtype, x.ndim, dimension, not coordinate_args)(x, n - 1, *spacings, shape=x.shape)
+        for dimension, n in zip(axes, lengths, strict=True)
     ]
-    return found[0] if len(found) == 1 else tuple(found)
+    return derivatives[0] if len(derivatives) == 1 else tuple(derivatives)
 
 
 @functools.cache
 def _gradient(dtype: DType, ndim: int, axis: int, is_even: bool) -> Elementwise[AccelRef]:
-    before, at, after = (
-        f"{_wide(dtype)}(x[{', '.join(place if one == axis else f'i({one})' for one in range(ndim))}])"
-        for place in ("l", f"i({axis})", "r")
+    lower, middle, upper = (
+        f"{_wide(dtype)}(x[{', '.join(index if k == axis else f'i({k})' for k in range(ndim))}])"
+        for index in ("l", f"i({axis})", "r")
     )
     text = (
         f"l = maximum(i({axis}) - 1, 0); r = minimum(i({axis}) + 1, last); k = where(r - l == 2, 2.0, 1.0);"
-        f"a = {before}; b = {after}; e = b - a;"
+        f"a = {lower}; b = {upper}; e = b - a;"
     )
     if is_even:
         # A quotient may fit where the difference does not.
@@ -270,7 +272,7 @@ def _gradient(dtype: DType, ndim: int, axis: int, is_even: bool) -> Elementwise[
         # The ends are also of second order if the distances differ.
         text += (
             f"m = float64(c[i({axis})]); s = m - float64(c[l]); d = float64(c[r]) - m; y = where(k == 2,"
-            f" (b * s / d - a * d / s + {at} * (d / s - s / d)) / (s + d), e / (s + d))"
+            f" (b * s / d - a * d / s + {middle} * (d / s - s / d)) / (s + d), e / (s + d))"
         )
     return _elementwise("gradient", text, "x", "last", "c", dtype=_rounded(dtype))
 
@@ -304,12 +306,12 @@ async def interp(
     name = "arrays.interp"
     x, xp, fp = await placed(name, x=x, xp=xp, fp=fp)
     if xp.ndim != 1 or xp.shape != fp.shape or not xp.size:
-        told = f"of one length, got shapes {xp.shape} and {fp.shape}"
-        raise ValueError(f"{name}: xp and fp must be vectors {told}")
+        requirement = f"of one length, got shapes {xp.shape} and {fp.shape}"
+        raise ValueError(f"{name}: xp and fp must be vectors {requirement}")
     check_real(name, x=x.spec, xp=xp.spec)
-    at = await searchsorted(xp, x, side="right")
+    positions = await searchsorted(xp, x, side="right")
     ends = fp[0] if left is None else left, fp[-1] if right is None else right
-    return await _interpolated(_wide(fp.dtype))(x, at, xp, fp, *ends, xp.size - 1)
+    return await _interpolated(_wide(fp.dtype))(x, positions, xp, fp, *ends, xp.size - 1)
 
 
 @functools.cache
@@ -358,14 +360,14 @@ async def nan_to_num(
     """
     numbers = {"nan": nan, "posinf": posinf, "neginf": neginf}
     taken = {
-        argument: float(check_number("arrays.nan_to_num", argument, one, is_real=True))
-        for argument, one in numbers.items()
-        if argument == "nan" or one is not None
+        argument: float(check_number("arrays.nan_to_num", argument, number, is_real=True))
+        for argument, number in numbers.items()
+        if argument == "nan" or number is not None
     }
     names = {"posinf": "high", "neginf": "low"}
-    given = {names[argument]: one for argument, one in taken.items() if argument in names}
+    limits = {names[argument]: number for argument, number in taken.items() if argument in names}
     # The number next to infinity is the largest one.
-    high, low = (name if name in given else "nextafter({0}, 0.0)" for name in ("high", "low"))
+    high, low = (name if name in limits else "nextafter({0}, 0.0)" for name in ("high", "low"))
     part = "where({0} != {0}, other, where({0} == inf, " + f"{high}, where({{0}} == -inf, {low}, {{0}})))"
     parts = part.format("r"), part.format("i")
     texts = {
@@ -376,8 +378,8 @@ async def nan_to_num(
     if kind not in texts:
         # There is nothing to replace, and a number to do it with would change the dtype.
         return await _elementwise("nan_to_num", "y = where(x == x, x, x)", "x")(x, out=out)
-    made = _elementwise("nan_to_num", texts[kind], "x", "other", *given)
-    return await made(x, taken["nan"], *given.values(), out=out)
+    expression = _elementwise("nan_to_num", texts[kind], "x", "other", *limits)
+    return await expression(x, taken["nan"], *limits.values(), out=out)
 
 
 @composed
@@ -425,17 +427,17 @@ async def trapezoid(
     """
     name = "arrays.trapezoid"
     y, *coordinates = await placed(name, y=y, **({} if x is None else {"x": x}))
-    place = axis_of(name, y.spec, axis)
-    first, second = ((*(slice(None),) * place, part) for part in (slice(None, -1), slice(1, None)))
-    between: list[ExpressionArgument] = [0.0, float(check_number(name, "dx", dx, is_real=True))]
-    for given in coordinates:
-        if given.shape not in (y.shape, y.shape[place : place + 1]):
-            told = f"the shape {y.shape} of y, or be a vector along the axis, got {given.shape}"
-            raise ValueError(f"{name}: x must have {told}")
-        spread = (*(1,) * place, -1, *(1,) * (y.ndim - 1 - place))
-        at = given if given.shape == y.shape else given.reshape(spread)
-        between = [at[first], at[second]]
-    message = _TRAPEZOID.compute(y[first], y[second], *between, axis=place, keepdims=keepdims)
+    axis_index = axis_of(name, y.spec, axis)
+    first, second = ((*(slice(None),) * axis_index, part) for part in (slice(None, -1), slice(1, None)))
+    spacing: list[ExpressionArgument] = [0.0, float(check_number(name, "dx", dx, is_real=True))]
+    for coordinate in coordinates:
+        if coordinate.shape not in (y.shape, y.shape[axis_index : axis_index + 1]):
+            requirement = f"the shape {y.shape} of y, or be a vector along the axis, got {coordinate.shape}"
+            raise ValueError(f"{name}: x must have {requirement}")
+        spread = (*(1,) * axis_index, -1, *(1,) * (y.ndim - 1 - axis_index))
+        points = coordinate if coordinate.shape == y.shape else coordinate.reshape(spread)
+        spacing = [points[first], points[second]]
+    message = _TRAPEZOID.compute(y[first], y[second], *spacing, axis=axis_index, keepdims=keepdims)
     return await _TRAPEZOID.ask(message)
 
 
@@ -459,18 +461,21 @@ async def unwrap(x: Operand, *, axis: int = -1, period: float = 6.28318530717958
     [x] = await placed("arrays.unwrap", x=x)
     if x.dtype.kind != "float":
         raise TypeError(f"arrays.unwrap: x must be of real floating numbers, got {x.dtype}")
-    place = axis_of("arrays.unwrap", x.spec, axis)
+    axis_index = axis_of("arrays.unwrap", x.spec, axis)
     number = float(check_number("arrays.unwrap", "period", period, is_real=True))
-    jumps = await _unwrapped(x.ndim, place)(x, number, shape=x.shape)
-    return await add(x, await cumulative_sum(jumps, axis=place))
+    jumps = await _unwrapped(x.ndim, axis_index)(x, number, shape=x.shape)
+    return await add(x, await cumulative_sum(jumps, axis=axis_index))
 
 
 @functools.cache
 def _unwrapped(ndim: int, axis: int) -> Elementwise[AccelRef]:
-    before = ", ".join(f"maximum(i({one}) - 1, 0)" if one == axis else f"i({one})" for one in range(ndim))
-    at = ", ".join(f"i({one})" for one in range(ndim))
+    previous = ", ".join(
+        f"maximum(i({dimension}) - 1, 0)" if dimension == axis else f"i({dimension})"
+        for dimension in range(ndim)
+    )
+    current = ", ".join(f"i({dimension})" for dimension in range(ndim))
     text = (
-        f"d = x[{at}] - x[{before}]; h = period / 2; m = (d + h) % period - h;"
+        f"d = x[{current}] - x[{previous}]; h = period / 2; m = (d + h) % period - h;"
         "m = where(m == -h and d > 0, h, m); y = where(abs(d) < h, 0, m - d)"
     )
     return _elementwise("unwrap", text, "x", "period")
@@ -503,8 +508,8 @@ async def vander(x: Operand, n: int | None = None, *, increasing: bool = False) 
         raise ValueError(f"{name}: n must be at least 0, got {n}")
     # NumPy has powers of integers so.
     wide = x.dtype if x.dtype.is_inexact else DType.float64 if x.dtype is DType.uint64 else DType.int64
-    place = "i(1)" if increasing else "(count - 1 - i(1))"
+    exponent = "i(1)" if increasing else "(count - 1 - i(1))"
     inputs = ("x",) if increasing else ("x", "count")
     taken = "x" if x.dtype is wide else f"{wide}(x)"
-    made = _elementwise("vander", f"{taken} ** {place}", *inputs, dtype=wide)
-    return await made(x[:, None], *(() if increasing else (count,)), shape=(x.size, count))
+    expression = _elementwise("vander", f"{taken} ** {exponent}", *inputs, dtype=wide)
+    return await expression(x[:, None], *(() if increasing else (count,)), shape=(x.size, count))

@@ -53,7 +53,8 @@ async def placed(name: str, **arrays: Operand) -> list[AccelRef]:
         else:
             check_ref(name, argument, array)
     return [
-        await device.put(one) if isinstance(one, np.ndarray) else on_device(one) for one in arrays.values()
+        await device.put(array) if isinstance(array, np.ndarray) else on_device(array)
+        for array in arrays.values()
     ]
 
 
@@ -64,10 +65,10 @@ def check_number(name: str, argument: str, value: object, *, is_real: bool = Fal
         TypeError: It is none, or a complex one where that does not do.
     """
     # Not all of NumPy's numbers are registered with `numbers`.
-    given: Any = value
-    number = given.item() if isinstance(value, np.generic) else given
+    untyped_value: Any = value
+    number = untyped_value.item() if isinstance(value, np.generic) else untyped_value
     if not isinstance(number, Real if is_real else Complex):
-        raise TypeError(f"{name}: {argument} must be a {'real ' * is_real}number, got {shown(given)}")
+        raise TypeError(f"{name}: {argument} must be a {'real ' * is_real}number, got {shown(untyped_value)}")
     return number
 
 
@@ -97,8 +98,10 @@ def check_real(name: str, **arrays: ArraySpec) -> None:
     try:
         DType.of(np.result_type(*[array.dtype.dtype for array in arrays.values()]))
     except TypeError:
-        given = " and ".join(f"{argument} of {array.dtype}" for argument, array in arrays.items())
-        raise TypeError(f"{name}: {given} do not promote to a common dtype; convert one by cast()") from None
+        listing = " and ".join(f"{argument} of {array.dtype}" for argument, array in arrays.items())
+        raise TypeError(
+            f"{name}: {listing} do not promote to a common dtype; convert one by cast()"
+        ) from None
 
 
 def flat(planner: Planner, x: ArraySpec) -> ArraySpec:

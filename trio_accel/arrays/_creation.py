@@ -61,23 +61,29 @@ async def asarray(
             error is also an `OverflowError`, as NumPy's is.
     """
     check_device("arrays.asarray", device)
-    wanted = None if dtype is None else DType.of(dtype)
+    requested = None if dtype is None else DType.of(dtype)
     copy = None if copy is None else flag("arrays.asarray", "copy", copy)
     if isinstance(obj, AccelRef):
-        is_here = obj.device is device and wanted in (None, obj.dtype)
+        is_here = obj.device is device and requested in (None, obj.dtype)
         if is_here and not copy:
             return obj
     if copy is False:
         raise ValueError("arrays.asarray: copy=False, and only a copy is on the device and of this dtype")
     if isinstance(obj, AccelRef):
-        here = obj if wanted in (None, obj.dtype) else await obj.cast(wanted)
-        return await here.copy_to(device) if here.device is not device or here is obj else here
+        converted = obj if requested in (None, obj.dtype) else await obj.cast(requested)
+        return (
+            await converted.copy_to(device)
+            if converted.device is not device or converted is obj
+            else converted
+        )
     host = host_array("arrays.asarray: obj", obj)
-    given = DType.of(host.dtype)
-    if wanted is not None:
-        check_conversion("arrays.asarray", "obj", given, wanted)
+    host_dtype = DType.of(host.dtype)
+    if requested is not None:
+        check_conversion("arrays.asarray", "obj", host_dtype, requested)
         # NumPy refuses Python numbers that the dtype cannot hold, but converts the numbers of arrays.
-        host = host.astype(wanted.dtype) if isinstance(obj, np.ndarray) else np.asarray(obj, wanted.dtype)
+        host = (
+            host.astype(requested.dtype) if isinstance(obj, np.ndarray) else np.asarray(obj, requested.dtype)
+        )
     return await device.put(host)
 
 
@@ -179,19 +185,20 @@ async def arange(
         ValueError: The step is 0, numbers are not finite or not held by an integer `dtype`, or there are more
             numbers than an array can have.
     """
-    name, given = "arrays.arange", {"start": start, "step": step} | ({} if stop is None else {"stop": stop})
-    numbers = [check_number(name, argument, number, is_real=True) for argument, number in given.items()]
-    first, by, last = numbers if len(numbers) == 3 else (0, numbers[1], numbers[0])
+    name = "arrays.arange"
+    arguments = {"start": start, "step": step} | ({} if stop is None else {"stop": stop})
+    numbers = [check_number(name, argument, number, is_real=True) for argument, number in arguments.items()]
+    first, by, end = numbers if len(numbers) == 3 else (0, numbers[1], numbers[0])
     is_whole = all(isinstance(number, int) for number in numbers)
     if not is_whole:
-        first, by, last = (_inexact(name, "a number", number).real for number in (first, by, last))
-    told = f"start {first}, stop {last}, step {by}"
-    if not by or not (is_whole or all(map(math.isfinite, (first, by, last)))):
-        raise ValueError(f"{name}: numbers must be finite, and the step not 0, got {told}")
+        first, by, end = (_inexact(name, "a number", number).real for number in (first, by, end))
+    range_text = f"start {first}, stop {end}, step {by}"
+    if not by or not (is_whole or all(map(math.isfinite, (first, by, end)))):
+        raise ValueError(f"{name}: numbers must be finite, and the step not 0, got {range_text}")
     kind = DType.of(("int64" if is_whole else "float64") if dtype is None else dtype)
-    count = max(_count(first, last, by, is_whole=is_whole), 0)
+    count = max(_count(first, end, by, is_whole=is_whole), 0)
     if count >= 1 << 63:
-        raise ValueError(f"{name}: these are more numbers than an array has, got {told}")
+        raise ValueError(f"{name}: these are more numbers than an array has, got {range_text}")
     if is_whole and count:
         first, by = int(first), int(by)
         ends = first, first + (count - 1) * by
@@ -201,19 +208,19 @@ async def arange(
             # Sums of int64 wrap around to the same bits as sums of uint64.
             first, by = map(float if kind.is_inexact else _wrapped, (first, by))
     if is_whole:
-        return await _made(device, "arange", "start + step * i(0)", count, kind, start=first, step=by)
-    scale = _scale(first, last)
-    more = {"start": first / scale, "step": by / scale, "scale": scale}
-    return await _made(device, "arange", "scale * (start + step * i(0))", count, kind, **more)
+        return await _computed(device, "arange", "start + step * i(0)", count, kind, start=first, step=by)
+    scale = _scale(first, end)
+    parameters = {"start": first / scale, "step": by / scale, "scale": scale}
+    return await _computed(device, "arange", "scale * (start + step * i(0))", count, kind, **parameters)
 
 
-def _count(first: Any, last: Any, step: Any, *, is_whole: bool) -> int:
+def _count(first: Any, end: Any, step: Any, *, is_whole: bool) -> int:
     """Count the numbers from one to below another in steps; 1 << 63 means more than an array can have."""
     if is_whole:
-        return int(-((first - last) // step))
-    distance: float = (last - first) / step
+        return int(-((first - end) // step))
+    distance: float = (end - first) / step
     # Quotients may fit where the distance does not.
-    parts: float = distance if math.isfinite(distance) else last / step - first / step
+    parts: float = distance if math.isfinite(distance) else end / step - first / step
     return math.ceil(parts) if math.isfinite(parts) else (1 << 63) * (parts > 0)
 
 
@@ -252,7 +259,7 @@ async def linspace(
         TypeError: A dtype of integers, or a real one for complex numbers.
         ValueError: `num` is below 0, or float64 does not hold a number.
     """
-    ends = [_inexact("arrays.linspace", *each) for each in (("start", start), ("stop", stop))]
+    ends = [_inexact("arrays.linspace", *pair) for pair in (("start", start), ("stop", stop))]
     return await _spaced("linspace", device, ends, num, dtype, endpoint=endpoint)
 
 
@@ -274,46 +281,46 @@ async def _spaced(
         raise ValueError(f"{name}: num must be at least 0, and no more than an array has, got {num}")
     parts = count - 1 if flag(name, "endpoint", endpoint) else count
     scale = _scale(*ends)
-    first, last = (end / scale for end in ends)
-    step = (last - first) / parts if parts > 0 else 0.0
+    first, scaled_end = (end / scale for end in ends)
+    step = (scaled_end - first) / parts if parts > 0 else 0.0
     # The last number is `stop` itself, and not rounded to it. A single one is `start`.
     numbers = {"stop": ends[1], "last": parts if endpoint and parts > 0 else -1, "start": first, "step": step}
     text = "stop if i(0) == last else scale * (start + step * i(0))"
-    return await _made(device, function, text, count, kind, **numbers, scale=scale)
+    return await _computed(device, function, text, count, kind, **numbers, scale=scale)
 
 
 def _scale(*numbers: complex) -> float:
     """Choose a power of two that numbers are divided by, so that steps do not overflow or vanish."""
-    most = max(abs(part) for number in numbers for part in (number.real, number.imag))
-    return 4.0 if most > 1e300 else 2.0**-200 if most < 1e-200 else 1.0
+    largest = max(abs(part) for number in numbers for part in (number.real, number.imag))
+    return 4.0 if largest > 1e300 else 2.0**-200 if largest < 1e-200 else 1.0
 
 
 def _inexact(name: str, argument: str, number: complex, *, is_real: bool = False) -> complex:
     """Take a number as a floating or complex one of Python's."""
-    given = check_number(name, argument, number, is_real=is_real)
+    value = check_number(name, argument, number, is_real=is_real)
     try:
-        return complex(given) if isinstance(given, complex) else float(given)
+        return complex(value) if isinstance(value, complex) else float(value)
     except OverflowError:
         raise ValueError(f"{name}: {argument} is larger than float64 holds, got {number!r}") from None
 
 
 def _check_inexact(name: str, dtype: DType, *, is_complex: bool = False) -> None:
     if not dtype.is_inexact or (is_complex and dtype.kind != "complex"):
-        wanted = "complex" if is_complex else "floating or complex"
-        told = "" if is_complex else "; round what it makes, and cast that for integers"
-        raise TypeError(f"{name}: dtype must be {wanted}, got {dtype}{told}")
+        expected = "complex" if is_complex else "floating or complex"
+        advice = "" if is_complex else "; round what it makes, and cast that for integers"
+        raise TypeError(f"{name}: dtype must be {expected}, got {dtype}{advice}")
 
 
 async def _diagonal(
     name: str, text: str, device: Device, n_rows: int, n_cols: int | None, k: int, dtype: DTypeLike
 ) -> AccelRef:
     """Compute an expression of indices and a diagonal."""
-    where = f"arrays.{name}"
-    rows = whole(where, "n_rows", n_rows)
-    shape = (rows, rows if n_cols is None else whole(where, "n_cols", n_cols))
+    full_name = f"arrays.{name}"
+    rows = whole(full_name, "n_rows", n_rows)
+    shape = (rows, rows if n_cols is None else whole(full_name, "n_cols", n_cols))
     # No diagonal is further away, whatever integer is given.
-    nearest = max(-shape[0], min(clamped(where, "k", k), shape[1]))
-    return await _made(device, name, text, shape, dtype, k=nearest)
+    nearest = max(-shape[0], min(clamped(full_name, "k", k), shape[1]))
+    return await _computed(device, name, text, shape, dtype, k=nearest)
 
 
 @composed
@@ -362,12 +369,12 @@ async def diag(x: Operand, *, k: int = 0) -> AccelRef:
         raise ValueError("arrays.diag: x must have an axis, got shape ()")
     k = whole("arrays.diag", "k", k)
     size = x.shape[-1] + abs(k)
-    ahead = [f"i({axis})" for axis in range(x.ndim - 1)]
+    leading = [f"i({axis})" for axis in range(x.ndim - 1)]
     if not x.shape[-1]:
         return await _full("diag", 0, x.device, (*x.shape[:-1], size, size), x.dtype)
-    text = f"x[{', '.join([*ahead, 'i(-2) + minimum(k, 0)'])}] if i(-1) == i(-2) + k else bool(0)"
-    made = Elementwise[AccelRef](text, inputs=("x", "k"), operation="arrays.diag")
-    return await made(x, k, shape=(*x.shape[:-1], size, size))
+    text = f"x[{', '.join([*leading, 'i(-2) + minimum(k, 0)'])}] if i(-1) == i(-2) + k else bool(0)"
+    expression = Elementwise[AccelRef](text, inputs=("x", "k"), operation="arrays.diag")
+    return await expression(x, k, shape=(*x.shape[:-1], size, size))
 
 
 @composed
@@ -390,7 +397,7 @@ async def logspace(
     """
     name, kind = "arrays.logspace", DType.of(dtype)
     _check_inexact(name, kind)
-    ends = [_inexact(name, *each, is_real=True) for each in (("start", start), ("stop", stop))]
+    ends = [_inexact(name, *pair, is_real=True) for pair in (("start", start), ("stop", stop))]
     number = _inexact(name, "base", base, is_real=True)
     exponents = await _spaced("logspace", device, ends, num, None, endpoint=endpoint)
     return await _expression("logspace", "base ** x", kind)(number, exponents)
@@ -417,16 +424,16 @@ async def geomspace(
     """
     name, kind = "arrays.geomspace", DType.of(dtype)
     _check_inexact(name, kind)
-    ends = [_inexact(name, *each, is_real=True).real for each in (("start", start), ("stop", stop))]
+    ends = [_inexact(name, *pair, is_real=True).real for pair in (("start", start), ("stop", stop))]
     if not all(end and math.isfinite(end) for end in ends) or (ends[0] > 0) is not (ends[1] > 0):
-        told = f"got {start!r} and {stop!r}"
-        raise ValueError(f"{name}: start and stop must be finite, not 0 and of one sign, {told}")
+        received = f"got {start!r} and {stop!r}"
+        raise ValueError(f"{name}: start and stop must be finite, not 0 and of one sign, {received}")
     powers = [math.log10(abs(end)) for end in ends]
     exponents = await _spaced("geomspace", device, powers, num, None, endpoint=endpoint)
     text = "stop if i(0) == last else start if i(0) == 0 else side * 10.0 ** x"
-    last = num - 1 if endpoint and num > 1 else -1
+    last_index = num - 1 if endpoint and num > 1 else -1
     return await _expression("geomspace", text, kind)(
-        stop=ends[1], last=last, start=ends[0], side=math.copysign(1.0, ends[0]), x=exponents
+        stop=ends[1], last=last_index, start=ends[0], side=math.copysign(1.0, ends[0]), x=exponents
     )
 
 
@@ -457,7 +464,7 @@ _LOWER, _UPPER = (
 )
 
 
-async def _made(
+async def _computed(
     device: Device, name: str, text: str, shape: int | Ints, dtype: DTypeLike, **numbers: Any
 ) -> AccelRef:
     """Compute an expression of numbers and indices."""

@@ -108,18 +108,18 @@ def _clipping(
     bound = binder("arrays.clip", function)
 
     def message(*args: Any, **named: Any) -> Any:
-        given = bound(args, named)
-        out, x = given.pop("out"), given.pop("x")
-        bounds = {name: each for name, each in given.items() if each is not None}
-        for name, each in ({"x": x} | bounds).items():
-            dtype = Argument.decode(argument_of("arrays.clip", name, each)).dtype
+        arguments = bound(args, named)
+        out, x = arguments.pop("out"), arguments.pop("x")
+        bounds = {name: value for name, value in arguments.items() if value is not None}
+        for name, value in ({"x": x} | bounds).items():
+            dtype = Argument.decode(argument_of("arrays.clip", name, value)).dtype
             if dtype.kind in ("bool", "complex"):
                 raise TypeError(f"arrays.clip: {name} must be of real numbers, got {dtype}")
         return clips[tuple(bounds)].compute(x, *bounds.values(), out=out)
 
-    made: Any = wraps(function)(called(ArrayFunction("arrays.clip", message)))
-    made.message = message
-    return made  # type: ignore[no-any-return]  # it is the function
+    declared: Any = wraps(function)(called(ArrayFunction("arrays.clip", message)))
+    declared.message = message
+    return declared  # type: ignore[no-any-return]  # it is the function
 
 
 @expression("abs(x)")

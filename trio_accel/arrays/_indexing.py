@@ -217,8 +217,8 @@ async def one_hot(x: Operand, length: int, *, dtype: DTypeLike = "float32", out:
         ValueError: A negative `length`, or `out` of another shape.
     """
     check_array("arrays.one_hot", x=x)
-    made = _elementwise("i(-1) == x", dtypes=DType.of(dtype).value, operation="arrays.one_hot")
-    return await made(_spread(x, 1), shape=(*x.shape, length), out=out)
+    expression = _elementwise("i(-1) == x", dtypes=DType.of(dtype).value, operation="arrays.one_hot")
+    return await expression(_spread(x, 1), shape=(*x.shape, length), out=out)
 
 
 @composed
@@ -253,12 +253,12 @@ class _Places:
     """Places of an array's elements.
 
     Attributes:
-        place: The element of ``x``, as an expression.
+        element: The element of ``x``, as an expression.
         shape: The shape of all places.
         indices: Arrays of indices by their names in the expression; they broadcast to that shape.
     """
 
-    place: str
+    element: str
     shape: Ints
     indices: dict[str, Operand]
 
@@ -268,11 +268,16 @@ def _along(name: str, x: Operand, indices: Operand, axis: int | None) -> _Places
     check_array(name, x=x, indices=indices)
     if axis is None and x.ndim != 1:
         raise ValueError(f"{name}: x of shape {x.shape} has not one axis: say which, axis=...")
-    at = axis_of(name, x, 0 if axis is None else axis)
-    places = [f"i({other if other < at else other + indices.ndim - 1})" for other in range(x.ndim)]
-    places[at] = "indices"
-    shape = (*x.shape[:at], *indices.shape, *x.shape[at + 1 :])
-    return _Places(f"x[{', '.join(places)}]", shape, {"indices": _spread(indices, x.ndim - at - 1)})
+    axis_index = axis_of(name, x, 0 if axis is None else axis)
+    subscripts = [
+        f"i({dimension if dimension < axis_index else dimension + indices.ndim - 1})"
+        for dimension in range(x.ndim)
+    ]
+    subscripts[axis_index] = "indices"
+    shape = (*x.shape[:axis_index], *indices.shape, *x.shape[axis_index + 1 :])
+    return _Places(
+        f"x[{', '.join(subscripts)}]", shape, {"indices": _spread(indices, x.ndim - axis_index - 1)}
+    )
 
 
 def _lines(name: str, x: Operand, indices: Operand, axis: int) -> _Places:
@@ -282,15 +287,18 @@ def _lines(name: str, x: Operand, indices: Operand, axis: int) -> _Places:
         raise ValueError(
             f"{name}: x and indices must have as many axes, got shapes {x.shape} and {indices.shape}"
         )
-    at = axis_of(name, x, axis)
-    shape = common_shape((*x.shape[:at], 1, *x.shape[at + 1 :]), indices.shape)
+    axis_index = axis_of(name, x, axis)
+    shape = common_shape((*x.shape[:axis_index], 1, *x.shape[axis_index + 1 :]), indices.shape)
     if shape is None:
         raise ValueError(
-            f"{name}: shapes {x.shape} of x and {indices.shape} of indices do not broadcast beside axis {at}"
+            f"{name}: shapes {x.shape} of x and {indices.shape} of indices do not broadcast beside "
+            f"axis {axis_index}"
         )
-    places = ["0" if extent != shape[other] else f"i({other})" for other, extent in enumerate(x.shape)]
-    places[at] = "indices"
-    return _Places(f"x[{', '.join(places)}]", shape, {"indices": indices})
+    subscripts = [
+        "0" if extent != shape[dimension] else f"i({dimension})" for dimension, extent in enumerate(x.shape)
+    ]
+    subscripts[axis_index] = "indices"
+    return _Places(f"x[{', '.join(subscripts)}]", shape, {"indices": indices})
 
 
 def _together(name: str, x: Operand, indices: Sequence[Operand]) -> _Places:
@@ -306,27 +314,27 @@ def _together(name: str, x: Operand, indices: Sequence[Operand]) -> _Places:
         )
     shape = common_shape(*[array.shape for array in indices])
     if shape is None:
-        told = ", ".join(str(array.shape) for array in indices)
-        raise ValueError(f"{name}: the shapes {told} of indices do not broadcast to one")
+        shapes = ", ".join(str(array.shape) for array in indices)
+        raise ValueError(f"{name}: the shapes {shapes} of indices do not broadcast to one")
     rest = x.shape[len(indices) :]
-    places = ", ".join([*named, *[f"i({len(shape) + number})" for number in range(len(rest))]])
+    subscripts = ", ".join([*named, *[f"i({len(shape) + number})" for number in range(len(rest))]])
     spread = {key: _spread(array, len(rest)) for key, array in named.items()}
-    return _Places(f"x[{places}]", (*shape, *rest), spread)
+    return _Places(f"x[{subscripts}]", (*shape, *rest), spread)
 
 
-async def _gather(name: str, x: Operand, places: _Places, out: Out) -> AccelRef:
-    inputs = ("x", *places.indices)
-    made = _elementwise(places.place, inputs=inputs, operation=name, is_checked=True)
-    return await made(x, *places.indices.values(), shape=places.shape, out=out)
+async def _gather(name: str, x: Operand, selection: _Places, out: Out) -> AccelRef:
+    inputs = ("x", *selection.indices)
+    expression = _elementwise(selection.element, inputs=inputs, operation=name, is_checked=True)
+    return await expression(x, *selection.indices.values(), shape=selection.shape, out=out)
 
 
 async def _scatter(
-    name: str, x: AccelRef, places: _Places, values: ExpressionArgument, reduce: Reduce
+    name: str, x: AccelRef, selection: _Places, values: ExpressionArgument, reduce: Reduce
 ) -> AccelRef:
     if reduce not in get_args(Reduce):
         refuse_value(name, "reduce", get_args(Reduce), reduce)
-    made = _scattering(places.place, reduce, inputs=("x", *places.indices), operation=name)
-    return await made(x, *places.indices.values(), values, shape=places.shape)
+    expression = _scattering(selection.element, reduce, inputs=("x", *selection.indices), operation=name)
+    return await expression(x, *selection.indices.values(), values, shape=selection.shape)
 
 
 # The same for all calls with as many axes.
@@ -337,9 +345,9 @@ _scattering = functools.cache(Scatter)
 @functools.cache
 def _unravelled(ndim: int) -> Elementwise[tuple[AccelRef, ...]]:
     steps, extents = ([f"{name}{axis}" for axis in range(ndim)] for name in "se")
-    places = [f"y{axis} = int64(x) // s{axis}" + f" % e{axis}" * (axis > 0) for axis in range(ndim)]
+    formulas = [f"y{axis} = int64(x) // s{axis}" + f" % e{axis}" * (axis > 0) for axis in range(ndim)]
     return Elementwise(
-        "; ".join(places),
+        "; ".join(formulas),
         inputs=("x", *steps, *extents[1:]),
         outputs=[f"y{axis}" for axis in range(ndim)],
         operation="arrays.unravel_index",

@@ -58,8 +58,8 @@ async def concat(arrays: Sequence[Operand], *, axis: int | None = 0, out: Out = 
         ValueError: There are no arrays, shapes differ, an axis is out of range, or `out` has another shape or
             shares memory with an array.
     """
-    given = tuple(arrays)
-    return await device_of("arrays.concat", *given, out).ask(_Join("concat", given, axis, out))
+    operands = tuple(arrays)
+    return await device_of("arrays.concat", *operands, out).ask(_Join("concat", operands, axis, out))
 
 
 @composed
@@ -71,9 +71,9 @@ async def stack(arrays: Sequence[Operand], *, axis: int = 0, out: Out = None) ->
         axis: The place of the new axis in the result.
         out: Array to write to, of any strides.
     """
-    given = tuple(arrays)
+    operands = tuple(arrays)
     whole("arrays.stack", "axis", axis)
-    return await device_of("arrays.stack", *given, out).ask(_Join("stack", given, axis, out))
+    return await device_of("arrays.stack", *operands, out).ask(_Join("stack", operands, axis, out))
 
 
 @attrs.frozen(eq=False)
@@ -93,27 +93,31 @@ class _Join(Operation[MemoryActor, AccelRef]):
         """Find dtype and shape; a stack joins arrays with a new axis."""
         name, is_new = planner.name, self.function == "stack"
         sources = [planner.read(f"arrays[{index}]", array) for index, array in enumerate(self.arrays)]
-        dtype = promoted_dtype(name, {f"arrays[{index}]": one.dtype for index, one in enumerate(sources)})
+        dtype = promoted_dtype(
+            name, {f"arrays[{index}]": source.dtype for index, source in enumerate(sources)}
+        )
         if self.axis is None:
             sources = [flat(planner, source) for source in sources]
         ndim = sources[0].ndim + is_new
         first = indexed(sources[0], (None,)) if is_new else sources[0]
         axis = 0 if self.axis is None else axis_of(name, first, self.axis)
-        before, behind = (slice(None),) * axis, axis if is_new else axis + 1
+        leading, next_axis = (slice(None),) * axis, axis if is_new else axis + 1
         for index, source in enumerate(sources):
-            others = [(*one.shape[:axis], *one.shape[behind:]) for one in (sources[0], source)]
-            if source.ndim + is_new != ndim or others[0] != others[1]:
+            other_shapes = [
+                (*operand.shape[:axis], *operand.shape[next_axis:]) for operand in (sources[0], source)
+            ]
+            if source.ndim + is_new != ndim or other_shapes[0] != other_shapes[1]:
                 rule = "of one shape" if is_new else f"of the same shape but for axis {axis}"
                 raise ValueError(
                     f"{name}: arrays must be {rule}, got {sources[0].shape} and, as number {index}, "
                     f"{source.shape}"
                 )
         if is_new:
-            sources = [indexed(source, (*before, None)) for source in sources]
+            sources = [indexed(source, (*leading, None)) for source in sources]
         length = sum(source.shape[axis] for source in sources)
         shape = (*sources[0].shape[:axis], length, *sources[0].shape[axis + 1 :])
-        given = {f"arrays[{index}]": source for index, source in enumerate(sources)}
-        ref, out = written(planner, "out", self.out, (shape, dtype), None, **given)
+        named_sources = {f"arrays[{index}]": source for index, source in enumerate(sources)}
+        ref, out = written(planner, "out", self.out, (shape, dtype), None, **named_sources)
         return Planned(JoinSpec(axis, tuple(sources), 0, out), ref)
 
 
@@ -156,21 +160,21 @@ async def roll(
     if axis is None:
         flat = await reshape(x, -1)
         return (await roll(flat, shift, axis=0)).reshape(x.shape)
-    axes = [axis_of("arrays.roll", x.spec, one) for one in wholes("arrays.roll", "axis", axis)]
+    axes = [axis_of("arrays.roll", x.spec, entry) for entry in wholes("arrays.roll", "axis", axis)]
     if not is_several(shift):
         shifts *= len(axes)
     if len(shifts) != len(axes):
         raise ValueError(f"arrays.roll: there must be one shift for each of the axes {axis}, got {shift}")
     distance = [0] * x.ndim
-    for one, by in zip(axes, shifts, strict=True):
-        distance[one] += by
+    for dimension, by in zip(axes, shifts, strict=True):
+        distance[dimension] += by
     within = [by % extent if extent else 0 for by, extent in zip(distance, x.shape, strict=True)]
     if not any(within):
         return await x.copy()
-    for place, by in enumerate(within):
+    for axis_index, by in enumerate(within):
         if by:
             # Two copies of parts: on the CPU, an index of each element takes three times as long.
-            x = await concat(split(x, [-by], place)[::-1], axis=place)
+            x = await concat(split(x, [-by], axis_index)[::-1], axis=axis_index)
     return x
 
 
@@ -195,7 +199,7 @@ async def tile(x: AccelRef, repetitions: int | Sequence[int], /) -> AccelRef:
     counts = (1,) * (x.ndim - len(counts)) + counts
     shape = (1,) * (len(counts) - x.ndim) + x.shape
     ones = x[(None,) * (len(counts) - x.ndim)][tuple([part for _ in counts for part in (None, slice(None))])]
-    wide = tuple([one for pair in zip(counts, shape, strict=True) for one in pair])
+    wide = tuple([extent for pair in zip(counts, shape, strict=True) for extent in pair])
     copy = await broadcast_to(ones, wide).copy()
     return copy.reshape(tuple(map(operator.mul, counts, shape)))
 
@@ -225,12 +229,12 @@ async def repeat(x: AccelRef, repeats: int | AccelRef, /, *, axis: int | None = 
         )
     if axis is None:
         return await repeat(await reshape(x, -1), repeats, axis=0)
-    count, place = whole("arrays.repeat", "repeats", repeats), axis_of("arrays.repeat", x.spec, axis)
+    count, axis_index = whole("arrays.repeat", "repeats", repeats), axis_of("arrays.repeat", x.spec, axis)
     _check_counts("arrays.repeat: repeats", repeats, (count,))
-    before, after = x.shape[: place + 1], x.shape[place + 1 :]
-    expanded = x[(*(slice(None),) * (place + 1), None)]
-    copy = await broadcast_to(expanded, (*before, count, *after)).copy()
-    return copy.reshape((*before[:-1], before[-1] * count, *after))
+    leading, trailing = x.shape[: axis_index + 1], x.shape[axis_index + 1 :]
+    expanded = x[(*(slice(None),) * (axis_index + 1), None)]
+    copy = await broadcast_to(expanded, (*leading, count, *trailing)).copy()
+    return copy.reshape((*leading[:-1], leading[-1] * count, *trailing))
 
 
 @composed
@@ -263,26 +267,31 @@ async def pad(
         raise ValueError(f"arrays.pad: mode must be one of {', '.join(_PADDED)}, got {mode!r}")
     pairs = _pairs(pad_width, x.ndim)
     for axis, (pair, extent) in enumerate(zip(pairs, x.shape, strict=True)):
-        most = _most(mode, extent)
-        if max(pair) > most:
+        limit = _max_width(mode, extent)
+        if max(pair) > limit:
             raise ValueError(
                 f"arrays.pad: pad_width {pair} of axis {axis}, which has {extent} elements: {mode!r} has "
-                f"values for at most {most}"
+                f"values for at most {limit}"
             )
-    shape = tuple([before + extent + after for (before, after), extent in zip(pairs, x.shape, strict=True)])
+    shape = tuple(
+        [
+            width_before + extent + width_after
+            for (width_before, width_after), extent in zip(pairs, x.shape, strict=True)
+        ]
+    )
     value = element("arrays.pad", "constant_values", constant_values, x.dtype)
     if not any(map(any, pairs)):
         return await x.copy()
     if not x.size and 0 not in shape:
         return await x.device.full(shape, value, x.dtype)
     expression = _padding(mode, x.ndim)
-    given: dict[str, Any] = {"x": x, "value": np.asarray(value, x.dtype.dtype)[()]}
-    for axis, ((before, _), extent) in enumerate(zip(pairs, x.shape, strict=True)):
-        given |= {f"b{axis}": before, f"n{axis}": extent}
-    return await expression(shape=shape, **{name: given[name] for name in expression.inputs})
+    arguments: dict[str, Any] = {"x": x, "value": np.asarray(value, x.dtype.dtype)[()]}
+    for axis, ((width_before, _), extent) in enumerate(zip(pairs, x.shape, strict=True)):
+        arguments |= {f"b{axis}": width_before, f"n{axis}": extent}
+    return await expression(shape=shape, **{name: arguments[name] for name in expression.inputs})
 
 
-def _most(mode: PadMode, extent: int) -> float:
+def _max_width(mode: PadMode, extent: int) -> float:
     """Return the number of values that a mode has outside of an axis."""
     if mode == "constant" or (mode == "edge" and extent):
         return math.inf
@@ -292,16 +301,18 @@ def _most(mode: PadMode, extent: int) -> float:
 @functools.cache
 def _padding(mode: PadMode, ndim: int) -> Elementwise[AccelRef]:
     """Load by an index along each axis; the value outside of them is a number for one mode."""
-    places = [f"(i({axis}) - b{axis})" for axis in range(ndim)]
-    text = ", ".join(_PADDED[mode].format(j=place, n=f"n{axis}") for axis, place in enumerate(places))
-    inside = " and ".join(f"0 <= {place} < n{axis}" for axis, place in enumerate(places))
+    positions = [f"(i({axis}) - b{axis})" for axis in range(ndim)]
+    text = ", ".join(
+        _PADDED[mode].format(j=position, n=f"n{axis}") for axis, position in enumerate(positions)
+    )
+    inside = " and ".join(f"0 <= {position} < n{axis}" for axis, position in enumerate(positions))
     text = f"x[{text}]" + (f" if {inside} else value" if mode == "constant" else "")
     return Elementwise(text, operation="arrays.pad")
 
 
-def _check_counts(told: str, given: object, counts: Ints) -> None:
+def _check_counts(label: str, value: object, counts: Ints) -> None:
     if any(count < 0 for count in counts):
-        raise ValueError(f"{told} must be at least 0, got {given!r}")
+        raise ValueError(f"{label} must be at least 0, got {value!r}")
 
 
 def _pairs(pad_width: Any, ndim: int) -> list[tuple[int, int]]:
@@ -315,4 +326,4 @@ def _pairs(pad_width: Any, ndim: int) -> list[tuple[int, int]]:
             "arrays.pad: pad_width must be one integer of at least 0, a pair, or a pair for each of "
             f"{ndim} axes, got {pad_width!r}"
         )
-    return [(int(before), int(after)) for before, after in widths]
+    return [(int(width_before), int(width_after)) for width_before, width_after in widths]

@@ -42,17 +42,17 @@ class Namespace:
         self._find = find
 
     def __getattr__(self, name: str) -> Any:
-        found: Any = DType.__members__.get(name)
-        if found is None:
-            found = None if name.startswith("_") else self._find(name)
-            if not isinstance(found, FunctionType):
+        attribute: Any = DType.__members__.get(name)
+        if attribute is None:
+            attribute = None if name.startswith("_") else self._find(name)
+            if not isinstance(attribute, FunctionType):
                 raise _MissingNameError(f"the namespace of calls does not provide {name}")
-            if next(iter(inspect.signature(found).parameters)) == "device":
-                told = f"it makes arrays on a device: ta.arrays.{name}(device, ...)"
-                raise _MissingNameError(f"the namespace of calls does not provide {name}: {told}")
+            if next(iter(inspect.signature(attribute).parameters)) == "device":
+                reason = f"it makes arrays on a device: ta.arrays.{name}(device, ...)"
+                raise _MissingNameError(f"the namespace of calls does not provide {name}: {reason}")
         # Operators look for it each time.
-        setattr(self, name, found)
-        return found
+        setattr(self, name, attribute)
+        return attribute
 
     def __dir__(self) -> list[str]:
         names = {*sys.modules[__name__.rpartition(".")[0]].__all__, *PRODUCTS, *DType.__members__}

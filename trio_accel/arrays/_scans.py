@@ -44,13 +44,13 @@ def _plan_scan(message: Any, planner: Planner, combine: Scan) -> Planned[AccelRe
     axis = _axis(name, x, message.axis)
     if combine in ("sum", "prod"):
         dtype = summed_dtype(name, x.dtype, message.dtype)
-        more = flag(name, "include_initial", message.include_initial)
+        extra = flag(name, "include_initial", message.include_initial)
     else:
         check_real(name, x=x)
-        more, dtype = False, x.dtype if combine != "logaddexp" or x.dtype.is_inexact else DType.float64
+        extra, dtype = False, x.dtype if combine != "logaddexp" or x.dtype.is_inexact else DType.float64
     if x.dtype.kind == "complex" and dtype.kind != "complex":
         raise TypeError(f"{name}: dtype must be complex for an array of {x.dtype}, got {dtype}")
-    shape = (*x.shape[:axis], x.shape[axis] + more, *x.shape[axis + 1 :])
+    shape = (*x.shape[:axis], x.shape[axis] + extra, *x.shape[axis + 1 :])
     out = planner.output(shape, dtype, message.out)
     planner.distinct("out", out.spec, x=x)
     return Planned(ScanSpec(combine, axis, x, out.spec), out)
@@ -231,17 +231,17 @@ async def diff(
         raise TypeError(
             "arrays.diff: x must be of numbers, got bool; logical_xor tells neighbours that differ"
         )
-    given = {"prepend": prepend, "x": x, "append": append}
-    parts = {name: one for name, one in given.items() if one is not None}
+    operands = {"prepend": prepend, "x": x, "append": append}
+    parts = {name: operand for name, operand in operands.items() if operand is not None}
     if len(parts) > 1:
         check_array("arrays.diff", **parts)
-        promoted_dtype("arrays.diff", {name: DType.of(one.dtype) for name, one in parts.items()})
+        promoted_dtype("arrays.diff", {name: DType.of(array.dtype) for name, array in parts.items()})
         x = await concat([*parts.values()], axis=axis)
     ref = await device.put(x) if isinstance(x, np.ndarray) else on_device(x)
-    ahead = (slice(None),) * axis_of("arrays.diff", ref.spec, axis)
+    leading = (slice(None),) * axis_of("arrays.diff", ref.spec, axis)
     # Once the axis is empty, it stays empty.
-    for _ in range(min(n, ref.shape[len(ahead)] + 1)):
-        ref = await _DIFFERENCE(ref[(*ahead, slice(1, None))], ref[(*ahead, slice(None, -1))])
+    for _ in range(min(n, ref.shape[len(leading)] + 1)):
+        ref = await _DIFFERENCE(ref[(*leading, slice(1, None))], ref[(*leading, slice(None, -1))])
     return ref if n else await ref.copy()
 
 
@@ -268,25 +268,25 @@ def _combination(text: str, dtype: DType) -> Elementwise[AccelRef]:
         TypeError: The result has another dtype.
         ValueError: The text is wrong, or it is not associative.
     """
-    made = Elementwise[AccelRef](text, inputs=("a", "b"), operation="arrays.scan")
+    function = Elementwise[AccelRef](text, inputs=("a", "b"), operation="arrays.scan")
     expression = parse(text, ("a", "b"))
-    found = typed(expression, (dtype, dtype)).dtypes
-    if found != (dtype,):
-        raise TypeError(f"arrays.scan: {text!r} of two of {dtype} has the dtype {found[0]}; cast x first")
+    dtypes = typed(expression, (dtype, dtype)).dtypes
+    if dtypes != (dtype,):
+        raise TypeError(f"arrays.scan: {text!r} of two of {dtype} has the dtype {dtypes[0]}; cast x first")
     wide = {"float": DType.float64, "complex": DType.complex128}.get(dtype.kind, dtype)
     kind = typed(expression, (wide, wide))
     a, b, c = np.meshgrid(*(np.array(_TRIED[dtype.kind], wide.dtype),) * 3)
-    (first,), (last,) = evaluate(kind, (a, b)), evaluate(kind, (b, c))
-    (left,), (right,) = evaluate(kind, (first, c)), evaluate(kind, (a, last))
+    (ab,), (bc,) = evaluate(kind, (a, b)), evaluate(kind, (b, c))
+    (from_left,), (from_right,) = evaluate(kind, (ab, c)), evaluate(kind, (a, bc))
     close = _CLOSE if wide.is_inexact else 0
-    bad = ~np.isclose(left, right, close, close, equal_nan=wide.is_inexact)
+    bad = ~np.isclose(from_left, from_right, close, close, equal_nan=wide.is_inexact)
     if bad.any():
-        a, b, c, left, right = (each[bad][0].item() for each in (a, b, c, left, right))
+        a, b, c, from_left, from_right = (array[bad][0].item() for array in (a, b, c, from_left, from_right))
         raise ValueError(
-            f"arrays.scan: {text!r} is not associative: for {a}, {b}, {c} it is {left} from the left, and "
-            f"{right} from the right"
+            f"arrays.scan: {text!r} is not associative: for {a}, {b}, {c} it is {from_left} from the left, "
+            f"and {from_right} from the right"
         )
-    return made
+    return function
 
 
 async def prefixes(parts: _Parts, pair: Callable[[_Parts, _Parts], Awaitable[_Parts]], axis: int) -> AccelRef:
@@ -300,9 +300,9 @@ async def prefixes(parts: _Parts, pair: Callable[[_Parts, _Parts], Awaitable[_Pa
         axis: The axis, which has elements.
     """
 
-    def part(several: _Parts, *place: int | None) -> _Parts:
-        at = (*(slice(None),) * axis, slice(*place))
-        return tuple([each[at] if isinstance(each, AccelRef) else each for each in several])
+    def part(several: _Parts, *bounds: int | None) -> _Parts:
+        index = (*(slice(None),) * axis, slice(*bounds))
+        return tuple([operand[index] if isinstance(operand, AccelRef) else operand for operand in several])
 
     value: AccelRef = parts[-1]
     count = value.shape[axis]
@@ -311,9 +311,9 @@ async def prefixes(parts: _Parts, pair: Callable[[_Parts, _Parts], Awaitable[_Pa
         odd = await prefixes(await pair(part(parts, 0, count - 1, 2), part(parts, 1, None, 2)), pair, axis)
         await part((out,), 1, None, 2)[0].assign(odd)
         if count > 2:
-            before = (*(None,) * (len(parts) - 1), odd)
-            made = await pair(part(before, (count - 1) // 2), part(parts, 2, None, 2))
-            await part((out,), 2, None, 2)[0].assign(made[-1])
+            preceding = (*(None,) * (len(parts) - 1), odd)
+            combined = await pair(part(preceding, (count - 1) // 2), part(parts, 2, None, 2))
+            await part((out,), 2, None, 2)[0].assign(combined[-1])
     return out
 
 
@@ -348,7 +348,7 @@ async def scan(text: str, x: Operand, *, axis: int | None = None) -> AccelRef:
         NotSupportedError: float8.
     """
     [x] = await placed("arrays.scan", x=x)
-    place = _axis("arrays.scan", x, axis)
+    axis_index = _axis("arrays.scan", x, axis)
     combine = _combination(text, x.dtype)
     if not x.size:
         return await x.copy()
@@ -356,7 +356,7 @@ async def scan(text: str, x: Operand, *, axis: int | None = None) -> AccelRef:
     async def pair(first: _Parts, second: _Parts) -> _Parts:
         return (await combine(*first, *second),)
 
-    return await prefixes((x,), pair, place)
+    return await prefixes((x,), pair, axis_index)
 
 
 @composed
@@ -395,22 +395,22 @@ async def linear_recurrence(
     [b] = await placed(name, b=b)
     is_array = isinstance(a, (AccelRef, np.ndarray))
     value = await _SAME(b, a, initial)
-    place = _axis(name, value, axis)
+    axis_index = _axis(name, value, axis)
     if not value.size:
         return value
     factor: Any = await _SAME(a, value, initial) if is_array else a
-    at = (*(slice(None),) * place, slice(0, 1))
-    first = await _NEXT(factor[at] if is_array else a, initial, value[at])
-    if first.shape != value[at].shape:
-        raise ValueError(f"{name}: initial must have length 1 along the axis, got {first.shape[place]}")
-    await value[at].assign(first)
+    start = (*(slice(None),) * axis_index, slice(0, 1))
+    first = await _NEXT(factor[start] if is_array else a, initial, value[start])
+    if first.shape != value[start].shape:
+        raise ValueError(f"{name}: initial must have length 1 along the axis, got {first.shape[axis_index]}")
+    await value[start].assign(first)
 
-    async def pair(one: _Parts, two: _Parts) -> _Parts:
-        factors = one[0], two[0]
-        both = None if one[0] is None else await _PRODUCT(*factors) if is_array else one[0] * two[0]
-        return both, await _NEXT(two[0], one[1], two[1])
+    async def pair(earlier: _Parts, later: _Parts) -> _Parts:
+        factors = earlier[0], later[0]
+        both = None if earlier[0] is None else await _PRODUCT(*factors) if is_array else earlier[0] * later[0]
+        return both, await _NEXT(later[0], earlier[1], later[1])
 
-    return await prefixes((factor, value), pair, place)
+    return await prefixes((factor, value), pair, axis_index)
 
 
 def _axis(name: str, x: AccelRef | ArraySpec, axis: int | None) -> int:

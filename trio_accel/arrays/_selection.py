@@ -106,34 +106,35 @@ class HistogramResult(NamedTuple):
 
 
 def _grouping(
-    make: Callable[..., Any], *wanted: str, is_sorted: bool = True
+    make: Callable[..., Any], *fields: str, is_sorted: bool = True
 ) -> Callable[[Any, Planner], Any]:
     """Return the plan of a search for groups.
 
     Args:
         make: Makes the reply from the values and the other results.
-        wanted: Fields of `GroupSpec`, in the order of the reply.
+        fields: Fields of `GroupSpec`, in the order of the reply.
         is_sorted: See `GroupSpec`.
     """
 
     def plan(message: Any, planner: Planner) -> Planned[Any]:
-        given = planner.read("x", message.x)
-        if given.ndim != 1 and not is_sorted:
-            raise ValueError(f"{planner.name}: x must be a vector, got shape {given.shape}")
-        x = flat(planner, given)
+        array = planner.read("x", message.x)
+        if array.ndim != 1 and not is_sorted:
+            raise ValueError(f"{planner.name}: x must be a vector, got shape {array.shape}")
+        x = flat(planner, array)
         values = planner.output(x.shape, x.dtype)
-        shapes = {"inverse": given.shape}
-        more = {field: planner.output(shapes.get(field, x.shape), DType.int64) for field in wanted}
+        shapes = {"inverse": array.shape}
+        optional = {field: planner.output(shapes.get(field, x.shape), DType.int64) for field in fields}
         specs = {
-            field: reshaped(more[field].spec, x.shape) if field in more else None
+            field: reshaped(optional[field].spec, x.shape) if field in optional else None
             for field in _OPTIONAL_RESULTS
         }
         count = planner.status(2)
 
         def finish() -> Any:
-            found = number_of(count)
+            length = number_of(count)
             return make(
-                values[:found], *[ref if field == "inverse" else ref[:found] for field, ref in more.items()]
+                values[:length],
+                *[ref if field == "inverse" else ref[:length] for field, ref in optional.items()],
             )
 
         return Planned(GroupSpec(is_sorted, x, values.spec, **specs, count=count), finish=finish)
@@ -239,9 +240,9 @@ def _plan_nonzero(message: Any, planner: Planner) -> Planned[tuple[AccelRef, ...
     x = planner.read("x", message.x)
     if not x.ndim:
         raise ValueError(f"{planner.name}: x must have at least one axis")
-    found, count = [planner.output((x.size,), DType.int64) for _ in x.shape], planner.status(2)
-    spec = SelectSpec(False, x, None, tuple([one.spec for one in found]), count)
-    return Planned(spec, finish=lambda: tuple([one[: number_of(count)] for one in found]))
+    indices, count = [planner.output((x.size,), DType.int64) for _ in x.shape], planner.status(2)
+    spec = SelectSpec(False, x, None, tuple([ref.spec for ref in indices]), count)
+    return Planned(spec, finish=lambda: tuple([ref[: number_of(count)] for ref in indices]))
 
 
 @operation(actor=ArraysActor, plan=_plan_nonzero)
@@ -461,8 +462,8 @@ async def bincount(x: Operand, weights: Operand | None = None, *, minlength: int
         )
     if DType.of(x.dtype).kind not in ("int", "uint"):
         raise TypeError(f"{name}: x must have an integer dtype, got {x.dtype}")
-    most = int(await (await device.ask(_MAX.compute(x))).item()) if x.size else -1
-    return await device.ask(Count(name, x, None, weights, max(most + 1, minlength)))
+    maximum = int(await (await device.ask(_MAX.compute(x))).item()) if x.size else -1
+    return await device.ask(Count(name, x, None, weights, max(maximum + 1, minlength)))
 
 
 @composed
@@ -517,42 +518,44 @@ async def histogram(
     return HistogramResult(await device.ask(Count(name, x, edges, weights, len(edges) - 1, ends)), edges)
 
 
-async def _edges(name: str, device: Device, first: float, last: float, count: int, dtype: DType) -> AccelRef:
+async def _edges(name: str, device: Device, low: float, high: float, count: int, dtype: DType) -> AccelRef:
     """Make edges for bins with equal width, which must be different numbers in the dtype."""
     # The distance of numbers is least at the end nearer to 0, so too many bins are refused before they are
     # made.
-    least = min(abs(first), abs(last)) if first * last > 0 else 0.0
-    near, far = (float(np.spacing(dtype.dtype.type(end / 2))) for end in (least, max(abs(first), abs(last))))
-    width = last / count - first / count
-    if width >= near or count == 1:
-        edges = await linspace(device, first, last, count + 1, dtype=dtype)
+    smallest = min(abs(low), abs(high)) if low * high > 0 else 0.0
+    min_spacing, max_spacing = (
+        float(np.spacing(dtype.dtype.type(end / 2))) for end in (smallest, max(abs(low), abs(high)))
+    )
+    width = high / count - low / count
+    if width >= min_spacing or count == 1:
+        edges = await linspace(device, low, high, count + 1, dtype=dtype)
         # Edges need no comparison if their distance exceeds that of numbers anywhere in the range.
-        if width >= 4 * far or await (await _ASCEND(edges[1:], edges[:-1])).item():
+        if width >= 4 * max_spacing or await (await _ASCEND(edges[1:], edges[:-1])).item():
             return edges
     raise ValueError(
-        f"{name}: {count} bins are too many: from {first} to {last} {dtype} has not as many numbers"
+        f"{name}: {count} bins are too many: from {low} to {high} {dtype} has not as many numbers"
     )
 
 
-async def _range(name: str, x: Operand, given: tuple[float, float] | None) -> tuple[float, float]:
+async def _range(name: str, x: Operand, bounds: tuple[float, float] | None) -> tuple[float, float]:
     """Return the first and the last edge of bins, by NumPy's rules; integers are not rounded."""
-    if given is not None:
-        if not isinstance(given, (tuple, list)) or len(given) != 2:
-            raise TypeError(f"{name}: range must be two numbers, got {given!r}")
-        first, last = [check_number(name, "range", number, is_real=True) for number in given]
+    if bounds is not None:
+        if not isinstance(bounds, (tuple, list)) or len(bounds) != 2:
+            raise TypeError(f"{name}: range must be two numbers, got {bounds!r}")
+        low, high = [check_number(name, "range", number, is_real=True) for number in bounds]
     elif math.prod(x.shape):
-        first, last = [await one(x).item() for one in (_MIN, _MAX)]
+        low, high = [await reduce(x).item() for reduce in (_MIN, _MAX)]
     else:
-        first, last = 0.0, 1.0
+        low, high = 0.0, 1.0
     # Integers may be larger than each float64.
-    most = float(np.finfo(np.float64).max)
-    is_finite = all(-most <= end <= most for end in (first, last))
-    if given is None and not is_finite:
+    limit = float(np.finfo(np.float64).max)
+    is_finite = all(-limit <= end <= limit for end in (low, high))
+    if bounds is None and not is_finite:
         raise ValueError(f"{name}: pass range, because x has elements that are not finite")
-    if not is_finite or first > last:
-        told = " to ".join(map(shown, (first, last)))
-        raise ValueError(f"{name}: range must be finite and ascend, got {told}")
-    return (first, last) if first < last else (first - 0.5, last + 0.5)
+    if not is_finite or low > high:
+        range_text = " to ".join(map(shown, (low, high)))
+        raise ValueError(f"{name}: range must be finite and ascend, got {range_text}")
+    return (low, high) if low < high else (low - 0.5, high + 0.5)
 
 
 _ASCEND: Final = Reduction("after > before", "all", operation="arrays.histogram")

@@ -68,13 +68,13 @@ class TopKResult(NamedTuple):
     indices: AccelRef
 
 
-def _plan_sort(message: Any, planner: Planner, *, places: bool) -> Planned[AccelRef]:
+def _plan_sort(message: Any, planner: Planner, *, returns_indices: bool) -> Planned[AccelRef]:
     x, axis = _ordered(message, planner)
-    out = planner.output(x.shape, DType.int64 if places else x.dtype, message.out)
+    out = planner.output(x.shape, DType.int64 if returns_indices else x.dtype, message.out)
     planner.distinct("out", out.spec, x=x)
     flag(planner.name, "stable", message.stable)
     descending = flag(planner.name, "descending", message.descending)
-    values, indices = (None, out.spec) if places else (out.spec, None)
+    values, indices = (None, out.spec) if returns_indices else (out.spec, None)
     return Planned(SortSpec(axis, descending, x, values, indices, ()), out)
 
 
@@ -84,9 +84,9 @@ def _plan_top_k(message: Any, planner: Planner) -> Planned[TopKResult]:
     if not 0 <= k <= count:
         raise ValueError(f"{planner.name}: k must be from 0 to the {count} elements along the axis, got {k}")
     shape = (*x.shape[:axis], k, *x.shape[axis + 1 :])
-    found = TopKResult(planner.output(shape, x.dtype), planner.output(shape, DType.int64))
+    result = TopKResult(planner.output(shape, x.dtype), planner.output(shape, DType.int64))
     largest = flag(planner.name, "largest", message.largest)
-    return Planned(SortSpec(axis, largest, x, found.values.spec, found.indices.spec, ()), found)
+    return Planned(SortSpec(axis, largest, x, result.values.spec, result.indices.spec, ()), result)
 
 
 def _plan_search(message: Any, planner: Planner) -> Planned[AccelRef]:
@@ -94,14 +94,16 @@ def _plan_search(message: Any, planner: Planner) -> Planned[AccelRef]:
     x1, x2 = planner.read("x1", message.x1), planner.read("x2", message.x2)
     sorter = None if message.sorter is None else planner.read("sorter", message.sorter)
     if x1.ndim != 1 or (sorter is not None and sorter.shape != x1.shape):
-        given = "" if sorter is None else f" and sorter of shape {sorter.shape}"
-        raise ValueError(f"{name}: x1 must be a vector, and sorter as long, got shape {x1.shape}{given}")
+        sorter_text = "" if sorter is None else f" and sorter of shape {sorter.shape}"
+        raise ValueError(
+            f"{name}: x1 must be a vector, and sorter as long, got shape {x1.shape}{sorter_text}"
+        )
     if sorter is not None and sorter.dtype.kind not in ("int", "uint"):
         raise TypeError(f"{name}: sorter must have an integer dtype, got {sorter.dtype}")
     check_real(name, x1=x1, x2=x2)
     out = planner.output(x2.shape, DType.int64, message.out)
-    others = {"x1": x1, "x2": x2, **({} if sorter is None else {"sorter": sorter})}
-    planner.distinct("out", out.spec, **others)
+    inputs = {"x1": x1, "x2": x2, **({} if sorter is None else {"sorter": sorter})}
+    planner.distinct("out", out.spec, **inputs)
     return Planned(SearchSpec(message.side, x1, x2, sorter, out.spec, planner.status(1)), out)
 
 
@@ -112,7 +114,7 @@ def _ordered(message: Any, planner: Planner) -> tuple[ArraySpec, int]:
     return x, axis_of(planner.name, x, message.axis)
 
 
-@operation(actor=ArraysActor, plan=partial(_plan_sort, places=False))
+@operation(actor=ArraysActor, plan=partial(_plan_sort, returns_indices=False))
 async def sort(
     x: Operand, *, axis: int = -1, descending: bool = False, stable: bool = True, out: AccelRef | None = None
 ) -> AccelRef:
@@ -151,7 +153,7 @@ async def _sort_at(x: Operand, kth: Ints) -> AccelRef:
     ...
 
 
-@operation_like(sort, plan=partial(_plan_sort, places=True))
+@operation_like(sort, plan=partial(_plan_sort, returns_indices=True))
 def argsort() -> None:
     """Find the indices that sort along an axis, as the array API standard's ``argsort`` does.
 
@@ -188,11 +190,15 @@ async def lexsort(keys: Sequence[Operand], *, axis: int = -1) -> AccelRef:
     Raises:
         TypeError, ValueError, NotSupportedError: As of `argsort`; or no keys, or keys of several shapes.
     """
-    given = await placed("arrays.lexsort", **{f"keys[{number}]": key for number, key in enumerate(keys)})
-    if len({key.shape for key in given}) > 1:
-        raise ValueError(f"arrays.lexsort: keys must be of one shape, got {[key.shape for key in given]}")
-    order = await argsort(given[0], axis=axis)
-    for key in given[1:]:
+    placed_keys = await placed(
+        "arrays.lexsort", **{f"keys[{number}]": key for number, key in enumerate(keys)}
+    )
+    if len({key.shape for key in placed_keys}) > 1:
+        raise ValueError(
+            f"arrays.lexsort: keys must be of one shape, got {[key.shape for key in placed_keys]}"
+        )
+    order = await argsort(placed_keys[0], axis=axis)
+    for key in placed_keys[1:]:
         step = await argsort(await take_along_axis(key, order, axis), axis=axis)
         order = await take_along_axis(order, step, axis)
     return order
@@ -319,35 +325,35 @@ async def _quantiles(
         shares = np.zeros((0, 0))
     if shares.ndim > 1:
         raise TypeError(f"{name}: q must be a number or a sequence of numbers, got {type(q).__name__}")
-    most = 100 if "percentile" in name else 1
-    if not np.all((shares >= 0) & (shares <= most)):
-        raise ValueError(f"{name}: q must be from 0 to {most}")
-    shares = shares / most
+    limit = 100 if "percentile" in name else 1
+    if not np.all((shares >= 0) & (shares <= limit)):
+        raise ValueError(f"{name}: q must be from 0 to {limit}")
+    shares = shares / limit
     if method not in _QUANTILE_FORMULAS:
         refuse_value(name, "method", get_args(QuantileMethod), method)
     [x] = await placed(name, x=x)
     check_real(name, x=x.spec)
     axes = axes_of(name, x.shape, axis)
-    lines, n = reduced(x.shape, axes), math.prod(x.shape[one] for one in axes)
-    kept = reduced(x.shape, axes, keepdims=flag(name, "keepdims", keepdims))
+    lines, n = reduced(x.shape, axes), math.prod(x.shape[dimension] for dimension in axes)
+    result_shape = reduced(x.shape, axes, keepdims=flag(name, "keepdims", keepdims))
     dtype = x.dtype if x.dtype.kind == "float" else DType.float64
     if not n:
-        return await x.device.full((*shares.shape, *kept), math.nan, dtype)
-    last = moveaxis(x, axes, range(x.ndim - len(axes), x.ndim))
-    s = await _sort_at(await reshape(last, (math.prod(lines), n)), _needed(name, shares, n))
+        return await x.device.full((*shares.shape, *result_shape), math.nan, dtype)
+    moved = moveaxis(x, axes, range(x.ndim - len(axes), x.ndim))
+    s = await _sort_at(await reshape(moved, (math.prod(lines), n)), _needed(name, shares, n))
     count = await _reduction("x == x", "sum", operation=name)(s, axis=1) if ".nan" in name else n
     text = _TEXT.format(places=_QUANTILE_FORMULAS[method])
-    made = _expression(text, inputs=("s", "q", "n"), dtypes=dtype.value, operation=name)
-    found = await made(s, shares.reshape(-1, 1), count, shape=(shares.size, math.prod(lines)))
-    return found.reshape((*shares.shape, *kept))
+    expression = _expression(text, inputs=("s", "q", "n"), dtypes=dtype.value, operation=name)
+    quantiles = await expression(s, shares.reshape(-1, 1), count, shape=(shares.size, math.prod(lines)))
+    return quantiles.reshape((*shares.shape, *result_shape))
 
 
 def _needed(name: str, shares: HostArray, n: int) -> Ints:
     """Return the places that any method needs, and the last place, because NaN comes there."""
     if ".nan" in name or shares.size > _FEW_SHARES:
         return ()
-    near = np.floor(n * shares).astype(np.int64).reshape(-1, 1) + np.arange(-3, 3)
-    return tuple(np.unique([*near.clip(0, n - 1).flat, n - 1]).tolist())
+    neighbours = np.floor(n * shares).astype(np.int64).reshape(-1, 1) + np.arange(-3, 3)
+    return tuple(np.unique([*neighbours.clip(0, n - 1).flat, n - 1]).tolist())
 
 
 @composed
@@ -506,8 +512,8 @@ async def allclose(
     """
     equal_nan = flag("arrays.allclose", "equal_nan", equal_nan)
     within = [
-        float(check_number("arrays.allclose", argument, one, is_real=True))
-        for argument, one in (("rtol", rtol), ("atol", atol))
+        float(check_number("arrays.allclose", argument, number, is_real=True))
+        for argument, number in (("rtol", rtol), ("atol", atol))
     ]
     message = _ALL_CLOSE.compute(x1, x2, *within, equal_nan)
     return bool(await (await _ALL_CLOSE.ask(message)).item())
@@ -556,8 +562,8 @@ async def intersect1d(x1: Operand, x2: Operand) -> AccelRef:
         TypeError, NotSupportedError: As of `isin` and `unique_values`.
     """
     x1, x2 = await placed("arrays.intersect1d", x1=x1, x2=x2)
-    once = await unique_values(x1)
-    return await compress(await isin(once, x2), once)
+    distinct = await unique_values(x1)
+    return await compress(await isin(distinct, x2), distinct)
 
 
 @composed
@@ -567,8 +573,8 @@ async def setdiff1d(x1: Operand, x2: Operand) -> AccelRef:
     NaN is equal to nothing, so each one of the first is there. See `intersect1d` for arguments and errors.
     """
     x1, x2 = await placed("arrays.setdiff1d", x1=x1, x2=x2)
-    once = await unique_values(x1)
-    return await compress(await isin(once, x2, invert=True), once)
+    distinct = await unique_values(x1)
+    return await compress(await isin(distinct, x2, invert=True), distinct)
 
 
 @composed

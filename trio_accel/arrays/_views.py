@@ -15,7 +15,7 @@ from numpy.lib.stride_tricks import sliding_window_view as _windows
 
 from ..backends.base import HostArray
 from ..devices import AccelRef, composed
-from ..devices.base._views import NoViewError, permuted, seen
+from ..devices.base._views import NoViewError, permuted, view_layout
 from ..expressions import diagonal_of
 from ._checks import axis_of, check_ref, flag, integer, is_several, whole, wholes
 
@@ -63,8 +63,11 @@ def moveaxis(x: AccelRef, source: int | Sequence[int], destination: int | Sequen
     Raises:
         ValueError: An axis out of range, or twice, or not as many in both.
     """
-    places = [wholes("arrays.moveaxis", *one) for one in (("source", source), ("destination", destination))]
-    return _view("moveaxis", x, lambda array: np.moveaxis(array, *places))
+    axes = [
+        wholes("arrays.moveaxis", *argument)
+        for argument in (("source", source), ("destination", destination))
+    ]
+    return _view("moveaxis", x, lambda array: np.moveaxis(array, *axes))
 
 
 def matrix_transpose(x: AccelRef) -> AccelRef:
@@ -147,10 +150,10 @@ def meshgrid(*arrays: AccelRef, indexing: Literal["xy", "ij"] = "xy") -> tuple[A
         raise ValueError(f"arrays.meshgrid: indexing must be 'xy' or 'ij', got {indexing!r}")
     for number, x in enumerate(arrays):
         check_ref("arrays.meshgrid", f"arrays[{number}]", x)
-    ndim, places = len(arrays), list(range(len(arrays)))
+    ndim, axes = len(arrays), list(range(len(arrays)))
     if indexing == "xy":
-        places[:2] = places[1::-1] if ndim > 1 else places[:2]
-    lines = [x.reshape((1,) * k + (-1,) + (1,) * (ndim - 1 - k)) for k, x in zip(places, arrays, strict=True)]
+        axes[:2] = axes[1::-1] if ndim > 1 else axes[:2]
+    lines = [x.reshape((1,) * k + (-1,) + (1,) * (ndim - 1 - k)) for k, x in zip(axes, arrays, strict=True)]
     if any(x.ndim > 1 for x in arrays):
         shapes = [x.shape for x in arrays]
         raise ValueError(f"arrays.meshgrid: each array must be a vector or a scalar, got shapes {shapes}")
@@ -192,8 +195,8 @@ def swapaxes(x: AccelRef, axis1: int, axis2: int) -> AccelRef:
     Raises:
         ValueError: An axis out of range.
     """
-    places = whole("arrays.swapaxes", "axis1", axis1), whole("arrays.swapaxes", "axis2", axis2)
-    return _view("swapaxes", x, lambda array: array.swapaxes(*places))
+    axes = whole("arrays.swapaxes", "axis1", axis1), whole("arrays.swapaxes", "axis2", axis2)
+    return _view("swapaxes", x, lambda array: array.swapaxes(*axes))
 
 
 def sliding_window_view(
@@ -226,8 +229,8 @@ def unstack(x: AccelRef, *, axis: int = 0) -> tuple[AccelRef, ...]:
     Raises:
         ValueError: An axis out of range, or more than 65 536 parts.
     """
-    place = axis_of("arrays.unstack", x, axis)
-    moved = _view("unstack", x, lambda array: np.moveaxis(array, place, 0))
+    axis_index = axis_of("arrays.unstack", x, axis)
+    moved = _view("unstack", x, lambda array: np.moveaxis(array, axis_index, 0))
     _check_parts("unstack", len(moved))
     return tuple([moved[index] for index in range(len(moved))])
 
@@ -244,8 +247,8 @@ def split(x: AccelRef, indices_or_sections: int | Sequence[int], axis: int = 0) 
         ValueError: An axis out of range, or it cannot be divided into parts of one length; or there are more
             than 65 536 parts.
     """
-    place = axis_of("arrays.split", x, axis)
-    moved = _view("split", x, lambda array: np.moveaxis(array, place, 0))
+    axis_index = axis_of("arrays.split", x, axis)
+    moved = _view("split", x, lambda array: np.moveaxis(array, axis_index, 0))
     bounds = wholes("arrays.split", "indices_or_sections", indices_or_sections)
     if not is_several(indices_or_sections):
         [parts] = bounds
@@ -254,7 +257,7 @@ def split(x: AccelRef, indices_or_sections: int | Sequence[int], axis: int = 0) 
         _check_parts("split", parts)
         bounds = tuple([len(moved) // parts * number for number in range(1, parts)])
     pairs = itertools.pairwise((0, *bounds, None))
-    return [moveaxis(moved[start:end], 0, place) for start, end in pairs]
+    return [moveaxis(moved[start:end], 0, axis_index) for start, end in pairs]
 
 
 def _check_parts(name: str, count: int) -> None:
@@ -291,4 +294,4 @@ async def reshape(x: AccelRef, shape: int | Sequence[int], *, copy: bool | None 
 
 def _view(name: str, x: AccelRef, change: Callable[[HostArray], HostArray]) -> AccelRef:
     check_ref(f"arrays.{name}", "x", x)
-    return AccelRef(x.block, seen(x.spec, change))
+    return AccelRef(x.block, view_layout(x.spec, change))

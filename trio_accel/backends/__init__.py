@@ -59,7 +59,7 @@ def register(name: str, path: str) -> None:
     """
     if not _is_name(name):
         raise ValueError(f"name: {name!r} is not a name of a backend; it has small letters only")
-    if _known().setdefault(name, path) != path:
+    if _backend_paths().setdefault(name, path) != path:
         raise ValueError(f"name: there is a backend {name!r} already, {_BACKENDS[name]}")
 
 
@@ -70,7 +70,7 @@ def path_of(name: str) -> str:
 
 def list_devices() -> tuple[DeviceInfo, ...]:
     """Find the devices of all backends, the best first. Blocks; never needs a driver."""
-    return tuple(info for name in _known() for info in _load(name).list_devices())
+    return tuple(info for name in _backend_paths() for info in _load(name).list_devices())
 
 
 def topology() -> Topology:
@@ -79,7 +79,7 @@ def topology() -> Topology:
     On CUDA the driver reports them, in a process of its own. A link counts as NVLink if the driver has native
     atomics over it, because NVIDIA's GPUs have these over NVLink only.
     """
-    return Topology.of(list_devices(), [link for name in _known() for link in _load(name).links()])
+    return Topology.of(list_devices(), [link for name in _backend_paths() for link in _load(name).links()])
 
 
 def describe() -> tuple[BackendReport, ...]:
@@ -87,7 +87,7 @@ def describe() -> tuple[BackendReport, ...]:
 
     A backend of another distribution that cannot be used has a report with the problem.
     """
-    reports = [_load(name).describe() for name in _known()]
+    reports = [_load(name).describe() for name in _backend_paths()]
     refused = [name for name in _PROBLEMS if name in _BUNDLED_BACKENDS or name not in _BACKENDS]
     return (*reports, *[BackendReport(name=name, problem=_PROBLEMS[name]) for name in refused])
 
@@ -127,11 +127,11 @@ def members(spec: str | None) -> tuple[tuple[AccelBackend, DeviceInfo], ...]:
     Raises:
         ValueError, NotSupportedError: As `candidates`.
     """
-    found = candidates(spec)
+    devices = candidates(spec)
     named = os.environ.get(_VARIABLE) if spec is None else spec
     if not named or ":" in named:
-        return found
-    backend = found[0][0]
+        return devices
+    backend = devices[0][0]
     return tuple([(backend, info) for info in backend.list_devices()])
 
 
@@ -155,13 +155,13 @@ def resolve_for_worker(spec: str, path: str) -> tuple[AccelBackend, DeviceInfo]:
     return _find(spec, f"{spec!r}", is_worker=True)
 
 
-def _find(spec: str, given: str, *, is_worker: bool = False) -> tuple[AccelBackend, DeviceInfo]:
+def _find(spec: str, label: str, *, is_worker: bool = False) -> tuple[AccelBackend, DeviceInfo]:
     match = _SPEC.fullmatch(spec)
     name = "" if match is None else match["backend"]
     # The package's own devices are found without a look at other distributions, because that takes time.
-    if match is None or (name not in _BACKENDS and name not in _known()):
-        names = [each for backend in _known() for each in (backend, f"{backend}:<number>")]
-        raise ValueError(f"spec: {given} names no device; allowed: {', '.join(names)}")
+    if match is None or (name not in _BACKENDS and name not in _backend_paths()):
+        names = [form for backend in _backend_paths() for form in (backend, f"{backend}:<number>")]
+        raise ValueError(f"spec: {label} names no device; allowed: {', '.join(names)}")
     backend = _load(name)
     if is_worker:
         backend.prepare_worker()
@@ -169,17 +169,17 @@ def _find(spec: str, given: str, *, is_worker: bool = False) -> tuple[AccelBacke
     for asked in (None, index):
         reason = backend.unavailable_reason(asked)
         if reason is not None:
-            raise NotSupportedError(f"{given}: {reason}; available: {_available(name)}", backend=name)
+            raise NotSupportedError(f"{label}: {reason}; available: {_available(name)}", backend=name)
         for info in backend.list_devices():
             if info.index == index:
                 return backend, info
-    raise ValueError(f"spec: {given}: the device does not exist; available: {_available(name)}")
+    raise ValueError(f"spec: {label}: the device does not exist; available: {_available(name)}")
 
 
 def _available(name: str) -> str:
     """Return the device names for the package's own backends and the requested one."""
     asked = dict.fromkeys((*_BUNDLED_BACKENDS, name))
-    return ", ".join([info.name for each in asked for info in _load(each).list_devices()])
+    return ", ".join([info.name for backend in asked for info in _load(backend).list_devices()])
 
 
 def _is_name(name: str) -> bool:
@@ -187,7 +187,7 @@ def _is_name(name: str) -> bool:
 
 
 @functools.cache
-def _known() -> dict[str, str]:
+def _backend_paths() -> dict[str, str]:
     """Add the backends of other distributions to the package's own, once."""
     for name, values in _plug_ins.entries().items():
         paths = sorted(values)
@@ -208,8 +208,8 @@ def _load(name: str) -> AccelBackend:
         return _load_own(name)
     if name not in _LOADED:
         problem = _PROBLEMS.get(name)
-        found = _plug_ins.Unusable(name, problem) if problem else _plug_ins.load(name, _BACKENDS[name])
-        _LOADED.setdefault(name, found)
+        backend = _plug_ins.Unusable(name, problem) if problem else _plug_ins.load(name, _BACKENDS[name])
+        _LOADED.setdefault(name, backend)
     return _LOADED[name]
 
 

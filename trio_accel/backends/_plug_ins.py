@@ -36,10 +36,10 @@ def entries() -> dict[str, dict[str, str]]:
     # Import it here, because that takes a good part of the time that the package's import may take.
     from importlib.metadata import entry_points
 
-    found: dict[str, dict[str, str]] = {}
-    for each in sorted(entry_points(group=GROUP), key=lambda each: each.name):
-        found.setdefault(each.name, {})[each.value] = each.dist.name if each.dist else "?"
-    return found
+    distributions: dict[str, dict[str, str]] = {}
+    for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
+        distributions.setdefault(entry.name, {})[entry.value] = entry.dist.name if entry.dist else "?"
+    return distributions
 
 
 @attrs.frozen
@@ -98,8 +98,8 @@ def load(name: str, path: str) -> AccelBackend:
             ask()
         return backend
 
-    made = _within(SECONDS, make)
-    return Unusable(name, f"{path} cannot be used: {made}") if isinstance(made, str) else made
+    outcome = _within(SECONDS, make)
+    return Unusable(name, f"{path} cannot be used: {outcome}") if isinstance(outcome, str) else outcome
 
 
 def _within(seconds: float, make: Callable[[], ResultT]) -> ResultT | str:

@@ -88,8 +88,8 @@ def trace(
         return _run_program(program, arguments, is_module=module)
     finally:
         opened.__exit__(None, None, None)
-        where = output.resolve()
-        print(f"trio-accel: {written.events} events in {where}", file=sys.stderr)
+        path = output.resolve()
+        print(f"trio-accel: {written.events} events in {path}", file=sys.stderr)
         print("trio-accel: open it at https://ui.perfetto.dev, or in chrome://tracing", file=sys.stderr)
 
 
@@ -196,7 +196,7 @@ def _end_options(arguments: list[str]) -> list[str]:
 
 
 def _run_program(program: str, arguments: Sequence[str], *, is_module: bool) -> int:
-    before = sys.argv, sys.path[:]
+    original = sys.argv, sys.path[:]
     sys.argv = [program, *arguments]
     sys.path.insert(0, "" if is_module else str(Path(program).resolve().parent))
     # Ctrl-C belongs to the program: Trio converts it to a KeyboardInterrupt only with Python's own handler.
@@ -217,7 +217,7 @@ def _run_program(program: str, arguments: Sequence[str], *, is_module: bool) -> 
         return 1  # noqa: ASYNC104
     finally:
         signal.signal(signal.SIGINT, signal.SIG_DFL if handler is None else handler)
-        sys.argv, sys.path[:] = before
+        sys.argv, sys.path[:] = original
     return 0
 
 

@@ -60,9 +60,9 @@ def count_of(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def as_json(one: attrs.AttrsInstance) -> dict[str, Any]:
+def as_json(instance: attrs.AttrsInstance) -> dict[str, Any]:
     """Return an attrs object as JSON types: infinities and NaN become null."""
-    return attrs.asdict(one, value_serializer=lambda _, __, value: _finite(value))
+    return attrs.asdict(instance, value_serializer=lambda _, __, value: _finite(value))
 
 
 def _finite(value: object) -> object:

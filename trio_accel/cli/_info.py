@@ -39,12 +39,12 @@ def show_info(*, is_json: bool) -> int:
 
 
 async def _show(is_json: bool) -> int:
-    found, topology = await in_thread(describe), await in_thread(ta.topology)
+    reports, topology = await in_thread(describe), await in_thread(ta.topology)
     workers = await describe_workers()
     versions, blas = _versions(), _numpy_blas()
-    devices = [one for backend in found for one in _devices(backend, usable=True)]
-    has_accelerator = any(one.info.is_accelerator for one in devices)
-    problems = [backend.problem for backend in found if backend.problem is not None]
+    devices = [device for backend in reports for device in _devices(backend, usable=True)]
+    has_accelerator = any(device.info.is_accelerator for device in devices)
+    problems = [backend.problem for backend in reports if backend.problem is not None]
     accelerator = None if has_accelerator else "; ".join(problems)
     if is_json:
         document: dict[str, object] = {
@@ -53,7 +53,7 @@ async def _show(is_json: bool) -> int:
             "devices": list(map(_device, devices)),
             "links": list(map(as_json, topology.links)),
             "islands": topology.islands(),
-            "backends": [_backend(backend) for backend in found],
+            "backends": [_backend(backend) for backend in reports],
             "accelerator": accelerator,
             "workers": workers,
             "versions": versions,
@@ -61,7 +61,7 @@ async def _show(is_json: bool) -> int:
         }
         print(json.dumps(document, allow_nan=False, indent=2))
     else:
-        _print(make_console(), found, topology, accelerator, {"workers": workers, **versions}, blas)
+        _print(make_console(), reports, topology, accelerator, {"workers": workers, **versions}, blas)
     return 0
 
 
@@ -84,8 +84,8 @@ def _backend(report: BackendReport) -> dict[str, object]:
         "problem": report.problem,
         "software": list(map(as_json, report.software)),
         "unusable": [
-            {"name": one.info.name, "description": one.info.description, "problem": one.problem}
-            for one in _devices(report, usable=False)
+            {"name": device.info.name, "description": device.info.description, "problem": device.problem}
+            for device in _devices(report, usable=False)
         ],
     }
 
@@ -109,7 +109,7 @@ def _numpy_blas() -> str:
 
 def _print(
     console: Console,
-    found: Sequence[BackendReport],
+    reports: Sequence[BackendReport],
     topology: ta.Topology,
     accelerator: str | None,
     versions: Mapping[str, str | None],
@@ -119,12 +119,12 @@ def _print(
     for heading in ("device", "product", "units", "memory", "libraries"):
         is_folded = heading in {"product", "libraries"}
         table.add_column(heading, no_wrap=not is_folded, overflow="fold")
-    for device in [one for backend in found for one in _devices(backend, usable=True)]:
+    for device in [device for backend in reports for device in _devices(backend, usable=True)]:
         info, libraries = device.info, ", ".join(device.libraries)
         memory = f"{info.total_memory / 2**30:.1f} GiB"
         table.add_row(info.name, escape(info.description), str(info.compute_units), memory, libraries)
     parts: list[RenderableType] = [table, *([_topology_table(topology)] if topology.links else [])]
-    for backend in found:
+    for backend in reports:
         parts += _parts_of(backend)
     if accelerator is not None:
         parts.append(f"[yellow]no accelerator: {escape(printable(accelerator))}[/]")
@@ -171,14 +171,14 @@ def _software_table(backend: BackendReport) -> Table:
     for is_whole in (True, True, True, False):
         table.add_column(no_wrap=is_whole, overflow="fold")
     shown = ""
-    for one in backend.software:
-        name = one.name + (f" ({', '.join(one.needed_by)})" if one.needed_by else "")
-        folder = "" if one.path is None else os.path.dirname(one.path)
+    for entry in backend.software:
+        name = entry.name + (f" ({', '.join(entry.needed_by)})" if entry.needed_by else "")
+        folder = "" if entry.path is None else os.path.dirname(entry.path)
         # Problems of the whole backend are printed below.
-        problem = None if one.problem == backend.problem else one.problem
+        problem = None if entry.problem == backend.problem else entry.problem
         note = problem or ("" if folder == shown else folder)
         shown = folder or shown
-        style = "yellow" if one.problem else ""
-        cells = (name, one.version or "", one.source or "missing", note)
+        style = "yellow" if entry.problem else ""
+        cells = (name, entry.version or "", entry.source or "missing", note)
         table.add_row(*(escape(printable(cell)) for cell in cells), style=style)
     return table

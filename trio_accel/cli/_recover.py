@@ -140,10 +140,10 @@ class DemoLoad:
         while not holds():
             await self._changed.park()
 
-    async def wait_ended(self, more: int) -> None:
-        """Wait until `more` further requests have ended."""
-        wanted = self.ended + more
-        await self.wait_until(lambda: self.ended >= wanted)
+    async def wait_ended(self, count: int) -> None:
+        """Wait until `count` further requests have ended."""
+        target = self.ended + count
+        await self.wait_until(lambda: self.ended >= target)
 
     async def ask_on(self) -> None:
         """Send one request after the other."""
@@ -293,7 +293,7 @@ class Demo:
             if can_redraw(console):
                 drawing.start_soon(self._draw_on)
             self._tell("putting arrays")
-            refs = [await self.device.put(await in_thread(_elements, *one)) for one in enumerate(_DTYPES)]
+            refs = [await self.device.put(await in_thread(_elements, *entry)) for entry in enumerate(_DTYPES)]
             hashes = [await _hash(ref) for ref in refs]
             self.load = await DemoLoad.prepare(self.device)
             console.print(Text("before", style="dim"), _tree(self.system))
@@ -307,21 +307,23 @@ class Demo:
                 await self.load.wait_ended(_REQUESTS_BETWEEN_FAULTS)
                 self.load.is_over = True
             self._tell("comparing the hashes of arrays")
-            for dtype, ref, before in zip(_DTYPES, refs, hashes, strict=True):
+            for dtype, ref, old_hash in zip(_DTYPES, refs, hashes, strict=True):
                 after = await _hash(ref)
-                report = ArrayReport(dtype=dtype, nbytes=ref.nbytes, sha256_before=before, sha256_after=after)
+                report = ArrayReport(
+                    dtype=dtype, nbytes=ref.nbytes, sha256_before=old_hash, sha256_after=after
+                )
                 self.arrays.append(report)
             drawing.cancel_scope.cancel(reason="everything has been seen")
 
     async def _break(self, fault: DemoFault) -> Effect:
         """Inject a fault under load and wait until the device serves again."""
         load, generation = self.load, self.device.generation
-        retried, last, start = len(load.retried), load.ended + _MAX_REQUESTS, trio.current_time()
+        retried, max_ended, start = len(load.retried), load.ended + _MAX_REQUESTS, trio.current_time()
         fault.inject(self.device)
-        await load.wait_until(lambda: len(load.retried) > retried or load.ended >= last)
+        await load.wait_until(lambda: len(load.retried) > retried or load.ended >= max_ended)
         # Requests from now on are served by the next incarnation, or context.
         is_right = False
-        while not is_right and load.ended < last:
+        while not is_right and load.ended < max_ended:
             is_right = await load.ask()
         return Effect(
             fault=fault.name,
@@ -354,8 +356,10 @@ class Demo:
     def checks(self) -> tuple[Check, ...]:
         """Return everything that must hold."""
         load, effects = self.load, self.effects
-        unfelt = sum(one.recovery_ms == math.inf for one in effects)
-        wrong = sum(abs(one.generation_after - one.generation_before - one.losses) for one in effects)
+        unfelt = sum(effect.recovery_ms == math.inf for effect in effects)
+        wrong = sum(
+            abs(effect.generation_after - effect.generation_before - effect.losses) for effect in effects
+        )
         # NaN if there is one, or if there are no products.
         worst = float(np.max(load.errors or [math.nan]))
         return (
@@ -386,8 +390,8 @@ class Demo:
         parts: list[RenderableType] = [_faults(self.effects), Text()]
         parts += [Text(f"retried after: {', '.join(errors)}"), Text()] if errors else []
         parts += [_arrays(self.arrays), Text()]
-        for one in checks:
-            parts.append(f"{_mark(one.is_ok)} {one.name}: {one.value:.3g}, allowed {one.limit:.3g}")
+        for entry in checks:
+            parts.append(f"{_mark(entry.is_ok)} {entry.name}: {entry.value:.3g}, allowed {entry.limit:.3g}")
         after = f"after {count_of(len(self.effects), 'fault')}, {_CLIENTS} requests under way all the time"
         self.console.print(Text(after, style="dim"), _tree(self.system))
         failed = sum(not check.is_ok for check in checks)
@@ -416,21 +420,24 @@ def _grid(*headings: str) -> Table:
 def _faults(effects: list[Effect]) -> Table:
     """Describe the faults, and the duration of each: the median of all rounds, and the longest time."""
     table = _grid("fault", ">times", ">retried", ">right again", ">at most")
-    for text in dict.fromkeys(one.text for one in effects):
-        ours = [one for one in effects if one.text == text]
-        times = [one.recovery_ms for one in ours]
-        took = ["never" if one == math.inf else f"{one:.1f} ms" for one in (median(times), max(times))]
-        table.add_row(text, str(len(ours)), str(sum(one.retried for one in ours)), *took)
+    for text in dict.fromkeys(effect.text for effect in effects):
+        ours = [effect for effect in effects if effect.text == text]
+        times = [effect.recovery_ms for effect in ours]
+        took = [
+            "never" if milliseconds == math.inf else f"{milliseconds:.1f} ms"
+            for milliseconds in (median(times), max(times))
+        ]
+        table.add_row(text, str(len(ours)), str(sum(effect.retried for effect in ours)), *took)
     return table
 
 
 def _arrays(arrays: list[ArrayReport]) -> Table:
     """Describe the contents of the arrays before and after."""
     table = _grid("array", ">MiB", "SHA-256 before", "SHA-256 after", "")
-    for one in arrays:
-        hashes = one.sha256_before[:_DIGITS], one.sha256_after[:_DIGITS]
-        became = "[green]identical[/]" if one.is_identical else "[bold red]lost or changed[/]"
-        table.add_row(one.dtype, f"{one.nbytes / 2**20:.0f}", *hashes, became)
+    for report in arrays:
+        hashes = report.sha256_before[:_DIGITS], report.sha256_after[:_DIGITS]
+        became = "[green]identical[/]" if report.is_identical else "[bold red]lost or changed[/]"
+        table.add_row(report.dtype, f"{report.nbytes / 2**20:.0f}", *hashes, became)
     return table
 
 
@@ -453,8 +460,8 @@ def run_recover(*, rounds: int, backend: str | None, is_json: bool) -> int:
     document: dict[str, object] = {"command": "demo", "version": ta.__version__}
 
     def render(code: int, error: str | None) -> str:
-        told = {**document, "ok": code == 0, "exit_code": code, "error": error}
-        return json.dumps(told, allow_nan=False, indent=2)
+        fields = {**document, "ok": code == 0, "exit_code": code, "error": error}
+        return json.dumps(fields, allow_nan=False, indent=2)
 
     job = partial(_run, rounds, backend, document, make_console(is_quiet=is_json))
     return run_for_json(job, render) if is_json else run_async(job)
@@ -464,8 +471,8 @@ async def _run(rounds: int, backend: str | None, document: dict[str, object], co
     async with ta.open_system("demo") as system, await open_device(system, backend, _OPTIONS) as device:
         info = device.info
         document.update(device=info.name, backend=info.backend, description=info.description)
-        where = f"{info.name} (in a worker process), {info.description}"
-        print_line(console, f"[bold]{escape(f'trio-accel {ta.__version__} on {where}')}[/]\n")
+        target = f"{info.name} (in a worker process), {info.description}"
+        print_line(console, f"[bold]{escape(f'trio-accel {ta.__version__} on {target}')}[/]\n")
         demo = Demo(console=console, system=system, device=device)
         await demo.run(rounds)
         demo.print()

@@ -42,9 +42,9 @@ async def _replay(
                     journal, device, programs=programs, until=until, tolerance=tolerance
                 )
             else:
-                other = await open_device(system, against, ta.DeviceOptions(), name="reference")
+                reference = await open_device(system, against, ta.DeviceOptions(), name="reference")
                 report = await ta.replay.lockstep(
-                    journal, other, device, programs=programs, until=until, tolerance=tolerance
+                    journal, reference, device, programs=programs, until=until, tolerance=tolerance
                 )
         except ta.replay.JournalError as error:
             raise InputError(str(error)) from error

@@ -40,24 +40,24 @@ def show_top(url: str, *, is_once: bool) -> int:
         InputError: No dashboard has such an address, or none answers, or its program has ended.
     """
     # A dashboard is served only to its own machine, and its address has a port.
-    found = re.fullmatch(r"(?:http://)?(?:(?:127\.0\.0\.1|localhost):)?([0-9]{1,5})/?", url)
-    if found is None or not 0 < int(found[1]) < 1 << 16:
+    match = re.fullmatch(r"(?:http://)?(?:(?:127\.0\.0\.1|localhost):)?([0-9]{1,5})/?", url)
+    if match is None or not 0 < int(match[1]) < 1 << 16:
         raise InputError(f"{url} is not an address of a dashboard, such as http://127.0.0.1:8080/")
     live = Live(console=make_console(), screen=True, auto_refresh=False)
     if is_once or not can_redraw(live.console):
-        print(run_async(lambda: _watch(int(found[1]), None)))
+        print(run_async(lambda: _watch(int(match[1]), None)))
     else:
         with suppress(InterruptError):
-            run_async(lambda: _watch(int(found[1]), live))
+            run_async(lambda: _watch(int(match[1]), live))
     return 0
 
 
 async def _watch(port: int, live: Live | None) -> str:
     """Draw each received snapshot, or return the first one."""
-    why, rest = "nothing listens there", b""
+    problem, rest = "nothing listens there", b""
     with suppress(*_ENDS), trio.move_on_after(_FIRST) as limit, live or nullcontext():
         async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
-            why = "no dashboard answers there, or it has its 16 readers already"
+            problem = "no dashboard answers there, or it has its 16 readers already"
             await stream.send_all(b"GET /events HTTP/1.0\r\nHost: localhost\r\n\r\n")
             while len(rest) < _MAX_EVENT_BYTES and (part := await stream.receive_some()):
                 *lines, rest = (rest + part).split(b"\n")
@@ -65,8 +65,8 @@ async def _watch(port: int, live: Live | None) -> str:
                     if live is None:
                         return _draw(now)
                     live.update(cut(_draw(now, live.console.height)), refresh=True)
-                    why, limit.deadline = "the program has ended", trio.current_time() + _NEXT
-    raise InputError(f"127.0.0.1:{port}: {why}", code=1)
+                    problem, limit.deadline = "the program has ended", trio.current_time() + _NEXT
+    raise InputError(f"127.0.0.1:{port}: {problem}", code=1)
 
 
 def _draw(now: dict[str, Any], height: int = 1 << 30) -> str:
@@ -88,8 +88,10 @@ def _draw(now: dict[str, Any], height: int = 1 << 30) -> str:
 def _texts(row: dict[str, Any]) -> dict[str, Any]:
     """Add the texts of a row: an actor's branch of the tree, figures in other units, a histogram's mean."""
     memory = row.get("memory")
-    known: dict[str, Any] = {**row, **memory, "memory": None} if isinstance(memory, dict) else row
-    figures = {key: f"{known[key] * unit:.2f}" for key, unit in _UNITS.items() if known.get(key) is not None}
+    fields: dict[str, Any] = {**row, **memory, "memory": None} if isinstance(memory, dict) else row
+    figures = {
+        key: f"{fields[key] * unit:.2f}" for key, unit in _UNITS.items() if fields.get(key) is not None
+    }
     branch, error = re.sub("[^/]*/", "  ", row["path"]), (row.get("last_error") or "").partition(":")[0]
     count, labels = sum(row.get("counts", ())), "".join(f" {key}={of}" for key, of in row.get("labels", ()))
     shown = {"value": count, "mean": f"{row['value'] / count:.6g}"} if count else {"mean": "-"}

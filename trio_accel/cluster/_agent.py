@@ -74,10 +74,10 @@ class _Peers(EntityRouter):
     async def link(self, member: Member) -> Link:
         if member not in self._links or self._links[member].lost.is_set():
             self._links.pop(member, None)
-            made = await member.address.connect(member.name, *self._given)
+            new_link = await member.address.connect(member.name, *self._given)
             # Meanwhile the member may have left, or another task may have connected to it.
-            if not self._is_reached(member) or self._links.setdefault(member, made) is not made:
-                made.close()
+            if not self._is_reached(member) or self._links.setdefault(member, new_link) is not new_link:
+                new_link.close()
         return await super().link(member)
 
 
@@ -124,28 +124,28 @@ class Agent:
 
     async def serve(self, request: Any) -> Any:
         """Serve a request of the program, or of another agent."""
-        what, *given = request
-        if what == "ask":
-            epoch, *asked = given
+        kind, *args = request
+        if kind == "ask":
+            epoch, *asked = args
             await self._router.wait_epoch(epoch)
             if self._is_alone():
                 raise EntityMovedError(f"node {self._config.node} hears nothing of the program")
             return await self._residents.ask(*asked)
-        if what == "beat":
+        if kind == "beat":
             # The program waits for each reply before its next request, so the previous request's time is safe
             # to count from. Late messages after a network outage prove nothing.
             self._heard, self._asked = self._asked, trio.current_time()
-        if what == "table":
-            table, before = given
+        if kind == "table":
+            table, previous = args
             if not self._router.epoch:
                 self._heard = self._asked = trio.current_time()
             if table.epoch > self._router.epoch:
-                await self._residents.take(table, before)
-        if what == "release":
-            epoch, target = given
+                await self._residents.take(table, previous)
+        if kind == "release":
+            epoch, target = args
             await self._router.wait_epoch(epoch)
             await self._residents.release(target)
-        if what == "settle" and given == [self._router.epoch]:
+        if kind == "settle" and args == [self._router.epoch]:
             # The agent does so before the program has waited too long for it.
             await self._router.settle(self._config.options.hand_off / 2)
         return None

@@ -108,14 +108,14 @@ class Blame:
             with trio.move_on_after(_SUSPECT_SECONDS * 2 ** min(len(trial.lost), 10)):
                 # After this, all requests lost at the same time are here.
                 await trio.lowlevel.checkpoint()
-                while self._running or trial is not max(self._waiting, key=lambda one: one.sent):
+                while self._running or trial is not max(self._waiting, key=lambda candidate: candidate.sent):
                     await self._changed.park()
         finally:
             self._waiting.remove(trial)
             self._changed.unpark_all()
         trial.is_alone = not self._running
-        for other in self._running:
-            other.is_alone = False
+        for running in self._running:
+            running.is_alone = False
         self._running.append(trial)
         try:
             yield

@@ -100,7 +100,8 @@ class Cluster(EntityRouter):
         self._tried: dict[str, trio.Event] = {}
 
     def __repr__(self) -> str:
-        return f"<Cluster of {', '.join(one.name for one in self.members) or 'no node'}, epoch {self.epoch}>"
+        names = ", ".join(member.name for member in self.members)
+        return f"<Cluster of {names or 'no node'}, epoch {self.epoch}>"
 
     def replicas(self, cls: type[EntityT]) -> Mapping[str, EntityRef[EntityT]]:
         """Return the address of an entity on each node, by the node's name: for `patterns.ReplicaPool`.
@@ -108,7 +109,7 @@ class Cluster(EntityRouter):
         Raises:
             TypeError, ValueError: As `entity` does.
         """
-        return {one.name: self.on_node(cls, one.name) for one in self.members}
+        return {member.name: self.on_node(cls, member.name) for member in self.members}
 
     async def drain(self, node: str) -> None:
         """Give the entities of a node to others, and end its agent; it stays out while the node stays.
@@ -117,7 +118,7 @@ class Cluster(EntityRouter):
             KeyError: The node is not a member.
         """
         agent = self._agents.get(node)
-        if agent is None or node not in [one.name for one in self.members]:
+        if agent is None or node not in [member.name for member in self.members]:
             raise KeyError(node)
         try:
             await self._replace(node, None, is_lost=False)
@@ -135,15 +136,15 @@ class Cluster(EntityRouter):
         """Keep an agent on each node; set `first` after an attempt on each initial node."""
         async with aclosing(self._nodes.watch()) as changes:
             async for names in changes:
-                for name in [one for one in self._agents if one not in names]:
+                for name in [node for node in self._agents if node not in names]:
                     await self._agents.pop(name).stop()
                 for name in names:
                     if name not in self._agents:
                         self._tried[name] = trio.Event()
                         # Its end waits for changes before its own: nobody takes its name meanwhile.
                         policy = Policy(directives=_FATAL, backoff=self._options.backoff, grace=math.inf)
-                        made = await supervisor.spawn(_NodeAgent, self, name, name=name, policy=policy)
-                        self._agents[name] = made
+                        agent = await supervisor.spawn(_NodeAgent, self, name, name=name, policy=policy)
+                        self._agents[name] = agent
                 if not first.is_set():
                     for tried in [*self._tried.values()]:
                         await tried.wait()
@@ -163,17 +164,17 @@ class Cluster(EntityRouter):
                 await self._replace(name, Member(name, started.devices, 0, started.address), link)
             finally:
                 self._tried[name].set()
-            why = await self._silence(link)
-            if all(one.name != name for one in self.members):
+            reason = await self._silence(link)
+            if all(member.name != name for member in self.members):
                 await trio.sleep_forever()  # whoever handed its entities over cancels this
-            raise NodeLostError(f"node {name} {why}", node=name, epoch=self.epoch)
+            raise NodeLostError(f"node {name} {reason}", node=name, epoch=self.epoch)
         except LinkLostError as error:
             raise NodeLostError(str(error), node=name, epoch=self.epoch) from error
         finally:
             with trio.CancelScope(shield=True):
                 # The agent first, and then the table: no entity may have two homes.
                 await self._end(name)
-                if not self.is_closed and any(one.name == name for one in self._links):
+                if not self.is_closed and any(member.name == name for member in self._links):
                     await self._replace(name, None, is_lost=True)
 
     async def _silence(self, link: Link) -> str:
@@ -196,22 +197,22 @@ class Cluster(EntityRouter):
         """Add or remove a member: all agents get the new table, and then hear that all have it (D209)."""
         async with self._change:
             epoch = await self._next_epoch()
-            members = {one.name: one for one in self.members if one.name != name}
+            members = {existing.name: existing for existing in self.members if existing.name != name}
             if member is not None and link is not None:
                 members[name] = member = attrs.evolve(member, epoch=epoch)
                 self._links[member] = link
-            table = Table(epoch, tuple([members[one] for one in sorted(members)]))
-            before = None if is_lost else self.table
-            told = dict.fromkeys([*table.members, *(before or table).members])
+            table = Table(epoch, tuple([members[node] for node in sorted(members)]))
+            previous = None if is_lost else self.table
+            recipients = dict.fromkeys([*table.members, *(previous or table).members])
             try:
-                await self._give(("table", table, before), told)
+                await self._give(("table", table, previous), recipients)
             except BaseException:
                 with trio.CancelScope(shield=True):
                     # Some agents serve by this table, so its change is not taken back.
                     await self._end(name)
                 raise
-            self.update(table, before)
-            if before is not None:
+            self.update(table, previous)
+            if previous is not None:
                 settle = partial(self._give, ("settle", epoch), table.members)
                 await run_together([settle, partial(self.settle, self._options.hand_off)])
 
@@ -232,7 +233,7 @@ class Cluster(EntityRouter):
             await self._end(member.name)
             link.close()
 
-        await run_together([partial(give, one) for one in members])
+        await run_together([partial(give, member) for member in members])
 
     async def _end(self, name: str) -> None:
         """End the agent of a node, and record whether it had ended on its own."""

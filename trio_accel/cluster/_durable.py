@@ -63,7 +63,7 @@ class _DurableResident(Resident):
             assert number is not None  # its reference has made one
             for attempt in range(_ATTEMPTS):
                 try:
-                    await self._once(message, number, is_told=is_told)
+                    await self._run_once(message, number, is_told=is_told)
                     break
                 except (ContextLostError, StaleRefError, InputFailedError):
                     # A device has lost its context, and nothing of this message is in the store.
@@ -75,7 +75,7 @@ class _DurableResident(Resident):
                     raise
             return unpack([self._replies[number]])
 
-    async def _once(self, message: Any, number: str, *, is_told: bool) -> None:
+    async def _run_once(self, message: Any, number: str, *, is_told: bool) -> None:
         is_whole = False
         try:
             ref = self._ref or await self._recover()
@@ -83,11 +83,11 @@ class _DurableResident(Resident):
                 # A handler may change its message.
                 text = packed((message, is_told))
                 try:
-                    made = await self._run(ref, message, number, is_told=is_told)
+                    result = await self._run(ref, message, number, is_told=is_told)
                 except self._cls.refuses:
                     is_whole = True
                     raise
-                await self._write(ref, number, text, packed(made))
+                await self._write(ref, number, text, packed(result))
             is_whole = True
         finally:
             if not is_whole and self._ref is not None:
@@ -104,18 +104,18 @@ class _DurableResident(Resident):
 
     async def _write(self, ref: Ref[Any], number: str, text: bytes, reply: bytes) -> None:
         """Store a message, and after every `save_every` messages also the state of the entity."""
-        at, saved = self._number + 1, None
-        if at % self._cls.save_every == 0:
-            made = await self._run(ref, _Save(), number)
+        message_number, saved = self._number + 1, None
+        if message_number % self._cls.save_every == 0:
+            state = await self._run(ref, _Save(), number)
             # The files of a save are on disk before the transaction begins.
-            saved = packed(await trio.to_thread.run_sync(self._files.put, made))
-        entry = Entry(at, number, text, reply)
+            saved = packed(await trio.to_thread.run_sync(self._files.put, state))
+        entry = Entry(message_number, number, text, reply)
         try:
             await self._stored(self._store.write, self._target.text, self._home.epoch, entry, saved)
         except FencedError:
             await self._settle(False)  # noqa: ASYNC120  # it is shielded
             raise
-        self._number, self._replies[number] = at, reply
+        self._number, self._replies[number] = message_number, reply
         if len(self._replies) > _REPLIES:
             del self._replies[next(iter(self._replies))]
         if saved is not None:
@@ -151,8 +151,8 @@ class _DurableResident(Resident):
 
     async def _recover(self) -> Ref[Any]:
         """Start it, and restore its state from the store."""
-        found: dict[type[Exception], Directive] = {Exception: Directive.STOP}
-        policy = Policy(directives=found | dict.fromkeys(self._cls.refuses, Directive.RESUME))
+        directives: dict[type[Exception], Directive] = {Exception: Directive.STOP}
+        policy = Policy(directives=directives | dict.fromkeys(self._cls.refuses, Directive.RESUME))
         store, name = self._store, self._target.text
         self._ref, self._home = await self._spawn(policy)
         journal = await self._stored(store.take, name, self._home.epoch)

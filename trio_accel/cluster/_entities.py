@@ -97,12 +97,14 @@ class Resident:
             raise EntityMovedError(f"{self._target.text} has left node {self._residents.node}")
 
     async def _spawn(self, policy: Policy) -> tuple[Ref[Any], Home]:
-        here, target = self._residents, self._target
-        place = here.devices.place(key=f"{target.path}/{target.key!r}")
-        epoch = here.router.table.epoch
-        home = Home(target.key, place, here.devices, here.system, here.router, here.node, epoch)
-        name = f"{self._cls.__name__.lower()}-{next(here.numbers)}"
-        ref = await here.system.spawn(self._cls, home, name=name, policy=policy, restart=self.restart)
+        residents, target = self._residents, self._target
+        device = residents.devices.place(key=f"{target.path}/{target.key!r}")
+        epoch = residents.router.table.epoch
+        home = Home(
+            target.key, device, residents.devices, residents.system, residents.router, residents.node, epoch
+        )
+        name = f"{self._cls.__name__.lower()}-{next(residents.numbers)}"
+        ref = await residents.system.spawn(self._cls, home, name=name, policy=policy, restart=self.restart)
         return ref, home
 
     async def end(self, *, at_once: bool = False) -> None:
@@ -229,11 +231,13 @@ class Residents:
         if target in self._all and not self._is_home(target):
             await self._end([target])
 
-    async def take(self, table: Table, before: Table | None) -> None:
+    async def take(self, table: Table, previous: Table | None) -> None:
         """Apply a newer table like an `EntityRouter`; return when the entities that it moves have ended."""
-        self.router.update(table, before)
+        self.router.update(table, previous)
         # If an earlier table began to end an entity without seeing the result, this one finishes that.
-        await self._end([one for one, it in self._all.items() if it.has_left or not self._is_home(one)])
+        await self._end(
+            [target for target, it in self._all.items() if it.has_left or not self._is_home(target)]
+        )
 
     async def _end(self, targets: list[Target], *, at_once: bool = False) -> None:
         async def end(target: Target, resident: Resident) -> None:
@@ -260,4 +264,4 @@ class Residents:
         while True:
             await trio.sleep(after / 2)
             since = trio.current_time() - after
-            await self._end([one for one, it in self._all.items() if not it.in_use and it.used < since])
+            await self._end([target for target, it in self._all.items() if not it.in_use and it.used < since])

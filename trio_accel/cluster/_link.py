@@ -99,8 +99,8 @@ class Address:
                     await _prove(streams[-1], self.secret, is_asked=False, token=token)
             is_proved = True
         except (OSError, *_CONNECTION_ERRORS) as error:
-            why = str(error) or type(error).__name__
-            raise LinkLostError(f"node {name} cannot be reached: {why}", is_begun=False) from error
+            reason = str(error) or type(error).__name__
+            raise LinkLostError(f"node {name} cannot be reached: {reason}", is_begun=False) from error
         finally:
             if not is_proved:
                 link.close()
@@ -133,7 +133,7 @@ class _Connection:
 
     async def write_posted(self) -> None:
         async for number, kind, parts in self._frames:
-            lengths = b"".join([_LENGTH.pack(len(one)) for one in parts])
+            lengths = b"".join([_LENGTH.pack(len(part)) for part in parts])
             await self.write(_HEAD.pack(number, kind, len(parts)) + lengths, *parts)
 
     async def receive(self) -> tuple[int, int, list[memoryview]]:
@@ -230,11 +230,11 @@ class Link:
             finally:
                 # A cancelled request does not wait for a reply.
                 self._replies.pop(number).set()
-                found = self._outcomes.pop(number, None)
-        if found is None:
+                outcome = self._outcomes.pop(number, None)
+        if outcome is None:
             text = f"node {self._name} was lost with this request in flight"
             raise LinkLostError(text, is_begun=True, beside=self._beside)
-        return found.unwrap()
+        return outcome.unwrap()
 
     def _stream(self, parts: Parts) -> _Connection:
         return self._streams[sum(map(len, parts)) > _STREAM_FROM_BYTES]
@@ -274,9 +274,9 @@ class Link:
     async def _answer(self, number: int, parts: list[memoryview], scope: trio.CancelScope) -> None:
         with scope:
             try:
-                request, left = unpack(parts)
+                request, seconds = unpack(parts)
                 # Seconds and no time: clocks of two hosts have nothing to do with each other.
-                scope.deadline = trio.current_time() + left
+                scope.deadline = trio.current_time() + seconds
                 if self._serve is None:
                     raise RuntimeError("this end serves no requests")  # noqa: TRY301  # as any error of a request
                 kind, reply = _VALUE, pack(await self._serve(request))
@@ -287,8 +287,8 @@ class Link:
             self._stream(reply).posted.send_nowait((number, kind, reply))
         if scope.cancelled_caught:
             # The caller may have changed its deadline meanwhile.
-            late = pack(failure(trio.TooSlowError("the deadline with which it was asked has passed")))
-            self._stream(late).posted.send_nowait((number, _ERROR, late))
+            error_parts = pack(failure(trio.TooSlowError("the deadline with which it was asked has passed")))
+            self._stream(error_parts).posted.send_nowait((number, _ERROR, error_parts))
 
 
 async def listen(
@@ -323,9 +323,9 @@ async def listen(
         stream = _Connection(connection.socket, allocate)
         token = await _prove(stream, secret, is_asked=True)
         admit()
-        other = halves.pop(token, None)
-        if other is not None:
-            await Link([other, stream], "the program", serve).run()
+        half = halves.pop(token, None)
+        if half is not None:
+            await Link([half, stream], "the program", serve).run()
             return
         halves[token] = stream
         try:
@@ -351,18 +351,18 @@ async def _prove(stream: _Connection, secret: bytes, *, is_asked: bool, token: b
     Each end signs a random number of the other, so no proof is valid twice.
     """
     version = VERSION.encode().ljust(64)
-    own = os.urandom(_NONCE)
-    await stream.write(version, own, token)
+    local_nonce = os.urandom(_NONCE)
+    await stream.write(version, local_nonce, token)
     theirs = bytes(await stream.read(64))
     if theirs != version:
         raise OSError(f"it has {theirs.decode(errors='replace').strip()}, and this is {VERSION}")
-    other = bytes(await stream.read(_NONCE))
+    remote_nonce = bytes(await stream.read(_NONCE))
     if is_asked:
         token = bytes(await stream.read(_NONCE))
-    signed = [own + other, other + own]
+    signed = [local_nonce + remote_nonce, remote_nonce + local_nonce]
     await stream.write(hmac.digest(secret, signed[is_asked] + b"ca"[is_asked : is_asked + 1], "sha256"))
     proof = bytes(await stream.read(_NONCE))
-    wanted = hmac.digest(secret, signed[is_asked] + b"ac"[is_asked : is_asked + 1], "sha256")
-    if not hmac.compare_digest(proof, wanted):
+    expected = hmac.digest(secret, signed[is_asked] + b"ac"[is_asked : is_asked + 1], "sha256")
+    if not hmac.compare_digest(proof, expected):
         raise OSError("it does not know the secret")
     return token

@@ -72,10 +72,10 @@ class LocalNodes:
 
     def __init__(self, names: int | Iterable[str]) -> None:
         count = min(names, _MAX_NODES + 1) if isinstance(names, int) else 0
-        given = [f"node-{number}" for number in range(count)] if isinstance(names, int) else list(names)
-        if not given or len({*given}) < len(given) or len(given) > _MAX_NODES:
+        name_list = [f"node-{number}" for number in range(count)] if isinstance(names, int) else list(names)
+        if not name_list or len({*name_list}) < len(name_list) or len(name_list) > _MAX_NODES:
             raise ValueError(f"LocalNodes: names must be 1 to {_MAX_NODES}, each once, got {names!r}")
-        self._names: dict[str, None] = dict.fromkeys(given)
+        self._names: dict[str, None] = dict.fromkeys(name_list)
         self._changed = trio.Event()
         self._processes: dict[str, trio.Process] = {}
 
@@ -113,14 +113,14 @@ class LocalNodes:
         async with process.stdout:
             with suppress(trio.BrokenResourceError):
                 await process.stdin.send_all(pickle.dumps(sys.path) + pickle.dumps(config))
-            told = b"".join([part async for part in process.stdout])
-        if not told:
+            output = b"".join([part async for part in process.stdout])
+        if not output:
             raise not_started(config.node, RuntimeError("its process has ended"))
-        made = pickle.loads(told)  # noqa: S301  # our own process
-        if not isinstance(made, Started):
-            cause = raised(made, config.node)
+        started = pickle.loads(output)  # noqa: S301  # our own process
+        if not isinstance(started, Started):
+            cause = raised(started, config.node)
             raise not_started(config.node, cause) from cause
-        return made
+        return started
 
     async def end(self, node: str) -> bool | None:
         """See `Nodes`."""
@@ -151,16 +151,16 @@ run_agent()
 
 def run_agent() -> None:
     """Run the agent of a local node in this process, until its standard input ends."""
-    told = os.fdopen(os.dup(1), "wb")
+    output = os.fdopen(os.dup(1), "wb")
     # Prints of the user's code must not mix with the messages.
     os.dup2(2, 1)
-    given = sys.stdin.buffer
+    stdin = sys.stdin.buffer
     logging.basicConfig(format=LOG_FORMAT)
-    config: AgentConfig = pickle.load(given)  # noqa: S301  # the program has started this process
+    config: AgentConfig = pickle.load(stdin)  # noqa: S301  # the program has started this process
 
-    def tell(what: object) -> None:
-        with told:
-            pickle.dump(what, told)
+    def tell(message: object) -> None:
+        with output:
+            pickle.dump(message, output)
 
     def started(address: Address, devices: tuple[str, ...]) -> None:
         tell(Started(address, devices, os.getpid()))
@@ -170,7 +170,7 @@ def run_agent() -> None:
         with trio.CancelScope() as scope:
 
             def watch() -> None:
-                given.read()
+                stdin.read()
                 token.run_sync_soon(scope.cancel)
                 time.sleep(_GRACE)
                 os._exit(1)
@@ -181,7 +181,7 @@ def run_agent() -> None:
     try:
         trio.run(serve)
     except Exception as error:
-        if told.closed:
+        if output.closed:
             raise
         tell(failure(single(error)))
     os._exit(0)

@@ -114,26 +114,26 @@ class RayNodes:
     async def watch(self) -> AsyncGenerator[Collection[str]]:
         """See `Nodes`."""
         while True:
-            before = self._nodes
+            previous = self._nodes
             # Ray answers late or never without its head.
-            self._nodes = await trio.to_thread.run_sync(self._look, abandon_on_cancel=True)
-            if not before or [*self._nodes] != [*before]:
+            self._nodes = await trio.to_thread.run_sync(self._poll, abandon_on_cancel=True)
+            if not previous or [*self._nodes] != [*previous]:
                 yield [*self._nodes]
             await trio.sleep(_POLL_INTERVAL)
 
-    def _look(self) -> dict[str, Any]:
+    def _poll(self) -> dict[str, Any]:
         if not self._ray.is_initialized():
             self._ray.init(self._address)
-        nodes = [one for one in self._ray.nodes() if one["Alive"] and one["Resources"].get("CPU")]
-        shared = {name for name, count in Counter(one["NodeName"] for one in nodes).items() if count > 1}
+        nodes = [node for node in self._ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
+        shared = {name for name, count in Counter(node["NodeName"] for node in nodes).items() if count > 1}
         for name in shared - self._shared:
             text = "several nodes are named %s, and one of them has an agent: use `ray start --node-name`"
             _logger.warning(text, name)
         self._shared = shared
-        living = {one["NodeID"] for one in nodes}
+        living = {node["NodeID"] for node in nodes}
         # A returning node may appear before the news of its loss, so it waits for its name.
-        before = {name: one for name, one in self._nodes.items() if one["NodeID"] in living}
-        named = {one["NodeName"]: one for one in nodes} | before
+        retained = {name: node for name, node in self._nodes.items() if node["NodeID"] in living}
+        named = {node["NodeName"]: node for node in nodes} | retained
         return dict(sorted(named.items()))
 
     async def start(self, config: AgentConfig) -> Started:
@@ -149,8 +149,8 @@ class RayNodes:
                 runtime_env=self._runtime_env,
                 scheduling_strategy=pin(node["NodeID"], soft=False),
             )
-            told = attrs.evolve(config, host=node["NodeManagerAddress"], ports=tuple(self._ports))
-            actor = self._actors[name] = await trio.to_thread.run_sync(remote.remote, told)
+            agent_config = attrs.evolve(config, host=node["NodeManagerAddress"], ports=tuple(self._ports))
+            actor = self._actors[name] = await trio.to_thread.run_sync(remote.remote, agent_config)
             call = actor.start.remote()
             started: Started = await trio.to_thread.run_sync(self._ray.get, call, abandon_on_cancel=True)
         except Exception as error:
@@ -167,19 +167,19 @@ class RayNodes:
         actor, (started, config) = self._actors.pop(node, None), self._started.pop(node, (None, None))
         if actor is None:
             return
-        alone = 0.0 if config is None else config.options.alone_after
-        with trio.move_on_after(max(_END_TIMEOUT, alone), shield=True) as scope:
+        alone_seconds = 0.0 if config is None else config.options.alone_after
+        with trio.move_on_after(max(_END_TIMEOUT, alone_seconds), shield=True) as scope:
             await trio.to_thread.run_sync(self._ray.kill, actor, abandon_on_cancel=True)
             began = trio.current_time()
             # Ray calls it dead at once.
             while started is not None:
                 is_there = await _is_there(started.address)
-                if is_there is False or (is_there is None and trio.current_time() - began > alone):
+                if is_there is False or (is_there is None and trio.current_time() - began > alone_seconds):
                     break
                 await trio.sleep(_RETRY_INTERVAL)
         if scope.cancelled_caught:
             _logger.warning(
-                "node %s: Ray has not ended its agent within %g s", node, max(_END_TIMEOUT, alone)
+                "node %s: Ray has not ended its agent within %g s", node, max(_END_TIMEOUT, alone_seconds)
             )
 
 

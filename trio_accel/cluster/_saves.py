@@ -72,8 +72,8 @@ class ArrayFiles:
         self._named = self._next = set(files.values())
         # A crash leaves files: of a save before its commit, and of the one before after it.
         with suppress(OSError):
-            found = filter(None, map(_NAME.fullmatch, os.listdir(self._folder)))
-            self._remove({name[0] for name in found if int(name[1]) <= self._epoch} - self._named)
+            matches = filter(None, map(_NAME.fullmatch, os.listdir(self._folder)))
+            self._remove({name[0] for name in matches if int(name[1]) <= self._epoch} - self._named)
         return saved and {**saved, **arrays}
 
     def put(self, saved: dict[str, Any]) -> dict[str, Any]:
@@ -82,26 +82,29 @@ class ArrayFiles:
         Raises:
             StoreError: A file cannot be written; all new files are removed.
         """
-        known, made = {name.partition("-")[0]: name for name in self._named}, dict(saved)
+        names_by_digest, result = {name.partition("-")[0]: name for name in self._named}, dict(saved)
         try:
             for name, value in saved.items():
                 if self._root is not None and (header := _header(value)):
                     array = np.ascontiguousarray(value)
                     digest = _digest(array)
-                    if digest not in known:
-                        known[digest] = f"{digest}-{self._epoch}"
-                        self._write(os.path.join(self._folder, known[digest]), header, array)
-                    made[name] = SavedArray(known[digest])
+                    if digest not in names_by_digest:
+                        names_by_digest[digest] = f"{digest}-{self._epoch}"
+                        self._write(os.path.join(self._folder, names_by_digest[digest]), header, array)
+                    result[name] = SavedArray(names_by_digest[digest])
         except OSError as error:
-            self._remove({*known.values(), *(f"{name}.part" for name in known.values())} - self._named)
+            self._remove(
+                {*names_by_digest.values(), *(f"{name}.part" for name in names_by_digest.values())}
+                - self._named
+            )
             raise StoreError(f"{self._entity}: cannot write an array to {self._folder}: {error}") from error
-        self._next = {value.file for value in made.values() if isinstance(value, SavedArray)}
-        return made
+        self._next = {value.file for value in result.values() if isinstance(value, SavedArray)}
+        return result
 
     def settle(self, is_kept: bool) -> None:
         """Remove files that no save names, when the save of `put` was committed (`is_kept`) or fenced."""
-        before, self._named = self._named, self._next if is_kept else self._named
-        self._remove((before | self._next) - self._named)
+        previous, self._named = self._named, self._next if is_kept else self._named
+        self._remove((previous | self._next) - self._named)
         self._next = self._named
 
     def _remove(self, names: set[str]) -> None:

@@ -120,11 +120,13 @@ class Store:
     _database: Any = attrs.field(default=None, init=False, repr=False)
     _lock: trio.Lock = attrs.field(factory=trio.Lock, init=False, repr=False)
     # An abandoned call still uses its thread for a while, and the next one waits for that.
-    _one: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(1), init=False, repr=False)
+    _limiter: trio.CapacityLimiter = attrs.field(
+        factory=lambda: trio.CapacityLimiter(1), init=False, repr=False
+    )
 
     def __reduce__(self) -> tuple[object, ...]:
-        given = {field.name: getattr(self, field.name) for field in attrs.fields(type(self)) if field.init}
-        return partial(type(self), **given), ()
+        options = {field.name: getattr(self, field.name) for field in attrs.fields(type(self)) if field.init}
+        return partial(type(self), **options), ()
 
     async def open(self) -> None:
         """Connect, and create missing tables.
@@ -140,7 +142,7 @@ class Store:
         self._is_open = False
         with trio.CancelScope(shield=True, deadline=trio.current_time() + self.timeout):
             async with self._lock:
-                await trio.to_thread.run_sync(self._disconnect, limiter=self._one)
+                await trio.to_thread.run_sync(self._disconnect, limiter=self._limiter)
 
     async def next_epoch(self, program: str = "", *, takes_over: bool = True) -> int:
         """Return a number above all numbers returned before, in any process.
@@ -182,7 +184,7 @@ class Store:
             right = {"write": True}
             with trio.CancelScope(shield=True, deadline=trio.current_time() + self.timeout):
                 call = partial(self._transact, right, work, *arguments)
-                return await trio.to_thread.run_sync(call, limiter=self._one, abandon_on_cancel=True)
+                return await trio.to_thread.run_sync(call, limiter=self._limiter, abandon_on_cancel=True)
             is_begun = not right.pop("write", False)
             # A thread that waits for the database cannot be cancelled.
             self._give_up()
@@ -194,9 +196,9 @@ class Store:
         try:
             self._begin()
             is_begun = right.pop("write")
-            found = work(*arguments)
+            result = work(*arguments)
             self._sql("commit")
-            return found
+            return result
         except Exception as error:
             self._disconnect()
             if isinstance(error, FencedError):
@@ -239,8 +241,8 @@ class Store:
             self._sql(f"create table if not exists {table}")
 
     def _next_epoch(self, program: str, takes_over: bool) -> int:
-        found = self._sql("select program from accel_epoch FOR UPDATE")
-        if found and not takes_over and found[0][0] != program:
+        rows = self._sql("select program from accel_epoch FOR UPDATE")
+        if rows and not takes_over and rows[0][0] != program:
             raise FencedError("another program has opened the store since")
         self._sql(_COUNT, program)
         return self._number("select epoch from accel_epoch")
@@ -250,11 +252,13 @@ class Store:
         self._sql(_CLAIM_SQL, entity, epoch)
         self._check_owner(entity, epoch)
         saves = self._sql("select number, saved from accel_saves where entity = ?", entity)
-        last = saves[0][0] if saves else 0
-        found = tuple(Entry(*row) for row in self._sql(_READ, entity, last, self.keep))
-        entries = tuple(entry for entry in found if entry.number > last)
-        number = entries[-1].number if entries else last
-        replies = {entry.id: entry.reply for entry in found if entry.number > min(last, number - self.ids)}
+        saved_number = saves[0][0] if saves else 0
+        stored = tuple(Entry(*row) for row in self._sql(_READ, entity, saved_number, self.keep))
+        entries = tuple(entry for entry in stored if entry.number > saved_number)
+        number = entries[-1].number if entries else saved_number
+        replies = {
+            entry.id: entry.reply for entry in stored if entry.number > min(saved_number, number - self.ids)
+        }
         return Journal(number, tuple(saves[0]) if saves else None, entries, replies)
 
     def _write(self, entity: str, epoch: int, entry: Entry, saved: bytes | None) -> None:
@@ -262,13 +266,13 @@ class Store:
         self._sql(_KEEP, entity, entry.number, entry.id, entry.message, entry.reply)
         if saved is None:
             return
-        last = self._number("select number from accel_saves where entity = ?", entity)
+        saved_number = self._number("select number from accel_saves where entity = ?", entity)
         self._sql(_SAVE, entity, entry.number, saved)
         # Of messages that never run again, only the replies are needed.
-        self._sql(_EMPTY, b"", entity, last, entry.number)
+        self._sql(_EMPTY, b"", entity, saved_number, entry.number)
         # Searching for old ones takes milliseconds, so not every save does it.
         every = max(1, self.ids // 10)
-        if entry.number // every > last // every:
+        if entry.number // every > saved_number // every:
             self._sql(_FORGET, entity, entry.number - self.ids, self.keep)
 
     def _check_owner(self, entity: str, epoch: int) -> None:

@@ -48,7 +48,7 @@ class Table:
     def home(self, target: Target) -> Member | None:
         """Return the home of an entity, by rendezvous hashing; None without members."""
         if target not in self._homes:
-            fit = [one for one in self.members if target.node in (None, one.name)]
+            fit = [member for member in self.members if target.node in (None, member.name)]
             # The hash takes 2 µs for each member.
             self._homes[target] = by_key(f"{target.path}/{target.key!r}", fit) if fit else None
         return self._homes[target]
@@ -107,19 +107,19 @@ class EntityRouter:
         """End the links to former members, after their answers or after `seconds`."""
         self.before = self.table
         self.settled.set()
-        left = self._pop_links()
+        links = self._pop_links()
         with trio.move_on_after(seconds):
-            for link in left:
+            for link in links:
                 await link.wait_answered()
         # The ends of their agents close them after a cancellation.
-        for link in left:
+        for link in links:
             link.close()
 
     def _is_reached(self, member: Member) -> bool:
         return member in self.table.members or member in self.before.members
 
     def _pop_links(self) -> list[Link]:
-        return [self._links.pop(one) for one in [*self._links] if not self._is_reached(one)]
+        return [self._links.pop(member) for member in [*self._links] if not self._is_reached(member)]
 
     def close(self) -> None:
         """End it: waiting requests fail, and so do later ones."""
@@ -187,10 +187,10 @@ class EntityRouter:
         """Return whether no member is lost for some seconds; without members, the wait has not begun."""
         while not (self.members or self.is_closed):
             await self.wait_changed()
-        before = {*self.members}
+        previous = {*self.members}
         with trio.move_on_after(_QUIET):
-            while before <= {*self.members} and not self.is_closed:
-                before = {*self.members}
+            while previous <= {*self.members} and not self.is_closed:
+                previous = {*self.members}
                 await self.wait_changed()
             return False
         return True
@@ -203,9 +203,9 @@ class EntityRouter:
         with trio.move_on_after(_LOG_AFTER_SECONDS) as scope:
             await self.wait_changed()
         if scope.cancelled_caught:
-            where = "no node" if target.node is None else f"not node {target.node}"
+            missing_node = "no node" if target.node is None else f"not node {target.node}"
             text = "%s waits for a home: the cluster has %s"
-            warn_untold("trio_accel.cluster", text, target.text, where)
+            warn_untold("trio_accel.cluster", text, target.text, missing_node)
 
     def entity(self, cls: type[EntityT], key: Key) -> EntityRef[EntityT]:
         """Return the address of an entity without a request.

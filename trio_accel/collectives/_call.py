@@ -52,12 +52,12 @@ class Turns:
         self._intensity = intensity
         self._failures: deque[float] = deque()
         self._broken: str | None = None
-        self.on_end: Callable[[str], None] = lambda why: None
+        self.on_end: Callable[[str], None] = lambda reason: None
         self._turn = trio.Lock()
 
-    def end(self, why: str) -> None:
+    def end(self, reason: str) -> None:
         """Admit no more collectives, and keep the first reason given."""
-        self._broken = self._broken or why
+        self._broken = self._broken or reason
         self.stay.end()
         self.on_end(self._broken)
 
@@ -136,8 +136,10 @@ class PartCall:
             TypeError, ValueError, StaleRefError: They are none.
         """
         if isinstance(cast("object", arrays), AccelRef) or len(arrays) != len(ranks):
-            told = "one array" if isinstance(cast("object", arrays), AccelRef) else f"{len(arrays)}"
-            raise ValueError(f"{self.name}: {argument} must name {len(ranks)}, one of each rank, got {told}")
+            description = "one array" if isinstance(cast("object", arrays), AccelRef) else f"{len(arrays)}"
+            raise ValueError(
+                f"{self.name}: {argument} must name {len(ranks)}, one of each rank, got {description}"
+            )
         for rank, array in zip(ranks, arrays, strict=True):
             self.check(f"{argument}[{rank}]" if len(ranks) > 1 else "array", array, rank)
         return list(arrays)
@@ -155,7 +157,7 @@ class PartCall:
                 f"{self._devices[rank].path}"
             )
 
-    async def each(
+    async def compute_on_ranks(
         self, lent: Arrays, compute: Computes[T], ranks: Iterable[int] | None = None
     ) -> dict[int, T]:
         """Have ranks compute something, all at the same time.
@@ -172,26 +174,28 @@ class PartCall:
             RankFailedError: It failed on one of the ranks. Arrays that other ranks change in place are
                 damaged.
         """
-        made: dict[int, T] = {}
+        results: dict[int, T] = {}
         chosen = list(range(self._size)) if ranks is None else list(ranks)
         devices = [self._devices[rank] for rank in chosen]
         try:
             async with lend(self.name, lent, devices, self._turns.stay) as held:
-                await self._all(chosen, lambda rank: self._part(rank, held, compute, made))
+                await self._all(chosen, lambda rank: self._part(rank, held, compute, results))
         except (ContextLostError, DeviceLostError) as error:
             self._mark_damaged(None)
             # A device was lost before the parts began.
-            gone = [rank for rank, device in enumerate(self._devices) if device.outage or not device.is_ready]
-            raise self._turns.failed(self.name, (gone or chosen)[0], error) from error
+            lost_ranks = [
+                rank for rank, device in enumerate(self._devices) if device.outage or not device.is_ready
+            ]
+            raise self._turns.failed(self.name, (lost_ranks or chosen)[0], error) from error
         except BaseException as error:
             # A cancelled part may have run. Whether the failed one has changed arrays, its device knows.
             self._mark_damaged(error.rank if isinstance(error, RankFailedError) else None)
             raise
-        return {rank: made[rank] for rank in chosen}
+        return {rank: results[rank] for rank in chosen}
 
     def _mark_damaged(self, failed: int | None) -> None:
         """Refuse later use of arrays that ranks change in place, except on the rank that has failed."""
-        for block in [one for rank, each in self.changed.items() if rank != failed for one in each]:
+        for block in [block for rank, blocks in self.changed.items() if rank != failed for block in blocks]:
             block.mark_damaged(self.name, None)
 
     async def _all(self, ranks: Iterable[int], part: Callable[[int], Awaitable[None]]) -> None:
@@ -205,13 +209,13 @@ class PartCall:
 
         await run_together(partial(run, rank) for rank in ranks)
 
-    async def _part(self, rank: int, held: Lent, compute: Computes[T], made: dict[int, T]) -> None:
+    async def _part(self, rank: int, held: Lent, compute: Computes[T], results: dict[int, T]) -> None:
         """Compute on one rank; again if its context was lost, unless the part has changed arrays."""
         losses = 0
-        while rank not in made:
+        while rank not in results:
             try:
                 async with held.to(self._devices[rank]) as arrays:
-                    made[rank] = await compute(rank, arrays)
+                    results[rank] = await compute(rank, arrays)
             except ContextLostError:
                 losses += 1
                 if losses > self._turns.retry or self.changed.get(rank):
@@ -257,8 +261,8 @@ class CollectiveCall(PartCall):
         self._getters = self._ranks(to, "to" if function == "send" else "root")
         checked = self.checked("arrays", arrays, givers)
         self.arrays: dict[int, AccelRef] = dict(zip(givers, checked, strict=True))
-        given: Any = out if to is ALL else [out]
-        outs = [None] * len(self._getters) if given is None else given
+        targets: Any = out if to is ALL else [out]
+        outs = [None] * len(self._getters) if targets is None else targets
         if len(outs) != len(self._getters):
             raise ValueError(f"{self.name}: out must name {self._size} arrays, got {len(outs)}")
         self._out: dict[int, AccelRef | None] = dict(zip(self._getters, outs, strict=True))
@@ -269,29 +273,29 @@ class CollectiveCall(PartCall):
         self.shape_size: int = math.prod(first.shape)
         start = 1 if has_rows else 0
         for rank, ref in self.arrays.items():
-            one = ref.spec
-            is_fit = one.shape[start:] == first.shape[start:] and len(one.shape) == len(first.shape)
-            if not is_fit or first.dtype is not one.dtype:
+            spec = ref.spec
+            is_fit = spec.shape[start:] == first.shape[start:] and len(spec.shape) == len(first.shape)
+            if not is_fit or first.dtype is not spec.dtype:
                 raise ValueError(
                     f"{self.name}: arrays must share dtype and shape, got {first.dtype} {first.shape} "
-                    f"of rank 0 and {one.dtype} {one.shape} of rank {rank}"
+                    f"of rank 0 and {spec.dtype} {spec.shape} of rank {rank}"
                 )
         self.dtype: Any = first.dtype
         self.reduction: str = reduction
         if "reduce" in function:
             self._expression = expression_of(self.name, reduction, self._size, self.dtype)
 
-    def _ranks(self, alone: object, argument: str) -> Sequence[int]:
+    def _ranks(self, rank: object, argument: str) -> Sequence[int]:
         """Return all ranks, or only the rank that a program names.
 
         Raises:
             ValueError: There is no such rank.
         """
-        if alone is ALL:
+        if rank is ALL:
             return range(self._size)
-        if isinstance(alone, bool) or not isinstance(alone, int) or not 0 <= alone < self._size:
-            raise ValueError(f"{self.name}: {argument} must be a rank below {self._size}, got {alone!r}")
-        return [alone]
+        if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < self._size:
+            raise ValueError(f"{self.name}: {argument} must be a rank below {self._size}, got {rank!r}")
+        return [rank]
 
     def expect(self, *shapes: tuple[int, ...]) -> None:
         """Set the shapes of the results: one shape for all ranks, or a shape for each.
@@ -299,8 +303,8 @@ class CollectiveCall(PartCall):
         Raises:
             TypeError, ValueError, StaleRefError: An array of `out` does not fit.
         """
-        each = shapes if len(shapes) > 1 else shapes * len(self._getters)
-        self.shapes = dict(zip(self._getters, each, strict=True))
+        rank_shapes = shapes if len(shapes) > 1 else shapes * len(self._getters)
+        self.shapes = dict(zip(self._getters, rank_shapes, strict=True))
         for rank, shape in self.shapes.items():
             if (array := self._out[rank]) is None:
                 continue
@@ -323,7 +327,7 @@ class CollectiveCall(PartCall):
             counts: The number of elements that each giving rank gives to each rank.
             root: See `RankShare`.
         """
-        given = counts or {}
+        counts_by_giver = counts or {}
         return {
             rank: RankShare(
                 kind,
@@ -333,8 +337,8 @@ class CollectiveCall(PartCall):
                 out=self._direct(rank),
                 reduction=self.reduction,
                 root=root,
-                sends=_pieces(given.get(rank, {})),
-                receives=_pieces({giver: row[rank] for giver, row in given.items() if rank in row}),
+                sends=_pieces(counts_by_giver.get(rank, {})),
+                receives=_pieces({giver: row[rank] for giver, row in counts_by_giver.items() if rank in row}),
             )
             for rank in sorted({*self.arrays, *self.shapes})
         }
@@ -380,8 +384,8 @@ class CollectiveCall(PartCall):
     @property
     def joined_shape(self) -> tuple[int, ...]:
         """The shape of all ranks' arrays, joined."""
-        rows, *others = self.shape or (1,)
-        return rows * self._size, *others
+        rows, *extents = self.shape or (1,)
+        return rows * self._size, *extents
 
     async def reduced(self, rank: int, arrays: list[AccelRef]) -> AccelRef:
         """Reduce arrays to one on a rank."""
@@ -389,11 +393,11 @@ class CollectiveCall(PartCall):
 
     async def joined(self, rank: int, arrays: list[AccelRef]) -> AccelRef:
         """Join arrays on a rank, or copy one."""
-        whole = [one if one.shape else one.reshape(1) for one in arrays]
-        message: Any = Join(whole) if len(whole) > 1 else PeerCopy(arrays[0])
-        made: AccelRef = await self._devices[rank].ask(message)
+        sources = [array if array.shape else array.reshape(1) for array in arrays]
+        message: Any = Join(sources) if len(sources) > 1 else PeerCopy(arrays[0])
+        result: AccelRef = await self._devices[rank].ask(message)
         shape = self.shapes[rank]
-        return made if made.shape == shape else made.reshape(shape)
+        return result if result.shape == shape else result.reshape(shape)
 
     async def met(self, communicator: Communicator, parts: Mapping[int, RankShare]) -> dict[int, AccelRef]:
         """Have ranks take part in a collective of a vendor's library.
@@ -413,8 +417,8 @@ class CollectiveCall(PartCall):
         self._half_written = [part.out for part in parts.values() if part.out is not None]
         while True:
             try:
-                made = await communicator.run(parts)
-                return {rank: one for rank, one in sorted(made.items()) if one is not None}
+                results = await communicator.run(parts)
+                return {rank: array for rank, array in sorted(results.items()) if array is not None}
             except RanksFailedError as failed:
                 if failed.is_refusal:
                     self._half_written.clear()
@@ -425,8 +429,8 @@ class CollectiveCall(PartCall):
                 raise error
             losses += 1
             # The whole collective runs again, because its parts do not run again on their own.
-            own = 0 if getattr(error, "is_to_blame", False) else self._devices[rank].options.retry
-            if not isinstance(error, ContextLostError) or losses > max(self._turns.retry, own):
+            retries = 0 if getattr(error, "is_to_blame", False) else self._devices[rank].options.retry
+            if not isinstance(error, ContextLostError) or losses > max(self._turns.retry, retries):
                 try:
                     raise self._turns.failed(self.name, rank, error) from error
                 finally:
@@ -442,28 +446,30 @@ class CollectiveCall(PartCall):
                 array.block.mark_damaged(self.name, None, (array.spec,))
             raise
 
-    async def written(self, made: Mapping[int, AccelRef]) -> list[AccelRef]:
+    async def written(self, results: Mapping[int, AccelRef]) -> list[AccelRef]:
         """Write the results of ranks to the arrays of `out`, if there are any.
 
         This waits for all readers of these arrays, and holds nothing meanwhile. So two collectives cannot
         wait for each other.
         """
         outputs = {
-            rank: out for rank, one in made.items() if (out := self._out[rank]) is not None and out is not one
+            rank: out
+            for rank, result in results.items()
+            if (out := self._out[rank]) is not None and out is not result
         }
         if not outputs:
-            return list(made.values())  # noqa: ASYNC910  # the collective has waited
+            return list(results.values())  # noqa: ASYNC910  # the collective has waited
 
         async def write(rank: int) -> None:
-            await outputs[rank].assign(made[rank])
+            await outputs[rank].assign(results[rank])
 
         self._half_written += outputs.values()
         await self._all(outputs, write)
-        return [outputs.get(rank, one) for rank, one in made.items()]
+        return [outputs.get(rank, result) for rank, result in results.items()]
 
 
 def _pieces(sizes: Mapping[int, int]) -> Pieces:
     """Return adjacent pieces as (rank, first element, size), without empty ones."""
     ends = itertools.accumulate(sizes.values())
-    each = zip(sizes.items(), ends, strict=True)
-    return tuple([(rank, end - size, size) for (rank, size), end in each if size])
+    spans = zip(sizes.items(), ends, strict=True)
+    return tuple([(rank, end - size, size) for (rank, size), end in spans if size])

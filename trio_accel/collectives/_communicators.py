@@ -84,9 +84,9 @@ def refusal(devices: Sequence[Device]) -> str | None:
     for rank, device in enumerate(devices):
         if device.isolation != "process":
             return f"rank {rank}, {device.path}, is inline"
-        for other in range(rank if vendor.is_apart else 0):
-            if hardware[other] == hardware[rank]:
-                return f"ranks {other} and {rank} are on one device, {device.name}"
+        for earlier_rank in range(rank if vendor.is_apart else 0):
+            if hardware[earlier_rank] == hardware[rank]:
+                return f"ranks {earlier_rank} and {rank} are on one device, {device.name}"
     return vendor.missing if importlib.util.find_spec(vendor.package) is None else None
 
 
@@ -382,12 +382,12 @@ class Communicator:
         is_known = way in self._ways
         self.life.move("call" if is_known else "meet")
         actor, number = self.vendor.actor, self.number
-        made = await self._together(
+        results = await self._together(
             {rank: Meet(actor, number, part, is_known) for rank, part in parts.items()}
         )
         self.life.move("done")
         self._ways.add(way)
-        return made
+        return results
 
     async def _together(self, operations: Mapping[int, Operation[Any, Any]]) -> dict[int, Any]:
         """Send requests to ranks at the same time.
@@ -397,10 +397,10 @@ class Communicator:
         """
         # If the world was closed meanwhile, nobody would give up the requests made now.
         self._check_open()
-        life, before = self.life, self._workers()
+        life, previous_workers = self.life, self._workers()
         is_opening = life.stage == "opening"
         asked = _Asked(self._devices, operations)
-        lost = partial(self._lost, before)
+        lost = partial(self._lost, previous_workers)
         try:
             awake = [self._devices[rank] for rank in asked.pending]
             await poll_answers(awake, lambda: not asked.changed.is_set())
@@ -412,7 +412,7 @@ class Communicator:
         if not (asked.left or asked.errors):
             return {rank: pending.value for rank, pending in asked.pending.items()}
         bound = life.bounds.get(life.stage, 0.0)
-        self._give_up(self._step(asked, before), asked)
+        self._give_up(self._step(asked, previous_workers), asked)
         if life.stage == "doubted":
             await life.wait(asked.over, lost)
             life.move("told")
@@ -431,17 +431,17 @@ class Communicator:
             asked.clear()
             errors.clear()
 
-    def _lost(self, before: Sequence[tuple[int, bool]]) -> list[int]:
+    def _lost(self, previous_workers: Sequence[tuple[int, bool]]) -> list[int]:
         """Return the ranks that had a worker, and now have another one or none."""
         now = self._workers()
-        return [rank for rank, then in enumerate(before) if then[1] and then != now[rank]]
+        return [rank for rank, then in enumerate(previous_workers) if then[1] and then != now[rank]]
 
-    def _step(self, asked: _Asked, before: Sequence[tuple[int, bool]]) -> Step:
+    def _step(self, asked: _Asked, previous_workers: Sequence[tuple[int, bool]]) -> Step:
         """Return the next step of the communicator's life, derived from the errors of its ranks."""
         order = min(map(_order, asked.errors.values()), default=_LOSS)
         if order != _LOSS:
             return "fail" if order == _NO_LOSS else "stale"
-        return "lose" if asked.errors or self._lost(before) else "late"
+        return "lose" if asked.errors or self._lost(previous_workers) else "late"
 
     def _give_up(self, step: Step, *asked: _Asked) -> None:
         """Have the communicator given up on all ranks, soon.

@@ -53,8 +53,8 @@ def expression_of(name: str, reduction: str, count: int, dtype: DType) -> Elemen
         raise NotSupportedError(f"{name}: {dtype} is not computed with; convert the arrays by cast() first")
     is_ordered, is_divided = reduction in ("min", "max"), reduction == "mean"
     if (is_ordered and dtype.kind == "complex") or (is_divided and dtype.kind not in ("float", "complex")):
-        wanted = "floating or complex" if is_divided else "real"
-        raise TypeError(f"{name}: {reduction} needs {wanted} arrays, got {dtype}")
+        kinds = "floating or complex" if is_divided else "real"
+        raise TypeError(f"{name}: {reduction} needs {kinds} arrays, got {dtype}")
     names = [f"x{number}" for number in range(count)]
     # Round only once, at the end.
     terms = [f"float32({name})" for name in names] if dtype in _LOW_PRECISION else names
@@ -82,7 +82,7 @@ class Join(Operation[PeerCopyActor, AccelRef]):
         """Name the result."""
         sources = [planner.read(f"arrays[{index}]", array) for index, array in enumerate(self.arrays)]
         first = sources[0]
-        shape = sum(one.shape[0] for one in sources), *first.shape[1:]
+        shape = sum(source.shape[0] for source in sources), *first.shape[1:]
         out = planner.output(shape, first.dtype)
         return Planned(JoinSpec(0, tuple(sources), 0, out.spec), out)
 
@@ -132,7 +132,7 @@ class PartOperation(OfRanks):
                 operation=planner.name,
             )
         planned = self.message.plan(planner)
-        if any(block is one for block in planner.changed for one in self.lent):
+        if any(block is lent_block for block in planner.changed for lent_block in self.lent):
             raise ValueError(
                 f"{planner.name}: it would overwrite an array while other ranks read it; let it "
                 "return a new array, or write to another one"

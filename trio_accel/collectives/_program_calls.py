@@ -87,16 +87,16 @@ class Rooms:
             RanksFailedError: A rank was lost while the rooms were opened.
         """
         ranks = [*range(len(self._devices))]
-        told: list[dict[str, Any]] = [{} for _ in ranks]
+        rooms: list[dict[str, Any]] = [{} for _ in ranks]
         is_mapped = not any(device.info.is_accelerator for device in self._devices)
         if not is_mapped and self._communicator is None and len(ranks) > 1:
             raise NotSupportedError(f"call: NCCL cannot serve these devices: {self._why_mapped}")
         for name, all_ in {"": [ranks], **groups}.items():
             for members in all_:
-                place = self._file(name, members) if is_mapped else await self._begun(name, members)
+                room = self._file(name, members) if is_mapped else await self._begun(name, members)
                 for rank in members:
-                    told[rank][name] = [place, [*members]]
-        return told
+                    rooms[rank][name] = [room, [*members]]
+        return rooms
 
     def end(self, *, is_done: bool) -> None:
         """End the call in all communicators; if it has failed, give them up, which ends their waits."""
@@ -104,16 +104,16 @@ class Rooms:
             if communicator is not None:
                 communicator.end(is_done=is_done)
 
-    def last(self, call: int) -> list[tuple[int, str]]:
+    def last_exchanges(self, call: int) -> list[tuple[int, str]]:
         """Return for each rank the number of its exchanges in a call, and the last one in words."""
-        found = [(0, "came to none") for _ in self._devices]
+        exchanges = [(0, "came to none") for _ in self._devices]
         for name, *members in self._files:
-            told = last_calls(self._file(str(name), members), len(members), call)
-            for rank, (count, text) in zip(cast("list[int]", members), told, strict=True):
+            group_exchanges = last_calls(self._file(str(name), members), len(members), call)
+            for rank, (count, text) in zip(cast("list[int]", members), group_exchanges, strict=True):
                 if count:
-                    where = f" in group {name!r}" if name else ""
-                    found[rank] = (found[rank][0] + count, f"came last to {text}{where}")
-        return found
+                    suffix = f" in group {name!r}" if name else ""
+                    exchanges[rank] = (exchanges[rank][0] + count, f"came last to {text}{suffix}")
+        return exchanges
 
     async def _begun(self, name: str, members: Sequence[int]) -> int:
         """Return the communicator number of a group, which is 0 for a single rank."""
@@ -123,8 +123,8 @@ class Rooms:
         assert communicator is not None  # `open` refuses several ranks without one
         if len(members) < len(self._devices):
             devices = [self._devices[rank] for rank in members]
-            made = Communicator(communicator.vendor, devices)
-            communicator = self._communicators.setdefault((name, *members), made)
+            group_communicator = Communicator(communicator.vendor, devices)
+            communicator = self._communicators.setdefault((name, *members), group_communicator)
         if communicator.life.stage != "calling":
             await communicator.begin()
         return communicator.number
@@ -145,7 +145,7 @@ class ProgramCalls(PartCall):
         turns: The turns of the world.
         programs: One program of each rank.
         method: The method.
-        each: The positional arguments, each a sequence with one value per rank.
+        positional: The positional arguments, each a sequence with one value per rank.
         by_name: The keyword arguments, each a sequence with one value per rank.
         within: The timeout in seconds; None for no limit.
         groups: Groups of ranks that also meet among themselves, by name.
@@ -156,7 +156,7 @@ class ProgramCalls(PartCall):
         turns: Turns,
         programs: Sequence[Any],
         method: Any,
-        each: Sequence[Sequence[Any]],
+        positional: Sequence[Sequence[Any]],
         by_name: Mapping[str, Sequence[Any]],
         within: float | None,
         groups: Groups,
@@ -164,7 +164,7 @@ class ProgramCalls(PartCall):
         super().__init__(turns, "call")
         if [getattr(program, "device", None) for program in programs] != list(self._devices):
             raise ValueError(f"{self.name}: programs must have one of each device of the world, in order")
-        for name, values in [*enumerate(each), *by_name.items()]:
+        for name, values in [*enumerate(positional), *by_name.items()]:
             if isinstance(values, str) or len(values) != self._size:
                 raise ValueError(
                     f"{self.name}: argument {name} must have {self._size} values, one for each rank"
@@ -178,21 +178,21 @@ class ProgramCalls(PartCall):
                 )
         self._programs, self._method, self._groups = programs, method, groups
         self._within = math.inf if within is None else within
-        self._each, self._by_name = each, by_name
+        self._positional, self._by_name = positional, by_name
         self._replies: dict[int, Any] = {}
         self._errors: dict[int, Any] = {}
 
     async def run(self, rooms: Rooms) -> list[Any]:
         """Ask all ranks; see `World.call`."""
-        before = [device.generation + (not device.is_ready) for device in self._devices]
+        generations = [device.generation + (not device.is_ready) for device in self._devices]
         common = {"call": next(_calls)}
-        watch = partial(self._watch, before, common["call"])
+        watch = partial(self._watch, generations, common["call"])
         try:
-            told = await rooms.open(self._groups)
+            rooms_by_rank = await rooms.open(self._groups)
             async with running_beside(watch), trio.open_nursery() as nursery:
                 self._rooms, self._scope = rooms, nursery.cancel_scope
-                for rank, known in enumerate(told):
-                    nursery.start_soon(self._ask, rank, {**common, "number": rank, "rooms": known})
+                for rank, rank_rooms in enumerate(rooms_by_rank):
+                    nursery.start_soon(self._ask, rank, {**common, "number": rank, "rooms": rank_rooms})
         except RanksFailedError as failed:
             error = cast("AccelError", failed.error)
             raise self._turns.failed(self.name, failed.rank, error) from error
@@ -213,14 +213,14 @@ class ProgramCalls(PartCall):
 
     async def _ask(self, rank: int, meeting: Mapping[str, Any]) -> None:
         MEETING.set(meeting)
-        args = [values[rank] for values in self._each]
+        args = [values[rank] for values in self._positional]
         by_name = {name: values[rank] for name, values in self._by_name.items()}
         try:
             self._replies[rank] = await self._programs[rank].ask(self._method, *args, **by_name)
         except Exception as error:  # noqa: BLE001  # raised for all
             self._fail(rank, error)
 
-    async def _watch(self, before: Sequence[int], number: int) -> None:
+    async def _watch(self, generations: Sequence[int], number: int) -> None:
         """End the call at its deadline, or when a rank was lost, because its next worker does not know it."""
         until = trio.current_time() + self._within
         lost = dict[int, float]()
@@ -229,19 +229,19 @@ class ProgramCalls(PartCall):
             missing = [rank for rank in range(self._size) if rank not in self._replies]
             for rank in missing:
                 device = self._devices[rank]
-                is_lost = device.generation + (not device.is_ready) > before[rank]
+                is_lost = device.generation + (not device.is_ready) > generations[rank]
                 if is_lost and trio.current_time() > lost.setdefault(rank, trio.current_time()) + _SAID:
                     self._fail(rank, ContextLostError(_LOST, device=device.name))
             if missing and trio.current_time() >= until:
-                self._fail(*self._late(missing, number))
+                self._fail(*self._deadline_error(missing, number))
 
-    def _late(self, missing: Sequence[int], number: int) -> tuple[int, CompletionTimeoutError]:
+    def _deadline_error(self, missing: Sequence[int], number: int) -> tuple[int, CompletionTimeoutError]:
         """Return the rank that holds the others up, and the error of the deadline."""
-        last = self._rooms.last(number)
+        exchanges = self._rooms.last_exchanges(number)
         text = f"ranks {missing} have not ended their call within {self._within:g} s"
-        if any(count for count, _ in last):
-            text += ": " + ", ".join(f"rank {rank} {last[rank][1]}" for rank in missing)
-        return min(missing, key=last.__getitem__), CompletionTimeoutError(text)
+        if any(count for count, _ in exchanges):
+            text += ": " + ", ".join(f"rank {rank} {exchanges[rank][1]}" for rank in missing)
+        return min(missing, key=exchanges.__getitem__), CompletionTimeoutError(text)
 
     def _raise(self) -> None:
         """Raise the error that has caused the others."""

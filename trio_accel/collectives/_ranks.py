@@ -20,10 +20,10 @@ __all__ = ["Group", "Rank", "Result"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Own: TypeAlias = tuple[AccelRef | None, object]
+RankArguments: TypeAlias = tuple[AccelRef | None, object]
 """The array of one rank, and its own option: `out`, or that of a collective without `out`."""
-Given: TypeAlias = Mapping[int, Own]
-Run: TypeAlias = "Callable[[str, Mapping[str, Any], Given], Awaitable[Any]]"
+ArgumentsByRank: TypeAlias = Mapping[int, RankArguments]
+Run: TypeAlias = "Callable[[str, Mapping[str, Any], ArgumentsByRank], Awaitable[Any]]"
 
 
 @attrs.define(eq=False)
@@ -34,7 +34,7 @@ class _Meeting:
         function: The name of the method.
         options: The options, equal for all ranks.
         ranks: The ranks that take part.
-        given: The arguments of the ranks that have arrived.
+        arguments: The arguments of the ranks that have arrived.
         results: The result of each rank, once it is done.
         error: The reason of a failure.
         done: Set when it is over.
@@ -44,7 +44,7 @@ class _Meeting:
     function: str
     options: Mapping[str, Any]
     ranks: Collection[int]
-    given: dict[int, Own] = attrs.field(factory=dict[int, Own])
+    arguments: dict[int, RankArguments] = attrs.field(factory=dict[int, RankArguments])
     results: Any = None
     error: Exception | None = None
     done: trio.Event = attrs.field(factory=trio.Event)
@@ -53,12 +53,12 @@ class _Meeting:
     @property
     def is_whole(self) -> bool:
         """Whether all ranks have arrived."""
-        return len(self.given) == len(self.ranks)
+        return len(self.arguments) == len(self.ranks)
 
     @property
     def missing(self) -> str:
         """The missing ranks, for error messages."""
-        return ", ".join(str(rank) for rank in self.ranks if rank not in self.given)
+        return ", ".join(str(rank) for rank in self.ranks if rank not in self.arguments)
 
     def fail(self, error: Exception) -> None:
         """Fail for all ranks, including later ones; a second error is ignored."""
@@ -67,7 +67,7 @@ class _Meeting:
             self.scope.cancel(reason="a rank has left the collective")
             if not self.is_whole:
                 # It stays until all ranks have arrived, which may never happen, so drop their arrays.
-                self.given = dict.fromkeys(self.given, (None, None))
+                self.arguments = dict.fromkeys(self.arguments, (None, None))
                 self.done.set()
 
 
@@ -89,7 +89,12 @@ class Meetings:
         self._open: dict[tuple[object, ...], _Meeting] = {}
 
     async def come(
-        self, rank: int, function: str, options: Mapping[str, Any], ranks: Sequence[int], own: Own
+        self,
+        rank: int,
+        function: str,
+        options: Mapping[str, Any],
+        ranks: Sequence[int],
+        arguments: RankArguments,
     ) -> Any:
         """Join the next collective of a rank, and wait until it is over.
 
@@ -98,7 +103,7 @@ class Meetings:
             function: The name of the collective.
             options: The options, which must be equal for all ranks.
             ranks: All ranks that take part.
-            own: The arguments of this rank.
+            arguments: The arguments of this rank.
 
         Raises:
             RankFailedError: It failed on a rank, or the task of one was cancelled.
@@ -112,7 +117,7 @@ class Meetings:
         self._counts[rank, *kind] += 1
         key = (*kind, "number", self._counts[rank, *kind])
         meeting = self._open.setdefault(key, _Meeting(function, options, ranks))
-        meeting.given[rank] = own if meeting.error is None else (None, None)
+        meeting.arguments[rank] = arguments if meeting.error is None else (None, None)
         if meeting.is_whole:
             # All ranks have arrived, so nobody looks it up again.
             del self._open[key]
@@ -142,7 +147,7 @@ class Meetings:
         try:
             await meeting.done.wait()
         except trio.Cancelled:
-            meeting.fail(_left(rank, meeting, "was cancelled"))
+            meeting.fail(_departure_error(rank, meeting, "was cancelled"))
             with trio.CancelScope(shield=True):
                 # Its operations are taken back, or awaited for the grace.
                 await meeting.done.wait()
@@ -152,39 +157,39 @@ class Meetings:
         """Run it, in the task of the last rank to arrive."""
         try:
             with meeting.scope:
-                meeting.results = await self._run_one(meeting.function, meeting.options, meeting.given)
+                meeting.results = await self._run_one(meeting.function, meeting.options, meeting.arguments)
         except Exception as error:  # noqa: BLE001  # raised by all ranks
             meeting.error = meeting.error or error
         except BaseException:
             # A cancellation, or a group of them: ranks work in tasks of their own.
-            meeting.error = meeting.error or _left(rank, meeting, "was cancelled")
+            meeting.error = meeting.error or _departure_error(rank, meeting, "was cancelled")
             raise
         finally:
             # Arrays of an error's frames would live as long as it.
-            meeting.given.clear()
+            meeting.arguments.clear()
             meeting.done.set()
 
-    def close(self, why: str) -> None:
+    def close(self, reason: str) -> None:
         """Fail all waiting collectives, because no rank will arrive."""
         for meeting in self._open.values():
             meeting.fail(
-                WorldBrokenError(f"{meeting.function}: {why}; ranks that had not come: {meeting.missing}")
+                WorldBrokenError(f"{meeting.function}: {reason}; ranks that had not come: {meeting.missing}")
             )
         self._open.clear()
 
     def realign(self) -> None:
         """Let the next collective of each rank be the first one again; waiting ones fail."""
         for meeting in self._open.values():
-            missing = next(rank for rank in meeting.ranks if rank not in meeting.given)
-            meeting.fail(_left(missing, meeting, "began again"))
+            missing = next(rank for rank in meeting.ranks if rank not in meeting.arguments)
+            meeting.fail(_departure_error(missing, meeting, "began again"))
         self._open.clear()
         self._counts.clear()
 
 
-def _left(rank: int, meeting: _Meeting, why: str) -> RankFailedError:
+def _departure_error(rank: int, meeting: _Meeting, reason: str) -> RankFailedError:
     missing = "" if meeting.is_whole else f"; ranks that had not come: {meeting.missing}"
     return RankFailedError(
-        f"the task of rank {rank} {why}{missing}", rank=rank, operation=f"collectives.{meeting.function}"
+        f"the task of rank {rank} {reason}{missing}", rank=rank, operation=f"collectives.{meeting.function}"
     )
 
 
@@ -217,11 +222,11 @@ class Rank:
         return f"<Rank {self.number} of {self.size}, {self.device.path}>"
 
     async def _meet(
-        self, function: str, array: AccelRef | None, own: object = None, /, **options: Any
+        self, function: str, array: AccelRef | None, option: object = None, /, **options: Any
     ) -> AccelRef:
         """Join the next collective; the result is None if the rank gets nothing."""
-        made = await self._meetings.come(self.number, function, options, range(self.size), (array, own))
-        return cast("AccelRef", made)
+        result = await self._meetings.come(self.number, function, options, range(self.size), (array, option))
+        return cast("AccelRef", result)
 
     @named_arguments
     async def all_reduce(
@@ -331,10 +336,10 @@ class Rank:
         return cast("AccelRef", await self._pair("recv", None, out, source, self.number))
 
     async def _pair(self, verb: str, array: AccelRef | None, out: AccelRef | None, root: int, to: int) -> Any:
-        other = to if root == self.number else root
-        if isinstance(other, bool) or not 0 <= other < self.size or root == to:
+        peer = to if root == self.number else root
+        if isinstance(peer, bool) or not 0 <= peer < self.size or root == to:
             raise ValueError(
-                f"{verb}: it needs another rank below {self.size}, got {other!r} on rank {self.number}"
+                f"{verb}: it needs another rank below {self.size}, got {peer!r} on rank {self.number}"
             )
         options = {"root": root, "to": to}
         return await self._meetings.come(self.number, "send", options, (root, to), (array, out))

@@ -17,7 +17,7 @@ from ._call import Arrays, CollectiveCall, Computes, PartCall, Turns
 from ._communicators import Communicator, RanksFailedError, RankShare, library_of, refusal
 from ._operations import PartOperation, Reduction
 from ._program_calls import ProgramCalls, Rooms
-from ._ranks import Given, Group, Meetings, Rank
+from ._ranks import ArgumentsByRank, Group, Meetings, Rank
 
 __all__ = ["Transport", "World", "open_world"]
 
@@ -202,14 +202,16 @@ class World:
         """
         async with self._turns.turn(call.name):
             with call.writing():
-                made = await self._met(call, parts)
-                if made is None:
+                results = await self._met(call, parts)
+                if results is None:
                     arrays = [*call.arrays.values()]
                     if first is not None:
-                        packed = [one if one.spec.is_contiguous else await one.copy() for one in arrays]
-                        arrays = [*(await call.each(packed, first)).values()]
-                    made = await call.each(arrays, compute, call.shapes)
-                return await call.written(made)
+                        packed = [
+                            array if array.spec.is_contiguous else await array.copy() for array in arrays
+                        ]
+                        arrays = [*(await call.compute_on_ranks(packed, first)).values()]
+                    results = await call.compute_on_ranks(arrays, compute, call.shapes)
+                return await call.written(results)
 
     async def call(
         self,
@@ -294,7 +296,7 @@ class World:
 
         async def reduced(rank: int, all_: list[AccelRef]) -> AccelRef:
             part = slice(bounds[rank], bounds[rank + 1])
-            return await call.reduced(rank, [one.reshape(-1)[part] for one in all_])
+            return await call.reduced(rank, [array.reshape(-1)[part] for array in all_])
 
         parts = call.parts("all_reduce")
         if self.size <= 2 or size * call.dtype.itemsize <= _LOCAL_REDUCTION_BYTES:
@@ -339,7 +341,7 @@ class World:
         call.expect((rows, *call.shape[1:]))
 
         async def reduced(rank: int, all_: list[AccelRef]) -> AccelRef:
-            return await call.reduced(rank, [one[rank * rows : (rank + 1) * rows] for one in all_])
+            return await call.reduced(rank, [array[rank * rows : (rank + 1) * rows] for array in all_])
 
         return await self._run(call, call.parts("reduce_scatter"), reduced)
 
@@ -460,7 +462,7 @@ class World:
 
         async def joined(rank: int, all_: list[AccelRef]) -> AccelRef:
             rows = zip(all_, counts.values(), strict=True)
-            return await call.joined(rank, [one[sum(row[:rank]) :][: row[rank]] for one, row in rows])
+            return await call.joined(rank, [array[sum(row[:rank]) :][: row[rank]] for array, row in rows])
 
         elements = {
             giver: {rank: count * width for rank, count in enumerate(row)} for giver, row in counts.items()
@@ -498,34 +500,39 @@ class World:
         call = PartCall(self._turns, "run")
         if not callable(cast("object", operation)):
             raise TypeError(f"{call.name}: operation must be callable, got {type(operation).__name__}")
-        lists = [call.checked(f"arrays[{at}]", one, range(self.size)) for at, one in enumerate(arrays)]
-        lent = [array for one in lists for array in one]
+        lists = [
+            call.checked(f"arrays[{number}]", sequence, range(self.size))
+            for number, sequence in enumerate(arrays)
+        ]
+        lent = [array for sequence in lists for array in sequence]
 
         async def reply(rank: int, all_: list[AccelRef]) -> Any:
             size = self.size
-            message: object = operation(rank, *[all_[at : at + size] for at in range(0, len(all_), size)])
+            message: object = operation(
+                rank, *[all_[start : start + size] for start in range(0, len(all_), size)]
+            )
             if not isinstance(message, Operation) or not isinstance(getattr(message, "library", None), str):
-                told = f"{type(message).__name__}{what_to_do(message, is_array=False)}"
+                description = f"{type(message).__name__}{what_to_do(message, is_array=False)}"
                 raise TypeError(
-                    f"{call.name}: operation must return a message that names its library, got {told}"
+                    f"{call.name}: operation must return a message that names its library, got {description}"
                 )
             changed = call.changed[rank] = list[Block]()
-            blocks, library = [one.block for one in lent], f"{message.library}{APART}"
+            blocks, library = [array.block for array in lent], f"{message.library}{APART}"
             return await self.devices[rank].ask(PartOperation(library, message, blocks, changed))
 
         async with self._turns.turn(call.name), exclusive(self.devices):
-            return [*(await call.each(lent, reply)).values()]
+            return [*(await call.compute_on_ranks(lent, reply)).values()]
 
-    async def _ask(self, function: str, options: Mapping[str, Any], given: Given) -> Any:
+    async def _ask(self, function: str, options: Mapping[str, Any], arguments: ArgumentsByRank) -> Any:
         """Run a collective at which all its ranks have arrived; return the results by rank."""
-        arrays = {rank: each[0] for rank, each in given.items()}
-        own: dict[int, Any] = {rank: each[1] for rank, each in given.items()}
-        in_order = [*map(arrays.get, range(self.size))], [*map(own.get, range(self.size))]
+        arrays = {rank: pair[0] for rank, pair in arguments.items()}
+        rank_options: dict[int, Any] = {rank: pair[1] for rank, pair in arguments.items()}
+        in_order = [*map(arrays.get, range(self.size))], [*map(rank_options.get, range(self.size))]
         ask: Any = getattr(self, function, None)
         if function in ("barrier", "run"):
-            each = in_order[1]
+            values = in_order[1]
             is_run = function == "run"
-            return await self.run(options["operation"], *zip(*each, strict=True)) if is_run else each
+            return await self.run(options["operation"], *zip(*values, strict=True)) if is_run else values
         if function == "all_to_all":
             splits, outs = zip(*in_order[1], strict=True)
             return await ask(in_order[0], splits=splits if options["has_splits"] else None, out=outs)
@@ -533,6 +540,6 @@ class World:
         to = options.get("to", root)
         gives: Any = arrays.get(root) if function in ("broadcast", "scatter", "send") else in_order[0]
         if function in ("reduce", "gather", "send"):
-            made = await ask(gives, **options, out=own.get(to))
-            return {rank: made if rank == to else None for rank in given}
+            result = await ask(gives, **options, out=rank_options.get(to))
+            return {rank: result if rank == to else None for rank in arguments}
         return await ask(gives, **options, out=in_order[1])

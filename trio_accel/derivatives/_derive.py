@@ -88,16 +88,16 @@ def gradient(
     Raises:
         NotSupportedError: A function lacks a derivative.
     """
-    made = _Gradient(
+    builder = _Gradient(
         program, inputs, wrt, numbers, reached=reached, has_result=has_result, passes_nan=passes_nan
     )
-    adjoints = made.run()
+    adjoints = builder.run()
     arguments = [
         n for n, step in enumerate(program.steps) if step.function == "argument" and step.value == wrt
     ]
     dtype = program.steps[program.outputs[0]].dtype
-    found = adjoints.get(arguments[0]) if arguments else None
-    return made.program(made.constant(0.0, dtype) if found is None else found)
+    adjoint = adjoints.get(arguments[0]) if arguments else None
+    return builder.program(builder.constant(0.0, dtype) if adjoint is None else adjoint)
 
 
 def additions(
@@ -111,14 +111,14 @@ def additions(
 ) -> tuple[Addition, ...]:
     """Make the additions to the gradient of an argument that elements are loaded from; see `gradient`."""
     make = functools.partial(_Gradient, program, inputs, wrt, numbers, reached=reached, has_result=has_result)
-    whole = make()
-    whole.run()
-    made: list[Addition] = []
-    for number, loops in enumerate(whole.found):
+    builder = make()
+    builder.run()
+    result: list[Addition] = []
+    for number, loops in enumerate(builder.loop_counts):
         probe = make(probe=number, depth=len(loops))
         probe.run()
-        made.append(Addition(probe.program(*probe.captured), tuple(map(whole.program, loops))))
-    return tuple(made)
+        result.append(Addition(probe.program(*probe.captured), tuple(map(builder.program, loops))))
+    return tuple(result)
 
 
 def _number(step: TypedStep) -> int:
@@ -134,7 +134,7 @@ class _Gradient(Builder):
     """The steps of a program, followed by the steps of its gradient.
 
     Attributes:
-        found: For each addition the iteration counts of the loops around it, from the outermost one in.
+        loop_counts: For each addition the iteration counts of the loops around it, from the outermost one in.
         captured: The value and the indices of the probed addition.
     """
 
@@ -159,12 +159,12 @@ class _Gradient(Builder):
         self._active = self._find_active()
         # The loops that run backwards: whether this iteration is probed, and the number of iterations.
         self._open: list[tuple[int, int]] = []
-        self.found: list[list[int]] = []
+        self.loop_counts: list[list[int]] = []
         self.captured: list[int] = []
 
     def run(self) -> dict[int, int]:
         """Make all steps; return the gradients of the program's steps."""
-        at = dict[int, int]()
+        copies = dict[int, int]()
         if self._depth:
             # The axes of loops follow, so axes counted from the end are shifted.
             self._old = tuple(
@@ -173,18 +173,18 @@ class _Gradient(Builder):
                 else step
                 for step in self._old
             )
-        self.take(self._old, range(len(self._old)), at)
+        self.take(self._old, range(len(self._old)), copies)
         first, adjoints = self._inputs, dict[int, int]()
         for number, out in enumerate(self._outs):
             if self._has_result and self._old[out].steps:
-                at[out] = self._argument(out, first + len(self._outs) + number)
+                copies[out] = self._argument(out, first + len(self._outs) + number)
         for number in self._reached:
             self._contribute(adjoints, self._outs[number], self._argument(self._outs[number], first + number))
         if not adjoints:
             return {}
         if self._probe >= 0:
             self._begin_capture()
-        self._back(range(len(self._old)), at, adjoints)
+        self._back(range(len(self._old)), copies, adjoints)
         return adjoints
 
     def _argument(self, like: int, number: int) -> int:
@@ -195,27 +195,27 @@ class _Gradient(Builder):
 
     def _find_active(self) -> list[bool]:
         """Return for each step whether its value changes smoothly with the argument."""
-        found, before = [False] * len(self._old), list[bool]()
-        while found != before:
-            before = list(found)
+        active, previous = [False] * len(self._old), list[bool]()
+        while active != previous:
+            previous = list(active)
             for number, step in enumerate(self._old):
                 if step.function in ("argument", "load"):
-                    found[number] = _number(step) == self._wrt and step.dtype.kind in ("float", "complex")
+                    active[number] = _number(step) == self._wrt and step.dtype.kind in ("float", "complex")
                 elif step.function in ("end", "break"):
                     carried = self._old[step.steps[0]].steps[2:]
                     values = step.steps[1 + (step.function == "break") :]
-                    for one, value in zip(carried, values, strict=True):
-                        found[one] |= found[value]
+                    for variable, value in zip(carried, values, strict=True):
+                        active[variable] |= active[value]
                 elif step.function == "result":
-                    found[number] = found[step.steps[0]]
+                    active[number] = active[step.steps[0]]
                 elif step.function == "where":
-                    found[number] = any(found[one] for one in step.steps[1:])
+                    active[number] = any(active[operand] for operand in step.steps[1:])
                 elif step.function != "loop" and (
                     step.function not in STEPS or (step.function == "sign" and step.dtype.kind == "complex")
                 ):
                     is_smooth = step.dtype.kind in ("float", "complex")
-                    found[number] |= is_smooth and any(found[one] for one in step.steps)
-        return found
+                    active[number] |= is_smooth and any(active[operand] for operand in step.steps)
+        return active
 
     def _is_number(self, number: int) -> bool:
         step = self.steps[number]
@@ -225,16 +225,16 @@ class _Gradient(Builder):
 
     def _contribute(self, adjoints: dict[int, int], old: int, new: int) -> None:
         if self._active[old]:
-            before = adjoints.get(old)
-            adjoints[old] = new if before is None else self._sum(before, new)
+            total = adjoints.get(old)
+            adjoints[old] = new if total is None else self._sum(total, new)
 
     def _is_zero(self, number: int) -> bool:
         step = self.steps[number]
         return step.function == "constant" and step.value == 0
 
-    def _sum(self, one: int, other: int) -> int:
+    def _sum(self, lhs: int, rhs: int) -> int:
         """Add gradients. If a condition makes parts of both 0, it chooses between the sums of the others."""
-        dtype, pair = self.steps[one].dtype, (one, other)
+        dtype, pair = self.steps[lhs].dtype, (lhs, rhs)
         for zero, rest in (pair, pair[::-1]):
             if self._is_zero(zero):
                 return rest
@@ -255,87 +255,89 @@ class _Gradient(Builder):
         is_zero = [self._is_zero(branch) for branch in step.steps[1:]]
         if step.function != "where" or is_zero.count(True) != 1:
             return make(g)
-        place = 1 + is_zero.index(False)
+        index = 1 + is_zero.index(False)
         parts = list(step.steps)
-        parts[place] = self._where_not_zero(parts[place], make)
-        dtype = self.steps[parts[place]].dtype
-        parts[3 - place] = self.constant(0.0, dtype)
+        parts[index] = self._where_not_zero(parts[index], make)
+        dtype = self.steps[parts[index]].dtype
+        parts[3 - index] = self.constant(0.0, dtype)
         return self.step("where", dtype, parts)
 
-    def _apply(self, text: str, given: Mapping[str, int], dtype: DType, g: int) -> int:
-        given, names = {**given, "g": g}, parse(text).inputs
-        made = _rule(text, tuple(self.steps[given[name]].dtype for name in names), dtype)
-        numbers = [n for n, step in enumerate(made.steps) if step.function == "argument"]
-        at = {n: given[names[_number(made.steps[n])]] for n in numbers}
-        self.take(made.steps, range(len(made.steps)), at)
-        return at[made.outputs[0]]
+    def _apply(self, text: str, operands: Mapping[str, int], dtype: DType, g: int) -> int:
+        operands, names = {**operands, "g": g}, parse(text).inputs
+        rule = _rule(text, tuple(self.steps[operands[name]].dtype for name in names), dtype)
+        numbers = [n for n, step in enumerate(rule.steps) if step.function == "argument"]
+        copies = {n: operands[names[_number(rule.steps[n])]] for n in numbers}
+        self.take(rule.steps, range(len(rule.steps)), copies)
+        return copies[rule.outputs[0]]
 
     # Backwards.
 
-    def _back(self, numbers: range, at: Mapping[int, int], adjoints: dict[int, int]) -> None:
+    def _back(self, numbers: range, copies: Mapping[int, int], adjoints: dict[int, int]) -> None:
         number = numbers.stop - 1
         while number >= numbers.start:
             step = self._old[number]
             if step.function == "end":
-                self._back_loop(step.steps[0], number, at, adjoints)
+                self._back_loop(step.steps[0], number, copies, adjoints)
                 number = step.steps[0]
             elif number in adjoints and step.function not in ("argument", "carried", "result"):
-                self._back_step(number, step, at, adjoints)
+                self._back_step(number, step, copies, adjoints)
             number -= 1
 
     def _back_step(
-        self, number: int, step: TypedStep, at: Mapping[int, int], adjoints: dict[int, int]
+        self, number: int, step: TypedStep, copies: Mapping[int, int], adjoints: dict[int, int]
     ) -> None:
         g, dtype, name = adjoints[number], step.dtype, step.function
-        given = [at[one] for one in step.steps]
+        arguments = [copies[n] for n in step.steps]
         if name == "load":
-            self._add(g, given)
+            self._add(g, arguments)
         elif name == "where":
             zero = self.constant(0.0, dtype)
-            chosen = self._where_not_zero(g, lambda g: self.step("where", dtype, (given[0], g, zero)))
+            chosen = self._where_not_zero(g, lambda g: self.step("where", dtype, (arguments[0], g, zero)))
             self._contribute(adjoints, step.steps[1], chosen)
-            chosen = self._where_not_zero(g, lambda g: self.step("where", dtype, (given[0], zero, g)))
+            chosen = self._where_not_zero(g, lambda g: self.step("where", dtype, (arguments[0], zero, g)))
             self._contribute(adjoints, step.steps[2], chosen)
         elif name == "cast":
             to = self._old[step.steps[0]].dtype
             self._contribute(adjoints, step.steps[0], self._where_not_zero(g, lambda g: self._as(g, to)))
-        elif self._bound(number, at) is not None:
-            self._back_bounds(number, at, adjoints)
+        elif self._bound(number, copies) is not None:
+            self._back_bounds(number, copies, adjoints)
         else:
-            self._back_function(number, given, at[number], adjoints)
+            self._back_function(number, arguments, copies[number], adjoints)
 
-    def _back_function(self, number: int, given: Sequence[int], y: int, adjoints: dict[int, int]) -> None:
+    def _back_function(self, number: int, arguments: Sequence[int], y: int, adjoints: dict[int, int]) -> None:
         step, g = self._old[number], adjoints[number]
-        texts = self._texts(step.function, given)
+        texts = self._texts(step.function, arguments)
         operand = self._old[step.steps[0]].dtype
         if operand.kind == "complex" and step.function not in NOT_HOLOMORPHIC:
             # The gradient by a complex number z is the gradient by its real part, plus i times the gradient
             # by its imaginary part: g times the conjugate of the derivative, which is the derivative at the
             # conjugate.
-            given = [self._conjugate(one) for one in given]
+            arguments = [self._conjugate(n) for n in arguments]
             y = self._conjugate(y)
-        operands = dict(zip("ab", given, strict=False)) | {"y": y}
-        for one, text in zip(step.steps, texts, strict=True):
-            if text is not None and self._active[one]:
-                dtype = self._old[one].dtype
+        operands = dict(zip("ab", arguments, strict=False)) | {"y": y}
+        for old, text in zip(step.steps, texts, strict=True):
+            if text is not None and self._active[old]:
+                dtype = self._old[old].dtype
                 make = functools.partial(self._apply, text, operands, dtype)
-                self._contribute(adjoints, one, self._where_not_zero(g, make))
+                self._contribute(adjoints, old, self._where_not_zero(g, make))
 
-    def _bound(self, number: int, at: Mapping[int, int]) -> tuple[int, int] | None:
+    def _bound(self, number: int, copies: Mapping[int, int]) -> tuple[int, int] | None:
         """Return array and bound, given the extremum of an array and a number."""
         step = self._old[number]
         pairs = [step.steps, step.steps[::-1]] if step.function in BOUNDS else []
-        return next(((array, at[bound]) for array, bound in pairs if self._is_number(at[bound])), None)
+        return next(
+            ((array, copies[bound]) for array, bound in pairs if self._is_number(copies[bound])), None
+        )
 
-    def _back_bounds(self, number: int, at: Mapping[int, int], adjoints: dict[int, int]) -> None:
+    def _back_bounds(self, number: int, copies: Mapping[int, int], adjoints: dict[int, int]) -> None:
         """Zero a gradient outside of bounds that are numbers; the bounds of a `clip` are one step."""
         g, limits, array = adjoints[number], list[tuple[str, int]](), number
-        while (found := self._bound(array, at)) is not None and not (limits and self._has_loops):
-            limits.append((BOUNDS[self._old[array].function][self._passes_nan], found[1]))
-            array = found[0]
-        conditions = [self.step(name, DType.bool, (at[array], bound)) for name, bound in limits]
+        while (pair := self._bound(array, copies)) is not None and not (limits and self._has_loops):
+            limits.append((BOUNDS[self._old[array].function][self._passes_nan], pair[1]))
+            array = pair[0]
+        conditions = [self.step(name, DType.bool, (copies[array], bound)) for name, bound in limits]
         join = "logical_or" if self._passes_nan else "logical_and"
-        condition = functools.reduce(lambda one, other: self.step(join, DType.bool, (one, other)), conditions)
+        condition = functools.reduce(lambda lhs, rhs: self.step(join, DType.bool, (lhs, rhs)), conditions)
 
         def make(g: int) -> int:
             zero = self.constant(0.0, self.steps[g].dtype)
@@ -354,29 +356,29 @@ class _Gradient(Builder):
             number = self.step("real", real_of(self.steps[number].dtype), (number,))
         return self.cast(number, dtype)
 
-    def _texts(self, name: str, given: Sequence[int]) -> Sequence[str | None]:
+    def _texts(self, name: str, arguments: Sequence[int]) -> Sequence[str | None]:
         """Return the derivatives of a function by each of its arguments."""
         if name in OF_ONE:
             return [OF_ONE[name]]
         if name not in OF_TWO:
             raise NotSupportedError(f"{name} has no gradient")
         by_base, by_exponent = OF_TWO[name]
-        exponent = self.steps[given[1]]
+        exponent = self.steps[arguments[1]]
         if name == "power" and exponent.function == "constant" and exponent.value:
             by_base = "2 * g * a" if exponent.value == 2 else "g * b * a ** (b - 1)"
         return by_base, by_exponent
 
     def _add(self, g: int, indices: Sequence[int]) -> None:
         """Add a gradient to the element that a load has read, or capture it where it is probed."""
-        number = len(self.found)
-        self.found.append([count for _, count in self._open])
+        number = len(self.loop_counts)
+        self.loop_counts.append([count for _, count in self._open])
         if number != self._probe:
             return
         values = [g, *indices]
         for is_here, _ in self._open:
             values = [
-                self.step("where", self.steps[value].dtype, (is_here, value, before))
-                for value, before in zip(values, self.captured, strict=True)
+                self.step("where", self.steps[value].dtype, (is_here, value, previous))
+                for value, previous in zip(values, self.captured, strict=True)
             ]
         self.captured = values
 
@@ -389,7 +391,7 @@ class _Gradient(Builder):
         # All loads of an argument have one dtype, and take the same number of indices.
         return next(step for step in self._old if step.function == "load" and _number(step) == self._wrt)
 
-    def _back_loop(self, loop: int, end: int, at: Mapping[int, int], adjoints: dict[int, int]) -> None:
+    def _back_loop(self, loop: int, end: int, copies: Mapping[int, int], adjoints: dict[int, int]) -> None:
         """Run a loop backwards; its values are computed again for each iteration."""
         start, stop, *carried = self._old[loop].steps
         results = {
@@ -397,36 +399,40 @@ class _Gradient(Builder):
             for n, step in enumerate(self._old)
             if step.function == "result" and step.steps[1] == end
         }
-        wanted = [one for one in carried if self._active[one]]
-        if not any(results.get(one) in adjoints for one in wanted):
+        active = [n for n in carried if self._active[n]]
+        if not any(results.get(n) in adjoints for n in active):
             return
         body = range(loop + 1, end)
         breaks = [n for n in body if self._old[n].function == "break" and self._old[n].steps[0] == loop]
         read = self._read_from_outside(loop, end, carried)
         one, zero = self.constant(1, DType.int64), self.constant(0, DType.int64)
-        first = at[start]
-        count = limit = self.step("subtract", DType.int64, (at[stop], first))
+        first = copies[start]
+        count = limit = self.step("subtract", DType.int64, (copies[stop], first))
         if breaks:
-            count = self._copied(loop, end, at, at[stop], is_counted=True)[-1]
-        variables = [self._carried(n, adjoints.get(results.get(n, -1))) for n in wanted]
+            count = self._copied(loop, end, copies, copies[stop], is_counted=True)[-1]
+        variables = [self._carried(n, adjoints.get(results.get(n, -1))) for n in active]
         sums = [self._carried(n, None) for n in read]
         captured = [self.new("carried", self.steps[n].dtype, (n,)) for n in self.captured]
         back = self.new("loop", DType.int64, (zero, count, *variables, *sums, *captured))
-        left = self.step("subtract", DType.int64, (self.step("subtract", DType.int64, (count, one)), back))
-        here = self._values_at(loop, end, at, self.step("add", DType.int64, (first, left)))
-        mine = self._seeds(breaks, end, carried, dict(zip(wanted, variables, strict=True)), here)
-        place = self.step("index", DType.int64, (), len(self._open) - max(self._depth, len(self._open) + 1))
-        self._open.append((self.step("equal", DType.bool, (left, place)), limit))
+        iteration = self.step(
+            "subtract", DType.int64, (self.step("subtract", DType.int64, (count, one)), back)
+        )
+        body_copies = self._values_at(loop, end, copies, self.step("add", DType.int64, (first, iteration)))
+        mine = self._seeds(breaks, end, carried, dict(zip(active, variables, strict=True)), body_copies)
+        axis_index = self.step(
+            "index", DType.int64, (), len(self._open) - max(self._depth, len(self._open) + 1)
+        )
+        self._open.append((self.step("equal", DType.bool, (iteration, axis_index)), limit))
         self.captured = captured
-        self._back(body, here, mine)
+        self._back(body, body_copies, mine)
         self._open.pop()
-        last = [mine[n] if n in mine else self.constant(0.0, self._old[n].dtype) for n in wanted]
+        next_adjoints = [mine[n] if n in mine else self.constant(0.0, self._old[n].dtype) for n in active]
         totals = [
             self.step("add", self._old[n].dtype, (total, mine[n])) if n in mine else total
             for n, total in zip(read, sums, strict=True)
         ]
-        ended = self.new("end", DType.int64, (back, *last, *totals, *self.captured))
-        for n, variable in zip(wanted, variables, strict=True):
+        ended = self.new("end", DType.int64, (back, *next_adjoints, *totals, *self.captured))
+        for n, variable in zip(active, variables, strict=True):
             self._contribute(adjoints, self._old[n].steps[0], self._result(variable, ended))
         for n, total in zip(read, sums, strict=True):
             self._contribute(adjoints, n, self._result(total, ended))
@@ -441,23 +447,23 @@ class _Gradient(Builder):
 
     def _read_from_outside(self, loop: int, end: int, carried: Sequence[int]) -> list[int]:
         """Return the steps before a loop that its iterations read, and that need a gradient."""
-        found = {
-            one
+        numbers = {
+            operand
             for n in range(loop + 1, end + 1)
-            for one in self._old[n].steps
-            if one < loop and one not in carried and self._active[one]
+            for operand in self._old[n].steps
+            if operand < loop and operand not in carried and self._active[operand]
         }
-        return sorted(found)
+        return sorted(numbers)
 
-    def _values_at(self, loop: int, end: int, at: Mapping[int, int], index: int) -> dict[int, int]:
+    def _values_at(self, loop: int, end: int, copies: Mapping[int, int], index: int) -> dict[int, int]:
         """Compute the steps of the iteration with an index."""
         carried = self._old[loop].steps[2:]
-        values = self._copied(loop, end, at, index)
-        here = {n: number for n, number in at.items() if not loop <= n <= end}
-        here |= dict(zip(carried, values, strict=True)) | {loop: index}
+        values = self._copied(loop, end, copies, index)
+        body_copies = {n: number for n, number in copies.items() if not loop <= n <= end}
+        body_copies |= dict(zip(carried, values, strict=True)) | {loop: index}
         body = [n for n in range(loop + 1, end) if not self._ends(n, loop)]
-        self.take(self._old, body, here)
-        return here
+        self.take(self._old, body, body_copies)
+        return body_copies
 
     def _ends(self, number: int, loop: int) -> bool:
         step = self._old[number]
@@ -469,13 +475,13 @@ class _Gradient(Builder):
         end: int,
         carried: Sequence[int],
         variables: Mapping[int, int],
-        here: Mapping[int, int],
+        copies: Mapping[int, int],
     ) -> dict[int, int]:
         """Return the gradients of the values that an iteration leaves, at a break or at its end."""
         mine = dict[int, int]()
         goes_on: int | None = None
         for n in breaks:
-            ends = here[self._old[n].steps[1]]
+            ends = copies[self._old[n].steps[1]]
             stays = self.step("logical_not", DType.bool, (ends,))
             if goes_on is None:
                 taken, goes_on = ends, stays
@@ -502,22 +508,26 @@ class _Gradient(Builder):
                 self._contribute(mine, values[n], g)
 
     def _copied(
-        self, loop: int, end: int, at: Mapping[int, int], stop: int, *, is_counted: bool = False
+        self, loop: int, end: int, copies: Mapping[int, int], stop: int, *, is_counted: bool = False
     ) -> list[int]:
         """Run a loop again up to an index; returns what it carries then, and the iterations."""
         start, _, *carried = self._old[loop].steps
         zero, one = self.constant(0, DType.int64), self.constant(1, DType.int64)
-        made = {n: self.new("carried", self._old[n].dtype, (at[self._old[n].steps[0]],)) for n in carried}
+        variables = {
+            n: self.new("carried", self._old[n].dtype, (copies[self._old[n].steps[0]],)) for n in carried
+        }
         counter = [self.new("carried", DType.int64, (zero,))] if is_counted else []
-        here = {n: number for n, number in at.items() if not loop <= n <= end} | made
-        here[loop] = self.new("loop", DType.int64, (at[start], stop, *made.values(), *counter))
+        body_copies = {n: number for n, number in copies.items() if not loop <= n <= end} | variables
+        body_copies[loop] = self.new(
+            "loop", DType.int64, (copies[start], stop, *variables.values(), *counter)
+        )
         following = [self.step("add", DType.int64, (counter[0], one))] if is_counted else []
         for n in range(loop + 1, end):
             if not self._ends(n, loop):
-                self.take(self._old, [n], here)
+                self.take(self._old, [n], body_copies)
             elif is_counted:
-                condition, *values = [here[each] for each in self._old[n].steps[1:]]
-                self.new("break", DType.bool, (here[loop], condition, *values, *following))
-        left = [here[each] for each in self._old[end].steps[1:]]
-        ended = self.new("end", DType.int64, (here[loop], *left, *following))
-        return [self._result(variable, ended) for variable in (*made.values(), *counter)]
+                condition, *values = [body_copies[operand] for operand in self._old[n].steps[1:]]
+                self.new("break", DType.bool, (body_copies[loop], condition, *values, *following))
+        final_values = [body_copies[operand] for operand in self._old[end].steps[1:]]
+        ended = self.new("end", DType.int64, (body_copies[loop], *final_values, *following))
+        return [self._result(variable, ended) for variable in (*variables.values(), *counter)]

@@ -33,7 +33,7 @@ class Builder:
 
     def __init__(self) -> None:
         self.steps: list[TypedStep] = []
-        self._found: list[dict[tuple[object, ...], int]] = [{}]
+        self._scopes: list[dict[tuple[object, ...], int]] = [{}]
 
     def step(self, function: str, dtype: DType, steps: Sequence[int] = (), value: Any = 0) -> int:
         """Return the number of an equal step, or of a new one."""
@@ -42,11 +42,11 @@ class Builder:
             return simple
         # Zeros of both signs are different values.
         key = (function, dtype, tuple(steps), repr(value))
-        for scope in self._found:
+        for scope in self._scopes:
             if key in scope:
                 return scope[key]
         number = self.new(function, dtype, steps, value)
-        self._found[-1][key] = number
+        self._scopes[-1][key] = number
         return number
 
     def new(self, function: str, dtype: DType, steps: Sequence[int] = (), value: Any = 0) -> int:
@@ -54,9 +54,9 @@ class Builder:
         self.steps.append(TypedStep(function, dtype, tuple(steps), value))
         number = len(self.steps) - 1
         if function == "loop":
-            self._found.append({})
+            self._scopes.append({})
         elif function == "end":
-            self._found.pop()
+            self._scopes.pop()
             self.steps[steps[0]] = attrs.evolve(self.steps[steps[0]], value=number)
         return number
 
@@ -66,32 +66,32 @@ class Builder:
     def cast(self, number: int, dtype: DType) -> int:
         return number if self.steps[number].dtype is dtype else self.step("cast", dtype, (number,))
 
-    def take(self, steps: Sequence[TypedStep], numbers: Iterable[int], made: dict[int, int]) -> None:
+    def take(self, steps: Sequence[TypedStep], numbers: Iterable[int], copies: dict[int, int]) -> None:
         """Copy steps.
 
         Args:
             steps: The program of these steps.
             numbers: The steps to copy, in order.
-            made: The numbers of steps that are here already; the copies are added.
+            copies: The numbers of steps that are here already; the copies are added.
         """
         for number in numbers:
-            if number not in made:
+            if number not in copies:
                 step = steps[number]
                 make = self.new if step.function in OF_LOOPS else self.step
-                made[number] = make(step.function, step.dtype, [made[n] for n in step.steps], step.value)
+                copies[number] = make(step.function, step.dtype, [copies[n] for n in step.steps], step.value)
 
     def _simple(self, function: str, dtype: DType, steps: Sequence[int]) -> int | None:
         """Return a step with the same value as a step that need not be made."""
-        given = [self.steps[number] for number in steps]
+        operands = [self.steps[number] for number in steps]
         if function == "where" and steps[1] == steps[2]:
             return steps[1]
         if function == "multiply" and dtype.kind == "float":
-            for one, other in ((0, 1), (1, 0)):
-                if given[one].function == "constant" and given[one].value == 1:
-                    return steps[other]
-        is_constant = all(step.function == "constant" for step in given)
+            for i, j in ((0, 1), (1, 0)):
+                if operands[i].function == "constant" and operands[i].value == 1:
+                    return steps[j]
+        is_constant = all(step.function == "constant" for step in operands)
         if is_constant and function in _FOLDED and dtype in (DType.float64, DType.int64):
-            return self.constant(_FOLDED[function](*[step.value for step in given]), dtype)
+            return self.constant(_FOLDED[function](*[step.value for step in operands]), dtype)
         return None
 
 
@@ -102,44 +102,48 @@ def alive(steps: Sequence[TypedStep], outputs: Sequence[int]) -> tuple[list[Type
     for n, step in enumerate(steps):
         if step.function == "break":
             breaks.setdefault(step.steps[0], []).append(n)
-    left, live = list(outputs), set[int]()
-    while left:
-        n = left.pop()
+    pending, live = list(outputs), set[int]()
+    while pending:
+        n = pending.pop()
         if n not in live:
             live.add(n)
-            left += [*steps[n].steps, *breaks.get(n, ())]
+            pending += [*steps[n].steps, *breaks.get(n, ())]
             if n in ends:
-                left.append(ends[n])
+                pending.append(ends[n])
     order = sorted(live)
-    new = {n: place for place, n in enumerate(order)}
-    kept: list[TypedStep] = []
+    new = {n: index for index, n in enumerate(order)}
+    live_steps: list[TypedStep] = []
     for n in order:
         step = steps[n]
         value = new[ends[n]] if step.function == "loop" else step.value
-        kept.append(TypedStep(step.function, step.dtype, tuple(new[one] for one in step.steps), value))
-    return kept, [new[n] for n in outputs]
+        live_steps.append(
+            TypedStep(step.function, step.dtype, tuple(new[operand] for operand in step.steps), value)
+        )
+    return live_steps, [new[n] for n in outputs]
 
 
 def without_unchanged(
     steps: Sequence[TypedStep], outputs: Sequence[int]
 ) -> tuple[list[TypedStep], list[int]]:
     """Drop the variables of loops that no iteration changes, and the steps that nothing needs."""
-    made, numbers = alive(steps, outputs)
-    while same := _unchanged(made):
-        changed = [_less(step, number, made, same) for number, step in enumerate(made)]
-        made, numbers = alive(changed, [_first(number, same) for number in numbers])
-    return made, numbers
+    reduced, numbers = alive(steps, outputs)
+    while same := _unchanged(reduced):
+        changed = [_less(step, number, reduced, same) for number, step in enumerate(reduced)]
+        reduced, numbers = alive(changed, [_first(number, same) for number in numbers])
+    return reduced, numbers
 
 
 def _unchanged(steps: Sequence[TypedStep]) -> dict[int, int]:
     """Return for each variable that its loop does not change, and for its result, the first value."""
-    kept = {carried for step in steps if step.function == "loop" for carried in step.steps[2:]}
+    unchanged = {carried for step in steps if step.function == "loop" for carried in step.steps[2:]}
     for step in steps:
         if step.function in ("break", "end"):
             variables = steps[step.steps[0]].steps[2:]
             values = step.steps[1 + (step.function == "break") :]
-            kept -= {carried for carried, value in zip(variables, values, strict=True) if value != carried}
-    same = {carried: steps[carried].steps[0] for carried in kept}
+            unchanged -= {
+                carried for carried, value in zip(variables, values, strict=True) if value != carried
+            }
+    same = {carried: steps[carried].steps[0] for carried in unchanged}
     ends = [
         number for number, step in enumerate(steps) if step.function == "result" and step.steps[0] in same
     ]
@@ -154,13 +158,13 @@ def _first(number: int, same: Mapping[int, int]) -> int:
 
 def _less(step: TypedStep, number: int, steps: Sequence[TypedStep], same: Mapping[int, int]) -> TypedStep:
     """Return a step without the variables that equal their first values."""
-    given = list(step.steps)
+    operands = list(step.steps)
     if step.function in ("loop", "break", "end"):
         first = 1 if step.function == "end" else 2
-        loop = number if step.function == "loop" else given[0]
-        values = zip(given[first:], steps[loop].steps[2:], strict=True)
-        given = [*given[:first], *(value for value, carried in values if carried not in same)]
-    return attrs.evolve(step, steps=tuple(_first(one, same) for one in given))
+        loop = number if step.function == "loop" else operands[0]
+        values = zip(operands[first:], steps[loop].steps[2:], strict=True)
+        operands = [*operands[:first], *(value for value, carried in values if carried not in same)]
+    return attrs.evolve(step, steps=tuple(_first(operand, same) for operand in operands))
 
 
 def text_of(
@@ -183,7 +187,7 @@ class _StepText:
     steps: Sequence[TypedStep]
     arguments: Mapping[int, str]
     is_typed: bool
-    made: list[str] = attrs.field(factory=list[str])
+    text_lines: list[str] = attrs.field(factory=list[str])
     depth: int = 0
 
     def lines(self, outputs: Mapping[str, int]) -> str:
@@ -192,27 +196,29 @@ class _StepText:
         for name, number in outputs.items():
             # A result needs a name of its own.
             self._line(f"{name} = t{number}")
-        return "\n".join(self.made)
+        return "\n".join(self.text_lines)
 
     def _line(self, text: str) -> None:
-        self.made.append("    " * self.depth + text)
+        self.text_lines.append("    " * self.depth + text)
 
     def _write(self, number: int, step: TypedStep) -> None:
-        given = [f"t{one}" for one in step.steps]
+        operands = [f"t{operand}" for operand in step.steps]
         match step.function:
             case "loop":
-                self._line(f"for t{number} in range({given[0]}, {given[1]}):")
+                self._line(f"for t{number} in range({operands[0]}, {operands[1]}):")
                 self.depth += 1
             case "end":
-                self._assign(step.steps[0], given[1:])
+                self._assign(step.steps[0], operands[1:])
                 self.depth -= 1
             case "break":
                 carried = self.steps[step.steps[0]].steps[2:]
-                values = [f"where({given[1]}, {v}, t{c})" for v, c in zip(given[2:], carried, strict=True)]
+                values = [
+                    f"where({operands[1]}, {v}, t{c})" for v, c in zip(operands[2:], carried, strict=True)
+                ]
                 self._assign(step.steps[0], values)
-                self._line(f"if {given[1]}: break")
+                self._line(f"if {operands[1]}: break")
             case _:
-                self._line(f"t{number} = {self._value(step, given)}")
+                self._line(f"t{number} = {self._value(step, operands)}")
 
     def _assign(self, loop: int, values: Sequence[str]) -> None:
         """Give the variables of a loop their values, all at once."""
@@ -220,13 +226,13 @@ class _StepText:
         if not carried:
             # A loop has at least one statement.
             self._line(f"u{loop} = 0")
-        for place, value in enumerate(values):
-            self._line(f"u{loop}_{place} = {value}")
-        for place, variable in enumerate(carried):
-            self._line(f"t{variable} = u{loop}_{place}")
+        for index, value in enumerate(values):
+            self._line(f"u{loop}_{index} = {value}")
+        for index, variable in enumerate(carried):
+            self._line(f"t{variable} = u{loop}_{index}")
 
-    def _value(self, step: TypedStep, given: Sequence[str]) -> str:
-        name, inside = step.function, ", ".join(given)
+    def _value(self, step: TypedStep, operands: Sequence[str]) -> str:
+        name, inside = step.function, ", ".join(operands)
         if name in ("argument", "load"):
             argument = self.arguments[int(step.value.real)]
             return argument if name == "argument" else f"{argument}[{inside}]"
@@ -237,7 +243,7 @@ class _StepText:
         if name == "cast":
             is_told = self.is_typed or step.dtype.kind != "float"
             return f"{step.dtype.value}({inside})" if is_told else inside
-        return given[0] if name in ("carried", "result") else f"{name}({inside})"
+        return operands[0] if name in ("carried", "result") else f"{name}({inside})"
 
     def _constant(self, step: TypedStep) -> str:
         value: Any = step.value

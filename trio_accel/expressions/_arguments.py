@@ -145,7 +145,7 @@ class CallArguments:
         """
         if not typed.bounds:
             return
-        numbers = [number for number, each in enumerate(self.arguments) if not each.is_array]
+        numbers = [number for number, argument in enumerate(self.arguments) if not argument.is_array]
         values = dict(zip(numbers, self.values, strict=True))
         try:
             typed.check_held(values, self.expression.inputs, count)
@@ -153,7 +153,7 @@ class CallArguments:
             raise ValueError(f"{operation}: {error}") from None
 
 
-def check_promotion(operation: str, given: Mapping[str, ArgumentType], more: str = "") -> None:
+def check_promotion(operation: str, kinds: Mapping[str, ArgumentType], advice: str = "") -> None:
     """Require that the array API standard has a promotion for arguments, given their types by name.
 
     A Python integer promotes with arrays of all numbers, a float or complex number with floating and complex
@@ -161,22 +161,22 @@ def check_promotion(operation: str, given: Mapping[str, ArgumentType], more: str
 
     Args:
         operation: Name of the operation, for the error.
-        given: The types.
-        more: Advice to the caller, for the error.
+        kinds: The types.
+        advice: Advice to the caller, for the error.
 
     Raises:
         TypeError: The standard has none, although NumPy might.
     """
     # One of each type, because a call may have thousands of arguments: the first one, which the error names.
     firsts: dict[int, tuple[str, ArgumentType]] = {}
-    for name, kind in given.items():
+    for name, kind in kinds.items():
         firsts.setdefault(id(kind), (name, kind))
     for name, kind in firsts.values():
-        for other, dtype in firsts.values():
+        for peer, dtype in firsts.values():
             if isinstance(dtype, DType) and not _is_promoted(kind, dtype):
                 raise TypeError(
-                    f"{operation}: {name} is {_told(kind)} and {other} is {dtype}, which the array API "
-                    f"standard does not promote to one dtype. Convert one: await {other}.cast(...){more}"
+                    f"{operation}: {name} is {_kind_label(kind)} and {peer} is {dtype}, which the array API "
+                    f"standard does not promote to one dtype. Convert one: await {peer}.cast(...){advice}"
                 )
 
 
@@ -190,27 +190,27 @@ def promoted_dtype(operation: str, arrays: Mapping[str, DType]) -> DType:
     try:
         return DType.of(np.result_type(*[dtype.dtype for dtype in arrays.values()]))
     except TypeError:
-        told = ", ".join(dict.fromkeys(map(str, arrays.values())))
+        listing = ", ".join(dict.fromkeys(map(str, arrays.values())))
         raise TypeError(
-            f"{operation}: {told} do not promote to a common dtype: convert with cast()"
+            f"{operation}: {listing} do not promote to a common dtype: convert with cast()"
         ) from None
 
 
-def check_truths(operation: str, given: Mapping[str, ArgumentType]) -> None:
+def check_truths(operation: str, kinds: Mapping[str, ArgumentType]) -> None:
     """Require that arguments are truth values, given their types by name.
 
     Raises:
         TypeError: An argument is not a truth value.
     """
-    for name, kind in given.items():
+    for name, kind in kinds.items():
         if kind is not DType.bool:
             raise TypeError(
-                f"{operation}: {name} must be of bool, got {_told(kind)}: compare it first, as by "
+                f"{operation}: {name} must be of bool, got {_kind_label(kind)}: compare it first, as by "
                 f"await arrays.not_equal({name}, 0)"
             )
 
 
-def _told(kind: DType | Weak) -> str:
+def _kind_label(kind: DType | Weak) -> str:
     return f"a Python {kind.value}" if isinstance(kind, Weak) else kind.value
 
 
@@ -226,7 +226,7 @@ def _is_promoted(first: DType | Weak, second: DType) -> bool:
 def find_types(
     operation: str,
     find: Callable[[tuple[Argument, ...]], TypedT],
-    given: Mapping[str, Argument],
+    arguments: Mapping[str, Argument],
     plain: Iterable[Argument] | None = None,
 ) -> TypedT:
     """Find the types of an expression; its error becomes an error of a function.
@@ -237,28 +237,30 @@ def find_types(
     Args:
         operation: Name of the function.
         find: Finds its types for arguments; raises if there are none.
-        given: Its arguments, by their names.
+        arguments: Its arguments, by their names.
         plain: The arguments of the computation, if they differ.
 
     Raises:
         TypeError, ValueError, NotSupportedError: The types are not supported.
     """
     try:
-        return find(tuple(given.values() if plain is None else plain))
+        return find(tuple(arguments.values() if plain is None else plain))
     except (TypeError, ValueError, NotSupportedError) as error:
         text = str(error)
         if not operation.startswith("jit.") and "fused" not in operation:
-            text = _told_of(text.rsplit(", in line ", 1)[0], find, given)
+            text = _told_of(text.rsplit(", in line ", 1)[0], find, arguments)
         raise type(error)(f"{operation}: {text}") from None
 
 
-def _told_of(text: str, find: Callable[[tuple[Argument, ...]], object], given: Mapping[str, Argument]) -> str:
+def _told_of(
+    text: str, find: Callable[[tuple[Argument, ...]], object], arguments: Mapping[str, Argument]
+) -> str:
     if " does not take " not in text:
         return text.replace("int64(...) makes one", 'convert it, as by await indices.cast("int64")')
-    takes = [kind for kind, dtype in _KINDS.items() if _is_typed(find, given.values(), dtype)]
-    told = ", ".join(f"{_told(each.kind)} as {name}" for name, each in given.items())
+    takes = [kind for kind, dtype in _KINDS.items() if _is_typed(find, arguments.values(), dtype)]
+    listing = ", ".join(f"{_kind_label(argument.kind)} as {name}" for name, argument in arguments.items())
     advice = f"it takes {' or '.join(takes) or 'others'}; await x.cast(...) converts an array"
-    return f"it does not take {told}; {advice}"
+    return f"it does not take {listing}; {advice}"
 
 
 _KINDS = {
@@ -270,11 +272,15 @@ _KINDS = {
 
 
 def _is_typed(
-    typed: Callable[[tuple[Argument, ...]], object], given: Iterable[Argument], dtype: DType
+    typed: Callable[[tuple[Argument, ...]], object], arguments: Iterable[Argument], dtype: DType
 ) -> bool:
-    kept = Weak.int, Weak.float
+    weak_kinds = Weak.int, Weak.float
     try:
-        typed(tuple([each if each.kind in kept else Argument(dtype, True) for each in given]))
+        typed(
+            tuple(
+                [argument if argument.kind in weak_kinds else Argument(dtype, True) for argument in arguments]
+            )
+        )
     except (TypeError, ValueError, NotSupportedError):
         return False
     return True
@@ -323,15 +329,15 @@ def bind(
         if name not in names:
             raise unknown_option(operation, name, (*names, *options))
     values = dict(zip(names, arguments, strict=False))
-    twice = [name for name in named if name in values]
+    repeated = [name for name in named if name in values]
     values.update(named)
     missing = [name for name in names if name not in values and name not in optional]
-    if len(arguments) > len(names) or twice or missing:
+    if len(arguments) > len(names) or repeated or missing:
         raise TypeError(
             f"{operation} takes {len(names)} arguments ({', '.join(names) or 'none'}), got {len(arguments)}"
             + (f" and by name {', '.join(named)}" if named else "")
             + (f"; {', '.join(missing)} is missing" if missing else "")
-            + (f"; {', '.join(twice)} is given twice" if twice else "")
+            + (f"; {', '.join(repeated)} is given twice" if repeated else "")
         )
     return tuple([values.get(name) for name in names])
 
@@ -402,11 +408,11 @@ def common(operation: str, arrays: Sequence[Operand | ArraySpec], fixed: Ints | 
     """
     shape = common_shape(*(array.shape for array in arrays), fixed or ())
     if fixed is not None and shape != fixed:
-        told = ", ".join(str(array.shape) for array in arrays)
-        raise ValueError(f"{operation}: the shapes {told} do not broadcast to {fixed}, which shape= says")
+        shapes = ", ".join(str(array.shape) for array in arrays)
+        raise ValueError(f"{operation}: the shapes {shapes} do not broadcast to {fixed}, which shape= says")
     if shape is None:
-        told = ", ".join(str(array.shape) for array in arrays)
-        raise ValueError(f"{operation}: the shapes {told} do not broadcast to one")
+        shapes = ", ".join(str(array.shape) for array in arrays)
+        raise ValueError(f"{operation}: the shapes {shapes} do not broadcast to one")
     return shape
 
 
@@ -417,27 +423,27 @@ def argument_of(operation: str, name: str, argument: ExpressionArgument) -> str:
         TypeError: It is neither an array nor a number.
         ValueError: It has more than 64 bits.
     """
-    given: object = argument
-    if isinstance(given, AccelRef):
-        return _ARRAYS[given.dtype.value]
-    if not isinstance(given, (int, float, complex, np.generic, np.ndarray)):
-        told = f"{type(given).__name__}{what_to_do(given)}"
-        raise TypeError(f"{operation}: {name} must be a number or an array, got {told}")
-    if isinstance(given, (np.generic, np.ndarray)):
+    value: object = argument
+    if isinstance(value, AccelRef):
+        return _ARRAYS[value.dtype.value]
+    if not isinstance(value, (int, float, complex, np.generic, np.ndarray)):
+        description = f"{type(value).__name__}{what_to_do(value)}"
+        raise TypeError(f"{operation}: {name} must be a number or an array, got {description}")
+    if isinstance(value, (np.generic, np.ndarray)):
         # NumPy's numbers have dtypes, even float64, which is also a Python float.
         try:
-            return Argument(DType.of(given.dtype), isinstance(given, np.ndarray)).encode()
+            return Argument(DType.of(value.dtype), isinstance(value, np.ndarray)).encode()
         except TypeError as error:
             raise TypeError(f"{operation}: {name}: {error}") from None
-    if isinstance(given, bool):
+    if isinstance(value, bool):
         return _BOOL
-    if isinstance(given, int):
-        if not _INT64.min <= given <= _INT64.max:
+    if isinstance(value, int):
+        if not _INT64.min <= value <= _INT64.max:
             raise ValueError(
                 f"{operation}: {name} must have at most 64 bits; numpy.uint64(...) makes large ones"
             )
         return _WEAK[Weak.int]
-    return _WEAK[Weak.float if isinstance(given, float) else Weak.complex]
+    return _WEAK[Weak.float if isinstance(value, float) else Weak.complex]
 
 
 def _broadcast(array: ArraySpec, shape: Ints) -> ArraySpec:
@@ -469,8 +475,8 @@ def axis_of(operation: str, x: Operand | ArraySpec, axis: object) -> int:
     """
     number = axis if type(axis) is int else whole(operation, "axis", axis)
     if not -x.ndim <= number < x.ndim:
-        told = f"axis {shown(number)} is not there in an array of shape {x.shape}"
-        raise np.exceptions.AxisError(f"{operation}: {told}")
+        problem = f"axis {shown(number)} is not there in an array of shape {x.shape}"
+        raise np.exceptions.AxisError(f"{operation}: {problem}")
     return number % x.ndim
 
 
@@ -490,12 +496,12 @@ def axes_of(operation: str, shape: Ints, axis: int | Sequence[int] | None, *, is
     if axis is None:
         return tuple(range(len(shape)))
     ndim = len(shape)
-    given = (axis,) if type(axis) is int else wholes(operation, "axis", axis, "an integer, or several")
-    for number in given:
+    numbers = (axis,) if type(axis) is int else wholes(operation, "axis", axis, "an integer, or several")
+    for number in numbers:
         if not -ndim <= number < ndim:
-            told = f"axis {shown(number)} is not there in an array of shape {shape}"
-            raise np.exceptions.AxisError(f"{operation}: {told}")
-    axes = tuple(sorted([number % ndim for number in given]))
+            problem = f"axis {shown(number)} is not there in an array of shape {shape}"
+            raise np.exceptions.AxisError(f"{operation}: {problem}")
+    axes = tuple(sorted([number % ndim for number in numbers]))
     if len(set(axes)) != len(axes):
         raise ValueError(f"{operation}: axis names one twice: {axis}, in an array of shape {shape}")
     if is_one and (isinstance(axis, Sequence) or len(axes) != 1):
@@ -558,9 +564,9 @@ def result_dtype(
     if declared is not None or out is None or out is dtype:
         return declared
     if not is_same_kind(dtype, out):
-        told = "the result" if name == "out" else name
+        label = "the result" if name == "out" else name
         raise TypeError(
-            f"{operation}: {told} is of {dtype}, which does not become {out} of out; "
+            f"{operation}: {label} is of {dtype}, which does not become {out} of out; "
             f"give an array of {dtype}, or convert it in an expression: {out}(...)"
         )
     return out

@@ -24,12 +24,20 @@ from ._expression import Elementwise
 from ._reduction import Reduction
 from ._views import check_operands, intermediates, on_device, permuted, viewed
 
-__all__ = ["Contract", "Contracting", "ContractionFactor", "Groups", "Made", "contraction_path", "factors_of"]
+__all__ = [
+    "Contract",
+    "Contracting",
+    "ContractionFactor",
+    "Groups",
+    "Track",
+    "contraction_path",
+    "factors_of",
+]
 
 _expression = functools.cache(Elementwise[AccelRef])
 _reduction = functools.cache(Reduction)
 
-Made: TypeAlias = Callable[[AccelRef], AccelRef]
+Track: TypeAlias = Callable[[AccelRef], AccelRef]
 """Takes an array that is released when the function ends, and returns it."""
 
 
@@ -53,13 +61,13 @@ class ContractionFactor:
 
     def along(self, labels: Iterable[object]) -> Operand:
         """View the array with its axes in this order, and one element for each missing axis."""
-        wanted = tuple(labels)
-        if wanted == self.labels:
+        order = tuple(labels)
+        if order == self.labels:
             return self.array
-        view = permuted(self.array, [self.labels.index(label) for label in wanted if label in self.labels])
-        if len(wanted) == len(self.labels):
+        view = permuted(self.array, [self.labels.index(label) for label in order if label in self.labels])
+        if len(order) == len(self.labels):
             return view
-        return view[(*[slice(None) if label in self.labels else None for label in wanted], ...)]
+        return view[(*[slice(None) if label in self.labels else None for label in order], ...)]
 
 
 @attrs.frozen
@@ -79,18 +87,18 @@ class Groups:
     inner: tuple[object, ...]
 
     @classmethod
-    def of(cls, left: ContractionFactor, right: ContractionFactor, keep: frozenset[object]) -> Groups:
+    def of(cls, lhs: ContractionFactor, rhs: ContractionFactor, keep: frozenset[object]) -> Groups:
         """Divide the labels; none is left that only one factor has and nothing keeps."""
-        shared = [label for label in left.labels if label in right.labels]
+        shared = [label for label in lhs.labels if label in rhs.labels]
         return cls(
             batch=tuple(label for label in shared if label in keep),
-            rows=tuple(label for label in left.labels if label not in right.labels),
-            columns=tuple(label for label in right.labels if label not in left.labels),
+            rows=tuple(label for label in lhs.labels if label not in rhs.labels),
+            columns=tuple(label for label in rhs.labels if label not in lhs.labels),
             inner=tuple(label for label in shared if label not in keep),
         )
 
     @property
-    def kept(self) -> tuple[object, ...]:
+    def result_labels(self) -> tuple[object, ...]:
         """The labels of the result."""
         return (*self.batch, *self.rows, *self.columns)
 
@@ -114,12 +122,12 @@ class Contract(Operation[Any, AccelRef]):
     out: AccelRef | None = None
 
     @classmethod
-    def of(cls, left: ContractionFactor, right: ContractionFactor, groups: Groups) -> Contract:
+    def of(cls, lhs: ContractionFactor, rhs: ContractionFactor, groups: Groups) -> Contract:
         """Make the message for two factors with up to 52 different labels."""
-        letters = dict(zip(dict.fromkeys((*left.labels, *right.labels)), string.ascii_letters, strict=False))
-        rows = (left.labels, right.labels, groups.kept)
+        letters = dict(zip(dict.fromkeys((*lhs.labels, *rhs.labels)), string.ascii_letters, strict=False))
+        rows = (lhs.labels, rhs.labels, groups.result_labels)
         terms = ["".join([letters[label] for label in labels]) for labels in rows]
-        return cls("{},{}->{}".format(*terms), left.array, right.array)
+        return cls("{},{}->{}".format(*terms), lhs.array, rhs.array)
 
     @property
     def operation(self) -> str:
@@ -139,8 +147,8 @@ class Contract(Operation[Any, AccelRef]):
         alpha, beta = (planner.factor(name, getattr(self, name), a.dtype) for name in ("alpha", "beta"))
         out = planner.output(shape, a.dtype, self.out)
         if self.out is not None:
-            others = {"a": a, "b": b} if c is None or c == out.spec else {"a": a, "b": b, "c": c}
-            planner.distinct("out", out.spec, **others)
+            operands = {"a": a, "b": b} if c is None or c == out.spec else {"a": a, "b": b, "c": c}
+            planner.distinct("out", out.spec, **operands)
         return Planned(ContractionSpec("{},{}->{}".format(*terms), alpha, beta, a, b, c, out.spec), out)
 
 
@@ -151,11 +159,11 @@ class Contracting:
     Attributes:
         operation: Name of its operations, such as ``"linalg.einsum"``; the function is the second part.
         multiply: Makes a product with inner axes, and with rows or columns; the result has the axes of
-            `Groups.kept`.
+            `Groups.result_labels`.
     """
 
     operation: str
-    multiply: Callable[[ContractionFactor, ContractionFactor, Groups, Made], Awaitable[AccelRef]]
+    multiply: Callable[[ContractionFactor, ContractionFactor, Groups, Track], Awaitable[AccelRef]]
 
     @property
     def name(self) -> str:
@@ -172,53 +180,51 @@ class Contracting:
             OutOfMemoryError: No path was found that fits into memory. Nothing was launched.
         """
         name = self.name
-        check_operands(name, **{f"operands[{number}]": each for number, each in enumerate(operands)})
+        check_operands(name, **{f"operands[{number}]": operand for number, operand in enumerate(operands)})
         factors, output, path = _planned(name, subscripts, operands, optimize, memory_limit)
         _check_memory(name, path, memory_limit, device_of(name, *operands))
         result = frozenset[object](output)
         try:
             for low, high in path.steps:
                 # A product replaces the factors that it is made of.
-                with intermediates() as made:
-                    right, left = factors.pop(high), factors.pop(low)
-                    for used in (left, right):
+                with intermediates() as track:
+                    rhs, lhs = factors.pop(high), factors.pop(low)
+                    for used in (lhs, rhs):
                         if used.is_made:
-                            made(on_device(used.array))
-                    rest = result.union(*(one.labels for one in factors))
-                    product = await self.pair(left, right, rest)
+                            track(on_device(used.array))
+                    rest = result.union(*(factor.labels for factor in factors))
+                    product = await self.pair(lhs, rhs, rest)
                 factors.append(attrs.evolve(product, is_made=True))
             # Only a single operand still has axes that the result lacks.
             (factor,) = factors
             return on_device((await self._summed(factor, result, lambda array: array)).along(output))
         except BaseException:
-            for one in factors:
-                if one.is_made:
-                    on_device(one.array).release()
+            for remaining in factors:
+                if remaining.is_made:
+                    on_device(remaining.array).release()
             raise
 
     async def pair(
-        self, left: ContractionFactor, right: ContractionFactor, keep: frozenset[object]
+        self, lhs: ContractionFactor, rhs: ContractionFactor, keep: frozenset[object]
     ) -> ContractionFactor:
         """Multiply two factors, and add along the axes that are not kept."""
-        with intermediates() as made:
-            left = await self._summed(left, keep.union(right.labels), made)
-            right = await self._summed(right, keep.union(left.labels), made)
-            groups = Groups.of(left, right, keep)
-            labels, inner, operation = groups.kept, groups.inner, self.operation
+        with intermediates() as track:
+            lhs = await self._summed(lhs, keep.union(rhs.labels), track)
+            rhs = await self._summed(rhs, keep.union(lhs.labels), track)
+            groups = Groups.of(lhs, rhs, keep)
+            labels, inner, operation = groups.result_labels, groups.inner, self.operation
             if not inner:
                 multiply = _expression("x * y", operation=operation)
-                return ContractionFactor(labels, await multiply(left.along(labels), right.along(labels)))
+                return ContractionFactor(labels, await multiply(lhs.along(labels), rhs.along(labels)))
             if not groups.rows and not groups.columns:
-                whole = left.along(labels + inner), right.along(labels + inner)
+                aligned = lhs.along(labels + inner), rhs.along(labels + inner)
                 axes = range(len(labels), len(labels) + len(inner))
-                added = _reduction(
-                    "x * y", "sum", dtype=DType.of(left.array.dtype).value, operation=operation
-                )
-                return ContractionFactor(labels, await added(*whole, axis=axes))
-            return ContractionFactor(labels, await self.multiply(left, right, groups, made))
+                added = _reduction("x * y", "sum", dtype=DType.of(lhs.array.dtype).value, operation=operation)
+                return ContractionFactor(labels, await added(*aligned, axis=axes))
+            return ContractionFactor(labels, await self.multiply(lhs, rhs, groups, track))
 
     async def _summed(
-        self, factor: ContractionFactor, keep: frozenset[object], made: Made
+        self, factor: ContractionFactor, keep: frozenset[object], track: Track
     ) -> ContractionFactor:
         """Add along the axes that nothing needs any longer."""
         axes = [axis for axis, label in enumerate(factor.labels) if label not in keep]
@@ -226,7 +232,7 @@ class Contracting:
             return factor
         add = _reduction("x", "sum", dtype=DType.of(factor.array.dtype).value, operation=self.operation)
         labels = tuple(label for label in factor.labels if label in keep)
-        return ContractionFactor(labels, made(await add(factor.array, axis=axes)))
+        return ContractionFactor(labels, track(await add(factor.array, axis=axes)))
 
 
 def factors_of(
@@ -241,10 +247,10 @@ def factors_of(
     Raises:
         TypeError, ValueError: As `parse_subscripts` and `extents_of` raise them.
     """
-    shapes = [each.shape for each in operands]
+    shapes = [operand.shape for operand in operands]
     terms, output = parse_subscripts(name, subscripts, shapes, arguments)
     extents = extents_of(name, terms, shapes, arguments)
-    factors = [_distinct(term, each, extents) for term, each in zip(terms, operands, strict=True)]
+    factors = [_distinct(term, operand, extents) for term, operand in zip(terms, operands, strict=True)]
     return factors, output, extents
 
 
@@ -276,13 +282,16 @@ def _check_memory(name: str, path: ContractionPath, memory_limit: int | None, de
     Raises:
         OutOfMemoryError: Its arrays take more than the caller allows, or than the device has.
     """
-    limit, what = memory_limit, "memory_limit"
+    limit, label = memory_limit, "memory_limit"
     if limit is None:
-        own = device.options.memory_limit
-        limit, what = device.info.total_memory if own is None else own, "the device's memory"
+        device_limit = device.options.memory_limit
+        limit, label = (
+            device.info.total_memory if device_limit is None else device_limit,
+            "the device's memory",
+        )
     if path.peak > limit:
         raise OutOfMemoryError(
-            f"{name}: no path was found whose arrays fit into {what} of {limit} bytes: the best one takes "
+            f"{name}: no path was found whose arrays fit into {label} of {limit} bytes: the best one takes "
             f"{path.peak} bytes at a time, and its largest array {path.largest}",
             requested=path.peak,
             free=limit,

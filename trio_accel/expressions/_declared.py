@@ -84,7 +84,7 @@ def expression(
     The expression is parsed at its first use, which raises `TypeError` if it contradicts the function; the
     message begins with file and line.
     """
-    again = functools.partial(
+    redeclare = functools.partial(
         expression,
         axes=axes,
         library=library,
@@ -110,16 +110,16 @@ def expression(
         }
 
         def parts(dtype: str | None = None) -> dict[str, Any]:
-            given = text if isinstance(text, str) else text()
+            source = text if isinstance(text, str) else text()
             if is_along:
-                return {"text": given, "reduce": reduce, "dtype": dtype, **named}
+                return {"text": source, "reduce": reduce, "dtype": dtype, **named}
             chosen = [name for name in names if name not in numbers] if promoted is None else promoted
-            return {"text": given, "promoted": chosen, **named}
+            return {"text": source, "promoted": chosen, **named}
 
         code = function.__code__
-        place = f"{code.co_filename}:{code.co_firstlineno}: {function.__name__}"
+        location = f"{code.co_filename}:{code.co_firstlineno}: {function.__name__}"
         kind: Any = LaterReduction if is_along else LaterElementwise
-        first = kind(parts, place)
+        first = kind(parts, location)
 
         @functools.cache
         def converted(dtype: str) -> Reduction:
@@ -128,31 +128,31 @@ def expression(
         bound = binder(operation, function)
 
         def message(*arguments: Any, **options: Any) -> Any:
-            given = bound(arguments, options)
-            own = first
-            if (dtype := given.pop("dtype", None)) is not None:
+            values = bound(arguments, options)
+            variant = first
+            if (dtype := values.pop("dtype", None)) is not None:
                 try:
-                    own = converted(DType.of(dtype).value)
+                    variant = converted(DType.of(dtype).value)
                 except TypeError as error:
                     raise TypeError(f"{operation}: {error}") from None
             if arrays:
-                check_array(operation, **{name: given[name] for name in arrays})
+                check_array(operation, **{name: values[name] for name in arrays})
             if numbers:
-                _convert(given, numbers)
-            return own.compute(*[given.pop(name) for name in names], **given)
+                _convert(values, numbers)
+            return variant.compute(*[values.pop(name) for name in names], **values)
 
         is_plain = not (is_along or numbers) and all(
             parameters[name].default is inspect.Parameter.empty for name in names
         )
         ask = first.ask if is_along and reduce is None else None
         asked = ArrayFunction(operation, first.compute if is_plain else message, ask=ask)
-        return _declared(function, asked, expression=first, message=message, again=again)
+        return _declared(function, asked, expression=first, message=message, again=redeclare)
 
     return declare
 
 
 def like(
-    other: FunctionT, *texts: str, **options: str | Mapping[str, str] | None
+    template: FunctionT, *texts: str, **options: str | Mapping[str, str] | None
 ) -> Callable[[Callable[..., None]], FunctionT]:
     """Declare a function with the signature of another one, by the decorator that has declared the other.
 
@@ -160,24 +160,24 @@ def like(
     empty body.
 
     Args:
-        other: The other function.
+        template: The other function.
         texts: The texts of its decorator.
         options: Options of its decorator that differ from the other's. `wide`, `reduce` and `slopes` are
             never taken from the other.
     """
-    declared: Any = other
+    declared: Any = template
 
-    def declare(own: Callable[..., None]) -> FunctionT:
-        return cast("FunctionT", declared.again(*texts, **options)(signed_like(other, own)))
+    def declare(function: Callable[..., None]) -> FunctionT:
+        return cast("FunctionT", declared.again(*texts, **options)(signed_like(template, function)))
 
     return declare
 
 
-def _convert(given: dict[str, Any], numbers: Collection[str]) -> None:
+def _convert(values: dict[str, Any], numbers: Collection[str]) -> None:
     """Convert NumPy's numbers that must not widen a result to Python's."""
     for name in numbers:
-        if isinstance(given[name], np.generic):
-            given[name] = given[name].item()
+        if isinstance(values[name], np.generic):
+            values[name] = values[name].item()
 
 
 def _declared(function: Any, ask: ArrayFunction, **attributes: Any) -> Any:

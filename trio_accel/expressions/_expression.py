@@ -173,9 +173,9 @@ class Expression(Generic[ReplyT]):
             )
         if taken := [name for name in parsed.inputs if name in reserved]:
             raise ValueError(f"an input cannot have the name {taken[0]}: that is an argument of each call")
-        found = _dtypes(parsed, dtypes)
+        declared_dtypes = _dtypes(parsed, dtypes)
         self.dtypes: tuple[DType | None, ...]
-        self.dtypes = tuple(found.get(output) for output in parsed.outputs)
+        self.dtypes = tuple(declared_dtypes.get(output) for output in parsed.outputs)
         self.slopes: Mapping[str, str] = _checked_slopes(parsed, slopes)
         self._is_single = is_single
         # The names of the results in errors: the text has a name of its own for a single one.
@@ -209,16 +209,16 @@ class Expression(Generic[ReplyT]):
         first = message.out[0]
         shape = () if first is None else first.shape
         taken = take(planner, self.parsed, message.arguments, message.shape, shape)
-        known = self.known_of(planner.name, taken, message.out)
+        resolved = self.known_of(planner.name, taken, message.out)
         results = [
-            written(planner, name, each, (taken.shape, dtype))[0]
-            for name, dtype, each in zip(self._told, known.dtypes, message.out, strict=True)
+            written(planner, name, out, (taken.shape, dtype))[0]
+            for name, dtype, out in zip(self._told, resolved.dtypes, message.out, strict=True)
         ]
-        for number, given in enumerate(message.out):
-            if given is not None:
+        for number, out in enumerate(message.out):
+            if out is not None:
                 self._check_apart(planner, number, results, taken)
         specs = tuple([result.spec for result in results])
-        spec = ExpressionSpec(known.program, (), taken.arrays, taken.loaded, specs, (), taken.scalars)
+        spec = ExpressionSpec(resolved.program, (), taken.arrays, taken.loaded, specs, (), taken.scalars)
         reply: Any = results[0] if self._is_single else tuple(results)
         return Planned(spec, cast("ReplyT", reply))
 
@@ -240,50 +240,54 @@ class Expression(Generic[ReplyT]):
         Raises:
             TypeError, ValueError, NotSupportedError: See `Elementwise.__call__`.
         """
-        dtypes = [None if each is None else each.dtype.value for each in out]
-        known = self._known(taken.signature, *dtypes)
-        taken.check_held(operation, known.typed)
-        if known.has_places:
-            taken.check_places(operation, known.typed.axes)
-        return known
+        dtypes = [None if result is None else result.dtype.value for result in out]
+        resolved = self._known(taken.signature, *dtypes)
+        taken.check_held(operation, resolved.typed)
+        if resolved.has_places:
+            taken.check_places(operation, resolved.typed.axes)
+        return resolved
 
     def _find_types(self, signature: Strs, *out: str | None) -> KnownExpression:
         operation, arguments = self.operation, tuple(map(Argument.decode, signature))
-        given = dict(zip(self.inputs, arguments, strict=True))
-        kinds = {name: each.kind for name, each in given.items()}
+        named_arguments = dict(zip(self.inputs, arguments, strict=True))
+        kinds = {name: argument.kind for name, argument in named_arguments.items()}
         check_promotion(operation, {name: kinds[name] for name in self._promoted}, _OTHERWISE)
         check_truths(operation, {name: kinds[name] for name in self._truths})
         chosen = self.chosen(arguments)
         expression, casts = self._widened(chosen, kinds)
         # Integers are floating where they are widened: differences of unsigned ones would wrap around.
         plain = [
-            attrs.evolve(each, kind=casts[name]) if name in casts and not each.dtype.is_inexact else each
-            for name, each in given.items()
+            attrs.evolve(argument, kind=casts[name])
+            if name in casts and not argument.dtype.is_inexact
+            else argument
+            for name, argument in named_arguments.items()
         ]
 
         def of(arguments: tuple[Argument, ...]) -> TypedExpression:
-            kinds = tuple([each.kind for each in arguments])
+            kinds = tuple([argument.kind for argument in arguments])
             return typed(self.parsed, kinds, self.dtypes, self._is_checked)
 
-        found = find_types(operation, of, given, plain).dtypes
+        computed_dtypes = find_types(operation, of, named_arguments, plain).dtypes
         dtypes = tuple(
-            result_dtype(operation, name, dtype, declared, None if each is None else DType(each))
-            for name, dtype, declared, each in zip(self._told, found, self.dtypes, out, strict=True)
+            result_dtype(operation, name, dtype, declared, None if out_dtype is None else DType(out_dtype))
+            for name, dtype, declared, out_dtype in zip(
+                self._told, computed_dtypes, self.dtypes, out, strict=True
+            )
         )
         if casts or self.parsed.reductions:
-            dtypes = tuple(dtype or plain for dtype, plain in zip(dtypes, found, strict=True))
-        made, usual = self._typed(expression, kinds, dtypes), None
+            dtypes = tuple(dtype or plain for dtype, plain in zip(dtypes, computed_dtypes, strict=True))
+        program, usual = self._typed(expression, kinds, dtypes), None
         if chosen is not self.parsed:
             usual = self._typed(self._widened(self.parsed, kinds)[0], kinds, dtypes)
-        self._check_identities(made)
+        self._check_identities(program)
         read = expression.read_outside if expression.reductions else ()
         return KnownExpression(
-            encode_program(made, arguments, usual),
-            made.dtypes,
-            made,
-            has_places=bool(made.axes or made.loads),
-            is_whole=any(given[name].is_array for name in read),
-            is_one_reduction=EncodedProgram(made, arguments).is_one_reduction,
+            encode_program(program, arguments, usual),
+            program.dtypes,
+            program,
+            has_places=bool(program.axes or program.loads),
+            is_whole=any(named_arguments[name].is_array for name in read),
+            is_one_reduction=EncodedProgram(program, arguments).is_one_reduction,
         )
 
     def _typed(
@@ -294,16 +298,16 @@ class Expression(Generic[ReplyT]):
     ) -> TypedExpression:
         return unrolled(typed(expression, tuple(kinds.values()), dtypes, self._is_checked))
 
-    def _check_identities(self, made: TypedExpression) -> None:
+    def _check_identities(self, program: TypedExpression) -> None:
         """Require that the dtypes of accumulators hold the results of no elements."""
-        for each in self.parsed.reductions:
-            if each.identity is not None:
-                (fold,) = [step for step in made.steps if step.function == "fold"]
-                element(self.operation, "identity", each.identity, fold.dtype)
+        for reduction in self.parsed.reductions:
+            if reduction.identity is not None:
+                (fold,) = [step for step in program.steps if step.function == "fold"]
+                element(self.operation, "identity", reduction.identity, fold.dtype)
 
     def chosen(self, arguments: Sequence[Argument]) -> base.ParsedExpression:
         """Return the expression for arguments of certain types."""
-        is_wide = any(each.is_array and each.dtype in _WIDEST for each in arguments)
+        is_wide = any(argument.is_array and argument.dtype in _WIDEST for argument in arguments)
         if self._wide_text is None or not is_wide:
             return self.parsed
         # It is parsed at first use, because few programs use it and all import the package.
@@ -335,19 +339,19 @@ class Expression(Generic[ReplyT]):
         name, written = self._told[number], results[number].spec
         if not (number or taken.loaded or written.block in [array.block for array in taken.lying]):
             return
-        others = {
+        other_arrays = {
             argument: array
             for argument, array in zip(taken.array_names, taken.lying, strict=True)
             if array != written
         }
         # Elements are loaded in any order.
-        others |= zip(taken.loaded_names, taken.loaded, strict=True)
-        others |= {
+        other_arrays |= zip(taken.loaded_names, taken.loaded, strict=True)
+        other_arrays |= {
             output: result.spec
             for output, result in zip(self.outputs[:number], results, strict=False)
-            if output not in others
+            if output not in other_arrays
         }
-        planner.distinct(name, written, **others)
+        planner.distinct(name, written, **other_arrays)
 
 
 @attrs.frozen(eq=False)
@@ -415,21 +419,21 @@ class Elementwise(Expression[ReplyT]):
                 a shape.
             ValueError: `shape` has a negative extent.
         """
-        given = bind(self.operation, self.inputs, arguments, named, options=_RESERVED)
+        values = bind(self.operation, self.inputs, arguments, named, options=_RESERVED)
         if out is None or isinstance(out, AccelRef):
             outs: tuple[AccelRef | None, ...] = (out,) * len(self.outputs) if out is None else (out,)
         else:
             # Anything but a sequence is refused as a single result.
             outs = tuple(out) if isinstance(cast("object", out), (tuple, list)) else (cast("Any", out),)
-            for each in outs:
-                check_out(self.operation, each)
+            for array in outs:
+                check_out(self.operation, array)
         if len(outs) != len(self.outputs):
             raise TypeError(
                 f"{self.operation}: out must name {len(self.outputs)} arrays, for {', '.join(self.outputs)}; "
                 f"got {len(outs)}"
             )
         extents = None if shape is None else extents_of(self.operation, shape)
-        return self._message(self, given, outs, extents)
+        return self._message(self, values, outs, extents)
 
     def __call__(
         self,
@@ -471,24 +475,24 @@ class Later:
 
     Args:
         make: Makes the text and the options.
-        place: File, line and name of the declaration, for the errors.
+        location: File, line and name of the declaration, for the errors.
 
     Raises:
-        TypeError: At the first use: the text or an option is wrong. The message begins with `place`.
+        TypeError: At the first use: the text or an option is wrong. The message begins with `location`.
     """
 
-    def __init__(self, make: Callable[[], dict[str, Any]], place: str) -> None:
-        self._later = make, place
+    def __init__(self, make: Callable[[], dict[str, Any]], location: str) -> None:
+        self._later = make, location
 
     def __getattr__(self, name: str) -> Any:
         # The slots of an expression are unset before. A copy begins empty, and would look for this for ever.
         if name == "_later":
             raise AttributeError(name)
-        make, place = self._later
+        make, location = self._later
         try:
             cast("Any", super()).__init__(**make())
         except (TypeError, ValueError) as error:
-            raise TypeError(f"{place}: {error}") from error
+            raise TypeError(f"{location}: {error}") from error
         return object.__getattribute__(self, name)
 
 
@@ -528,19 +532,22 @@ def _checked_slopes(expression: base.ParsedExpression, slopes: Mapping[str, str]
         raise ValueError(f"slopes need an expression with one result, got {', '.join(expression.outputs)}")
     if _GRADIENT in expression.inputs:
         raise ValueError(f"slopes: rename the input {_GRADIENT}, because slopes call the gradient so")
-    known = (_GRADIENT, *expression.inputs, *expression.outputs)
+    allowed = (_GRADIENT, *expression.inputs, *expression.outputs)
     for name, text in slopes.items():
         if name not in expression.inputs or name in expression.loads:
-            read = ", ".join(one for one in expression.inputs if one not in expression.loads)
+            read = ", ".join(
+                input_name for input_name in expression.inputs if input_name not in expression.loads
+            )
             raise ValueError(f"slopes: {name!r} is not an input that is read element by element: {read}")
         try:
-            found = parse(text)
+            slope = parse(text)
         except (TypeError, ValueError) as error:
             raise type(error)(f"slopes[{name!r}]: {error}") from None
-        unknown = [one for one in found.inputs if one not in known]
-        if unknown or len(found.outputs) > 1:
-            told = f"reads {', '.join(unknown)}" if unknown else "has several results"
+        unknown = [input_name for input_name in slope.inputs if input_name not in allowed]
+        if unknown or len(slope.outputs) > 1:
+            problem = f"reads {', '.join(unknown)}" if unknown else "has several results"
             raise ValueError(
-                f"slopes[{name!r}] {told}; it may read {', '.join(known)}, and must have exactly one result"
+                f"slopes[{name!r}] {problem}; "
+                f"it may read {', '.join(allowed)}, and must have exactly one result"
             )
     return dict(slopes)

@@ -99,8 +99,8 @@ class Reduction(Expression[AccelRef]):
 
     def __repr__(self) -> str:
         values = self.text.strip()
-        told = values if self.reduce is None else f"{self.reduce} of {values}"
-        return f"<Reduction {self.operation}({', '.join(self.inputs)}): {told}>"
+        description = values if self.reduce is None else f"{self.reduce} of {values}"
+        return f"<Reduction {self.operation}({', '.join(self.inputs)}): {description}>"
 
     def compute(
         self,
@@ -122,9 +122,9 @@ class Reduction(Expression[AccelRef]):
         Raises:
             TypeError: There are too few or too many arguments, or one with an unknown name.
         """
-        given = bind(self.operation, self.inputs, arguments, named, options=_RESERVED)
+        values = bind(self.operation, self.inputs, arguments, named, options=_RESERVED)
         check_reduced(self.operation, keepdims, out)
-        return self._message(self, given, (out,), None, axis, keepdims)
+        return self._message(self, values, (out,), None, axis, keepdims)
 
     def __call__(
         self,
@@ -156,8 +156,8 @@ class Reduction(Expression[AccelRef]):
                 gets no elements.
             NotSupportedError: A dtype is float8.
         """
-        given: dict[str, Any] = {**named, "axis": axis, "keepdims": keepdims, "out": out}
-        return Call(self._asked, arguments, given)
+        keywords: dict[str, Any] = {**named, "axis": axis, "keepdims": keepdims, "out": out}
+        return Call(self._asked, arguments, keywords)
 
     def plan(self, planner: Planner, message: Compute[AccelRef]) -> Planned[AccelRef]:
         """Validate the arguments of a call, and lower it; see `Operation.plan`."""
@@ -166,28 +166,30 @@ class Reduction(Expression[AccelRef]):
         if not taken.arrays:
             raise TypeError(f"{name}: at least one argument must be an array")
         axes = axes_of(name, taken.shape, message.axis, is_one=self.parsed.is_index)
-        known = self._known(taken.signature, None if out is None else out.dtype.value)
+        resolved = self._known(taken.signature, None if out is None else out.dtype.value)
         count = math.prod([taken.shape[axis] for axis in axes])
-        taken.check_held(name, known.typed, count)
+        taken.check_held(name, resolved.typed, count)
         shape = taken.shape
-        if not known.is_whole:
+        if not resolved.is_whole:
             shape = reduced(shape, axes, keepdims=message.keepdims)
-        if known.is_one_reduction:
+        if resolved.is_one_reduction:
             # Its kernels write elements without gaps.
-            made = planner.output(shape, known.dtypes[0], out)
+            result = planner.output(shape, resolved.dtypes[0], out)
         else:
-            made, _ = written(planner, "out", out, (shape, known.dtypes[0]))
+            result, _ = written(planner, "out", out, (shape, resolved.dtypes[0]))
         if out is not None:
             arrays = zip(taken.array_names, taken.lying, strict=True)
             # With whole rows as the result, elements are written after the elements of their row were read.
-            others = {name: array for name, array in arrays if not known.is_whole or array != made.spec}
-            planner.distinct("out", made.spec, **others)
+            other_arrays = {
+                name: array for name, array in arrays if not resolved.is_whole or array != result.spec
+            }
+            planner.distinct("out", result.spec, **other_arrays)
         if not count and not self.parsed.takes_nothing and 0 not in shape:
             raise ValueError(
                 f"{name}: axes {axes} of shape {taken.shape} are empty, and the reduction has no identity"
             )
-        spec = ExpressionSpec(known.program, axes, taken.arrays, (), (made.spec,), (), taken.scalars)
-        return Planned(spec, made)
+        spec = ExpressionSpec(resolved.program, axes, taken.arrays, (), (result.spec,), (), taken.scalars)
+        return Planned(spec, result)
 
     async def ask(self, message: Compute[AccelRef]) -> AccelRef:
         """Compute a message of `compute` on the device of its arrays, in several launches if that pays.
@@ -200,65 +202,69 @@ class Reduction(Expression[AccelRef]):
         """
         (out,) = message.out
         device = device_of(self.operation, *message.arguments, out)
-        arrays = [each for each in message.arguments if isinstance(each, (AccelRef, np.ndarray))]
+        arrays = [argument for argument in message.arguments if isinstance(argument, (AccelRef, np.ndarray))]
         shape = common(self.operation, arrays)
         axes = axes_of(self.operation, shape, message.axis, is_one=self.parsed.is_index)
         count = math.prod([shape[axis] for axis in axes])
         if count <= _LONG_ROW or math.prod(shape) // count >= _FEW_ROWS:
             return await device.ask(message)
-        given = [broadcast(each, shape) for each in message.arguments]
-        signature = tuple(map(partial(argument_of, self.operation), self.inputs, given))
-        known = self._known(signature, None if out is None else out.dtype.value)
+        arguments = [broadcast(argument, shape) for argument in message.arguments]
+        signature = tuple(map(partial(argument_of, self.operation), self.inputs, arguments))
+        resolved = self._known(signature, None if out is None else out.dtype.value)
         *reductions, _ = self._parts(signature, None if out is None else out.dtype.value)
         on_device = {
-            name for name, each in zip(self.inputs, given, strict=True) if isinstance(each, AccelRef)
+            name
+            for name, argument in zip(self.inputs, arguments, strict=True)
+            if isinstance(argument, AccelRef)
         }
         # A reduction of numbers, or of another reduction's result, counts elements that it does not read.
-        if known.is_one_reduction or not all(on_device.intersection(each.inputs) for each in reductions):
+        if resolved.is_one_reduction or not all(
+            on_device.intersection(reduction.inputs) for reduction in reductions
+        ):
             return await device.ask(message)
-        return await self._in_steps(device, message, given, shape, known.is_whole, signature)
+        return await self._in_steps(device, message, arguments, shape, resolved.is_whole, signature)
 
     async def _in_steps(
         self,
         device: Device,
         message: Compute[AccelRef],
-        given: Sequence[ExpressionArgument],
+        arguments: Sequence[ExpressionArgument],
         shape: Ints,
         is_whole: bool,
         signature: Strs,
     ) -> AccelRef:
         """Compute it by a launch for each reduction, and one for the result."""
         (out,), axes = message.out, axes_of(self.operation, shape, message.axis)
-        kept = shape if is_whole else reduced(shape, axes, keepdims=True)
-        made = kept if is_whole or message.keepdims else reduced(shape, axes)
-        if out is not None and out.shape != made:
-            raise ValueError(f"{self.operation}: out must have shape {made}, got shape {out.shape}")
-        *reductions, last = self._parts(signature, None if out is None else out.dtype.value)
+        kept_shape = shape if is_whole else reduced(shape, axes, keepdims=True)
+        result_shape = kept_shape if is_whole or message.keepdims else reduced(shape, axes)
+        if out is not None and out.shape != result_shape:
+            raise ValueError(f"{self.operation}: out must have shape {result_shape}, got shape {out.shape}")
+        *reductions, elementwise = self._parts(signature, None if out is None else out.dtype.value)
         count = math.prod([shape[axis] for axis in axes])
-        values: dict[str, Any] = {COUNT: count, **dict(zip(self.inputs, given, strict=True))}
+        values: dict[str, Any] = {COUNT: count, **dict(zip(self.inputs, arguments, strict=True))}
         for reduction in reductions:
             taken = [values[name] for name in reduction.inputs]
             (name,) = reduction.outputs
             values[name] = await reduction(*taken, axis=message.axis, keepdims=True)
-        taken = [values[name] for name in last.inputs]
+        taken = [values[name] for name in elementwise.inputs]
         if out is not None:
-            await last(*taken, out=out if out.shape == kept else out.reshape(kept))
+            await elementwise(*taken, out=out if out.shape == kept_shape else out.reshape(kept_shape))
             return out
         # The result may only read numbers.
-        result: AccelRef = await device.ask(last.compute(*taken, shape=kept))
-        return result if made == kept else result.reshape(made)
+        result: AccelRef = await device.ask(elementwise.compute(*taken, shape=kept_shape))
+        return result if result_shape == kept_shape else result.reshape(result_shape)
 
     def _cut(self, signature: Strs, out: str | None) -> list[Any]:
         """Return a reduction for each of the expression's, and the expression that makes the result."""
         arguments = tuple(map(Argument.decode, signature))
-        kinds = {name: each.kind for name, each in zip(self.inputs, arguments, strict=True)}
+        kinds = {name: argument.kind for name, argument in zip(self.inputs, arguments, strict=True)}
         expression, _ = self._widened(self.chosen(arguments), kinds)
-        *reductions, last = parts_of(expression)
+        *reductions, final_part = parts_of(expression)
         named: dict[str, Any] = {"operation": self.operation, "library": self._library}
         (dtype,) = self._known(signature, out).dtypes
         return [
             *[Reduction(part, **named) for part in reductions],
-            Elementwise[AccelRef](last, dtypes=dtype, **named),
+            Elementwise[AccelRef](final_part, dtypes=dtype, **named),
         ]
 
 
@@ -281,9 +287,9 @@ def scaled(value: str, to: str, factor: str, *, raises: bool = True) -> str:
         raises: Whether it also makes small elements larger.
     """
     total = f"{factor}_of"
-    small = f"where({total} < {_SCALE_UP_BELOW}, {_STEP}, 1.0)" if raises else "1.0"
+    rise = f"where({total} < {_SCALE_UP_BELOW}, {_STEP}, 1.0)" if raises else "1.0"
     return (
-        f"{total} = sum(abs({value})); {factor} = where({total} > {_SCALE_DOWN_ABOVE}, {1 / _STEP}, {small});"
+        f"{total} = sum(abs({value})); {factor} = where({total} > {_SCALE_DOWN_ABOVE}, {1 / _STEP}, {rise});"
         f"{to} = {value} * {factor}; "
     )
 

@@ -35,11 +35,11 @@ class Scatter(Expression[AccelRef]):
     """Elements of an array, changed in place: ``Scatter("x[i(0), indices]", "add", ...)``.
 
     Args:
-        place: The element that a value is combined with: a load from the first input. An index outside of the
-            array fails the operation with an `OutOfRangeError`.
+        target: The element that a value is combined with: a load from the first input. An index outside of
+            the array fails the operation with an `OutOfRangeError`.
         reduce: How the value is combined with it.
         inputs: Names of the array and the indices, in order. The values come last.
-        body: Statements before these, which assign names that `place` and `value` read.
+        body: Statements before these, which assign names that `target` and `value` read.
         value: The value, an expression of the inputs and these names; None if the last argument has the
             values.
         operation: Name of the operation, such as ``"arrays.put"``.
@@ -50,7 +50,7 @@ class Scatter(Expression[AccelRef]):
 
     def __init__(
         self,
-        place: str,
+        target: str,
         reduce: Reduce,
         *,
         inputs: Sequence[str],
@@ -62,7 +62,7 @@ class Scatter(Expression[AccelRef]):
         if reduce not in get_args(Reduce):
             refuse_value(operation, "reduce", get_args(Reduce), reduce)
         outputs = "place", "value"
-        text = f"{body}\nplace = {place}\nvalue = {value or 'values'}"
+        text = f"{body}\nplace = {target}\nvalue = {value or 'values'}"
         names = tuple(inputs) if value is not None else (*inputs, "values")
         super().__init__(
             text, operation=operation, library=library, inputs=names, outputs=outputs, is_checked=True
@@ -97,42 +97,48 @@ class Scatter(Expression[AccelRef]):
         x: Any = message.arguments[0]
         planner.update(self.inputs[0], x)
         # A second run writes the same values to the same places, if the operation reads nothing else there.
-        others = [one.block for one in message.arguments[1:] if isinstance(one, AccelRef)]
-        planner.is_overwriting = self._reduce in ("set", "min", "max") and x.block not in others
+        other_blocks = [
+            argument.block for argument in message.arguments[1:] if isinstance(argument, AccelRef)
+        ]
+        planner.is_overwriting = self._reduce in ("set", "min", "max") and x.block not in other_blocks
         taken = take(planner, self.parsed, message.arguments, message.shape)
-        known = self.known_of(planner.name, taken, ())
+        resolved = self.known_of(planner.name, taken, ())
         out = taken.loaded[0]
         planner.distinct(taken.loaded_names[0], out, **dict(zip(taken.array_names, taken.lying, strict=True)))
-        spec = ExpressionSpec(known.program, (), taken.arrays, (), (), (out,), taken.scalars)
+        spec = ExpressionSpec(resolved.program, (), taken.arrays, (), (), (out,), taken.scalars)
         return Planned(spec, x)
 
     def _find_types(self, signature: Strs, *_: str | None) -> KnownExpression:
         operation, arguments = self.operation, tuple(map(Argument.decode, signature))
         dtype, kind = arguments[0].dtype, arguments[-1].kind
         if self._has_values and not _becomes(kind, dtype):
-            told = f"a Python {kind.value}" if isinstance(kind, Weak) else f"of {kind}"
+            label = f"a Python {kind.value}" if isinstance(kind, Weak) else f"of {kind}"
             how = f"np.{dtype}(...)" if isinstance(kind, Weak) else f'await values.cast("{dtype}")'
             raise TypeError(
-                f"{operation}: values is {told}, which does not become {dtype} of x; convert it: {how}"
+                f"{operation}: values is {label}, which does not become {dtype} of x; convert it: {how}"
             )
         if self._reduce in ("min", "max") and dtype.kind == "complex":
             raise TypeError(f"{operation}: reduce={self._reduce!r}: values of {dtype} cannot be compared")
-        given = dict(zip(self.inputs, arguments, strict=True))
+        named_arguments = dict(zip(self.inputs, arguments, strict=True))
 
         def of(arguments: tuple[Argument, ...]) -> TypedExpression:
-            kinds = tuple([each.kind for each in arguments])
+            kinds = tuple([argument.kind for argument in arguments])
             return unrolled(typed(self.parsed, kinds, (None, dtype), is_checked=True))
 
-        found = find_types(operation, of, given)
-        made = scatter_program(found, self._reduce)
+        expression = find_types(operation, of, named_arguments)
+        program = scatter_program(expression, self._reduce)
         if self._has_values and kind is Weak.int and dtype.kind in ("int", "uint"):
             # A result is converted as an array is, which would wrap around.
-            last = len(arguments) - 1
+            values_number = len(arguments) - 1
             [step] = [
-                n for n, one in enumerate(found.steps) if (one.function, one.value) == ("argument", last)
+                n
+                for n, candidate in enumerate(expression.steps)
+                if (candidate.function, candidate.value) == ("argument", values_number)
             ]
-            made = attrs.evolve(made, bounds=(*made.bounds, (step, dtype)))
-        return KnownExpression(encode_program(made, arguments), (), made, has_places=True, is_whole=True)
+            program = attrs.evolve(program, bounds=(*program.bounds, (step, dtype)))
+        return KnownExpression(
+            encode_program(program, arguments), (), program, has_places=True, is_whole=True
+        )
 
 
 def _becomes(kind: ArgumentType, dtype: DType) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..backends.base import ArraySpec, DType, HostArray
 from ..devices import AccelRef, Operand, device_of, refuse_dtypes, what_to_do
-from ..devices.base._views import seen
+from ..devices.base._views import view_layout
 
 __all__ = [
     "check_array",
@@ -35,7 +35,7 @@ def viewed(array: Operand, change: Callable[[HostArray], HostArray]) -> Operand:
     if isinstance(array, np.ndarray):
         return change(array)
     ref = on_device(array)
-    return AccelRef(ref.block, seen(ref.spec, change))
+    return AccelRef(ref.block, view_layout(ref.spec, change))
 
 
 def diagonal_of(array: HostArray, offset: int) -> HostArray:
@@ -62,23 +62,23 @@ def check_ref(name: str, argument: str, value: object) -> None:
         TypeError: It is none.
     """
     if not isinstance(value, AccelRef):
-        told = f"{type(value).__name__}{what_to_do(value)}"
-        raise TypeError(f"{name}: {argument} must be an AccelRef, got {told}")
+        description = f"{type(value).__name__}{what_to_do(value)}"
+        raise TypeError(f"{name}: {argument} must be an AccelRef, got {description}")
 
 
-def check_array(name: str, **given: object) -> None:
+def check_array(name: str, **arrays: object) -> None:
     """Require arrays.
 
     Raises:
         TypeError: One is none.
     """
-    for argument, array in given.items():
+    for argument, array in arrays.items():
         if not isinstance(array, (AccelRef, np.ndarray)):
-            told = f"{type(array).__name__}{what_to_do(array)}"
-            raise TypeError(f"{name}: {argument} must be an AccelRef or a NumPy array, got {told}")
+            description = f"{type(array).__name__}{what_to_do(array)}"
+            raise TypeError(f"{name}: {argument} must be an AccelRef or a NumPy array, got {description}")
 
 
-def check_operands(name: str, **given: Any) -> DType:
+def check_operands(name: str, **arrays: Any) -> DType:
     """Refuse values that are not arrays, arrays without one on a device, and arrays of several dtypes.
 
     Returns:
@@ -87,11 +87,11 @@ def check_operands(name: str, **given: Any) -> DType:
     Raises:
         TypeError: In these cases.
     """
-    device_of(name, *given.values())
-    check_array(name, **given)
-    dtypes = {argument: DType.of(array.dtype) for argument, array in given.items()}
+    device_of(name, *arrays.values())
+    check_array(name, **arrays)
+    dtypes = {argument: DType.of(array.dtype) for argument, array in arrays.items()}
     if len(set(dtypes.values())) > 1:
-        hosts = [argument for argument, array in given.items() if not isinstance(array, AccelRef)]
+        hosts = [argument for argument, array in arrays.items() if not isinstance(array, AccelRef)]
         refuse_dtypes(name, dtypes, hosts)
     return next(iter(dtypes.values()))
 
@@ -106,14 +106,14 @@ def intermediates() -> Generator[Callable[[AccelRef], AccelRef]]:
     Yields:
         A function that takes such an array, and returns it.
     """
-    made: list[AccelRef] = []
+    arrays: list[AccelRef] = []
 
     def take(array: AccelRef) -> AccelRef:
-        made.append(array)
+        arrays.append(array)
         return array
 
     try:
         yield take
     finally:
-        for array in made:
+        for array in arrays:
             array.release()

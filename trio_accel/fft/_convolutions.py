@@ -69,11 +69,13 @@ async def _convolve(
     )
     for axis in wide:
         full[axis] = in1.shape[axis] + in2.shape[axis] - 1
-    kept = list(in1.shape) if mode == "same" else list(full)
+    result_shape = list(in1.shape) if mode == "same" else list(full)
     if mode == "valid":
-        kept = [in1.shape[n] - in2.shape[n] + 1 if n in wide else extent for n, extent in enumerate(full)]
-    check_out(name, out, kept, DType.of(in1.dtype))
-    convolution = _FftConvolution(name, in1, in2, wide, full, kept)
+        result_shape = [
+            in1.shape[n] - in2.shape[n] + 1 if n in wide else extent for n, extent in enumerate(full)
+        ]
+    check_out(name, out, result_shape, DType.of(in1.dtype))
+    convolution = _FftConvolution(name, in1, in2, wide, full, result_shape)
     return await (convolution.by_blocks if name == "oaconvolve" else convolution.by_transforms)(out)
 
 
@@ -128,9 +130,9 @@ async def _of_signals(
     reverse = in2[(slice(None, None, -1),) * len(in2.shape)]
     if DType.of(in2.dtype).kind != "complex":
         return await _convolve(name, in1, reverse, mode, None, out)
-    with intermediates() as made:
+    with intermediates() as track:
         taken = await device_of(name, in1, in2).ask(_CONJUGATE.compute(reverse))
-        return await _convolve(name, in1, made(taken), mode, None, out)
+        return await _convolve(name, in1, track(taken), mode, None, out)
 
 
 @composed
@@ -192,11 +194,11 @@ async def hilbert(
         ValueError: A length is below 1, an axis is out of range, or `out` does not fit.
     """
     name = "hilbert"
-    place, n = _points(name, x, "N", N, axis, out, is_real=True)
-    with intermediates() as made:
-        spectrum = made(await device_of(name, x, out).ask(Fft(x, n, place)))
-        await _one_sided(place - spectrum.ndim)(spectrum, n, out=spectrum)
-        return await ifft(spectrum, axis=place, out=out)
+    axis_index, n = _points(name, x, "N", N, axis, out, is_real=True)
+    with intermediates() as track:
+        spectrum = track(await device_of(name, x, out).ask(Fft(x, n, axis_index)))
+        await _one_sided(axis_index - spectrum.ndim)(spectrum, n, out=spectrum)
+        return await ifft(spectrum, axis=axis_index, out=out)
 
 
 @composed
@@ -228,12 +230,12 @@ async def czt(
         ValueError: There are no points or elements, an axis is out of range, `w` or `a` is 0, or `out` does
             not fit.
     """
-    place, count = _points("czt", x, "m", m, axis, out)
+    axis_index, count = _points("czt", x, "m", m, axis, out)
     if a == 0 or w == 0:
         raise ValueError(f"czt: a and w must not be 0, got a {a!r} and w {w!r}")
     # SciPy reduces integers before the angle is made.
     rate, period = (-1j * math.pi / count, 2 * count) if w is None else (cmath.log(w) / 2, sys.maxsize)
-    return await _chirped("czt", x, place, count, _Chirp(-cmath.log(a), rate, period), out)
+    return await _chirped("czt", x, axis_index, count, _Chirp(-cmath.log(a), rate, period), out)
 
 
 @composed
@@ -264,35 +266,37 @@ async def zoom_fft(
     Raises:
         TypeError, ValueError: As `czt`; or `fn` is neither a number nor two.
     """
-    place, count = _points("zoom_fft", x, "m", m, axis, out)
+    axis_index, count = _points("zoom_fft", x, "m", m, axis, out)
     ends = np.atleast_1d(np.empty(0) if np.iscomplexobj(fn) else host_array("zoom_fft: fn", fn, float))
     if ends.shape not in ((1,), (2,)):
         raise ValueError(f"zoom_fft: fn must be a frequency or two, got {fn!r}")
-    first, last = (0.0, *ends)[-2:]
+    low, high = (0.0, *ends)[-2:]
     if endpoint and count == 1:
         raise ValueError("zoom_fft: m must be at least 2 with endpoint")
     if fs == 0:
         raise ValueError("zoom_fft: fs must not be 0, as it is samples for each unit of time")
-    step = (last - first) / fs / (count - endpoint)
-    chirp = _Chirp(-2j * math.pi * first / fs, -1j * math.pi * step, sys.maxsize)
-    return await _chirped("zoom_fft", x, place, count, chirp, out)
+    step = (high - low) / fs / (count - endpoint)
+    chirp = _Chirp(-2j * math.pi * low / fs, -1j * math.pi * step, sys.maxsize)
+    return await _chirped("zoom_fft", x, axis_index, count, chirp, out)
 
 
 def _points(
-    name: str, x: Operand, argument: str, given: int | None, axis: int, out: Out, *, is_real: bool = False
+    name: str, x: Operand, argument: str, points: int | None, axis: int, out: Out, *, is_real: bool = False
 ) -> tuple[int, int]:
     """Check the arguments of a transform along an axis; return the axis, and the number of points."""
     device_of(name, x, out)
     check_floating(name, "x", x, is_real=is_real)
-    place = axis_of(name, "axis", whole(name, "axis", axis), x)
-    if given is None:
-        count = extent_of(name, place, x, "x")
+    axis_index = axis_of(name, "axis", whole(name, "axis", axis), x)
+    if points is None:
+        count = extent_of(name, axis_index, x, "x")
     else:
-        count = whole(name, argument, given, "an integer or None")
+        count = whole(name, argument, points, "an integer or None")
     if count < 1:
-        raise ValueError(f"{name}: {argument} must be at least 1, got {given}")
-    check_out(name, out, (*x.shape[:place], count, *x.shape[place + 1 :]), complex_of(DType.of(x.dtype)))
-    return place, count
+        raise ValueError(f"{name}: {argument} must be at least 1, got {points}")
+    check_out(
+        name, out, (*x.shape[:axis_index], count, *x.shape[axis_index + 1 :]), complex_of(DType.of(x.dtype))
+    )
+    return axis_index, count
 
 
 @attrs.frozen
@@ -322,26 +326,28 @@ _CHIRP = "q = k * k % period; e = exp(sr * k + rr * q); t = si * k + ri * q; c =
 async def _chirped(name: str, x: Operand, axis: int, m: int, chirp: _Chirp, out: Out) -> AccelRef:
     """Transform by a convolution with a chirp: L. Bluestein, 1970."""
     n = extent_of(name, axis, x, "x")
-    length, place = next_fast_len(n + m - 1), axis - len(x.shape)
+    length, trailing_axis = next_fast_len(n + m - 1), axis - len(x.shape)
     dtype = complex_of(DType.of(x.dtype))
-    factors, device = _factors(place, dtype.value), device_of(name, x, out)
-    opposite, behind = (_Chirp(0, rate, chirp.period) for rate in (-chirp.rate, chirp.rate))
-    with intermediates() as made:
-        kernel = made(await device.ask(_KERNEL.compute(*opposite.arguments, n - 1, n + m - 1, shape=length)))
-        transformed = made(await fft(kernel))
-        ready = made(await device.ask(factors.compute(x, *chirp.arguments)))
-        spectrum = made(await fft(ready, length, axis))
-        along = made(await transformed.cast(dtype)).reshape((length, *(1,) * (-1 - place)))
+    factors, device = _factors(trailing_axis, dtype.value), device_of(name, x, out)
+    kernel_chirp, output_chirp = (_Chirp(0, rate, chirp.period) for rate in (-chirp.rate, chirp.rate))
+    with intermediates() as track:
+        kernel = track(
+            await device.ask(_KERNEL.compute(*kernel_chirp.arguments, n - 1, n + m - 1, shape=length))
+        )
+        transformed = track(await fft(kernel))
+        ready = track(await device.ask(factors.compute(x, *chirp.arguments)))
+        spectrum = track(await fft(ready, length, axis))
+        along = track(await transformed.cast(dtype)).reshape((length, *(1,) * (-1 - trailing_axis)))
         await _PRODUCT(spectrum, along, out=spectrum)
-        points = made(await ifft(spectrum, axis=axis))
-        kept = points[(*(slice(None),) * axis, slice(n - 1, n + m - 1))]
-        return await factors(kept, *behind.arguments, out=out)
+        points = track(await ifft(spectrum, axis=axis))
+        section = points[(*(slice(None),) * axis, slice(n - 1, n + m - 1))]
+        return await factors(section, *output_chirp.arguments, out=out)
 
 
 @functools.cache
-def _factors(place: int, dtype: str) -> Elementwise[AccelRef]:
+def _factors(trailing_axis: int, dtype: str) -> Elementwise[AccelRef]:
     """Multiply by a chirp along an axis, counted from the last."""
-    text = f"k = i({place}); {_CHIRP}; y = x * c"
+    text = f"k = i({trailing_axis}); {_CHIRP}; y = x * c"
     return Elementwise(text, inputs=("x", *_CHIRPS), dtypes=dtype, operation="fft.czt")
 
 
@@ -354,9 +360,9 @@ _KERNEL = Elementwise[AccelRef](
 
 
 @functools.cache
-def _one_sided(place: int) -> Elementwise[AccelRef]:
+def _one_sided(trailing_axis: int) -> Elementwise[AccelRef]:
     """Count positive frequencies twice, negative ones never, and 0 and the middle once."""
-    text = f"j = 2 * i({place}); y = x * (0 if j > n else 2 if j % n != 0 else 1)"
+    text = f"j = 2 * i({trailing_axis}); y = x * (0 if j > n else 2 if j % n != 0 else 1)"
     return Elementwise(text, operation="fft.hilbert")
 
 
@@ -390,7 +396,7 @@ class _FftConvolution:
         in2: The other one.
         wide: Axes along which both have several elements; along the other axes they are multiplied.
         full: Shape of the whole convolution.
-        kept: Shape of the part to keep.
+        result_shape: Shape of the part to keep.
     """
 
     name: str
@@ -398,24 +404,32 @@ class _FftConvolution:
     in2: Operand
     wide: list[int]
     full: list[int]
-    kept: list[int]
+    result_shape: list[int]
 
     @property
     def starts(self) -> list[int]:
         """The first place of the part to keep."""
-        return [(most - least) // 2 for most, least in zip(self.full, self.kept, strict=True)]
+        return [
+            (full_extent - extent) // 2
+            for full_extent, extent in zip(self.full, self.result_shape, strict=True)
+        ]
 
     async def by_transforms(self, out: Out) -> AccelRef:
         """Transform both arrays, multiply, and transform back."""
-        part = tuple([slice(one, one + more) for one, more in zip(self.starts, self.kept, strict=True)])
+        part = tuple(
+            [
+                slice(start, start + extent)
+                for start, extent in zip(self.starts, self.result_shape, strict=True)
+            ]
+        )
         is_complex = DType.of(self.in1.dtype).kind == "complex"
         lengths = [next_fast_len(self.full[axis], real=not is_complex) for axis in self.wide]
-        with intermediates() as made:
+        with intermediates() as track:
             arrays = self.in1, self.in2
             if self.wide:
-                result = made(await _product_of(self.name, arrays, lengths, self.wide, is_complex))
+                result = track(await _product_of(self.name, arrays, lengths, self.wide, is_complex))
             else:
-                result = made(await device_of(self.name, *arrays).ask(_PRODUCT.compute(*arrays)))
+                result = track(await device_of(self.name, *arrays).ask(_PRODUCT.compute(*arrays)))
             return await _COPY(result[part], out=out)
 
     async def by_blocks(self, out: Out) -> AccelRef:
@@ -423,30 +437,30 @@ class _FftConvolution:
         if not self.wide:
             return await self.by_transforms(out)
         ratios = [self.in1.shape[axis] / self.in2.shape[axis] for axis in self.wide]
-        place = int(np.argmax([max(ratio, 1 / ratio) for ratio in ratios]))
-        axis = self.wide[place]
-        long, short = (self.in1, self.in2) if ratios[place] > 1 else (self.in2, self.in1)
-        is_complex, width = DType.of(long.dtype).kind == "complex", short.shape[axis]
+        index = int(np.argmax([max(ratio, 1 / ratio) for ratio in ratios]))
+        axis = self.wide[index]
+        signal, taps = (self.in1, self.in2) if ratios[index] > 1 else (self.in2, self.in1)
+        is_complex, width = DType.of(signal.dtype).kind == "complex", taps.shape[axis]
         length = next_fast_len(_BLOCK * width, real=not is_complex)
         if length >= self.full[axis]:
             return await self.by_transforms(out)
         step = length - width + 1
-        count = -(-long.shape[axis] // step)
-        inner = [one + (one >= axis) for one in self.wide]
-        lengths = [next_fast_len(self.full[one], real=not is_complex) for one in self.wide]
-        lengths[place] = length
-        with intermediates() as made:
-            if isinstance(long, np.ndarray):
-                long = made(await device_of(self.name, short).put(long))
-            source = on_device(long)
-            cut = await fit(self.name, source, axis, count * step, made)
-            cut = cut if cut.spec.is_contiguous else made(await cut.copy())
+        count = -(-signal.shape[axis] // step)
+        inner = [dim + (dim >= axis) for dim in self.wide]
+        lengths = [next_fast_len(self.full[dim], real=not is_complex) for dim in self.wide]
+        lengths[index] = length
+        with intermediates() as track:
+            if isinstance(signal, np.ndarray):
+                signal = track(await device_of(self.name, taps).put(signal))
+            source = on_device(signal)
+            cut = await fit(self.name, source, axis, count * step, track)
+            cut = cut if cut.spec.is_contiguous else track(await cut.copy())
             blocks = cut.reshape((*cut.shape[:axis], count, step, *cut.shape[axis + 1 :]))
-            kernel = short[(*(slice(None),) * axis, None)]
-            result = made(await _product_of(self.name, (blocks, kernel), lengths, inner, is_complex))
-            given = {f"s{number}": start for number, start in enumerate(self.starts)}
-            given |= {"step": step, "count": count, "length": length}
-            return await _added(len(self.full), axis)(b=result, shape=self.kept, out=out, **given)
+            kernel = taps[(*(slice(None),) * axis, None)]
+            result = track(await _product_of(self.name, (blocks, kernel), lengths, inner, is_complex))
+            numbers = {f"s{number}": start for number, start in enumerate(self.starts)}
+            numbers |= {"step": step, "count": count, "length": length}
+            return await _added(len(self.full), axis)(b=result, shape=self.result_shape, out=out, **numbers)
 
 
 # The length of a block, in lengths of the shorter array: the steps per element change little from 4 to 16.
@@ -458,22 +472,22 @@ async def _product_of(
 ) -> AccelRef:
     """Multiply the spectra of two arrays, and transform back."""
     device, ask = device_of(name, *arrays), Fftn if is_complex else Rfftn
-    with intermediates() as made:
-        spectra = [made(await device.ask(ask(array, lengths, axes))) for array in arrays]
-        product = made(await _PRODUCT(*spectra))
+    with intermediates() as track:
+        spectra = [track(await device.ask(ask(array, lengths, axes))) for array in arrays]
+        product = track(await _PRODUCT(*spectra))
         return await (ifftn if is_complex else irfftn)(product, lengths, axes)
 
 
 @functools.cache
 def _added(ndim: int, axis: int) -> Elementwise[AccelRef]:
     """Add the end of each block along an axis to the begin of the next one."""
-    places = [f"i({one}) + s{one}" for one in range(ndim)]
-    before = "".join(f"{one}, " for one in places[:axis])
-    behind = "".join(f", {one}" for one in places[axis + 1 :])
+    indices = [f"i({dim}) + s{dim}" for dim in range(ndim)]
+    prefix = "".join(f"{index}, " for index in indices[:axis])
+    suffix = "".join(f", {index}" for index in indices[axis + 1 :])
     text = (
-        f"j = {places[axis]}; q = j // step; r = j - q * step;"
-        f"y = (b[{before}q, r{behind}] if q < count else 0)"
-        f" + (b[{before}q - 1, r + step{behind}] if q > 0 and r + step < length else 0)"
+        f"j = {indices[axis]}; q = j // step; r = j - q * step;"
+        f"y = (b[{prefix}q, r{suffix}] if q < count else 0)"
+        f" + (b[{prefix}q - 1, r + step{suffix}] if q > 0 and r + step < length else 0)"
     )
     return Elementwise(text, operation="fft.oaconvolve")
 
@@ -481,8 +495,8 @@ def _added(ndim: int, axis: int) -> Elementwise[AccelRef]:
 def _chosen(name: str, in1: Operand, in2: Operand, axes: _Axes) -> list[int]:
     """Return the axes to convolve along, and hold the shapes along the others against each other."""
     ndim = len(in1.shape)
-    given = range(ndim) if axes is None else wholes(name, "axes", axes)
-    chosen = [axis_of(name, "axes:", axis, in1) for axis in given]
+    requested_axes = range(ndim) if axes is None else wholes(name, "axes", axes)
+    chosen = [axis_of(name, "axes:", axis, in1) for axis in requested_axes]
     if len(set(chosen)) < len(chosen):
         raise ValueError(f"{name}: axes must be distinct, got {axes!r}")
     for axis, pair in enumerate(zip(in1.shape, in2.shape, strict=True)):

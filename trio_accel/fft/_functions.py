@@ -122,10 +122,13 @@ class FftTransform:
             axes = (axis_of(name, "axis", axis, source),)
             chosen = None if message.n is None else (whole(name, "n", message.n, "an integer or None"),)
         else:
-            argument, given = "s", all_whole(name, "s", message.s)
-            axes = axes_of(name, source, all_whole(name, "axes", message.axes), given)
-            chosen = given and tuple(
-                [extent_of(name, axis, source) if n == -1 else n for axis, n in zip(axes, given, strict=True)]
+            argument, requested_lengths = "s", all_whole(name, "s", message.s)
+            axes = axes_of(name, source, all_whole(name, "axes", message.axes), requested_lengths)
+            chosen = requested_lengths and tuple(
+                [
+                    extent_of(name, axis, source) if n == -1 else n
+                    for axis, n in zip(axes, requested_lengths, strict=True)
+                ]
             )
         lengths = tuple(chosen or self._default_lengths(name, argument, source, axes))
         if min(lengths) < 1:
@@ -145,11 +148,11 @@ class FftTransform:
                 )
         return lengths
 
-    def _refuse(self, name: str, given: Operand, dtype: DType) -> NoReturn:
+    def _refuse(self, name: str, source: Operand, dtype: DType) -> NoReturn:
         if self.kind == "r2c" and dtype.kind == "complex":
             instead = "fft" if self.direction == "forward" else "ifft"
             raise TypeError(f"{name}: a must be real, got {dtype}; use {instead}")
-        refuse_dtype(name, "a", given, is_real=self.kind == "r2c")
+        refuse_dtype(name, "a", source, is_real=self.kind == "r2c")
 
 
 def check_norm(name: str, norm: object) -> None:
@@ -170,12 +173,12 @@ def check_out(name: str, out: AccelRef | None, shape: Sequence[int], dtype: DTyp
         )
 
 
-def refuse_dtype(name: str, argument: str, given: Operand, *, is_real: bool) -> NoReturn:
+def refuse_dtype(name: str, argument: str, array: Operand, *, is_real: bool) -> NoReturn:
     """Raise with the dtypes that a function supports, and how to convert an array to the nearest one."""
     allowed = "float32 or float64" if is_real else "float32, float64, complex64 or complex128"
-    dtype = DType.of(given.dtype)
+    dtype = DType.of(array.dtype)
     nearest = "float64" if dtype.kind in ("bool", "int", "uint") else "float32"
-    call = f"await {argument}.cast" if isinstance(given, AccelRef) else f"{argument}.astype"
+    call = f"await {argument}.cast" if isinstance(array, AccelRef) else f"{argument}.astype"
     raise TypeError(
         f"{name}: {argument} must be {allowed}, got {dtype}; convert it first: {call}('{nearest}')"
     )
@@ -192,14 +195,14 @@ def check_floating(name: str, argument: str, a: Operand, *, is_real: bool = Fals
         refuse_dtype(name, argument, a, is_real=is_real)
 
 
-def axes_of(name: str, source: ArraySpec | Operand, axes: Ints | None, given: Ints | None) -> Ints:
+def axes_of(name: str, source: ArraySpec | Operand, axes: Ints | None, lengths: Ints | None) -> Ints:
     """Find the axes of lengths that the caller gave, counted from the first; by default all."""
     if axes is None:
-        if given is not None and len(given) > source.ndim:
-            raise ValueError(f"{name}: s must have a length for each axis, got {given} for {source.shape}")
-        axes = tuple(range(-source.ndim if given is None else -len(given), 0))
-    elif given is not None and len(given) != len(axes):
-        raise ValueError(f"{name}: s must have a length for each of axes, got s {given} and axes {axes}")
+        if lengths is not None and len(lengths) > source.ndim:
+            raise ValueError(f"{name}: s must have a length for each axis, got {lengths} for {source.shape}")
+        axes = tuple(range(-source.ndim if lengths is None else -len(lengths), 0))
+    elif lengths is not None and len(lengths) != len(axes):
+        raise ValueError(f"{name}: s must have a length for each of axes, got s {lengths} and axes {axes}")
     if not axes:
         raise ValueError(f"{name}: axes must name at least one axis, got none for a of shape {source.shape}")
     checked = tuple(axis_of(name, "axes:", axis, source) for axis in axes)

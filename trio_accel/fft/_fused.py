@@ -45,10 +45,10 @@ def fused(
         ValueError: An expression contains something that is not allowed, does not read ``x`` or ``y``, loads
             elements of ``y`` by indices, or has an input with the name of an option.
     """
-    found = getattr(transform, "transform", None)
-    if not isinstance(found, FftTransform):
+    fft_transform = getattr(transform, "transform", None)
+    if not isinstance(fft_transform, FftTransform):
         raise TypeError(f"fft.fused: transform must be a function of trio_accel.fft, got {transform!r}")
-    return FusedTransform(found, prolog, epilog)
+    return FusedTransform(fft_transform, prolog, epilog)
 
 
 class FusedTransform:
@@ -72,8 +72,8 @@ class FusedTransform:
         self.inputs: tuple[str, ...] = tuple(dict.fromkeys((*self.prolog.inputs, *self.epilog.inputs[1:])))
         taken = [name for name in (*self.prolog.inputs, *self.epilog.inputs) if name in _OPTIONS]
         if taken or "x" in self.epilog.inputs or "y" in self.prolog.inputs:
-            told = f"{taken[0]}: that is an option" if taken else "x in the epilog, or y in the prolog"
-            raise ValueError(f"{self.operation}: an input cannot have the name {told}")
+            label = f"{taken[0]}: that is an option" if taken else "x in the epilog, or y in the prolog"
+            raise ValueError(f"{self.operation}: an input cannot have the name {label}")
 
     def __repr__(self) -> str:
         return f"<FusedTransform {self.operation}({', '.join(self.inputs)})>"
@@ -87,13 +87,13 @@ class FusedTransform:
             TypeError: Too few or too many arguments, or an option that the transform has not.
         """
         is_one = isinstance(self.transform.default_axes, int)
-        places = {"n": None, "axis": -1} if is_one else {"s": None, "axes": self.transform.default_axes}
-        options = {name: named.pop(name, value) for name, value in places.items()}
+        defaults = {"n": None, "axis": -1} if is_one else {"s": None, "axes": self.transform.default_axes}
+        options = {name: named.pop(name, value) for name, value in defaults.items()}
         for name in named:
             if name in _OPTIONS:
-                raise unknown_option(self.operation, name, (*self.inputs, *places, "norm", "out"))
-        given = bind(self.operation, self.inputs, arguments, named, options=(*places, "norm", "out"))
-        return ComputeFused(self, given, norm, out, **options)
+                raise unknown_option(self.operation, name, (*self.inputs, *defaults, "norm", "out"))
+        operands = bind(self.operation, self.inputs, arguments, named, options=(*defaults, "norm", "out"))
+        return ComputeFused(self, operands, norm, out, **options)
 
     def __call__(
         self, *arguments: ExpressionArgument, norm: FftNorm | None = None, out: Out = None, **named: Any
@@ -148,31 +148,40 @@ class ComputeFused(Operation[Any, AccelRef]):
     def plan(self, planner: Planner) -> Planned[AccelRef]:
         """Find types and shapes, and name the result."""
         name, fused, transform = planner.name, self.fused, self.fused.transform
-        given = dict(zip(fused.inputs, self.arguments, strict=True))
-        ahead, behind = fused.prolog, fused.epilog
-        first = getattr(given["x"], "shape", ())
-        taken = ahead.take(planner, [given[key] for key in ahead.inputs], otherwise=first)
-        known = ahead.known_of(name, taken, (None,))
-        found, dtype = known.dtypes[0], transform.dtype_of(known.dtypes[0])
-        made = FFT_DTYPES[transform.kind].get(dtype)
-        if made is None:
+        operands = dict(zip(fused.inputs, self.arguments, strict=True))
+        prolog, epilog = fused.prolog, fused.epilog
+        first = getattr(operands["x"], "shape", ())
+        prolog_arguments = prolog.take(planner, [operands[key] for key in prolog.inputs], otherwise=first)
+        typed_prolog = prolog.known_of(name, prolog_arguments, (None,))
+        prolog_dtype, dtype = typed_prolog.dtypes[0], transform.dtype_of(typed_prolog.dtypes[0])
+        transformed_dtype = FFT_DTYPES[transform.kind].get(dtype)
+        if transformed_dtype is None:
             allowed = "float32 or float64" if transform.kind == "r2c" else "a dtype of fft"
-            raise TypeError(f"{name}: the prolog must make {allowed}, it makes {found}; try 'float32(x)'")
-        source = in_between(-1, dtype, taken.shape)
-        if dtype is not found:
-            known = ahead.known_of(name, taken, (source,))
+            raise TypeError(
+                f"{name}: the prolog must make {allowed}, it makes {prolog_dtype}; try 'float32(x)'"
+            )
+        source = in_between(-1, dtype, prolog_arguments.shape)
+        if dtype is not prolog_dtype:
+            typed_prolog = prolog.known_of(name, prolog_arguments, (source,))
         axes, lengths, shape = transform.fit(name, self, source)
-        more = behind.take(
-            planner, [in_between(-2, made, shape), *[given[key] for key in behind.inputs[1:]]], shape
+        epilog_arguments = epilog.take(
+            planner,
+            [in_between(-2, transformed_dtype, shape), *[operands[key] for key in epilog.inputs[1:]]],
+            shape,
         )
-        last = behind.known_of(name, more, (self.out,))
-        result = planner.output(shape, last.dtypes[0], self.out)
+        typed_epilog = epilog.known_of(name, epilog_arguments, (self.out,))
+        result = planner.output(shape, typed_epilog.dtypes[0], self.out)
         if self.out is not None:
-            read = (*taken.lying, *taken.loaded, *more.lying[1:], *more.loaded)
+            read = (
+                *prolog_arguments.lying,
+                *prolog_arguments.loaded,
+                *epilog_arguments.lying[1:],
+                *epilog_arguments.loaded,
+            )
             for array in read:
                 planner.distinct("out", result.spec, **{"an argument": array})
-        has_prolog = ahead.text != "x" or taken.arrays[0].dtype is not dtype
-        has_epilog = behind.text != "y" or result.dtype is not made
+        has_prolog = prolog.text != "x" or prolog_arguments.arrays[0].dtype is not dtype
+        has_epilog = epilog.text != "y" or result.dtype is not transformed_dtype
         spec = FusedFftSpec(
             transform.kind,
             transform.direction,
@@ -180,17 +189,17 @@ class ComputeFused(Operation[Any, AccelRef]):
             axes,
             self.norm or "backward",
             dtype.value,
-            taken.shape,
-            known.program,
+            prolog_arguments.shape,
+            typed_prolog.program,
             int(has_prolog),
-            taken.arrays,
-            taken.loaded,
-            taken.scalars,
-            last.program,
+            prolog_arguments.arrays,
+            prolog_arguments.loaded,
+            prolog_arguments.scalars,
+            typed_epilog.program,
             int(has_epilog),
-            more.arrays[1:],
-            more.loaded,
-            more.scalars,
+            epilog_arguments.arrays[1:],
+            epilog_arguments.loaded,
+            epilog_arguments.scalars,
             result.spec,
         )
         return Planned(spec, result, is_checked=True)
@@ -198,8 +207,8 @@ class ComputeFused(Operation[Any, AccelRef]):
 
 def _expression(operation: str, text: str, element: str) -> Elementwise[AccelRef]:
     """Parse an expression with the element as its first argument."""
-    made = Elementwise[AccelRef](text, operation=operation, library=_LIBRARY)
-    if element not in made.inputs:
+    expression = Elementwise[AccelRef](text, operation=operation, library=_LIBRARY)
+    if element not in expression.inputs:
         raise ValueError(f"{operation}: {text!r} does not read {element}")
-    others = [name for name in made.inputs if name != element]
-    return Elementwise[AccelRef](text, inputs=(element, *others), operation=operation, library=_LIBRARY)
+    other_inputs = [name for name in expression.inputs if name != element]
+    return Elementwise[AccelRef](text, inputs=(element, *other_inputs), operation=operation, library=_LIBRARY)

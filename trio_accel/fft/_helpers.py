@@ -114,17 +114,19 @@ async def _frequencies(name: str, device: Device, n: int, d: float, dtype: DType
 
 @functools.cache
 def _frequency(name: str, dtype: str) -> Elementwise[AccelRef]:
-    last = "(n - 1) // 2" if name == "fftfreq" else "n"
-    text = f"j = i(0); y = (j if j <= {last} else j - n) / float64(count)"
+    last_positive = "(n - 1) // 2" if name == "fftfreq" else "n"
+    text = f"j = i(0); y = (j if j <= {last_positive} else j - n) / float64(count)"
     return Elementwise(text, dtypes=dtype, operation=f"fft.{name}")
 
 
-async def _shifted(name: str, x: AccelRef, axes: int | Sequence[int] | None, more: int, out: Out) -> AccelRef:
+async def _shifted(
+    name: str, x: AccelRef, axes: int | Sequence[int] | None, offset: int, out: Out
+) -> AccelRef:
     check_ref(name, "x", x)
-    given = range(x.ndim) if axes is None else wholes(name, "axes", axes)
-    chosen = {axis_of(name, "axes:", axis, x) for axis in given}
+    requested_axes = range(x.ndim) if axes is None else wholes(name, "axes", axes)
+    chosen = {axis_of(name, "axes:", axis, x) for axis in requested_axes}
     shifts = {
-        f"s{axis}": (extent + more) // 2 if axis in chosen else 0 for axis, extent in enumerate(x.shape)
+        f"s{axis}": (extent + offset) // 2 if axis in chosen else 0 for axis, extent in enumerate(x.shape)
     }
     return await _moved(name, x.ndim)(x=x, **shifts, shape=x.shape, out=out)
 
@@ -132,5 +134,5 @@ async def _shifted(name: str, x: AccelRef, axes: int | Sequence[int] | None, mor
 @functools.cache
 def _moved(name: str, ndim: int) -> Elementwise[AccelRef]:
     # A negative index counts from the end.
-    places = ", ".join(f"i({axis}) - s{axis}" for axis in range(ndim))
-    return Elementwise(f"x[{places}]" if ndim else "x", operation=f"fft.{name}")
+    indices = ", ".join(f"i({axis}) - s{axis}" for axis in range(ndim))
+    return Elementwise(f"x[{indices}]" if ndim else "x", operation=f"fft.{name}")

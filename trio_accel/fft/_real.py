@@ -115,21 +115,25 @@ class _RealTransform:
             return await self._of_parts(x, axis, out)
         n = x.shape[axis]
         count, is_complex, transformed = self._steps(n)
-        given = {"n": n, "edge": self._edge, "scale": self._scale(n)}
-        before, behind = self._texts(n)
+        numbers = {"n": n, "edge": self._edge, "scale": self._scale(n)}
+        prolog, epilog = self._texts(n)
         wide = "complex64" if x.dtype is DType.float32 else "complex128"
-        with intermediates() as made:
-            source = await _in_three(x, axis, made)
+        with intermediates() as track:
+            source = await _in_three(x, axis, track)
             rows, _, *columns = source.shape
-            first = _expression(self.name, before, wide if is_complex else x.dtype.value, source.ndim)
-            last = _expression(self.name, behind, x.dtype.value, source.ndim)
-            ready = made(await first(shape=(rows, count, *columns), **_read(first, given, x=source)))
-            spectrum = made(await transformed(ready, 1))
+            preprocess = _expression(self.name, prolog, wide if is_complex else x.dtype.value, source.ndim)
+            postprocess = _expression(self.name, epilog, x.dtype.value, source.ndim)
+            ready = track(
+                await preprocess(shape=(rows, count, *columns), **_read(preprocess, numbers, x=source))
+            )
+            spectrum = track(await transformed(ready, 1))
             result = out.reshape(source.shape) if out is not None and out.spec.is_contiguous else None
-            result = await last(shape=source.shape, out=result, **_read(last, given, v=spectrum))
+            result = await postprocess(
+                shape=source.shape, out=result, **_read(postprocess, numbers, v=spectrum)
+            )
             if out is None or out.spec.is_contiguous:
                 return result.reshape(x.shape) if out is None else out
-            return await _COPY(made(result).reshape(x.shape), out=out)
+            return await _COPY(track(result).reshape(x.shape), out=out)
 
     def _texts(self, n: int) -> tuple[str, str]:
         if self.type == 4 and n % 2:
@@ -160,8 +164,8 @@ class _RealTransform:
 
     async def _of_parts(self, x: AccelRef, axis: int, out: Out) -> AccelRef:
         """Transform the real and the imaginary parts."""
-        with intermediates() as made:
-            parts = [made(await self(made(await part(x)), axis)) for part in (_REAL, _IMAGINARY)]
+        with intermediates() as track:
+            parts = [track(await self(track(await part(x)), axis)) for part in (_REAL, _IMAGINARY)]
             return await _COMPLEX(*parts, out=out)
 
 
@@ -170,9 +174,9 @@ def _read(expression: Elementwise[AccelRef], numbers: dict[str, Any], **arrays: 
     return {name: value for name, value in {**numbers, **arrays}.items() if name in expression.inputs}
 
 
-async def _in_three(x: AccelRef, axis: int, made: Callable[[AccelRef], AccelRef]) -> AccelRef:
+async def _in_three(x: AccelRef, axis: int, track: Callable[[AccelRef], AccelRef]) -> AccelRef:
     """View an array, or a copy, with three axes, or two if the last would be 1: kernels for all shapes."""
-    flat = x if x.spec.is_contiguous else made(await x.copy())
+    flat = x if x.spec.is_contiguous else track(await x.copy())
     columns = math.prod(x.shape[axis + 1 :])
     return flat.reshape((math.prod(x.shape[:axis]), x.shape[axis], columns)[: 2 if columns == 1 else 3])
 
@@ -180,8 +184,8 @@ async def _in_three(x: AccelRef, axis: int, made: Callable[[AccelRef], AccelRef]
 @functools.cache
 def _expression(name: str, text: str, dtype: str, axes: int) -> Elementwise[AccelRef]:
     """Make an expression along the second of two or three axes."""
-    behind = ", i(2)" if axes == 3 else ""
-    text = re.sub(r"\b([xv])\[([^]]*)\]", rf"\1[i(0), \2{behind}]", f"j = i(1); {text}")
+    suffix = ", i(2)" if axes == 3 else ""
+    text = re.sub(r"\b([xv])\[([^]]*)\]", rf"\1[i(0), \2{suffix}]", f"j = i(1); {text}")
     return Elementwise(text, dtypes=dtype, operation=f"fft.{name}")
 
 
@@ -207,9 +211,11 @@ async def _along(
     if cast("object", kind) not in _INVERSE or isinstance(kind, bool):
         raise ValueError(f"{name}: type must be 1, 2, 3 or 4, got {kind!r}")
     check_norm(name, norm)
-    least = 2 if kind == 1 and "dct" in name else 1
-    if min(lengths) < least:
-        raise ValueError(f"{name}: type {kind} takes at least {least} elements along an axis, got {lengths}")
+    min_length = 2 if kind == 1 and "dct" in name else 1
+    if min(lengths) < min_length:
+        raise ValueError(
+            f"{name}: type {kind} takes at least {min_length} elements along an axis, got {lengths}"
+        )
     chosen: FftNorm = norm or "backward"
     is_orthogonal = chosen == "ortho" if orthogonalize is None else orthogonalize
     if name.startswith("i"):
@@ -219,19 +225,19 @@ async def _along(
         shape[axis] = length
     check_out(name, out, shape, DType.of(a.dtype))
     transform = _RealTransform(name, "dst" in name, kind, chosen, is_orthogonal)
-    with intermediates() as made:
-        result = made(await device_of(name, out).put(a)) if isinstance(a, np.ndarray) else on_device(a)
-        for place, (axis, length) in enumerate(zip(axes, lengths, strict=True), 1):
-            fitted = await fit(name, result, axis, length, made)
-            is_last = place == len(axes)
+    with intermediates() as track:
+        result = track(await device_of(name, out).put(a)) if isinstance(a, np.ndarray) else on_device(a)
+        for position, (axis, length) in enumerate(zip(axes, lengths, strict=True), 1):
+            fitted = await fit(name, result, axis, length, track)
+            is_last = position == len(axes)
             result = await transform(fitted, axis, out if is_last else None)
             if not is_last:
-                made(result)
+                track(result)
     return result
 
 
 async def fit(
-    name: str, x: AccelRef, axis: int, length: int, made: Callable[[AccelRef], AccelRef]
+    name: str, x: AccelRef, axis: int, length: int, track: Callable[[AccelRef], AccelRef]
 ) -> AccelRef:
     """Cut an axis, or pad it with zeros."""
     extent = x.shape[axis]
@@ -239,20 +245,20 @@ async def fit(
         return x[(*(slice(None),) * axis, slice(length))]
     shape = (*x.shape[:axis], length, *x.shape[axis + 1 :])
     if not x.size:
-        return made(await x.device.zeros(shape, x.dtype))
-    source = await _in_three(x, axis, made)
+        return track(await x.device.zeros(shape, x.dtype))
+    source = await _in_three(x, axis, track)
     rows, _, *columns = source.shape
     fitted = _expression(name, _FITTED, x.dtype.value, source.ndim)
-    return made(await fitted(x=source, n=extent, shape=(rows, length, *columns))).reshape(shape)
+    return track(await fitted(x=source, n=extent, shape=(rows, length, *columns))).reshape(shape)
 
 
-async def _one(name: str, a: Operand, n: int | None, axis: int, out: Out, **how: Any) -> AccelRef:
+async def _one_axis(name: str, a: Operand, n: int | None, axis: int, out: Out, **how: Any) -> AccelRef:
     """Check the arguments of a function along one axis."""
     device_of(name, a, out)
     check_floating(name, "a", a)
-    place = axis_of(name, "axis", whole(name, "axis", axis), a)
-    given = extent_of(name, place, a) if n is None else whole(name, "n", n, "an integer or None")
-    return await _along(name, a, [given], (place,), out, **how)
+    axis_index = axis_of(name, "axis", whole(name, "axis", axis), a)
+    length = extent_of(name, axis_index, a) if n is None else whole(name, "n", n, "an integer or None")
+    return await _along(name, a, [length], (axis_index,), out, **how)
 
 
 async def _several(
@@ -266,13 +272,13 @@ async def _several(
     """Check the arguments of a function along several axes."""
     device_of(name, a, out)
     check_floating(name, "a", a)
-    given = all_whole(name, "s", s)
-    places = axes_of(name, a, all_whole(name, "axes", axes), given)
+    requested_lengths = all_whole(name, "s", s)
+    axis_indices = axes_of(name, a, all_whole(name, "axes", axes), requested_lengths)
     lengths = [
-        extent_of(name, place, a) if n in (None, -1) else n
-        for place, n in zip(places, given or (None,) * len(places), strict=True)
+        extent_of(name, axis, a) if n in (None, -1) else n
+        for axis, n in zip(axis_indices, requested_lengths or (None,) * len(axis_indices), strict=True)
     ]
-    return await _along(name, a, lengths, places, out, **how)
+    return await _along(name, a, lengths, axis_indices, out, **how)
 
 
 @composed
@@ -309,10 +315,10 @@ async def dct(
             range; or `out` does not fit.
         TypeError: The array is not on a device, or its dtype is not supported.
     """
-    return await _one("dct", a, n, axis, out, type=type, norm=norm, orthogonalize=orthogonalize)
+    return await _one_axis("dct", a, n, axis, out, type=type, norm=norm, orthogonalize=orthogonalize)
 
 
-@arguments_of(dct, _one, "idct")
+@arguments_of(dct, _one_axis, "idct")
 def idct() -> None:
     """Inverse discrete cosine transform along one axis, as `scipy.fft.idct`.
 
@@ -320,7 +326,7 @@ def idct() -> None:
     """
 
 
-@arguments_of(dct, _one, "dst")
+@arguments_of(dct, _one_axis, "dst")
 def dst() -> None:
     """Discrete sine transform along one axis, as `scipy.fft.dst`.
 
@@ -328,7 +334,7 @@ def dst() -> None:
     """
 
 
-@arguments_of(dct, _one, "idst")
+@arguments_of(dct, _one_axis, "idst")
 def idst() -> None:
     """Inverse discrete sine transform along one axis, as `scipy.fft.idst`.
 

@@ -41,7 +41,7 @@ def refuse(name: str, reason: str) -> NotSupportedError:
 
 
 def backward(
-    value: Any, leaves: Sequence[Any], seed: Any, made: list[Any], *, is_exact: bool = False
+    value: Any, leaves: Sequence[Any], seed: Any, calls: list[Any], *, is_exact: bool = False
 ) -> list[Any]:
     """Return the gradient of each leaf by the gradient of a value.
 
@@ -49,7 +49,7 @@ def backward(
         value: A call, with one result or several.
         leaves: The calls to compute gradients for.
         seed: The gradient of `value`: of several results a list.
-        made: All calls that are made are added, so that they can end without a warning.
+        calls: All calls that are made are added, so that they can end without a warning.
         is_exact: Whether leaves are complex, so that dtypes are checked.
     """
     order, depends, is_complex = _order(value, leaves)
@@ -62,34 +62,34 @@ def backward(
         g, several = slopes.pop(id(call)), _several(call)
         if several is not None:
             # The rule of the call gets a gradient for each result, and None for an unused one.
-            _add_parts(slopes, several, {call.args[1]: g}, made)
+            _add_parts(slopes, several, {call.args[1]: g}, calls)
             continue
         # An operand may be there twice.
-        missing = [id(one) for one in arguments_of(call) if id(one) in depends]
+        missing = [id(argument) for argument in arguments_of(call) if id(argument) in depends]
         for operand, make in _gradients(call, g, is_exact=is_exact):
             if id(operand) in missing:
                 missing.remove(id(operand))
-            if id(operand) in depends and (one := make()) is not None:
-                if isinstance(one, list):
-                    _add_parts(slopes, operand, dict(enumerate(one)), made)
+            if id(operand) in depends and (slope := make()) is not None:
+                if isinstance(slope, list):
+                    _add_parts(slopes, operand, dict(enumerate(slope)), calls)
                     continue
-                if is_exact and operand.dtype.kind != "complex" and one.dtype.kind == "complex":
-                    one = arrays.real(one)
-                before = slopes.get(id(operand))
-                made.append(one if before is None else before + one)
-                slopes[id(operand)] = made[-1]
+                if is_exact and operand.dtype.kind != "complex" and slope.dtype.kind == "complex":
+                    slope = arrays.real(slope)
+                total = slopes.get(id(operand))
+                calls.append(slope if total is None else total + slope)
+                slopes[id(operand)] = calls[-1]
         if missing:
             raise _left_out(call, missing)
     return [slopes[id(leaf)] if id(leaf) in slopes else arrays.zeros_like(leaf) for leaf in leaves]
 
 
-def _add_parts(slopes: dict[int, Any], call: Any, given: Mapping[int, Any], made: list[Any]) -> None:
+def _add_parts(slopes: dict[int, Any], call: Any, gradients: Mapping[int, Any], calls: list[Any]) -> None:
     """Add gradients for some results of a call."""
     parts = slopes.setdefault(id(call), [None] * len(call))
-    for place, g in given.items():
+    for index, g in gradients.items():
         if g is not None:
-            made.append(g if parts[place] is None else parts[place] + g)
-            parts[place] = made[-1]
+            calls.append(g if parts[index] is None else parts[index] + g)
+            parts[index] = calls[-1]
 
 
 def _several(call: Any) -> Any:
@@ -99,16 +99,16 @@ def _several(call: Any) -> Any:
     # This also finds the layout of its operand.
     assert call.spec is not None
     of: Any = call.args[0]
-    return None if isinstance(of.ahead, ArraySpec) else of
+    return None if isinstance(of.layouts, ArraySpec) else of
 
 
 def _left_out(call: Any, operands: Sequence[int]) -> NotSupportedError:
     """Return the error for a call with operands that its rule has no gradient for."""
     name = call.function.name
-    given = _given(call).items() if not name.startswith("AccelRef.") else ()
-    if any(parameter == "out" and id(one) in operands for parameter, one in given):
+    args = _named_args(call).items() if not name.startswith("AccelRef.") else ()
+    if any(parameter == "out" and id(argument) in operands for parameter, argument in args):
         return refuse(name, "it writes to an array that the value depends on; leave out= away")
-    names = ", ".join(parameter for parameter, one in given if id(one) in operands)
+    names = ", ".join(parameter for parameter, argument in args if id(argument) in operands)
     return NotSupportedError(f"{name} has no gradient by {names or 'an argument'}; {ADVICE}", operation=name)
 
 
@@ -119,15 +119,15 @@ def _order(value: Any, leaves: Sequence[Any]) -> tuple[list[Any], set[int], bool
         return order, depends, False
     chain = Chain(value, is_spent=False, ends=list(depends))
     # Comprehensions make no calls of their own.
-    dtypes = [one.spec.dtype for one in chain.refs]
+    dtypes = [ref.spec.dtype for ref in chain.refs]
     is_complex = DType.complex64 in dtypes or DType.complex128 in dtypes
-    is_complex = is_complex or "c" in [one.dtype.kind for one in chain.hosts]
+    is_complex = is_complex or "c" in [array.dtype.kind for array in chain.hosts]
     for call in chain.steps:
-        name, given = call.function.name, arguments_of(call)
+        name, arguments = call.function.name, arguments_of(call)
         is_complex = (
-            is_complex or f"{name}.".startswith(_COMPLEX) or not _NUMBERS.isdisjoint(map(type, given))
+            is_complex or f"{name}.".startswith(_COMPLEX) or not _NUMBERS.isdisjoint(map(type, arguments))
         )
-        is_smooth = not depends.isdisjoint(map(id, given)) and not _is_step(call)
+        is_smooth = not depends.isdisjoint(map(id, arguments)) and not _is_step(call)
         # Some of several results may be integers.
         if is_smooth and (_several(call) is None or is_operand(call)):
             depends.add(id(call))
@@ -150,12 +150,12 @@ def _gradients(call: Any, g: Any, *, is_exact: bool) -> Iterator[Rule]:
         return rule(call, g)
     if name in REASONS:
         raise refuse(name, REASONS[name])
-    found = slopes_of(call, g, is_exact=is_exact)
-    if found is None:
-        found = next(filter(None, (make(call, g) for make in KINDS)), None)
-    if found is None:
+    slopes = slopes_of(call, g, is_exact=is_exact)
+    if slopes is None:
+        slopes = next(filter(None, (make(call, g) for make in KINDS)), None)
+    if slopes is None:
         raise refuse(name, "no rule is defined for it")
-    return found
+    return slopes
 
 
 KINDS: list[Callable[[Any, Any], Iterator[Rule] | None]] = []
@@ -176,27 +176,30 @@ def pulled(f: Callable[..., Any], operands: Sequence[Any], g: Any) -> list[Any]:
         operands: The operands.
         g: The gradient of the result; a list for several results.
     """
-    leaves = [one if isinstance(one, Call) else arrays.reshape(one, one.shape) for one in operands]
+    leaves = [
+        operand if isinstance(operand, Call) else arrays.reshape(operand, operand.shape)
+        for operand in operands
+    ]
     value = f(*leaves)
     # Only a part of it may be needed.
     value.silence()
-    is_exact = any(one.dtype.kind == "complex" for one in leaves)
+    is_exact = any(leaf.dtype.kind == "complex" for leaf in leaves)
     slopes = backward(value, leaves, g, [], is_exact=is_exact)
     # A caller may only need the gradients of some operands.
-    for one in slopes:
-        if isinstance(one, Call):
-            one.silence()
+    for slope in slopes:
+        if isinstance(slope, Call):
+            slope.silence()
     return slopes
 
 
 def _gathered(call: Any, g: Any) -> Iterator[Rule]:
-    for one, slope in zip(call.args, g, strict=True):
-        yield one, partial(itself, slope)
+    for operand, slope in zip(call.args, g, strict=True):
+        yield operand, partial(itself, slope)
 
 
-def itself(one: Any) -> Any:
+def itself(slope: Any) -> Any:
     """Return a known gradient."""
-    return one
+    return slope
 
 
 RULES["gather"] = _gathered
@@ -211,18 +214,18 @@ def _parameters(name: str) -> Mapping[str, inspect.Parameter]:
 def bound(call: Any) -> dict[str, Any]:
     """Return the arguments of a call by their names, with their defaults, but for `out`."""
     parameters = _parameters(call.function.name)
-    at = {name: one.default for name, one in parameters.items()} | _given(call)
-    at.pop("out", None)
-    return at
+    args = {name: parameter.default for name, parameter in parameters.items()} | _named_args(call)
+    args.pop("out", None)
+    return args
 
 
-def _given(call: Any) -> dict[str, Any]:
+def _named_args(call: Any) -> dict[str, Any]:
     """Return the given arguments of a call by their names."""
     # A declared operation has all of its arguments by position.
     by_place = zip(_parameters(call.function.name), call.args, strict=False) if call.args else ()
     return dict(by_place) | dict(call.named or {})
 
 
-def is_operand(one: Any) -> bool:
+def is_operand(argument: Any) -> bool:
     """Return whether an argument may have a gradient."""
-    return isinstance(one, (Call, AccelRef)) and one.dtype.kind in ("float", "complex")
+    return isinstance(argument, (Call, AccelRef)) and argument.dtype.kind in ("float", "complex")

@@ -50,8 +50,8 @@ def summed_to(g: Any, shape: Sequence[int]) -> Any:
     """Sum over the axes along which an array of a shape was broadcast."""
     if g.shape == tuple(shape):
         return g
-    ahead = len(g.shape) - len(shape)
-    axes = [axis for axis in range(len(g.shape)) if axis < ahead or shape[axis - ahead] < g.shape[axis]]
+    leading = len(g.shape) - len(shape)
+    axes = [axis for axis in range(len(g.shape)) if axis < leading or shape[axis - leading] < g.shape[axis]]
     return arrays.reshape(arrays.sum(g, axis=tuple(axes)), tuple(shape)) if axes else g
 
 
@@ -75,10 +75,8 @@ class _Expression:
         named = call.named
         if named is None and len(call.args) == len(self.elementwise.inputs):
             return list(call.args)
-        given = (
-            self.defaults | dict(zip(self.elementwise.inputs, call.args, strict=False)) | dict(named or {})
-        )
-        return [given[name] for name in self.elementwise.inputs]
+        args = self.defaults | dict(zip(self.elementwise.inputs, call.args, strict=False)) | dict(named or {})
+        return [args[name] for name in self.elementwise.inputs]
 
 
 @functools.lru_cache(2048)
@@ -86,14 +84,22 @@ def elementwise_of(function: ArrayFunction) -> _Expression | None:
     """Return the expression that a function computes for each element; None for other functions."""
     declared = DECLARED.get(function)
     if declared is None:
-        own = getattr(function.make, "__self__", None)
-        return _Expression(own, {}, _is_plain(own)) if isinstance(own, Elementwise) else None
-    own = getattr(declared, "expression", None)
-    if not isinstance(own, Elementwise):
+        expression = getattr(function.make, "__self__", None)
+        return (
+            _Expression(expression, {}, _is_plain(expression))
+            if isinstance(expression, Elementwise)
+            else None
+        )
+    expression = getattr(declared, "expression", None)
+    if not isinstance(expression, Elementwise):
         return None
     parameters = inspect.signature(declared).parameters
-    defaults = {name: one.default for name, one in parameters.items() if one.default is not one.empty}
-    return _Expression(own, defaults, _is_plain(own))
+    defaults = {
+        name: parameter.default
+        for name, parameter in parameters.items()
+        if parameter.default is not parameter.empty
+    }
+    return _Expression(expression, defaults, _is_plain(expression))
 
 
 def _is_plain(elementwise: Elementwise[Any]) -> bool:
@@ -121,52 +127,56 @@ def slopes_of(call: Any, g: Any, *, is_exact: bool) -> Iterator[Rule] | None:
     Returns:
         None for another function.
     """
-    found = elementwise_of(call.function)
-    return None if found is None else _slopes(found, call, g, is_exact=is_exact)
+    expression = elementwise_of(call.function)
+    return None if expression is None else _slopes(expression, call, g, is_exact=is_exact)
 
 
-def _slopes(found: _Expression, call: Any, g: Any, *, is_exact: bool) -> Iterator[Rule]:
-    arguments = found.arguments(call)
+def _slopes(expression: _Expression, call: Any, g: Any, *, is_exact: bool) -> Iterator[Rule]:
+    arguments = expression.arguments(call)
     # Parts of the call that nobody uses end without a warning.
-    is_one = len(found.elementwise.outputs) == 1
-    given = [*arguments, g, call] if is_one else [*arguments, *g, *call]
-    for place, one in enumerate(arguments):
-        if isinstance(one, (Call, AccelRef)):
-            yield one, partial(_slope, found, call, given, place, is_exact=is_exact)
+    is_one = len(expression.elementwise.outputs) == 1
+    operands = [*arguments, g, call] if is_one else [*arguments, *g, *call]
+    for wrt, argument in enumerate(arguments):
+        if isinstance(argument, (Call, AccelRef)):
+            yield argument, partial(_slope, expression, call, operands, wrt, is_exact=is_exact)
 
 
-def _kind(one: Any, *, is_exact: bool) -> ArgumentType:
-    weak = _WEAK.get(type(one))
+def _kind(argument: Any, *, is_exact: bool) -> ArgumentType:
+    weak = _WEAK.get(type(argument))
     if weak is not None:
-        return DType.bool if type(one) is bool else weak
-    if is_exact or type(one) is np.ndarray or isinstance(one, np.generic):
+        return DType.bool if type(argument) is bool else weak
+    if is_exact or type(argument) is np.ndarray or isinstance(argument, np.generic):
         # An array of the host is there, so that its dtype is known at once.
-        dtype = DType.of(one.dtype)
+        dtype = DType.of(argument.dtype)
         return dtype if is_exact or dtype.kind not in ("float", "complex") else DType.float64
     return DType.float64
 
 
-def _slope(found: _Expression, call: Any, given: list[Any], place: int, *, is_exact: bool) -> Any:
-    own = found.elementwise
-    inputs = len(own.inputs)
-    arguments = given[:inputs]
-    reached = tuple([n for n in range(len(own.outputs)) if given[inputs + n] is not None])
+def _slope(expression: _Expression, call: Any, operands: list[Any], wrt: int, *, is_exact: bool) -> Any:
+    elementwise = expression.elementwise
+    inputs = len(elementwise.inputs)
+    arguments = operands[:inputs]
+    reached = tuple([n for n in range(len(elementwise.outputs)) if operands[inputs + n] is not None])
     # NumPy's numbers have dtypes, which would determine the dtype of some gradients.
-    is_exact = is_exact or not found.is_plain or True in [isinstance(one, np.generic) for one in arguments]
-    kinds = tuple([_kind(one, is_exact=is_exact) for one in arguments])
+    is_exact = (
+        is_exact
+        or not expression.is_plain
+        or True in [isinstance(argument, np.generic) for argument in arguments]
+    )
+    kinds = tuple([_kind(argument, is_exact=is_exact) for argument in arguments])
     try:
-        if own.is_loaded(own.inputs[place]):
-            return _added(own, kinds, place, reached, given)
-        made, reads = _derived(own, kinds, place, reached, is_exact)
+        if elementwise.is_loaded(elementwise.inputs[wrt]):
+            return _added(elementwise, kinds, wrt, reached, operands)
+        derived, reads = _derived(elementwise, kinds, wrt, reached, is_exact)
     except (NotSupportedError, ValueError) as error:
         # A derived text may be longer, or have more loops in each other, than an expression may.
-        told = f"{call.function.name} has no gradient by {own.inputs[place]}: {error}; {ADVICE}"
-        raise NotSupportedError(told, operation=call.function.name) from None
-    if made is None and not reads:
-        return arrays.zeros_like(arguments[place])
-    slope = given[reads[0]] if made is None else made(*[given[n] for n in reads])
-    is_alone = [isinstance(one, _NUMBERS) for one in arguments].count(False) == 1 and not _has_shape(call)
-    return slope if is_alone else summed_to(slope, np.shape(arguments[place]))
+        message = f"{call.function.name} has no gradient by {elementwise.inputs[wrt]}: {error}; {ADVICE}"
+        raise NotSupportedError(message, operation=call.function.name) from None
+    if derived is None and not reads:
+        return arrays.zeros_like(arguments[wrt])
+    slope = operands[reads[0]] if derived is None else derived(*[operands[n] for n in reads])
+    is_alone = [isinstance(x, _NUMBERS) for x in arguments].count(False) == 1 and not _has_shape(call)
+    return slope if is_alone else summed_to(slope, np.shape(arguments[wrt]))
 
 
 def _has_shape(call: Any) -> bool:
@@ -179,9 +189,9 @@ def _numbers(kinds: Sequence[ArgumentType]) -> frozenset[int]:
 
 @functools.lru_cache(4096)
 def _derived(
-    own: Elementwise[Any],
+    elementwise: Elementwise[Any],
     kinds: tuple[ArgumentType, ...],
-    place: int,
+    wrt: int,
     reached: tuple[int, ...],
     is_exact: bool,
 ) -> tuple[Elementwise[Any] | None, tuple[int, ...]]:
@@ -189,56 +199,58 @@ def _derived(
 
     It is None where it is 0, which reads nothing, and where it is the gradient of a result itself.
     """
-    name = own.inputs[place]
-    if name in own.slopes:
-        return _by_hand(own, own.slopes[name])
+    name = elementwise.inputs[wrt]
+    if name in elementwise.slopes:
+        return _by_hand(elementwise, elementwise.slopes[name])
     program = gradient(
-        own.typed(kinds),
+        elementwise.typed(kinds),
         len(kinds),
-        place,
+        wrt,
         _numbers(kinds),
         reached=reached,
-        has_result=_has_result(own),
-        passes_nan=own.operation in DERIVED,
+        has_result=_has_result(elementwise),
+        passes_nan=elementwise.operation in DERIVED,
     )
-    if len(program.steps) == 1 and (not program.reads or _is_gradient(own, program)):
+    if len(program.steps) == 1 and (not program.reads or _is_gradient(elementwise, program)):
         return None, program.reads
-    return _elementwise(own, program, is_exact=is_exact), program.reads
+    return _elementwise(elementwise, program, is_exact=is_exact), program.reads
 
 
-def _is_gradient(own: Elementwise[Any], program: DerivedSteps) -> bool:
+def _is_gradient(elementwise: Elementwise[Any], program: DerivedSteps) -> bool:
     """Return whether a program of one step is the gradient of a result."""
-    return program.reads[0] >= len(own.inputs)
+    return program.reads[0] >= len(elementwise.inputs)
 
 
-def _has_result(own: Elementwise[Any]) -> bool:
+def _has_result(elementwise: Elementwise[Any]) -> bool:
     """Return whether the result has all digits of its computation."""
-    return own.precision is None and not any(own.dtypes)
+    return elementwise.precision is None and not any(elementwise.dtypes)
 
 
-def _by_hand(own: Elementwise[Any], text: str) -> tuple[Elementwise[Any], tuple[int, ...]]:
-    names = (*own.inputs, "g", *own.outputs)
+def _by_hand(elementwise: Elementwise[Any], text: str) -> tuple[Elementwise[Any], tuple[int, ...]]:
+    names = (*elementwise.inputs, "g", *elementwise.outputs)
     inputs = parse(text).inputs
-    made = Elementwise[Any](text, inputs=inputs, operation=f"{own.operation}.slope", precision=own.precision)
-    return made, tuple(names.index(one) for one in inputs)
+    slope = Elementwise[Any](
+        text, inputs=inputs, operation=f"{elementwise.operation}.slope", precision=elementwise.precision
+    )
+    return slope, tuple(names.index(name) for name in inputs)
 
 
-def _elementwise(own: Elementwise[Any], program: DerivedSteps, *, is_exact: bool) -> Elementwise[Any]:
+def _elementwise(elementwise: Elementwise[Any], program: DerivedSteps, *, is_exact: bool) -> Elementwise[Any]:
     """Return a program as an expression of the arguments that it reads."""
-    arguments = _names(own)
+    arguments = _names(elementwise)
     return Elementwise[Any](
         text_of(program.steps, {"slope": program.outputs[0]}, arguments, is_typed=is_exact),
         inputs=[arguments[n] for n in program.reads],
         outputs="slope",
-        operation=f"{own.operation}.slope",
-        precision=None if is_exact else own.precision,
+        operation=f"{elementwise.operation}.slope",
+        precision=None if is_exact else elementwise.precision,
     )
 
 
-def _names(own: Elementwise[Any]) -> dict[int, str]:
+def _names(elementwise: Elementwise[Any]) -> dict[int, str]:
     """Return names of arguments, gradients and results, by their numbers."""
-    numbers = [str(number or "") for number in range(len(own.outputs))]
-    names = [f"a{n}" for n in range(len(own.inputs))]
+    numbers = [str(number or "") for number in range(len(elementwise.outputs))]
+    names = [f"a{n}" for n in range(len(elementwise.inputs))]
     return dict(enumerate([*names, *[f"g{n}" for n in numbers], *[f"y{n}" for n in numbers]]))
 
 
@@ -251,8 +263,8 @@ class _Scattered:
 
     Attributes:
         addition: The addition.
-        made: For its value and each of its indices an expression, and the arguments that it reads; None if
-            the scatter computes it itself.
+        expressions: For its value and each of its indices an expression, and the arguments that it reads;
+            None if the scatter computes it itself.
         scatter: The scatter. It can only load from the array that it changes.
         reads: The other arguments that it reads.
         shifts: The shifts of the indices, if all are shifts.
@@ -260,7 +272,7 @@ class _Scattered:
     """
 
     addition: Addition
-    made: tuple[tuple[Elementwise[Any], tuple[int, ...]] | None, ...]
+    expressions: tuple[tuple[Elementwise[Any], tuple[int, ...]] | None, ...]
     scatter: Scatter
     reads: tuple[int, ...]
     shifts: tuple[Shift, ...] | None
@@ -269,47 +281,47 @@ class _Scattered:
 
 @functools.lru_cache(1024)
 def _additions(
-    own: Elementwise[Any], kinds: tuple[ArgumentType, ...], place: int, reached: tuple[int, ...]
+    elementwise: Elementwise[Any], kinds: tuple[ArgumentType, ...], wrt: int, reached: tuple[int, ...]
 ) -> tuple[_Scattered, ...]:
-    return _all_scattered(own, own.typed(kinds), kinds, place, reached)
+    return _all_scattered(elementwise, elementwise.typed(kinds), kinds, wrt, reached)
 
 
 @functools.lru_cache(1024)
 def _written_out(
-    own: Elementwise[Any], kinds: tuple[ArgumentType, ...], place: int, reached: tuple[int, ...]
+    elementwise: Elementwise[Any], kinds: tuple[ArgumentType, ...], wrt: int, reached: tuple[int, ...]
 ) -> tuple[_Scattered, ...]:
     """Return the additions of an expression with unrolled short loops; none if nothing is gained."""
-    program = own.typed(kinds)
+    program = elementwise.typed(kinds)
     if not any(step.function == "loop" for step in program.steps):
         return ()
     program = unrolled(program)
-    loads = [step for step in program.steps if step.function == "load" and step.value == place]
+    loads = [step for step in program.steps if step.function == "load" and step.value == wrt]
     if len(loads) > _MAX_LOADS or any(step.function == "loop" for step in program.steps):
         return ()
-    return _all_scattered(own, program, kinds, place, reached)
+    return _all_scattered(elementwise, program, kinds, wrt, reached)
 
 
 def _all_scattered(
-    own: Elementwise[Any],
+    elementwise: Elementwise[Any],
     program: TypedExpression,
     kinds: tuple[ArgumentType, ...],
-    place: int,
+    wrt: int,
     reached: tuple[int, ...],
 ) -> tuple[_Scattered, ...]:
-    found = additions(
-        program, len(kinds), place, _numbers(kinds), reached=reached, has_result=_has_result(own)
+    terms = additions(
+        program, len(kinds), wrt, _numbers(kinds), reached=reached, has_result=_has_result(elementwise)
     )
-    return tuple(_scattered(own, one) for one in found)
+    return tuple(_scattered(elementwise, addition) for addition in terms)
 
 
-def _scattered(own: Elementwise[Any], addition: Addition) -> _Scattered:
-    program, arguments = addition.program, _names(own)
+def _scattered(elementwise: Elementwise[Any], addition: Addition) -> _Scattered:
+    program, arguments = addition.program, _names(elementwise)
     parts = [program.only(number) for number in program.outputs]
     names = ["value", *[f"j{axis}" for axis in range(len(parts) - 1)]]
-    made = tuple(
-        (_elementwise(own, part, is_exact=True), part.reads) if part.loads else None for part in parts
+    expressions = tuple(
+        (_elementwise(elementwise, part, is_exact=True), part.reads) if part.loads else None for part in parts
     )
-    apart = [name for name, one in zip(names, made, strict=True) if one is not None]
+    apart = [name for name, expression in zip(names, expressions, strict=True) if expression is not None]
     inlined = {name: number for name, number in zip(names, program.outputs, strict=True) if name not in apart}
     rest = program.only(*inlined.values())
     text = text_of(rest.steps, dict(zip(inlined, rest.outputs, strict=True)), arguments, is_typed=True)
@@ -319,21 +331,21 @@ def _scattered(own: Elementwise[Any], addition: Addition) -> _Scattered:
         f"made[{nearest}]",
         "add",
         inputs=["made", *[arguments[n] for n in rest.reads], *apart, *[f"n_{name}" for name in names[1:]]],
-        operation=f"{own.operation}.slope",
+        operation=f"{elementwise.operation}.slope",
         body=text,
         value="value",
     )
     shifts = None if addition.counts else shifts_of(program)
-    return _Scattered(addition, made, scatter, rest.reads, shifts, parts[0])
+    return _Scattered(addition, expressions, scatter, rest.reads, shifts, parts[0])
 
 
 @functools.lru_cache(1024)
 def _sorted(
-    own: Elementwise[Any], addition: Addition, number: int
+    elementwise: Elementwise[Any], addition: Addition, number: int
 ) -> tuple[tuple[Elementwise[Any], tuple[int, ...]], tuple[Elementwise[Any], tuple[int, ...]]]:
-    """Return the place of an addition, in C order, and its value, given the number of a gradient."""
+    """Return the position of an addition, in C order, and its value, given the number of a gradient."""
     value, *indices = addition.program.outputs
-    program, arguments = addition.program.only(*indices), _names(own)
+    program, arguments = addition.program.only(*indices), _names(elementwise)
     names = {f"j{axis}": number for axis, number in enumerate(program.outputs)}
     # An operand determines the device of the computation.
     reads, g = tuple(sorted({*program.reads, number})), arguments[number]
@@ -342,67 +354,67 @@ def _sorted(
         # An index outside becomes the nearest one inside, and a negative index counts from the end.
         lines += [f"{name} = minimum(maximum({name}, -n_{name}), n_{name} - 1)"]
         lines += [f"place = place * n_{name} + where({name} < 0, {name} + n_{name}, {name})"]
-    place = Elementwise[Any](
+    position = Elementwise[Any](
         "\n".join(lines),
         inputs=[*[arguments[n] for n in reads], *[f"n_{name}" for name in names]],
         outputs="place",
-        operation=f"{own.operation}.slope",
+        operation=f"{elementwise.operation}.slope",
     )
-    whole = addition.program.only(value)
-    return (place, reads), (_elementwise(own, whole, is_exact=True), whole.reads)
+    value_program = addition.program.only(value)
+    return (position, reads), (_elementwise(elementwise, value_program, is_exact=True), value_program.reads)
 
 
 def _added(
-    own: Elementwise[Any],
+    elementwise: Elementwise[Any],
     kinds: tuple[ArgumentType, ...],
-    place: int,
+    wrt: int,
     reached: tuple[int, ...],
-    given: Sequence[Any],
+    operands: Sequence[Any],
 ) -> Any:
     """Return the gradient of an array that elements are loaded from."""
-    x, shape = given[place], given[len(kinds) + reached[0]].shape
-    found = _written_out(own, kinds, place, reached)
-    if not found or not all(_is_shifted(one, x, given, shape) for one in found):
-        found = _additions(own, kinds, place, reached)
-    shifted = [one for one in found if _is_shifted(one, x, given, shape)]
-    made = _gathered(own, shifted, given, x.shape) if shifted else None
-    for one in found:
-        loops = tuple(_iterations(count, kinds, given, shape) for count in one.addition.counts)
-        if one not in shifted and 0 not in loops:
-            made = _scatter_one(own, one, len(kinds) + reached[0], given, loops, x, made)
-    return arrays.zeros_like(x) if made is None else made
+    x, shape = operands[wrt], operands[len(kinds) + reached[0]].shape
+    terms = _written_out(elementwise, kinds, wrt, reached)
+    if not terms or not all(_is_shifted(term, x, operands, shape) for term in terms):
+        terms = _additions(elementwise, kinds, wrt, reached)
+    shifted = [term for term in terms if _is_shifted(term, x, operands, shape)]
+    slope = _gathered(elementwise, shifted, operands, x.shape) if shifted else None
+    for term in terms:
+        loops = tuple(_iterations(count, kinds, operands, shape) for count in term.addition.counts)
+        if term not in shifted and 0 not in loops:
+            slope = _scatter_one(elementwise, term, len(kinds) + reached[0], operands, loops, x, slope)
+    return arrays.zeros_like(x) if slope is None else slope
 
 
-def _is_shifted(one: _Scattered, x: Any, given: Sequence[Any], shape: Sequence[int]) -> bool:
-    shifts = one.shifts
+def _is_shifted(term: _Scattered, x: Any, operands: Sequence[Any], shape: Sequence[int]) -> bool:
+    shifts = term.shifts
     if shifts is None or x.shape != shape:
         return False
-    return all(shift.fits(extent, given) for shift, extent in zip(shifts, x.shape, strict=True))
+    return all(shift.fits(extent, operands) for shift, extent in zip(shifts, x.shape, strict=True))
 
 
 def _gathered(
-    own: Elementwise[Any],
+    elementwise: Elementwise[Any],
     loads: Sequence[_Scattered],
-    given: Sequence[Any],
+    operands: Sequence[Any],
     shape: tuple[int, ...],
 ) -> Any:
     """Sum the gradients of loads with shifted indices."""
     values: dict[DerivedSteps, Any] = {}
-    for one in loads:
-        part = one.value
+    for load in loads:
+        part = load.value
         if part not in values:
-            reads = [given[n] for n in part.reads]
-            is_same = len(part.steps) == 1 and _is_gradient(own, part)
-            values[part] = reads[0] if is_same else _whole(own, part)(*reads, shape=shape)
+            reads = [operands[n] for n in part.reads]
+            is_same = len(part.steps) == 1 and _is_gradient(elementwise, part)
+            values[part] = reads[0] if is_same else _value_expression(elementwise, part)(*reads, shape=shape)
     names = {part: f"v{number}" for number, part in enumerate(values)}
-    terms = tuple((names[one.value], one.shifts or ()) for one in loads)
-    gather, extents = _gather(own.operation, terms, len(shape))
+    terms = tuple((names[load.value], load.shifts or ()) for load in loads)
+    gather, extents = _gather(elementwise.operation, terms, len(shape))
     return gather(*values.values(), *[shape[axis] for axis in extents], shape=shape)
 
 
 @functools.lru_cache(1024)
-def _whole(own: Elementwise[Any], part: DerivedSteps) -> Elementwise[Any]:
-    return _elementwise(own, part, is_exact=True)
+def _value_expression(elementwise: Elementwise[Any], part: DerivedSteps) -> Elementwise[Any]:
+    return _elementwise(elementwise, part, is_exact=True)
 
 
 @functools.lru_cache(1024)
@@ -413,54 +425,58 @@ def _gather(
     text = gather_text(terms)
     extents = tuple(axis for axis in range(ndim) if f"n{axis}" in text)
     names = dict.fromkeys(name for name, _ in terms)
-    made = Elementwise[Any](
+    expression = Elementwise[Any](
         text,
         inputs=[*names, *[f"n{axis}" for axis in extents]],
         outputs="slope",
         operation=f"{operation}.slope",
     )
-    return made, extents
+    return expression, extents
 
 
 def _scatter_one(
-    own: Elementwise[Any],
-    one: _Scattered,
+    elementwise: Elementwise[Any],
+    term: _Scattered,
     number: int,
-    given: Sequence[Any],
+    operands: Sequence[Any],
     loops: tuple[int, ...],
     x: Any,
-    made: Any,
+    slope: Any,
 ) -> Any:
     """Add an addition by a scatter, where a gradient has a number."""
-    g, loads = given[number], one.addition.program.loads
+    g, loads = operands[number], term.addition.program.loads
     shape = (*g.shape, *loops)
 
     @functools.cache
     def wide(number: int) -> Any:
-        return given[number] if number in loads or not loops else _behind(given[number], len(loops))
+        return (
+            operands[number]
+            if number in loads or not loops
+            else _with_loop_axes(operands[number], len(loops))
+        )
 
     if is_ordered(g):
-        apart = [part[0](*map(wide, part[1]), shape=shape) for part in one.made if part]
-        zeros = arrays.zeros_like(x) if made is None else made
-        return one.scatter(zeros, *map(wide, one.reads), *apart, *x.shape, shape=shape)
-    flat, value = _sorted(own, one.addition, number)
-    places, values = (
-        arrays.reshape(part(*map(wide, reads), *more, shape=shape), (-1,))
-        for (part, reads), more in ((flat, x.shape), (value, ()))
+        apart = [part[0](*map(wide, part[1]), shape=shape) for part in term.expressions if part]
+        zeros = arrays.zeros_like(x) if slope is None else slope
+        return term.scatter(zeros, *map(wide, term.reads), *apart, *x.shape, shape=shape)
+    flat, value = _sorted(elementwise, term.addition, number)
+    positions, values = (
+        arrays.reshape(part(*map(wide, reads), *extents, shape=shape), (-1,))
+        for (part, reads), extents in ((flat, x.shape), (value, ()))
     )
-    total = sorted_sums(places, values, x.shape)
-    return total if made is None else made + total
+    total = sorted_sums(positions, values, x.shape)
+    return total if slope is None else slope + total
 
 
-def _behind(one: Any, loops: int) -> Any:
+def _with_loop_axes(x: Any, loops: int) -> Any:
     """Return an array with an additional last axis for each loop."""
-    if isinstance(one, _NUMBERS) or not np.shape(one):
-        return one
-    return arrays.reshape(one, (*np.shape(one), *(1,) * loops))
+    if isinstance(x, _NUMBERS) or not np.shape(x):
+        return x
+    return arrays.reshape(x, (*np.shape(x), *(1,) * loops))
 
 
 def _iterations(
-    program: DerivedSteps, kinds: Sequence[ArgumentType], given: Sequence[Any], shape: Sequence[int]
+    program: DerivedSteps, kinds: Sequence[ArgumentType], operands: Sequence[Any], shape: Sequence[int]
 ) -> int:
     """Return the most iterations that a loop of any element has.
 
@@ -477,12 +493,15 @@ def _iterations(
     axes = sorted({int(step.value.real) for step in steps if step.function == "index"})
     indices = {axis: _indices(shape, axis) for axis in axes}
     typed = TypedExpression(steps, program.outputs, axes=tuple(axes))
-    arguments = [np.asarray(one)[()] if isinstance(one, _NUMBERS) else None for one in given[: len(kinds)]]
+    arguments = [
+        np.asarray(operand)[()] if isinstance(operand, _NUMBERS) else None
+        for operand in operands[: len(kinds)]
+    ]
     (count,) = evaluate(typed, arguments, indices)
     return max(0, int(np.max(count, initial=0)))
 
 
 def _indices(shape: Sequence[int], axis: int) -> Any:
     """Return the indices along an axis of a shape."""
-    at = axis % len(shape)
-    return np.arange(shape[at]).reshape([-1 if k == at else 1 for k in range(len(shape))])
+    dim = axis % len(shape)
+    return np.arange(shape[dim]).reshape([-1 if k == dim else 1 for k in range(len(shape))])

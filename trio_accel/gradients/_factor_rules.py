@@ -47,8 +47,8 @@ def over_gaps(x: Any, values: Any) -> Any:
 def added(*terms: Any) -> Any:
     """Add terms, of which some may be None; returns None if all are."""
     total: Any = None
-    for one in terms:
-        total = one if total is None else total if one is None else total + one
+    for term in terms:
+        total = term if total is None else total if term is None else total + term
     return total
 
 
@@ -71,20 +71,20 @@ def _eigh(call: Any, g: Any) -> Iterator[Rule]:
 
 def _hermitian(call: Any, of_values: Any, of_vectors: Any) -> Iterator[Rule]:
     """The gradients are Hermitian, whichever triangle is read. The inverse of the vectors is ``v^H @ b``."""
-    at = bound(call)
-    a, b = at["a"], at["b"]
+    args = bound(call)
+    a, b = args["a"], args["b"]
     is_whole = call.function.name == "linalg.eigh"
-    made = cache(lambda: call if is_whole else linalg.eigh(a, at["UPLO"], b=b))
+    factors = cache(lambda: call if is_whole else linalg.eigh(a, args["UPLO"], b=b))
 
     def of_matrix() -> Any:
-        v = made()[1]
+        v = factors()[1]
         if of_vectors is None:
             return (v * row(of_values)) @ adjoint(v)
-        inside = hermitian_part(over_gaps(adjoint(v) @ of_vectors, made()[0]))
+        inside = hermitian_part(over_gaps(adjoint(v) @ of_vectors, factors()[0]))
         return v @ added(inside, on_diagonal(of_values)) @ adjoint(v)
 
     def of_other() -> Any:
-        values, v = made()[0], made()[1]
+        values, v = factors()[0], factors()[1]
         shared = None if of_values is None else of_values * values
         if of_vectors is None:
             return -(v * row(shared)) @ adjoint(v)
@@ -106,21 +106,21 @@ def _eigvals(call: Any, g: Any) -> Iterator[Rule]:
     a = bound(call)["a"]
 
     def slope() -> Any:
-        made = linalg.eig(a)
-        nearest = arrays.argmin(arrays.abs(column(made[0]) - row(call)), axis=-1)
-        return _general(made, arrays.take_along_axis(g, nearest, axis=-1), None)
+        factors = linalg.eig(a)
+        nearest = arrays.argmin(arrays.abs(column(factors[0]) - row(call)), axis=-1)
+        return _general(factors, arrays.take_along_axis(g, nearest, axis=-1), None)
 
     yield a, slope
 
 
-def _general(made: Any, of_values: Any, of_vectors: Any) -> Any:
+def _general(factors: Any, of_values: Any, of_vectors: Any) -> Any:
     """Boeddeker et al., On the computation of complex-valued gradients (2017): vectors have length 1."""
-    back, inside = adjoint(made[1]), on_diagonal(of_values)
+    back, inside = adjoint(factors[1]), on_diagonal(of_values)
     if of_vectors is not None:
         turned = back @ of_vectors
         lengths = arrays.real(linalg.diagonal(turned))
-        turned = turned - (back @ made[1]) * row(lengths)
-        inside = added(over_gaps(turned, conjugate(made[0])), inside)
+        turned = turned - (back @ factors[1]) * row(lengths)
+        inside = added(over_gaps(turned, conjugate(factors[0])), inside)
     return linalg.solve(back, inside @ back)
 
 
@@ -129,16 +129,16 @@ def _svdvals(call: Any, g: Any) -> Iterator[Rule]:
 
 
 def _svd(call: Any, g: Any) -> Iterator[Rule]:
-    at = bound(call)
-    x, parts = at["a"], g if at["compute_uv"] else (None, g, None)
+    args = bound(call)
+    x, parts = args["a"], g if args["compute_uv"] else (None, g, None)
     has_vectors = parts[0] is not None or parts[2] is not None
     rows, columns = x.shape[-2:]
-    if at["full_matrices"] and parts[0 if rows > columns else 2] is not None and rows != columns:
-        what = f"the columns of U beyond {columns}" if rows > columns else f"the rows of Vh beyond {rows}"
-        raise refuse("linalg.svd", f"{what} are not unique; pass full_matrices=False")
+    if args["full_matrices"] and parts[0 if rows > columns else 2] is not None and rows != columns:
+        vectors = f"the columns of U beyond {columns}" if rows > columns else f"the rows of Vh beyond {rows}"
+        raise refuse("linalg.svd", f"{vectors} are not unique; pass full_matrices=False")
 
     def factors() -> tuple[Any, Any, Any]:
-        if not at["full_matrices"] or rows == columns:
+        if not args["full_matrices"] or rows == columns:
             return call[0], call[1], call[2]
         # The rule only reads the unique factors, so that it also has a gradient.
         s, unique = call[1], call[2 if rows > columns else 0]
@@ -156,20 +156,20 @@ def _singular(
 
     def slope() -> Any:
         if factors is None:
-            made = linalg.svd(x, full_matrices=False)
-            return (made[0] * row(of_s)) @ made[2]
+            decomposition = linalg.svd(x, full_matrices=False)
+            return (decomposition[0] * row(of_s)) @ decomposition[2]
         u, s, vh = factors()
-        inside = left = right = None
+        inside = phase_part = right = None
         if of_u is not None:
             turned = adjoint(u) @ of_u
             inside = (turned - adjoint(turned)) * row(s)
             if x.dtype.kind == "complex":
                 phases = 1j * arrays.imag(linalg.diagonal(turned)) / s
-                left = on_diagonal(phases)
+                phase_part = on_diagonal(phases)
         if of_vh is not None:
             turned = vh @ adjoint(of_vh)
             inside = added(inside, (turned - adjoint(turned)) * column(s))
-        inside = added(over_gaps(inside, s * s), on_diagonal(of_s), left)
+        inside = added(over_gaps(inside, s * s), on_diagonal(of_s), phase_part)
         result = u @ inside @ vh
         if of_u is not None and x.shape[-2] > x.shape[-1]:
             outside = of_u / row(s)
@@ -184,8 +184,8 @@ def _singular(
 
 def _qr(call: Any, g: Any) -> Iterator[Rule]:
     """Seeger et al., Auto-differentiating linear algebra (2017); wide matrices begin with square ones."""
-    at = bound(call)
-    a, mode = at["a"], at["mode"]
+    args = bound(call)
+    a, mode = args["a"], args["mode"]
     rows, columns = a.shape[-2:]
     if rows < columns:
         yield from composition(_wide_qr)(call, g)
@@ -195,15 +195,15 @@ def _qr(call: Any, g: Any) -> Iterator[Rule]:
         raise refuse("linalg.qr", f"the columns of Q beyond {columns} are not unique; pass mode='reduced'")
 
     def slope() -> Any:
-        made = linalg.qr(a) if mode == "r" or rows > columns else call
-        q, r = made[0], made[1]
+        factors = linalg.qr(a) if mode == "r" or rows > columns else call
+        q, r = factors[0], factors[1]
         inside = None if of_r is None else of_r[..., :columns, :] @ adjoint(r)
         if of_q is not None:
             inside = added(inside, -(adjoint(q) @ of_q))
         upper = arrays.triu(inside, k=1)
         diagonal = arrays.real(linalg.diagonal(inside))
-        whole = q @ (upper + adjoint(upper) + on_diagonal(diagonal))
-        return adjoint(linalg.solve(r, adjoint(added(whole, of_q))))
+        product = q @ (upper + adjoint(upper) + on_diagonal(diagonal))
+        return adjoint(linalg.solve(r, adjoint(added(product, of_q))))
 
     yield a, slope
 

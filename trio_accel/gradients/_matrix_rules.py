@@ -47,18 +47,18 @@ def _solved(call: Any, g: Any, a: Any, b: Any, slope: Any) -> Iterator[Rule]:
 
     def of_matrix() -> Any:
         if is_vector:
-            made = arrays.expand_dims(slope(), axis=-1) * arrays.expand_dims(conjugate(call), axis=-2)
+            product = arrays.expand_dims(slope(), axis=-1) * arrays.expand_dims(conjugate(call), axis=-2)
         else:
-            made = slope() @ adjoint(call)
-        return summed_to(-made, a.shape)
+            product = slope() @ adjoint(call)
+        return summed_to(-product, a.shape)
 
     yield b, lambda: summed_to(slope(), b.shape)
     yield a, of_matrix
 
 
 def _solve(call: Any, g: Any) -> Iterator[Rule]:
-    at = bound(call)
-    a, b = at["a"], at["b"]
+    args = bound(call)
+    a, b = args["a"], args["b"]
     yield from _solved(call, g, a, b, cache(lambda: linalg.solve(adjoint(a), g)))
 
 
@@ -73,17 +73,17 @@ def _det(call: Any, g: Any) -> Iterator[Rule]:
 
 def _cholesky(call: Any, g: Any) -> Iterator[Rule]:
     """Murray, Differentiation of the Cholesky decomposition (2016): the gradient is symmetric."""
-    at = bound(call)
-    lower, grad = (adjoint(call), adjoint(g)) if at["upper"] else (call, g)
+    args = bound(call)
+    lower, grad = (adjoint(call), adjoint(g)) if args["upper"] else (call, g)
 
     def slope() -> Any:
         root = linalg.inv(lower)
         product = arrays.tril(adjoint(lower) @ grad)
         halved = product - 0.5 * (product - arrays.tril(product, k=-1))
-        whole = adjoint(root) @ halved @ root
-        return 0.5 * (whole + adjoint(whole))
+        full = adjoint(root) @ halved @ root
+        return 0.5 * (full + adjoint(full))
 
-    yield at["a"], slope
+    yield args["a"], slope
 
 
 def _matrix_power(x: Any, n: int) -> Any:
@@ -105,9 +105,9 @@ def _pinv(call: Any, g: Any) -> Iterator[Rule]:
     def slope() -> Any:
         back, turned = adjoint(inverse), adjoint(g)
         first = back @ g @ back
-        left = turned @ inverse @ back
-        right = back @ inverse @ turned
-        return -first + left - x @ (inverse @ left) + right - (right @ inverse) @ x
+        left_term = turned @ inverse @ back
+        right_term = back @ inverse @ turned
+        return -first + left_term - x @ (inverse @ left_term) + right_term - (right_term @ inverse) @ x
 
     yield x, slope
 
@@ -121,8 +121,8 @@ def _block(call: Any, g: Any) -> Iterator[Rule]:
         back = adjoint(x) + arrays.zeros_like(g)
         above = arrays.concat([back, g], axis=-1)
         below = arrays.concat([arrays.zeros_like(back), back], axis=-1)
-        made = f(arrays.concat([above, below], axis=-2))[..., :n, n:]
-        return arrays.real(made) if x.dtype.kind == "float" and made.dtype.kind == "complex" else made
+        block = f(arrays.concat([above, below], axis=-2))[..., :n, n:]
+        return arrays.real(block) if x.dtype.kind == "float" and block.dtype.kind == "complex" else block
 
     yield x, slope
 
@@ -140,60 +140,61 @@ def _contracted(name: str, text: str, operands: Sequence[Any], g: Any) -> Iterat
     if "." in text:
         raise refuse(name, "an ellipsis is not supported; name the axes")
     if not arrow:
-        out = "".join(sorted(one for one in set(ins) - {","} if ins.count(one) == 1))
+        out = "".join(sorted(letter for letter in set(ins) - {","} if ins.count(letter) == 1))
     for number, operand in enumerate(operands):
-        own = terms[number]
-        if len(set(own)) < len(own):
-            raise refuse(name, f"{own!r} takes a diagonal; take it by ta.arrays.diagonal")
-        others = [conjugate(one) for k, one in enumerate(operands) if k != number]
+        subscript = terms[number]
+        if len(set(subscript)) < len(subscript):
+            raise refuse(name, f"{subscript!r} takes a diagonal; take it by ta.arrays.diagonal")
+        factors = [conjugate(factor) for k, factor in enumerate(operands) if k != number]
         names = [term for k, term in enumerate(terms) if k != number]
-        yield operand, partial(_contract, own, operand.shape, out, g, names, others)
+        yield operand, partial(_contract, subscript, operand.shape, out, g, names, factors)
 
 
 def _contract(
-    own: str, shape: Sequence[int], out: str, g: Any, names: Sequence[str], others: Sequence[Any]
+    subscript: str, shape: Sequence[int], out: str, g: Any, names: Sequence[str], factors: Sequence[Any]
 ) -> Any:
-    known = set("".join([out, *names]))
+    letters = set("".join([out, *names]))
     # An axis that only this operand has was summed, so the gradient is the same along it.
-    there = "".join(one for one in own if one in known)
-    made = linalg.einsum(f"{','.join([out, *names])}->{there}", g, *others)
-    if there == own:
-        return made
-    wide = tuple(extent if one in known else 1 for one, extent in zip(own, shape, strict=True))
-    return arrays.broadcast_to(arrays.reshape(made, wide), tuple(shape))
+    there = "".join(letter for letter in subscript if letter in letters)
+    result = linalg.einsum(f"{','.join([out, *names])}->{there}", g, *factors)
+    if there == subscript:
+        return result
+    wide = tuple(extent if letter in letters else 1 for letter, extent in zip(subscript, shape, strict=True))
+    return arrays.broadcast_to(arrays.reshape(result, wide), tuple(shape))
 
 
 def _tensordot(x1: Any, x2: Any, axes: Any) -> Any:
     first, second = len(x1.shape), len(x2.shape)
     if isinstance(axes, int):
         axes = list(range(first - axes, first)), list(range(axes))
-    left, right = (
-        [int(one) % n for one in np.atleast_1d(each)] for each, n in zip(axes, (first, second), strict=True)
+    first_axes, second_axes = (
+        [int(axis) % n for axis in np.atleast_1d(operand_axes)]
+        for operand_axes, n in zip(axes, (first, second), strict=True)
     )
-    kept = [one for one in range(first) if one not in left]
-    others = [one for one in range(second) if one not in right]
-    many = math.prod(x1.shape[one] for one in left)
-    a = arrays.reshape(arrays.permute_dims(x1, (*kept, *left)), (-1, many))
-    b = arrays.reshape(arrays.permute_dims(x2, (*right, *others)), (many, -1))
-    shape = (*(x1.shape[one] for one in kept), *(x2.shape[one] for one in others))
+    first_free = [axis for axis in range(first) if axis not in first_axes]
+    second_free = [axis for axis in range(second) if axis not in second_axes]
+    length = math.prod(x1.shape[axis] for axis in first_axes)
+    a = arrays.reshape(arrays.permute_dims(x1, (*first_free, *first_axes)), (-1, length))
+    b = arrays.reshape(arrays.permute_dims(x2, (*second_axes, *second_free)), (length, -1))
+    shape = (*(x1.shape[axis] for axis in first_free), *(x2.shape[axis] for axis in second_free))
     return arrays.reshape(a @ b, shape)
 
 
 def _kron(a: Any, b: Any) -> Any:
     count = max(len(a.shape), len(b.shape))
-    left = (1,) * (count - len(a.shape)) + tuple(a.shape)
-    right = (1,) * (count - len(b.shape)) + tuple(b.shape)
-    apart = arrays.reshape(a, tuple(n for one in left for n in (one, 1)))
-    beside = arrays.reshape(b, tuple(n for one in right for n in (1, one)))
-    return arrays.reshape(apart * beside, tuple(n * m for n, m in zip(left, right, strict=True)))
+    a_shape = (1,) * (count - len(a.shape)) + tuple(a.shape)
+    b_shape = (1,) * (count - len(b.shape)) + tuple(b.shape)
+    apart = arrays.reshape(a, tuple(n for extent in a_shape for n in (extent, 1)))
+    beside = arrays.reshape(b, tuple(n for extent in b_shape for n in (1, extent)))
+    return arrays.reshape(apart * beside, tuple(n * m for n, m in zip(a_shape, b_shape, strict=True)))
 
 
 def _cross(x1: Any, x2: Any, axis: int) -> Any:
     shape = np.broadcast_shapes(x1.shape, x2.shape)
-    at = axis % len(shape)
+    dim = axis % len(shape)
 
-    def turned(one: Any, by: int) -> Any:
-        return arrays.roll(arrays.broadcast_to(one, shape), -by, axis=at)
+    def turned(x: Any, by: int) -> Any:
+        return arrays.roll(arrays.broadcast_to(x, shape), -by, axis=dim)
 
     return turned(x1, 1) * turned(x2, 2) - turned(x1, 2) * turned(x2, 1)
 
@@ -203,8 +204,8 @@ def _outer(x1: Any, x2: Any) -> Any:
 
 
 def _trace(x: Any, offset: int, dtype: Any) -> Any:
-    made = arrays.sum(arrays.diagonal(x, offset=offset), axis=-1)
-    return made if dtype is None else made.cast(dtype)
+    total = arrays.sum(arrays.diagonal(x, offset=offset), axis=-1)
+    return total if dtype is None else total.cast(dtype)
 
 
 def _vecdot(x1: Any, x2: Any, axis: int) -> Any:
@@ -233,14 +234,14 @@ def _matrix_norm(x: Any, keepdims: bool, ord: Any) -> Any:  # noqa: A002  # the 
     if ord == "fro":
         return _norm(x, (-2, -1), keepdims, 2)
     if ord in (1, -1, math.inf, -math.inf):
-        axis, other = (-2, -1) if abs(ord) == 1 else (-1, -2)
+        axis, extremum_axis = (-2, -1) if abs(ord) == 1 else (-1, -2)
         sums = arrays.sum(arrays.abs(x), axis=axis, keepdims=True)
-        made = (arrays.max if ord > 0 else arrays.min)(sums, axis=other, keepdims=True)
+        norms = (arrays.max if ord > 0 else arrays.min)(sums, axis=extremum_axis, keepdims=True)
     else:
         values = linalg.svdvals(x)
-        made = arrays.sum(values, axis=-1) if ord == "nuc" else values[..., 0 if ord == 2 else -1]
-        made = arrays.reshape(made, (*x.shape[:-2], 1, 1))
-    return made if keepdims else arrays.reshape(made, x.shape[:-2])
+        norms = arrays.sum(values, axis=-1) if ord == "nuc" else values[..., 0 if ord == 2 else -1]
+        norms = arrays.reshape(norms, (*x.shape[:-2], 1, 1))
+    return norms if keepdims else arrays.reshape(norms, x.shape[:-2])
 
 
 def _solve_tridiagonal(dl: Any, d: Any, du: Any, b: Any) -> Any:
@@ -252,8 +253,8 @@ def _solve_toeplitz(c_or_cr: Any, b: Any) -> Any:
     column, row = pair
     n = column.shape[-1]
     diagonals = arrays.concat([arrays.flip(row[..., 1:], axis=-1), column], axis=-1)
-    places = np.arange(n)[:, None] - np.arange(n) + n - 1
-    return linalg.solve(arrays.take(diagonals, places, axis=-1), b)
+    indices = np.arange(n)[:, None] - np.arange(n) + n - 1
+    return linalg.solve(arrays.take(diagonals, indices, axis=-1), b)
 
 
 def _moved(x: Any, by: int) -> Any:
@@ -266,23 +267,23 @@ def _rows(ab: Any) -> list[Any]:
 
 def _solve_banded(call: Any, g: Any) -> Iterator[Rule]:
     """A row is a diagonal: transposing shifts it, and elements outside of its ends are not read."""
-    at = bound(call)
-    (low, up), ab, b = at["l_and_u"], at["ab"], at["b"]
+    args = bound(call)
+    (low, up), ab, b = args["l_and_u"], args["ab"], args["b"]
     is_vector = len(b.shape) == len(ab.shape) - 1
     count, n = low + up + 1, ab.shape[-1]
 
     def slope() -> Any:
-        turned = [_moved(row, place - low) for place, row in enumerate(_rows(conjugate(ab))[::-1])]
+        turned = [_moved(row, number - low) for number, row in enumerate(_rows(conjugate(ab))[::-1])]
         return linalg.solve_banded((up, low), arrays.stack(turned, axis=-2), g)
 
     solved = cache(slope)
 
     def of_matrix() -> Any:
-        z, x = (one if is_vector else one.mT for one in (solved(), conjugate(call)))
-        products = [_moved(z, place - up) * x for place in range(count)]
-        made = products if is_vector else [arrays.sum(one, axis=-2) for one in products]
+        z, x = (operand if is_vector else operand.mT for operand in (solved(), conjugate(call)))
+        products = [_moved(z, number - up) * x for number in range(count)]
+        sums = products if is_vector else [arrays.sum(product, axis=-2) for product in products]
         ends = np.arange(n) + np.arange(count)[:, None] - up
-        return arrays.where((ends >= 0) & (ends < n), -arrays.stack(made, axis=-2), 0)
+        return arrays.where((ends >= 0) & (ends < n), -arrays.stack(sums, axis=-2), 0)
 
     yield b, solved
     yield ab, of_matrix
@@ -292,8 +293,8 @@ def _solveh_banded(ab: Any, b: Any, lower: bool) -> Any:
     rows, wide = _rows(ab), ab.shape[-2] - 1
     below = rows[1:] if lower else [_moved(conjugate(rows[wide - k]), k) for k in range(1, wide + 1)]
     above = [_moved(conjugate(rows[k]), -k) for k in range(wide, 0, -1)] if lower else rows[:-1]
-    whole = arrays.stack([*above, rows[0 if lower else -1], *below], axis=-2)
-    return linalg.solve_banded((wide, wide), whole, b)
+    diagonals = arrays.stack([*above, rows[0 if lower else -1], *below], axis=-2)
+    return linalg.solve_banded((wide, wide), diagonals, b)
 
 
 def _multi_dot(arrays: Sequence[Any]) -> Any:
@@ -303,8 +304,8 @@ def _multi_dot(arrays: Sequence[Any]) -> Any:
 def _cond(x: Any, p: Any) -> Any:
     if p in (None, 2, -2):
         values = linalg.svdvals(x)
-        first, last = (-1, 0) if p == -2 else (0, -1)
-        return values[..., first] / values[..., last]
+        numerator, denominator = (-1, 0) if p == -2 else (0, -1)
+        return values[..., numerator] / values[..., denominator]
     return _matrix_norm(x, False, p) * _matrix_norm(linalg.inv(x), False, p)
 
 
@@ -313,13 +314,13 @@ def _polar(call: Any, g: Any) -> Iterator[Rule]:
 
     The Hermitian factor is ``adjoint(u) @ a``, or ``a @ adjoint(u)``.
     """
-    at = bound(call)
-    a, is_right = at["a"], at["side"] == "right"
+    args = bound(call)
+    a, is_right = args["a"], args["side"] == "right"
     of_u, of_p = g
 
     def slope() -> Any:
-        made = linalg.svd(a, full_matrices=False)
-        w, s, vh = made[0], made[1], made[2]
+        factors = linalg.svd(a, full_matrices=False)
+        w, s, vh = factors[0], factors[1], factors[2]
         total, direct = of_u, None
         if of_p is not None:
             u = call[0]
@@ -344,11 +345,11 @@ def _lstsq(call: Any, g: Any) -> Iterator[Rule]:
     def compose(a: Any, b: Any, rcond: float | None) -> Any:
         rows, columns = a.shape
         epsilon = float(np.finfo(a.dtype.dtype).eps)
-        least = epsilon * max(a.shape) if rcond is None else rcond if 0 < rcond < 1 else epsilon
-        x, values = linalg.pinv(a, rtol=least) @ b, linalg.svdvals(a)
+        rtol = epsilon * max(a.shape) if rcond is None else rcond if 0 < rcond < 1 else epsilon
+        x, values = linalg.pinv(a, rtol=rtol) @ b, linalg.svdvals(a)
         if rows > columns:
             sums = arrays.reshape(arrays.sum(arrays.abs(b - a @ x) ** 2, axis=0), (-1,))
-            residuals = arrays.where(values[-1] > least * values[0], sums, 0)
+            residuals = arrays.where(values[-1] > rtol * values[0], sums, 0)
         else:
             residuals = arrays.reshape(x, (-1,))[:0]
         return gather(x, residuals, values)

@@ -36,48 +36,48 @@ def _bound(call: Any) -> tuple[str, dict[str, Any]]:
 
 def _first(call: Any, g: Any) -> Iterator[Rule]:
     """The gradient of the first argument is a function of `nn`, of the same arguments."""
-    at = bound(call)
+    args = bound(call)
     slope = getattr(nn, f"{call.function.name.partition('.')[2]}_grad")
-    yield next(iter(at.values())), partial(slope, g, **at)
+    yield next(iter(args.values())), partial(slope, g, **args)
     yield from _by_others(call, g, 1)
 
 
 def _by_others(call: Any, g: Any, first: int) -> Iterator[Rule]:
     """The gradients of a loss by its later inputs, such as the target, are derived from its expression."""
-    at = bound(call)
+    args = bound(call)
     if call.function.name not in LOSSES:
         return
-    own = LOSSES[call.function.name](**at)
-    names = [name for name in own.inputs if is_operand(at[name])]
+    loss = LOSSES[call.function.name](**args)
+    names = [name for name in loss.inputs if is_operand(args[name])]
 
     def slopes() -> list[Rule]:
-        each, x = own.each(**at), at[own.inputs[0]]
+        losses, x = loss.elementwise(**args), args[loss.inputs[0]]
         # It is not computed, unless its derivatives are made of it.
-        each.silence()
+        losses.silence()
         counts = {"mean": x.size, "batchmean": x.shape[0] if x.shape else 1}
-        found = slopes_of(each, g / counts.get(at["reduction"], 1), is_exact=False)
-        assert found is not None  # it is a call of an expression
-        return list(found)
+        rules = slopes_of(losses, g / counts.get(args["reduction"], 1), is_exact=False)
+        assert rules is not None  # it is a call of an expression
+        return list(rules)
 
-    made = cache(slopes)
-    for place, name in enumerate(names):
-        if name in own.inputs[first:]:
-            yield at[name], partial(_of_rule, made, place)
+    cached_slopes = cache(slopes)
+    for index, name in enumerate(names):
+        if name in loss.inputs[first:]:
+            yield args[name], partial(_of_rule, cached_slopes, index)
 
 
-def _of_rule(made: Callable[[], list[Rule]], place: int) -> Any:
-    return made()[place][1]()
+def _of_rule(make: Callable[[], list[Rule]], index: int) -> Any:
+    return make()[index][1]()
 
 
 def _activated(x: Any, weight: Any, bias: Any, activation: str) -> Any:
-    made = nn.linear(x, weight, bias)
-    return nn.relu(made) if activation == "relu" else nn.gelu(made, "tanh")
+    output = nn.linear(x, weight, bias)
+    return nn.relu(output) if activation == "relu" else nn.gelu(output, "tanh")
 
 
 def _linear(call: Any, g: Any) -> Iterator[Rule]:
-    at = bound(call)
-    x, weight, bias = at["x"], at["weight"], at["bias"]
-    if at["activation"] is not None:
+    args = bound(call)
+    x, weight, bias = args["x"], args["weight"], args["bias"]
+    if args["activation"] is not None:
         yield from composition(_activated)(call, g)
         return
     flat = cache(lambda: arrays.reshape(g, (-1, weight.shape[0])))
@@ -87,39 +87,39 @@ def _linear(call: Any, g: Any) -> Iterator[Rule]:
 
 
 def _group_norm(call: Any, g: Any) -> Iterator[Rule]:
-    name, at = _bound(call)
-    x, weight, bias = at.pop("x"), at.pop("weight"), at.pop("bias")
-    groups = [at.pop("num_groups")] if "num_groups" in at else []
-    made = cache(lambda: getattr(nn, f"{name}_grad")(g, x, *groups, weight, **at))
-    yield from _each(made, x, weight, bias)
+    name, args = _bound(call)
+    x, weight, bias = args.pop("x"), args.pop("weight"), args.pop("bias")
+    groups = [args.pop("num_groups")] if "num_groups" in args else []
+    slopes = cache(lambda: getattr(nn, f"{name}_grad")(g, x, *groups, weight, **args))
+    yield from _slope_pairs(slopes, x, weight, bias)
 
 
 def _attention(call: Any, g: Any) -> Iterator[Rule]:
-    name, at = _bound(call)
-    given = [at.pop(one) for one in ("query", "key", "value")]
-    del at["dropout_p"], at["return_lse"]
+    name, args = _bound(call)
+    inputs = [args.pop(parameter) for parameter in ("query", "key", "value")]
+    del args["dropout_p"], args["return_lse"]
 
     def slopes() -> Any:
-        output, lse = getattr(nn, name)(*given, **at, return_lse=True)
-        return getattr(nn, f"{name}_grad")(g, *given, output, lse, **at)
+        output, lse = getattr(nn, name)(*inputs, **args, return_lse=True)
+        return getattr(nn, f"{name}_grad")(g, *inputs, output, lse, **args)
 
-    yield from _each(cache(slopes), *given)
+    yield from _slope_pairs(cache(slopes), *inputs)
 
 
-def _each(made: Callable[[], Any], *wanted: Any) -> Iterator[Rule]:
+def _slope_pairs(make: Callable[[], Any], *arguments: Any) -> Iterator[Rule]:
     """Yield arguments with their gradients, which are the results of one call."""
-    for place, one in enumerate(wanted):
-        yield one, partial(_result, made, place)
+    for index, argument in enumerate(arguments):
+        yield argument, partial(_result, make, index)
 
 
-def _result(made: Callable[[], Any], place: int) -> Any:
-    return made()[place]
+def _result(make: Callable[[], Any], index: int) -> Any:
+    return make()[index]
 
 
 def _convolution(call: Any, g: Any) -> Iterator[Rule]:
-    name, at = _bound(call)
-    x, weight = at["input"], at["weight"]
-    how = {one: at[one] for one in ("stride", "padding", "dilation", "groups")}
+    name, args = _bound(call)
+    x, weight = args["input"], args["weight"]
+    how = {option: args[option] for option in ("stride", "padding", "dilation", "groups")}
     if "transpose" in name:
         yield x, partial(getattr(nn, name.replace("_transpose", "")), g, weight, **how)
         x, g_of_weight = g, x
@@ -127,7 +127,7 @@ def _convolution(call: Any, g: Any) -> Iterator[Rule]:
         yield x, partial(nn.conv_input_grad, x.shape, weight, g, **how)
         g_of_weight = g
     yield weight, partial(nn.conv_weight_grad, x, weight.shape, g_of_weight, **how)
-    yield at["bias"], lambda: nn.conv_bias_grad(_images(name, g))
+    yield args["bias"], lambda: nn.conv_bias_grad(_images(name, g))
 
 
 def _images(name: str, array: Any) -> Any:
@@ -136,81 +136,81 @@ def _images(name: str, array: Any) -> Any:
 
 
 def _pool(call: Any, g: Any) -> Iterator[Rule]:
-    name, at = _bound(call)
-    x = at.pop("input")
+    name, args = _bound(call)
+    x = args.pop("input")
     shape = (1, *x.shape)[-2 - int(name[-2]) :]
 
     def slope() -> Any:
         if "max" in name:
-            made = getattr(nn, name)(arrays.reshape(x, shape), **at | {"return_indices": True})
-            return nn.max_pool_grad(_images(name, g), made[1], shape)
+            pooled = getattr(nn, name)(arrays.reshape(x, shape), **args | {"return_indices": True})
+            return nn.max_pool_grad(_images(name, g), pooled[1], shape)
         if "adaptive" in name:
             return nn.adaptive_avg_pool_grad(_images(name, g), shape)
-        return nn.avg_pool_grad(_images(name, g), shape, **at)
+        return nn.avg_pool_grad(_images(name, g), shape, **args)
 
     yield x, lambda: arrays.reshape(slope(), x.shape)
 
 
 def _batch_norm(call: Any, g: Any) -> Iterator[Rule]:
     """Yield gradients of a norm by given statistics, which have no gradients."""
-    at = _bound(call)[1]
-    x, mean, var, weight = (at[name] for name in ("x", "running_mean", "running_var", "weight"))
+    args = _bound(call)[1]
+    x, mean, var, weight = (args[name] for name in ("x", "running_mean", "running_var", "weight"))
 
-    def spread(one: Any) -> Any:
-        return one.reshape(-1, *(1,) * (len(x.shape) - 2)) if np.shape(one) else one
+    def spread(factor: Any) -> Any:
+        return factor.reshape(-1, *(1,) * (len(x.shape) - 2)) if np.shape(factor) else factor
 
-    root = cache(lambda: (spread(var) + at["eps"]) ** -0.5)
-    others = tuple(axis for axis in range(len(x.shape)) if axis != 1)
+    root = cache(lambda: (spread(var) + args["eps"]) ** -0.5)
+    axes = tuple(axis for axis in range(len(x.shape)) if axis != 1)
     yield x, lambda: g * (root() * spread(weight))
-    yield weight, lambda: arrays.sum(g * (x - spread(mean)) * root(), axis=others)
-    yield at["bias"], lambda: arrays.sum(g, axis=others)
+    yield weight, lambda: arrays.sum(g * (x - spread(mean)) * root(), axis=axes)
+    yield args["bias"], lambda: arrays.sum(g, axis=axes)
 
 
 def _batch_norm_training(call: Any, g: Any) -> Iterator[Rule]:
     """The statistics also depend on the elements. Running statistics are not operands."""
-    at = bound(call)
-    x, (of_y, of_mean, of_var) = at["x"], g
-    others = tuple(axis for axis in range(len(x.shape)) if axis != 1)
+    args = bound(call)
+    x, (of_y, of_mean, of_var) = args["x"], g
+    axes = tuple(axis for axis in range(len(x.shape)) if axis != 1)
     share = x.shape[1] / math.prod(x.shape)
-    made = cache(lambda: nn.batch_norm_training_grad(of_y, x, at["weight"], eps=at["eps"]))
+    slopes = cache(lambda: nn.batch_norm_training_grad(of_y, x, args["weight"], eps=args["eps"]))
 
     def slope() -> Any:
-        total: Any = None if of_y is None else made()[0]
+        total: Any = None if of_y is None else slopes()[0]
         if of_mean is not None:
-            total = added(total, spread(of_mean * share, x, others))
+            total = added(total, spread(of_mean * share, x, axes))
         if of_var is not None:
-            total = added(total, spread(of_var * (2 * share), x, others) * (x - spread(call[1], x, others)))
+            total = added(total, spread(of_var * (2 * share), x, axes) * (x - spread(call[1], x, axes)))
         return total if total.dtype == x.dtype else total.cast(x.dtype)
 
     yield x, slope
-    yield at["weight"], lambda: None if of_y is None else made()[1]
-    yield at["bias"], lambda: None if of_y is None else made()[2]
+    yield args["weight"], lambda: None if of_y is None else slopes()[1]
+    yield args["bias"], lambda: None if of_y is None else slopes()[2]
 
 
 def _dropout(call: Any, g: Any) -> Iterator[Rule]:
     """The mask is a result of the call, which draws it once."""
-    at = bound(call)
-    yield at["x"], lambda: nn.dropout_grad(g[0], call[1], at["p"])
+    args = bound(call)
+    yield args["x"], lambda: nn.dropout_grad(g[0], call[1], args["p"])
 
 
 def _ranking(call: Any, g: Any) -> Iterator[Rule]:
-    at = _bound(call)[1]
-    yield at["x1"], lambda: nn.margin_ranking_loss_grad(g, **at)
-    yield at["x2"], lambda: -nn.margin_ranking_loss_grad(g, **at)
+    args = _bound(call)[1]
+    yield args["x1"], lambda: nn.margin_ranking_loss_grad(g, **args)
+    yield args["x2"], lambda: -nn.margin_ranking_loss_grad(g, **args)
     yield from _by_others(call, g, 2)
 
 
 def _embedding(call: Any, g: Any) -> Iterator[Rule]:
-    at = bound(call)
-    weight, indices, padding = at["weight"], at["indices"], at["padding_idx"]
+    args = bound(call)
+    weight, indices, padding = args["weight"], args["indices"], args["padding_idx"]
 
     def slope() -> Any:
         if is_ordered(g):
             return nn.embedding_grad(g, indices, weight.shape[0], padding)
-        kept = g
+        masked = g
         if padding is not None:
-            kept = arrays.where((indices == padding % weight.shape[0])[..., None], 0, g)
-        return added_at(weight, [indices], kept)
+            masked = arrays.where((indices == padding % weight.shape[0])[..., None], 0, g)
+        return added_at(weight, [indices], masked)
 
     yield weight, slope
 
@@ -220,8 +220,8 @@ def _lengths(x: Any, axis: Any, keepdims: bool = False) -> Any:
 
 
 def _softmax_grad(grad: Any, x: Any, axis: Any) -> Any:
-    made = arrays.softmax(x, axis=axis)
-    return made * (grad - arrays.sum(grad * made, axis=axis, keepdims=True))
+    probs = arrays.softmax(x, axis=axis)
+    return probs * (grad - arrays.sum(grad * probs, axis=axis, keepdims=True))
 
 
 def _log_softmax_grad(grad: Any, x: Any, axis: Any) -> Any:
@@ -248,8 +248,10 @@ def _cosine_embedding(x1: Any, x2: Any, target: Any, margin: float, reduction: s
 
 
 def _triplet(anchor: Any, positive: Any, negative: Any, margin: float, eps: float, reduction: str) -> Any:
-    near, far = (_distance(anchor, one, -1, eps, False) for one in (positive, negative))
-    return _reduced(arrays.maximum(near - far + margin, 0), reduction)
+    positive_distance, negative_distance = (
+        _distance(anchor, example, -1, eps, False) for example in (positive, negative)
+    )
+    return _reduced(arrays.maximum(positive_distance - negative_distance + margin, 0), reduction)
 
 
 def class_axis(logits: Any) -> int:
@@ -261,29 +263,29 @@ def labelled(logits: Any, labels: Any, weight: Any, ignore_index: int) -> tuple[
     is_host = isinstance(labels, np.ndarray)
     lib: Any = np if is_host else arrays
     # The dtype of the labels may not hold `ignore_index`.
-    own: Any = np.asarray(labels, "int64") if is_host else labels.cast("int64")
-    is_used = own != ignore_index
-    places = lib.where(is_used, own, 0)
+    int_labels: Any = np.asarray(labels, "int64") if is_host else labels.cast("int64")
+    is_used = int_labels != ignore_index
+    class_indices = lib.where(is_used, int_labels, 0)
     factors: Any = arrays.ones_like(part(logits, class_axis(logits), 0))
     if weight is not None:
         take: Any = np.take if is_host and isinstance(weight, np.ndarray) else arrays.take
-        factors = factors * take(weight, places)
-    return is_used, places, arrays.where(is_used, factors, 0)
+        factors = factors * take(weight, class_indices)
+    return is_used, class_indices, arrays.where(is_used, factors, 0)
 
 
 def _nll_loss(log_probs: Any, labels: Any, weight: Any, ignore_index: int, reduction: str) -> Any:
     axis = class_axis(log_probs)
-    _, places, factors = labelled(log_probs, labels, weight, ignore_index)
+    _, class_indices, factors = labelled(log_probs, labels, weight, ignore_index)
     lib: Any = np if isinstance(labels, np.ndarray) else arrays
-    taken = arrays.take_along_axis(log_probs, lib.expand_dims(places, axis=axis), axis=axis)
+    taken = arrays.take_along_axis(log_probs, lib.expand_dims(class_indices, axis=axis), axis=axis)
     values = -factors * arrays.squeeze(taken, axis=axis)
     return arrays.sum(values) / arrays.sum(factors) if reduction == "mean" else _reduced(values, reduction)
 
 
 def _lp_pool(name: str) -> Make:
-    def compose(input: Any, norm_type: float, ceil_mode: bool, **at: Any) -> Any:  # noqa: A002  # PyTorch's
+    def compose(input: Any, norm_type: float, ceil_mode: bool, **named: Any) -> Any:  # noqa: A002  # PyTorch's
         pool = getattr(nn, name.replace("lp", "avg"))
-        sums = pool(arrays.abs(input) ** norm_type, ceil_mode=ceil_mode, divisor_override=1, **at)
+        sums = pool(arrays.abs(input) ** norm_type, ceil_mode=ceil_mode, divisor_override=1, **named)
         return sums ** (1 / norm_type)
 
     return composition(compose)

@@ -25,14 +25,14 @@ arrays: Any = _arrays
 
 
 def _cumulative_sum(call: Any, g: Any) -> Iterator[Rule]:
-    at = bound(call)
-    axis = 0 if at["axis"] is None else at["axis"] % len(g.shape)
+    args = bound(call)
+    axis = 0 if args["axis"] is None else args["axis"] % len(g.shape)
 
     def slope() -> Any:
-        of_sums = part(g, axis, slice(1, None)) if at["include_initial"] else g
+        of_sums = part(g, axis, slice(1, None)) if args["include_initial"] else g
         return _sums_from_the_end(of_sums, axis)
 
-    yield at["x"], slope
+    yield args["x"], slope
 
 
 def _sums_from_the_end(x: Any, axis: int) -> Any:
@@ -40,36 +40,36 @@ def _sums_from_the_end(x: Any, axis: int) -> Any:
 
 
 def _cumulative_prod(call: Any, g: Any) -> Iterator[Rule]:
-    at = bound(call)
-    x = at["x"]
-    axis = 0 if at["axis"] is None else at["axis"] % len(g.shape)
-    if at["include_initial"]:
+    args = bound(call)
+    x = args["x"]
+    axis = 0 if args["axis"] is None else args["axis"] % len(g.shape)
+    if args["include_initial"]:
         raise refuse(call.function.name, "include_initial adds a product of nothing; concat a one")
 
     def slope() -> Any:
         # The first zero along the axis gets the product of the other factors, and later elements get 0.
         is_zero = x == 0
-        seen = arrays.cumulative_sum(arrays.where(is_zero, 1, 0), axis=axis)
-        patched = arrays.where(arrays.logical_and(is_zero, seen == 1), 1, x)
+        zero_count = arrays.cumulative_sum(arrays.where(is_zero, 1, 0), axis=axis)
+        patched = arrays.where(arrays.logical_and(is_zero, zero_count == 1), 1, x)
         without = arrays.cumulative_prod(patched, axis=axis)
-        of_zero = _sums_from_the_end(g * arrays.where(seen == 1, without, 0), axis)
+        of_zero = _sums_from_the_end(g * arrays.where(zero_count == 1, without, 0), axis)
         of_other = _sums_from_the_end(g * call, axis) / arrays.where(is_zero, 1, x)
-        return arrays.where(is_zero, arrays.where(seen == 1, of_zero, 0), of_other)
+        return arrays.where(is_zero, arrays.where(zero_count == 1, of_zero, 0), of_other)
 
     yield x, slope
 
 
 def _cumulative_extreme(call: Any, g: Any) -> Iterator[Rule]:
     """The element that became the extremum gets the gradients of all results up to the next one."""
-    at = bound(call)
-    x = at["x"]
+    args = bound(call)
+    x = args["x"]
     count = len(g.shape)
-    axis = 0 if at["axis"] is None else at["axis"] % count
+    axis = 0 if args["axis"] is None else args["axis"] % count
 
     def slope() -> Any:
         length = g.shape[axis]
-        places = np.arange(length).reshape([-1 if one == axis else 1 for one in range(count)])
-        at_first = arrays.where(x == call, places, 0)
+        indices = np.arange(length).reshape([-1 if dim == axis else 1 for dim in range(count)])
+        at_first = arrays.where(x == call, indices, 0)
         source = arrays.cumulative_max(at_first, axis=axis)
         return added_along(partial(arrays.zeros_like, x), x.shape, source, g, axis)
 
@@ -77,9 +77,9 @@ def _cumulative_extreme(call: Any, g: Any) -> Iterator[Rule]:
 
 
 def _cumulative_logsumexp(call: Any, g: Any) -> Iterator[Rule]:
-    at = bound(call)
-    x = at["x"]
-    axis = 0 if at["axis"] is None else at["axis"] % len(g.shape)
+    args = bound(call)
+    x = args["x"]
+    axis = 0 if args["axis"] is None else args["axis"] % len(g.shape)
 
     def slope() -> Any:
         # Results rise along the axis, so that no exponential overflows: exp(x - result) is at most 1.
@@ -91,42 +91,42 @@ def _cumulative_logsumexp(call: Any, g: Any) -> Iterator[Rule]:
             later = part(g, axis, slice(offset, None)) * arrays.exp(
                 part(x, axis, slice(0, length - offset)) - part(call, axis, slice(offset, None))
             )
-            one = arrays.pad(later, widths)
-            total = one if total is None else total + one
+            term = arrays.pad(later, widths)
+            total = term if total is None else total + term
         return total
 
     yield x, slope
 
 
 def _sort(call: Any, g: Any) -> Iterator[Rule]:
-    at = bound(call)
-    x, axis = at["x"], at["axis"]
+    args = bound(call)
+    x, axis = args["x"], args["axis"]
 
     def slope() -> Any:
-        order = arrays.argsort(x, axis=axis, descending=at["descending"], stable=True)
+        order = arrays.argsort(x, axis=axis, descending=args["descending"], stable=True)
         return arrays.take_along_axis(g, arrays.argsort(order, axis=axis), axis=axis)
 
     yield x, slope
 
 
 def _top_k(call: Any, g: Any) -> Iterator[Rule]:
-    at = bound(call)
-    x, axis = at["x"], at["axis"] % len(at["x"].shape)
+    args = bound(call)
+    x, axis = args["x"], args["axis"] % len(args["x"].shape)
     yield x, lambda: added_along(partial(arrays.zeros_like, x), x.shape, call[1], g[0], axis)
 
 
 def _take(call: Any, g: Any) -> Iterator[Rule]:
-    at = bound(call)
-    x, indices = at["x"], at["indices"]
-    axis = 0 if at["axis"] is None else at["axis"] % len(x.shape)
-    many = math.prod(np.shape(indices))
-    flat = (*x.shape[:axis], many, *x.shape[axis + 1 :])
-    line = tuple(many if one == axis else 1 for one in range(len(x.shape)))
+    args = bound(call)
+    x, indices = args["x"], args["indices"]
+    axis = 0 if args["axis"] is None else args["axis"] % len(x.shape)
+    size = math.prod(np.shape(indices))
+    flat = (*x.shape[:axis], size, *x.shape[axis + 1 :])
+    line = tuple(size if dim == axis else 1 for dim in range(len(x.shape)))
 
     def slope() -> Any:
-        places = _wide(indices.reshape(line), flat)
+        flat_indices = _wide(indices.reshape(line), flat)
         zeros = partial(arrays.zeros_like, x)
-        return added_along(zeros, x.shape, places, arrays.reshape(g, flat), axis)
+        return added_along(zeros, x.shape, flat_indices, arrays.reshape(g, flat), axis)
 
     yield x, slope
 
@@ -138,35 +138,35 @@ def _wide(indices: Any, shape: Sequence[int]) -> Any:
 
 
 def _take_along_axis(call: Any, g: Any) -> Iterator[Rule]:
-    at = bound(call)
-    x, indices, axis = at["x"], at["indices"], at["axis"] % len(at["x"].shape)
+    args = bound(call)
+    x, indices, axis = args["x"], args["indices"], args["axis"] % len(args["x"].shape)
     wide = (*g.shape[:axis], x.shape[axis], *g.shape[axis + 1 :])
 
     def slope() -> Any:
         def zeros() -> Any:
             return arrays.broadcast_to(arrays.zeros_like(x), wide).copy()
 
-        places = _wide(indices, g.shape)
-        return summed_to(added_along(zeros, wide, places, g, axis), x.shape)
+        wide_indices = _wide(indices, g.shape)
+        return summed_to(added_along(zeros, wide, wide_indices, g, axis), x.shape)
 
     yield x, slope
 
 
 def _gather_nd(call: Any, g: Any) -> Iterator[Rule]:
-    at = bound(call)
-    yield at["x"], lambda: added_at(at["x"], at["indices"], g)
+    args = bound(call)
+    yield args["x"], lambda: added_at(args["x"], args["indices"], g)
 
 
 def _segments(call: Any, g: Any) -> Iterator[Rule]:
-    at = bound(call)
-    x, offsets = at["x"], at["offsets"]
-    if at["op"] != "sum":
-        raise refuse(call.function.name, f"only op='sum' is supported, got op={at['op']!r}")
+    args = bound(call)
+    x, offsets = args["x"], args["offsets"]
+    if args["op"] != "sum":
+        raise refuse(call.function.name, f"only op='sum' is supported, got op={args['op']!r}")
 
     def slope() -> Any:
-        places = np.arange(x.shape[0])
+        rows = np.arange(x.shape[0])
         find = np.searchsorted if isinstance(offsets, np.ndarray) else arrays.searchsorted
-        segment = find(offsets, places, side="right") - 1
+        segment = find(offsets, rows, side="right") - 1
         return arrays.take(g, segment, axis=0)
 
     yield x, slope
@@ -174,11 +174,11 @@ def _segments(call: Any, g: Any) -> Iterator[Rule]:
 
 def _diff(x: Any, axis: int, n: int, prepend: Any, append: Any) -> Any:
     axis %= len(x.shape)
-    parts = [one for one in (prepend, x, append) if one is not None]
-    whole = arrays.concat(parts, axis=axis) if len(parts) > 1 else x
+    parts = [array for array in (prepend, x, append) if array is not None]
+    values = arrays.concat(parts, axis=axis) if len(parts) > 1 else x
     for _ in range(n):
-        whole = part(whole, axis, slice(1, None)) - part(whole, axis, slice(0, -1))
-    return whole
+        values = part(values, axis, slice(1, None)) - part(values, axis, slice(0, -1))
+    return values
 
 
 def _trapezoid(y: Any, x: Any, dx: float, axis: int, keepdims: bool) -> Any:
@@ -190,7 +190,7 @@ def _trapezoid(y: Any, x: Any, dx: float, axis: int, keepdims: bool) -> Any:
     along = axis if len(x.shape) == count else 0
     steps = part(x, along, slice(1, None)) - part(x, along, slice(0, -1))
     if len(x.shape) != count:
-        steps = arrays.reshape(steps, tuple(-1 if one == axis else 1 for one in range(count)))
+        steps = arrays.reshape(steps, tuple(-1 if dim == axis else 1 for dim in range(count)))
     return arrays.sum(pairs * steps, axis=axis, keepdims=keepdims) * 0.5
 
 
@@ -198,26 +198,26 @@ def _average(x: Any, axis: Any, weights: Any, keepdims: bool) -> Any:
     if weights is None:
         return arrays.mean(x, axis=axis, keepdims=keepdims)
     if len(weights.shape) != len(x.shape):
-        line = tuple(-1 if one == axis % len(x.shape) else 1 for one in range(len(x.shape)))
+        line = tuple(-1 if dim == axis % len(x.shape) else 1 for dim in range(len(x.shape)))
         weights = arrays.reshape(weights, line)
-    whole = arrays.broadcast_to(weights, x.shape)
+    wide_weights = arrays.broadcast_to(weights, x.shape)
     total = arrays.sum(x * weights, axis=axis, keepdims=keepdims)
-    return total / arrays.sum(whole, axis=axis, keepdims=keepdims)
+    return total / arrays.sum(wide_weights, axis=axis, keepdims=keepdims)
 
 
 def _cov(x: Any, correction: int) -> Any:
     rows = x if len(x.shape) == 2 else arrays.reshape(x, (1, -1))
     off = rows - arrays.mean(rows, axis=1, keepdims=True)
-    made = (off @ off.mT) * (1 / (rows.shape[1] - correction))
-    return made if len(x.shape) == 2 else arrays.reshape(made, ())
+    covariance = (off @ off.mT) * (1 / (rows.shape[1] - correction))
+    return covariance if len(x.shape) == 2 else arrays.reshape(covariance, ())
 
 
 def _corrcoef(x: Any) -> Any:
-    made = _cov(x, 1)
-    if not made.shape:
-        return made / made
-    roots = arrays.sqrt(arrays.diagonal(made))
-    return made / (arrays.expand_dims(roots, axis=1) * arrays.expand_dims(roots, axis=0))
+    covariance = _cov(x, 1)
+    if not covariance.shape:
+        return covariance / covariance
+    roots = arrays.sqrt(arrays.diagonal(covariance))
+    return covariance / (arrays.expand_dims(roots, axis=1) * arrays.expand_dims(roots, axis=0))
 
 
 def _nan_to_num(x: Any, **named: Any) -> Any:
@@ -238,14 +238,14 @@ def _vander(x: Any, n: int | None, increasing: bool) -> Any:
 
 
 def _select(call: Any, g: Any) -> Iterator[Rule]:
-    at = bound(call)
+    args = bound(call)
     taken: Any = None
-    for condition, choice in zip(at["conditions"], at["choices"], strict=True):
+    for condition, choice in zip(args["conditions"], args["choices"], strict=True):
         # Conditions may be arrays of the host.
-        here = condition if taken is None else condition & ~taken
-        yield choice, partial(_chosen, here, g, np.shape(choice))
+        is_first = condition if taken is None else condition & ~taken
+        yield choice, partial(_chosen, is_first, g, np.shape(choice))
         taken = condition if taken is None else taken | condition
-    yield at["default"], lambda: summed_to(arrays.where(taken, 0, g), np.shape(at["default"]))
+    yield args["default"], lambda: summed_to(arrays.where(taken, 0, g), np.shape(args["default"]))
 
 
 def _chosen(condition: Any, g: Any, shape: Sequence[int]) -> Any:
@@ -263,69 +263,70 @@ def _quantile(
     if method != "linear":
         raise refuse("arrays.quantile", f"only method='linear' is supported, got method={method!r}")
     count = len(x.shape)
-    axes = list(range(count)) if axis is None else [int(one) % count for one in np.atleast_1d(axis)]
-    others = [one for one in range(count) if one not in axes]
-    kept = tuple(x.shape[one] for one in others)
-    flat = arrays.reshape(arrays.permute_dims(x, (*others, *axes)), (*kept, -1))
+    axes = list(range(count)) if axis is None else [int(dim) % count for dim in np.atleast_1d(axis)]
+    batch_axes = [dim for dim in range(count) if dim not in axes]
+    batch_shape = tuple(x.shape[dim] for dim in batch_axes)
+    flat = arrays.reshape(arrays.permute_dims(x, (*batch_axes, *axes)), (*batch_shape, -1))
     ordered = arrays.sort(flat, axis=-1)
-    between = _between_numbers if skips_nan else _between
-    made = [between(ordered, float(one)) for one in np.atleast_1d(np.asarray(q, float) * scale)]
+    interpolate = _interpolate_numbers if skips_nan else _interpolate
+    quantiles = [interpolate(ordered, float(share)) for share in np.atleast_1d(np.asarray(q, float) * scale)]
     if keepdims:
-        made = [
-            arrays.reshape(one, tuple(1 if k in axes else n for k, n in enumerate(x.shape))) for one in made
+        quantiles = [
+            arrays.reshape(quantile, tuple(1 if k in axes else n for k, n in enumerate(x.shape)))
+            for quantile in quantiles
         ]
-    return arrays.stack(made, axis=0) if np.ndim(q) else made[0]
+    return arrays.stack(quantiles, axis=0) if np.ndim(q) else quantiles[0]
 
 
-def _between(ordered: Any, share: float) -> Any:
+def _interpolate(ordered: Any, share: float) -> Any:
     """Interpolate at a share of the last axis."""
-    place = share * (ordered.shape[-1] - 1)
-    low = int(np.floor(place))
-    high, part = min(low + 1, ordered.shape[-1] - 1), place - low
+    position = share * (ordered.shape[-1] - 1)
+    low = int(np.floor(position))
+    high, part = min(low + 1, ordered.shape[-1] - 1), position - low
     return ordered[..., low] * (1 - part) + ordered[..., high] * part
 
 
-def _between_numbers(ordered: Any, share: float) -> Any:
+def _interpolate_numbers(ordered: Any, share: float) -> Any:
     """Interpolate at a share of the numbers along the last axis, which NaNs follow."""
     numbers = arrays.sum(arrays.where(arrays.isnan(ordered), 0, 1), axis=-1, keepdims=True)
     # Without numbers this is the first NaN.
-    last = arrays.maximum(numbers - 1, 0)
-    place = last.cast("float64") * share
-    low = arrays.floor(place)
-    part = (place - low).cast(ordered.dtype)
-    high = arrays.minimum(low.cast("int64") + 1, last)
-    below, above = (arrays.take_along_axis(ordered, one, axis=-1) for one in (low.cast("int64"), high))
+    last_index = arrays.maximum(numbers - 1, 0)
+    position = last_index.cast("float64") * share
+    low = arrays.floor(position)
+    part = (position - low).cast(ordered.dtype)
+    high = arrays.minimum(low.cast("int64") + 1, last_index)
+    below, above = (arrays.take_along_axis(ordered, index, axis=-1) for index in (low.cast("int64"), high))
     return arrays.squeeze(below * (1 - part) + above * part, axis=-1)
 
 
 def _interp(x: Any, xp: Any, fp: Any, left: Any, right: Any) -> Any:
     count = xp.shape[0]
-    place = arrays.clip(arrays.searchsorted(xp, x, side="right") - 1, 0, max(count - 2, 0))
-    x0, y0 = arrays.take(xp, place), arrays.take(fp, place)
-    after = arrays.clip(place + 1, 0, count - 1)
-    made = y0 + (x - x0) * ((arrays.take(fp, after) - y0) / (arrays.take(xp, after) - x0))
-    made = arrays.where(x > xp[-1], fp[-1] if right is None else right, made)
-    return arrays.where(x < xp[0], fp[0] if left is None else left, made)
+    index = arrays.clip(arrays.searchsorted(xp, x, side="right") - 1, 0, max(count - 2, 0))
+    x0, y0 = arrays.take(xp, index), arrays.take(fp, index)
+    after = arrays.clip(index + 1, 0, count - 1)
+    result = y0 + (x - x0) * ((arrays.take(fp, after) - y0) / (arrays.take(xp, after) - x0))
+    result = arrays.where(x > xp[-1], fp[-1] if right is None else right, result)
+    return arrays.where(x < xp[0], fp[0] if left is None else left, result)
 
 
 def _gradient(x: Any, spacing: Any, axis: Any) -> Any:
     """Differences of both neighbours, weighted by the distances."""
     axes = range(len(x.shape)) if axis is None else np.atleast_1d(axis)
     if len(axes) != 1:
-        return gather(*[_gradient(x, spacing, int(one)) for one in axes])
-    at = int(axes[0]) % len(x.shape)
-    rises = part(x, at, slice(1, None)) - part(x, at, slice(0, -1))
+        return gather(*[_gradient(x, spacing, int(number)) for number in axes])
+    dim = int(axes[0]) % len(x.shape)
+    rises = part(x, dim, slice(1, None)) - part(x, dim, slice(0, -1))
     if len(np.shape(spacing)) == 1:
         widths = spacing[1:] - spacing[:-1]
-        widths = widths.reshape([-1 if one == at else 1 for one in range(len(x.shape))])
-        near, far = part(widths, at, slice(0, -1)), part(widths, at, slice(1, None))
-        share = far / (near + far)
+        widths = widths.reshape([-1 if k == dim else 1 for k in range(len(x.shape))])
+        widths_before, widths_after = part(widths, dim, slice(0, -1)), part(widths, dim, slice(1, None))
+        share = widths_after / (widths_before + widths_after)
     else:
         widths, share = spacing, 0.5
     slopes = rises / widths
-    middle = part(slopes, at, slice(0, -1)) * share + part(slopes, at, slice(1, None)) * (1 - share)
-    ends = [part(slopes, at, one) for one in (slice(0, 1), slice(-1, None))]
-    return arrays.concat([ends[0], middle, ends[1]], axis=at)
+    middle = part(slopes, dim, slice(0, -1)) * share + part(slopes, dim, slice(1, None)) * (1 - share)
+    ends = [part(slopes, dim, key) for key in (slice(0, 1), slice(-1, None))]
+    return arrays.concat([ends[0], middle, ends[1]], axis=dim)
 
 
 def _from_the_end(factors: Any, g: Any, axis: int) -> Any:
@@ -335,16 +336,16 @@ def _from_the_end(factors: Any, g: Any, axis: int) -> Any:
 
 
 def _linear_recurrence(call: Any, g: Any) -> Iterator[Rule]:
-    at = bound(call)
-    a, b, initial = at["a"], at["b"], at["initial"]
-    axis = 0 if at["axis"] is None else at["axis"] % len(g.shape)
+    args = bound(call)
+    a, b, initial = args["a"], args["b"], args["initial"]
+    axis = 0 if args["axis"] is None else args["axis"] % len(g.shape)
     wide = cache(lambda: arrays.zeros_like(g) + a)
     slope = cache(lambda: _from_the_end(wide(), g, axis))
 
     def of_factors() -> Any:
         start = part(arrays.zeros_like(g), axis, slice(0, 1)) + initial
-        before = arrays.concat([start, part(call, axis, slice(0, -1))], axis=axis)
-        return summed_to(slope() * before, np.shape(a))
+        previous = arrays.concat([start, part(call, axis, slice(0, -1))], axis=axis)
+        return summed_to(slope() * previous, np.shape(a))
 
     yield b, lambda: summed_to(slope(), np.shape(b))
     yield a, of_factors
@@ -353,17 +354,17 @@ def _linear_recurrence(call: Any, g: Any) -> Iterator[Rule]:
 
 def _scan(call: Any, g: Any) -> Iterator[Rule]:
     """The gradients of results are a recurrence, with derivatives by the previous result as factors."""
-    at = bound(call)
-    x = at["x"]
-    axis = 0 if at["axis"] is None else at["axis"] % len(g.shape)
+    args = bound(call)
+    x = args["x"]
+    axis = 0 if args["axis"] is None else args["axis"] % len(g.shape)
 
     def slope() -> Any:
-        combine: Any = Elementwise(at["text"], inputs=("a", "b"), operation="gradients.scan")
+        combine: Any = Elementwise(args["text"], inputs=("a", "b"), operation="gradients.scan")
         pairs = [part(call, axis, slice(0, -1)), part(x, axis, slice(1, None))]
         of_result, of_element = pulled(combine, pairs, arrays.ones_like(pairs[0]))
         first = part(arrays.ones_like(g), axis, slice(0, 1))
-        made = _from_the_end(arrays.concat([first, of_result], axis=axis), g, axis)
-        return made * arrays.concat([first, of_element], axis=axis)
+        of_results = _from_the_end(arrays.concat([first, of_result], axis=axis), g, axis)
+        return of_results * arrays.concat([first, of_element], axis=axis)
 
     yield x, slope
 

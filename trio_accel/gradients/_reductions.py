@@ -45,34 +45,34 @@ class _Parts:
     post: Elementwise[Any] | None
     reads: tuple[str, ...]
 
-    def compose(self, given: list[Any], axis: Any, *, keepdims: bool) -> Any:
+    def compose(self, arguments: list[Any], axis: Any, *, keepdims: bool) -> Any:
         """Compose the reduction of calls with gradients."""
-        values = self.map(*given)
+        values = self.map(*arguments)
         if self.dtype is not None:
             values = values.cast(self.dtype)
-        made = getattr(arrays, self.reduce)(values, axis=axis, keepdims=keepdims)
+        reduced = getattr(arrays, self.reduce)(values, axis=axis, keepdims=keepdims)
         if self.post is None:
-            return made
-        count = math.prod(values.shape) // max(1, math.prod(made.shape))
-        return self.post(*[made if name == "a" else count for name in self.reads])
+            return reduced
+        count = math.prod(values.shape) // max(1, math.prod(reduced.shape))
+        return self.post(*[reduced if name == "a" else count for name in self.reads])
 
 
 @functools.lru_cache(1024)
 def _parts(function: ArrayFunction) -> _Parts | None:
-    own = getattr(function.make, "__self__", None)
-    if not isinstance(own, Reduction):
+    reduction = getattr(function.make, "__self__", None)
+    if not isinstance(reduction, Reduction):
         return None
-    name, reduce = own.operation, own.reduce
+    name, reduce = reduction.operation, reduction.reduce
     if reduce not in REDUCTIONS:
         raise refuse(name, f"it combines values by {reduce!r}")
     after = None
-    if own.post is not None:
-        after = Elementwise[Any](own.post, operation=f"{name}.post")
+    if reduction.post is not None:
+        after = Elementwise[Any](reduction.post, operation=f"{name}.post")
     return _Parts(
-        own.inputs,
-        Elementwise[Any](own.text, inputs=own.inputs, operation=f"{name}.map"),
+        reduction.inputs,
+        Elementwise[Any](reduction.text, inputs=reduction.inputs, operation=f"{name}.map"),
         reduce,
-        own.dtype,
+        reduction.dtype,
         after,
         () if after is None else after.inputs,
     )
@@ -90,23 +90,23 @@ def _reduction_slopes(call: Any, g: Any) -> Iterator[Rule] | None:
 
 def _slopes(parts: _Parts, call: Any, g: Any) -> Iterator[Rule]:
     named = dict(call.named or {})
-    given = [*call.args, *[named[name] for name in parts.inputs[len(call.args) :]]]
-    places = [place for place, one in enumerate(given) if is_operand(one)]
+    arguments = [*call.args, *[named[name] for name in parts.inputs[len(call.args) :]]]
+    indices = [index for index, argument in enumerate(arguments) if is_operand(argument)]
 
     @functools.cache
-    def made() -> list[Any]:
-        def again(*leaves: Any) -> Any:
-            operands = dict(zip(places, leaves, strict=True))
-            values = [operands.get(place, one) for place, one in enumerate(given)]
+    def slopes() -> list[Any]:
+        def compose(*leaves: Any) -> Any:
+            operands = dict(zip(indices, leaves, strict=True))
+            values = [operands.get(index, argument) for index, argument in enumerate(arguments)]
             return parts.compose(values, named.get("axis"), keepdims=named.get("keepdims", False))
 
-        return pulled(again, [given[place] for place in places], g)
+        return pulled(compose, [arguments[index] for index in indices], g)
 
-    def slope(number: int, one: Any) -> Any:
-        return arrays.zeros_like(one) if parts.reduce in _STEPS else made()[number]
+    def slope(number: int, argument: Any) -> Any:
+        return arrays.zeros_like(argument) if parts.reduce in _STEPS else slopes()[number]
 
-    for number, place in enumerate(places):
-        yield given[place], partial(slope, number, given[place])
+    for number, index in enumerate(indices):
+        yield arguments[index], partial(slope, number, arguments[index])
 
 
 KINDS.append(_reduction_slopes)

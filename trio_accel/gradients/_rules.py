@@ -23,16 +23,16 @@ __all__ = ["adjoint", "axes_of", "composition", "conjugate", "filled", "part", "
 arrays: Any = _arrays
 
 
-def axes_of(at: dict[str, Any], x: Any) -> tuple[int, ...]:
+def axes_of(args: dict[str, Any], x: Any) -> tuple[int, ...]:
     """Return the axes that a reduction takes away."""
-    axis, count = at["axis"], len(x.shape)
-    return tuple(range(count)) if axis is None else tuple(int(one) % count for one in np.atleast_1d(axis))
+    axis, count = args["axis"], len(x.shape)
+    return tuple(range(count)) if axis is None else tuple(int(dim) % count for dim in np.atleast_1d(axis))
 
 
 def spread(g: Any, x: Any, axes: Sequence[int]) -> Any:
     """Return the gradient of a reduction in the shape of its argument."""
-    kept = tuple(1 if axis in axes else extent for axis, extent in enumerate(x.shape))
-    return arrays.broadcast_to(arrays.reshape(g, kept), x.shape)
+    shape = tuple(1 if axis in axes else extent for axis, extent in enumerate(x.shape))
+    return arrays.broadcast_to(arrays.reshape(g, shape), x.shape)
 
 
 def conjugate(x: Any) -> Any:
@@ -56,49 +56,49 @@ def composition(f: Callable[..., Any], *, without: Collection[str] = ()) -> Make
     """
 
     def rule(call: Any, g: Any) -> Iterator[Rule]:
-        given = bound(call)
-        at = {name: one for name, one in given.items() if name not in without}
+        bound_args = bound(call)
+        args = {name: argument for name, argument in bound_args.items() if name not in without}
         for name in without:
-            yield given[name], lambda: None
-        operands = list(_operands(list(at.values())))
+            yield bound_args[name], lambda: None
+        operands = list(_operands(list(args.values())))
 
-        def again(*leaves: Any) -> Any:
-            left = iter(leaves)
-            return f(**{name: _replaced(one, left) for name, one in at.items()})
+        def compose(*leaves: Any) -> Any:
+            remaining = iter(leaves)
+            return f(**{name: _replaced(argument, remaining) for name, argument in args.items()})
 
-        slopes = cache(lambda: pulled(again, operands, g))
-        for place, one in enumerate(operands):
-            yield one, partial(_nth, slopes, place)
+        slopes = cache(lambda: pulled(compose, operands, g))
+        for index, operand in enumerate(operands):
+            yield operand, partial(_nth, slopes, index)
 
     return rule
 
 
-def _operands(one: Any) -> Iterator[Any]:
+def _operands(argument: Any) -> Iterator[Any]:
     """Yield the operands of an argument, which may be a list or tuple of them."""
-    if isinstance(one, (list, tuple)):
-        for part_of_it in one:
+    if isinstance(argument, (list, tuple)):
+        for part_of_it in argument:
             yield from _operands(part_of_it)
-    elif is_operand(one):
-        yield one
+    elif is_operand(argument):
+        yield argument
 
 
-def _replaced(one: Any, left: Iterator[Any]) -> Any:
+def _replaced(argument: Any, leaves: Iterator[Any]) -> Any:
     """Return an argument with each operand replaced by the next leaf."""
-    if isinstance(one, (list, tuple)):
-        return [_replaced(part_of_it, left) for part_of_it in one]
-    return next(left) if is_operand(one) else one
+    if isinstance(argument, (list, tuple)):
+        return [_replaced(part_of_it, leaves) for part_of_it in argument]
+    return next(leaves) if is_operand(argument) else argument
 
 
-def _nth(make: Callable[[], Sequence[Any]], place: int) -> Any:
-    return make()[place]
+def _nth(make: Callable[[], Sequence[Any]], index: int) -> Any:
+    return make()[index]
 
 
 # Reductions.
 
 
 def _sum(call: Any, g: Any) -> Iterator[Rule]:
-    at = bound(call)
-    yield at["x"], lambda: spread(g, at["x"], axes_of(at, at["x"]))
+    args = bound(call)
+    yield args["x"], lambda: spread(g, args["x"], axes_of(args, args["x"]))
 
 
 def _count(x: Any, axes: Sequence[int]) -> int:
@@ -106,47 +106,47 @@ def _count(x: Any, axes: Sequence[int]) -> int:
 
 
 def _mean(call: Any, g: Any) -> Iterator[Rule]:
-    at = bound(call)
-    axes = axes_of(at, at["x"])
-    yield at["x"], lambda: spread(g, at["x"], axes) * (1 / _count(at["x"], axes))
+    args = bound(call)
+    axes = axes_of(args, args["x"])
+    yield args["x"], lambda: spread(g, args["x"], axes) * (1 / _count(args["x"], axes))
 
 
 def _extreme(call: Any, g: Any) -> Iterator[Rule]:
     """Equal elements share the gradient."""
-    at = bound(call)
-    x, axes = at["x"], axes_of(at, at["x"])
+    args = bound(call)
+    x, axes = args["x"], axes_of(args, args["x"])
 
     def slope() -> Any:
         same = arrays.where(x == spread(call, x, axes), 1.0, 0.0)
-        many = arrays.sum(same, axis=axes)
-        return arrays.where(same > 0, spread(arrays.reshape(g, many.shape) / many, x, axes), 0)
+        ties = arrays.sum(same, axis=axes)
+        return arrays.where(same > 0, spread(arrays.reshape(g, ties.shape) / ties, x, axes), 0)
 
     yield x, slope
 
 
 def _prod(call: Any, g: Any) -> Iterator[Rule]:
     """The derivative of a product with one factor of 0 is the product of the others."""
-    at = bound(call)
-    x, axes = at["x"], axes_of(at, at["x"])
+    args = bound(call)
+    x, axes = args["x"], axes_of(args, args["x"])
 
     def slope() -> Any:
         is_zero = x == 0
         zeros = spread(arrays.sum(arrays.where(is_zero, 1.0, 0.0), axis=axes), x, axes)
-        others = spread(arrays.prod(arrays.where(is_zero, 1, x), axis=axes), x, axes)
-        of_zero = arrays.where(zeros == 1, others, 0)
-        of_other = arrays.where(zeros == 0, others / arrays.where(is_zero, 1, x), 0)
+        product = spread(arrays.prod(arrays.where(is_zero, 1, x), axis=axes), x, axes)
+        of_zero = arrays.where(zeros == 1, product, 0)
+        of_other = arrays.where(zeros == 0, product / arrays.where(is_zero, 1, x), 0)
         return spread(g, x, axes) * arrays.where(is_zero, of_zero, of_other)
 
     yield x, slope
 
 
 def _var(call: Any, g: Any) -> Iterator[Rule]:
-    at = bound(call)
-    x, axes = at["x"], axes_of(at, at["x"])
+    args = bound(call)
+    x, axes = args["x"], axes_of(args, args["x"])
 
     def slope() -> Any:
         off = x - arrays.mean(x, axis=axes, keepdims=True)
-        return spread(g, x, axes) * off * (2 / (_count(x, axes) - at["correction"]))
+        return spread(g, x, axes) * off * (2 / (_count(x, axes) - args["correction"]))
 
     yield x, slope
 
@@ -157,15 +157,15 @@ def _std(call: Any, g: Any) -> Iterator[Rule]:
 
 
 def _logsumexp(call: Any, g: Any) -> Iterator[Rule]:
-    at = bound(call)
-    axes = axes_of(at, at["x"])
-    yield at["x"], lambda: spread(g, at["x"], axes) * arrays.softmax(at["x"], axis=axes)
+    args = bound(call)
+    axes = axes_of(args, args["x"])
+    yield args["x"], lambda: spread(g, args["x"], axes) * arrays.softmax(args["x"], axis=axes)
 
 
 def _without_nan(name: str) -> Make:
     """Make a rule for a reduction that ignores NaN, from a reduction that does not."""
 
-    def compose(x: Any, axis: Any, keepdims: bool = False, **more: Any) -> Any:
+    def compose(x: Any, axis: Any, keepdims: bool = False, **named: Any) -> Any:
         is_nan = arrays.isnan(x)
         how = {"axis": axis, "keepdims": keepdims}
         if name == "prod":
@@ -173,12 +173,12 @@ def _without_nan(name: str) -> Make:
         values = arrays.where(is_nan, 0, x)
         if name == "sum":
             return arrays.sum(values, **how)
-        kept = arrays.where(is_nan, 0.0, 1.0)
+        weights = arrays.where(is_nan, 0.0, 1.0)
         if name == "mean":
-            return arrays.sum(values, **how) / arrays.sum(kept, **how)
-        many = arrays.sum(kept, axis=axis, keepdims=True)
-        off = arrays.where(is_nan, 0, x - arrays.sum(values, axis=axis, keepdims=True) / many)
-        square = arrays.sum(off * off, **how) / (arrays.sum(kept, **how) - more["correction"])
+            return arrays.sum(values, **how) / arrays.sum(weights, **how)
+        count = arrays.sum(weights, axis=axis, keepdims=True)
+        off = arrays.where(is_nan, 0, x - arrays.sum(values, axis=axis, keepdims=True) / count)
+        square = arrays.sum(off * off, **how) / (arrays.sum(weights, **how) - named["correction"])
         return square if name == "var" else arrays.sqrt(square)
 
     return composition(compose)
@@ -207,17 +207,17 @@ def _moment(power: int) -> Make:
 
 def _cosine(x1: Any, x2: Any, axis: Any, eps: float, keepdims: bool) -> Any:
     how = {"axis": axis, "keepdims": keepdims}
-    norms = [arrays.maximum(arrays.sqrt(arrays.sum(one * one, **how)), eps) for one in (x1, x2)]
+    norms = [arrays.maximum(arrays.sqrt(arrays.sum(x * x, **how)), eps) for x in (x1, x2)]
     return arrays.sum(x1 * x2, **how) / (norms[0] * norms[1])
 
 
 def _normed(call: Any, g: Any) -> Iterator[Rule]:
     """Yield gradients of a layer norm, or of an RMS norm, which subtracts no mean and has no bias."""
-    is_centred, at = call.function.name == "arrays.layer_norm", bound(call)
-    x, weight, bias = at["x"], at["weight"], at.get("bias", 0)
-    mean = partial(arrays.mean, axis=at["axis"], keepdims=True)
+    is_centred, args = call.function.name == "arrays.layer_norm", bound(call)
+    x, weight, bias = args["x"], args["weight"], args.get("bias", 0)
+    mean = partial(arrays.mean, axis=args["axis"], keepdims=True)
     off = cache(lambda: x - mean(x) if is_centred else x)
-    root = cache(lambda: arrays.rsqrt(mean(off() * off()) + at["eps"]))
+    root = cache(lambda: arrays.rsqrt(mean(off() * off()) + args["eps"]))
     normal, scaled = cache(lambda: off() * root()), cache(lambda: g * weight)
     less = cache(lambda: scaled() - normal() * mean(scaled() * normal()))
     yield x, lambda: root() * (less() - mean(scaled()) if is_centred else less())
@@ -248,16 +248,18 @@ def _turned(call: Any, g: Any) -> Iterator[Rule]:
 def _taken(call: Any, g: Any) -> Iterator[Rule]:
     """Gradients of a part by numbers and slices: zeros around, and between."""
     x, key = call.args
-    keys: list[Any] = [one for one in np.index_exp[key] if one is not None]
+    keys: list[Any] = [index for index in np.index_exp[key] if index is not None]
     if Ellipsis in keys:
-        place = keys.index(Ellipsis)
-        keys[place : place + 1] = [slice(None)] * (len(x.shape) - len(keys) + 1)
+        position = keys.index(Ellipsis)
+        keys[position : position + 1] = [slice(None)] * (len(x.shape) - len(keys) + 1)
     keys += [slice(None)] * (len(x.shape) - len(keys))
     spans: list[range] = []
-    for one, extent in zip(keys, x.shape, strict=False):
-        if not isinstance(one, (int, slice)):
+    for index, extent in zip(keys, x.shape, strict=False):
+        if not isinstance(index, (int, slice)):
             raise NotSupportedError(f"only parts by numbers and slices have gradients; {ADVICE}")
-        spans.append(range(extent)[one if isinstance(one, slice) else slice(one % extent, one % extent + 1)])
+        spans.append(
+            range(extent)[index if isinstance(index, slice) else slice(index % extent, index % extent + 1)]
+        )
     yield x, lambda: _placed(arrays.reshape(g, tuple(map(len, spans))), x.shape, spans)
 
 
@@ -270,12 +272,12 @@ def _placed(g: Any, shape: Sequence[int], spans: Sequence[range]) -> Any:
     for axis, span in enumerate(spans):
         if span.step > 1 and len(span) > 1:
             # Zeros follow each element, but the last.
-            more = [(0, 0)] * (axis + 1) + [(0, span.step - 1)] + [(0, 0)] * (len(shape) - axis - 1)
+            widths = [(0, 0)] * (axis + 1) + [(0, span.step - 1)] + [(0, 0)] * (len(shape) - axis - 1)
             apart = (*g.shape[: axis + 1], 1, *g.shape[axis + 1 :])
-            wide = arrays.pad(arrays.reshape(g, apart), more)
-            whole = (*g.shape[:axis], len(span) * span.step, *g.shape[axis + 1 :])
-            last = (len(span) - 1) * span.step + 1
-            g = arrays.reshape(wide, whole)[(slice(None),) * axis + (slice(0, last),)]
+            wide = arrays.pad(arrays.reshape(g, apart), widths)
+            merged = (*g.shape[:axis], len(span) * span.step, *g.shape[axis + 1 :])
+            stop = (len(span) - 1) * span.step + 1
+            g = arrays.reshape(wide, merged)[(slice(None),) * axis + (slice(0, stop),)]
     # An empty part has its zeros anywhere.
     starts = [span.start if len(span) else 0 for span in spans]
     ends = [span[-1] + 1 if len(span) else 0 for span in spans]
@@ -293,12 +295,12 @@ def part(g: Any, axis: int, key: object) -> Any:
 
 
 def _concat(call: Any, g: Any) -> Iterator[Rule]:
-    at, first = bound(call), 0
-    axis = 0 if at["axis"] is None else at["axis"] % len(g.shape)
-    for one in at["arrays"]:
-        stop = first + (math.prod(one.shape) if at["axis"] is None else one.shape[axis])
-        own = partial(part, g, axis, slice(first, stop))
-        yield one, own if at["axis"] is not None else partial(_as_shape, own, one.shape)
+    args, first = bound(call), 0
+    axis = 0 if args["axis"] is None else args["axis"] % len(g.shape)
+    for array in args["arrays"]:
+        stop = first + (math.prod(array.shape) if args["axis"] is None else array.shape[axis])
+        slope = partial(part, g, axis, slice(first, stop))
+        yield array, slope if args["axis"] is not None else partial(_as_shape, slope, array.shape)
         first = stop
 
 
@@ -307,9 +309,9 @@ def _as_shape(make: Callable[[], Any], shape: Sequence[int]) -> Any:
 
 
 def _stack(call: Any, g: Any) -> Iterator[Rule]:
-    at = bound(call)
-    for number, one in enumerate(at["arrays"]):
-        yield one, partial(part, g, at["axis"] % len(g.shape), number)
+    args = bound(call)
+    for number, array in enumerate(args["arrays"]):
+        yield array, partial(part, g, args["axis"] % len(g.shape), number)
 
 
 def _cast(call: Any, g: Any) -> Iterator[Rule]:
@@ -326,95 +328,95 @@ def _same(call: Any, g: Any) -> Iterator[Rule]:
 
 
 def _flip(call: Any, g: Any) -> Iterator[Rule]:
-    at = bound(call)
-    yield at["x"], lambda: arrays.flip(g, axis=at["axis"])
+    args = bound(call)
+    yield args["x"], lambda: arrays.flip(g, axis=args["axis"])
 
 
 def _roll(call: Any, g: Any) -> Iterator[Rule]:
-    at = bound(call)
-    shift = at["shift"]
-    back = tuple(-one for one in shift) if isinstance(shift, (tuple, list)) else -shift
-    yield at["x"], lambda: arrays.roll(g, back, axis=at["axis"])
+    args = bound(call)
+    shift = args["shift"]
+    back = tuple(-distance for distance in shift) if isinstance(shift, (tuple, list)) else -shift
+    yield args["x"], lambda: arrays.roll(g, back, axis=args["axis"])
 
 
 def _rot90(call: Any, g: Any) -> Iterator[Rule]:
-    at = bound(call)
-    yield at["x"], lambda: arrays.rot90(g, -at["k"], axes=at["axes"])
+    args = bound(call)
+    yield args["x"], lambda: arrays.rot90(g, -args["k"], axes=args["axes"])
 
 
 def _tile(call: Any, g: Any) -> Iterator[Rule]:
-    at = bound(call)
-    x, many = at["x"], [int(one) for one in np.atleast_1d(at["repetitions"])]
-    count = max(len(many), len(x.shape))
-    many = [1] * (count - len(many)) + many
+    args = bound(call)
+    x, repetitions = args["x"], [int(n) for n in np.atleast_1d(args["repetitions"])]
+    count = max(len(repetitions), len(x.shape))
+    repetitions = [1] * (count - len(repetitions)) + repetitions
     shape = (1,) * (count - len(x.shape)) + tuple(x.shape)
-    apart = tuple(extent for pair in zip(many, shape, strict=True) for extent in pair)
-    each = tuple(range(0, 2 * count, 2))
-    yield x, lambda: arrays.reshape(arrays.sum(arrays.reshape(g, apart), axis=each), x.shape)
+    apart = tuple(extent for pair in zip(repetitions, shape, strict=True) for extent in pair)
+    axes = tuple(range(0, 2 * count, 2))
+    yield x, lambda: arrays.reshape(arrays.sum(arrays.reshape(g, apart), axis=axes), x.shape)
 
 
 def _repeat(call: Any, g: Any) -> Iterator[Rule]:
-    at = bound(call)
-    x, many, axis = at["x"], at["repeats"], at["axis"]
-    if not isinstance(many, int):
+    args = bound(call)
+    x, repeats, axis = args["x"], args["repeats"], args["axis"]
+    if not isinstance(repeats, int):
         raise refuse(call.function.name, "an array of repeats decides the length of the result")
     shape = (math.prod(x.shape),) if axis is None else tuple(x.shape)
-    place = 0 if axis is None else axis % len(shape)
-    apart = (*shape[: place + 1], many, *shape[place + 1 :])
-    yield x, lambda: arrays.reshape(arrays.sum(arrays.reshape(g, apart), axis=place + 1), x.shape)
+    dim = 0 if axis is None else axis % len(shape)
+    apart = (*shape[: dim + 1], repeats, *shape[dim + 1 :])
+    yield x, lambda: arrays.reshape(arrays.sum(arrays.reshape(g, apart), axis=dim + 1), x.shape)
 
 
 def _diagonal(call: Any, g: Any) -> Iterator[Rule]:
-    at = bound(call)
-    x, offset = at["x"], at["offset"]
+    args = bound(call)
+    x, offset = args["x"], args["offset"]
     rows, columns = x.shape[-2:]
 
     def slope() -> Any:
         first = np.arange(rows)[:, None] + offset == np.arange(columns)
         wide = (*x.shape[:-2], rows if offset >= 0 else columns)
-        kept = g.shape[-1]
+        length = g.shape[-1]
         # Element i of the diagonal belongs to row i, counted from the begin of the diagonal.
         if offset >= 0:
-            aligned = arrays.pad(g, [(0, 0)] * (len(wide) - 1) + [(0, rows - kept)])
+            aligned = arrays.pad(g, [(0, 0)] * (len(wide) - 1) + [(0, rows - length)])
             return arrays.where(first, arrays.expand_dims(aligned, axis=-1), 0)
-        aligned = arrays.pad(g, [(0, 0)] * (len(wide) - 1) + [(0, columns - kept)])
+        aligned = arrays.pad(g, [(0, 0)] * (len(wide) - 1) + [(0, columns - length)])
         return arrays.where(first, arrays.expand_dims(aligned, axis=-2), 0)
 
     yield x, slope
 
 
 def _diag(call: Any, g: Any) -> Iterator[Rule]:
-    at = bound(call)
-    yield at["x"], lambda: arrays.diagonal(g, offset=at["k"])
+    args = bound(call)
+    yield args["x"], lambda: arrays.diagonal(g, offset=args["k"])
 
 
 def _windows(call: Any, g: Any) -> Iterator[Rule]:
     """Each element of a window gives its gradient to the element that it shows."""
-    at = bound(call)
-    x, axis, window = at["x"], at["axis"], at["window_shape"]
-    sizes = [int(one) for one in np.atleast_1d(window)]
+    args = bound(call)
+    x, axis, window = args["x"], args["axis"], args["window_shape"]
+    sizes = [int(size) for size in np.atleast_1d(window)]
     count = len(x.shape)
-    axes = list(range(count)) if axis is None else [int(one) % count for one in np.atleast_1d(axis)]
+    axes = list(range(count)) if axis is None else [int(dim) % count for dim in np.atleast_1d(axis)]
 
     def slope() -> Any:
         total: Any = None
         for offsets in np.ndindex(*sizes):
             widths = [(0, 0)] * count
-            for place, offset, size in zip(axes, offsets, sizes, strict=True):
-                before, after = widths[place]
-                widths[place] = before + offset, after + size - 1 - offset
-            one = arrays.pad(g[(..., *offsets)], widths)
-            total = one if total is None else total + one
+            for dim, offset, size in zip(axes, offsets, sizes, strict=True):
+                leading, trailing = widths[dim]
+                widths[dim] = leading + offset, trailing + size - 1 - offset
+            term = arrays.pad(g[(..., *offsets)], widths)
+            total = term if total is None else total + term
         return total
 
     yield x, slope
 
 
 def _pad(call: Any, g: Any) -> Iterator[Rule]:
-    at = bound(call)
-    x, mode = at["x"], at["mode"]
-    pairs = np.broadcast_to(np.asarray(at["pad_width"]), (len(x.shape), 2)).tolist()
-    inside = [slice(before, before + extent) for (before, _), extent in zip(pairs, x.shape, strict=True)]
+    args = bound(call)
+    x, mode = args["x"], args["mode"]
+    pairs = np.broadcast_to(np.asarray(args["pad_width"]), (len(x.shape), 2)).tolist()
+    inside = [slice(leading, leading + extent) for (leading, _), extent in zip(pairs, x.shape, strict=True)]
     if mode == "constant":
         yield x, lambda: g[tuple(inside)]
     else:
@@ -430,83 +432,83 @@ def unpadded(g: Any, shape: Sequence[int], pairs: Sequence[Sequence[int]], mode:
         pairs: How many elements were added before and after, for each axis.
         mode: A mode of `numpy.pad` that repeats elements.
     """
-    for axis, ((before, after), extent) in enumerate(zip(pairs, shape, strict=True)):
-        if not before and not after:
+    for axis, ((leading, trailing), extent) in enumerate(zip(pairs, shape, strict=True)):
+        if not leading and not trailing:
             continue
         fill: Any = np.pad
-        places = fill(np.arange(extent), (before, after), mode=mode)
+        indices = fill(np.arange(extent), (leading, trailing), mode=mode)
         # The blocks of neighbours, repeated in order or in reverse order.
         total: Any = None
-        for start, stop in _runs(places):
-            first, last = int(places[start]), int(places[stop - 1])
+        for start, stop in _runs(indices):
+            first_index, last_index = int(indices[start]), int(indices[stop - 1])
             block = part(g, axis, slice(start, stop))
-            if last < first:
-                block, first, last = arrays.flip(block, axis=axis), last, first
-            elif last == first and stop - start > 1:
+            if last_index < first_index:
+                block, first_index, last_index = arrays.flip(block, axis=axis), last_index, first_index
+            elif last_index == first_index and stop - start > 1:
                 block = arrays.sum(block, axis=axis, keepdims=True)
             widths = [(0, 0)] * len(shape)
-            widths[axis] = first, extent - last - 1
-            one = arrays.pad(block, widths)
-            total = one if total is None else total + one
+            widths[axis] = first_index, extent - last_index - 1
+            term = arrays.pad(block, widths)
+            total = term if total is None else total + term
         g = total
     return g
 
 
-def _runs(places: Any) -> Iterator[tuple[int, int]]:
+def _runs(indices: Any) -> Iterator[tuple[int, int]]:
     """Yield parts of indices that rise by one, fall by one, or stay."""
     start = 0
-    while start < len(places):
-        steps = np.diff(places[start:])
+    while start < len(indices):
+        steps = np.diff(indices[start:])
         is_run = bool(len(steps)) and abs(int(steps[0])) <= 1
-        others = np.flatnonzero(steps != steps[0]) if is_run else [0]
-        stop = start + 1 + (int(others[0]) if len(others) else len(steps))
+        changes = np.flatnonzero(steps != steps[0]) if is_run else [0]
+        stop = start + 1 + (int(changes[0]) if len(changes) else len(steps))
         yield start, stop
         start = stop
 
 
 def filled(call: Any, g: Any) -> list[Any]:
     """Return the gradients of all results: zeros for unused ones."""
-    return [arrays.zeros_like(call[k]) if one is None else one for k, one in enumerate(g)]
+    return [arrays.zeros_like(call[k]) if slope is None else slope for k, slope in enumerate(g)]
 
 
 def _unstack(call: Any, g: Any) -> Iterator[Rule]:
-    at = bound(call)
-    yield at["x"], lambda: arrays.stack(filled(call, g), axis=at["axis"])
+    args = bound(call)
+    yield args["x"], lambda: arrays.stack(filled(call, g), axis=args["axis"])
 
 
 def _split(call: Any, g: Any) -> Iterator[Rule]:
-    at = bound(call)
-    yield at["x"], lambda: arrays.concat(filled(call, g), axis=at["axis"])
+    args = bound(call)
+    yield args["x"], lambda: arrays.concat(filled(call, g), axis=args["axis"])
 
 
 def _broadcast_all(call: Any, g: Any) -> Iterator[Rule]:
-    for one, slope in zip(call.args, g, strict=True):
-        yield one, partial(_unbroadcast, one, slope)
+    for operand, slope in zip(call.args, g, strict=True):
+        yield operand, partial(_unbroadcast, operand, slope)
 
 
 def _meshgrid(call: Any, g: Any) -> Iterator[Rule]:
     named: dict[str, Any] = dict(call.named or {})
     is_turned = named.get("indexing", "xy") == "xy" and len(g) > 1
-    for number, (one, slope) in enumerate(zip(call.args, g, strict=True)):
+    for number, (coordinates, slope) in enumerate(zip(call.args, g, strict=True)):
         axis = 1 - number if is_turned and number < 2 else number
-        yield one, partial(_along, one, slope, axis)
+        yield coordinates, partial(_along, coordinates, slope, axis)
 
 
-def _unbroadcast(one: Any, g: Any) -> Any:
-    return None if g is None else summed_to(g, one.shape)
+def _unbroadcast(x: Any, g: Any) -> Any:
+    return None if g is None else summed_to(g, x.shape)
 
 
-def _along(one: Any, g: Any, axis: int) -> Any:
+def _along(coordinates: Any, g: Any, axis: int) -> Any:
     """Return the gradient of the coordinates along an axis of a grid."""
     if g is None:
         return None
-    others = tuple(k for k in range(len(g.shape)) if k != axis)
-    return arrays.reshape(arrays.sum(g, axis=others) if others else g, one.shape)
+    axes = tuple(k for k in range(len(g.shape)) if k != axis)
+    return arrays.reshape(arrays.sum(g, axis=axes) if axes else g, coordinates.shape)
 
 
 def _triangle(call: Any, g: Any) -> Iterator[Rule]:
-    at = bound(call)
-    yield at["x"], lambda: getattr(arrays, call.function.name.partition(".")[2])(g, k=at["k"])
+    args = bound(call)
+    yield args["x"], lambda: getattr(arrays, call.function.name.partition(".")[2])(g, k=args["k"])
 
 
 _TURNED = (

@@ -31,39 +31,42 @@ def is_ordered(g: Any) -> bool:
     return bool(device.state.backend.adds_in_order)
 
 
-def sorted_sums(places: Any, values: Any, shape: Sequence[int]) -> Any:
-    """Return an array of sums: of the values, by their places in C order.
+def sorted_sums(positions: Any, values: Any, shape: Sequence[int]) -> Any:
+    """Return an array of sums: of the values, by their positions in C order.
 
     Args:
-        places: A vector of integers from 0.
+        positions: A vector of integers from 0.
         values: A vector of as many floating numbers.
         shape: Shape of the result.
     """
-    order = arrays.argsort(places, stable=True)
+    order = arrays.argsort(positions, stable=True)
     bounds = np.arange(math.prod(shape) + 1)
-    offsets = arrays.searchsorted(arrays.take(places, order), bounds)
+    offsets = arrays.searchsorted(arrays.take(positions, order), bounds)
     sums = arrays.segmented_reduce(arrays.take(values, order), offsets)
     return arrays.reshape(sums, tuple(shape))
 
 
-def added_along(zeros: Callable[[], Any], shape: Sequence[int], places: Any, values: Any, axis: int) -> Any:
+def added_along(
+    zeros: Callable[[], Any], shape: Sequence[int], positions: Any, values: Any, axis: int
+) -> Any:
     """Return zeros with values added to elements along an axis.
 
     Args:
         zeros: Makes the zeros.
         shape: Their shape.
-        places: Indices along the axis, an array with the shape of `values`; negative ones count from the end.
+        positions: Indices along the axis, an array with the shape of `values`; negative ones count from the
+            end.
         values: The values.
         axis: The axis.
     """
     if is_ordered(values):
-        return arrays.put_along_axis(zeros(), places, values, axis, reduce="add")
+        return arrays.put_along_axis(zeros(), positions, values, axis, reduce="add")
     grid = [
-        np.arange(extent).reshape([-1 if one == k else 1 for one in range(len(shape))])
+        np.arange(extent).reshape([-1 if dim == k else 1 for dim in range(len(shape))])
         for k, extent in enumerate(values.shape)
     ]
     indices: list[Any] = list(grid)
-    indices[axis] = places
+    indices[axis] = positions
     return _by_sort(indices, values, shape)
 
 
@@ -74,11 +77,11 @@ def added_at(x: Any, indices: Sequence[Any], values: Any) -> Any:
     shape = x.shape
     rest = len(shape) - len(indices)
     count = len(values.shape)
-    whole = [one.reshape((*np.shape(one), *(1,) * rest)) for one in indices]
+    all_indices = [index.reshape((*np.shape(index), *(1,) * rest)) for index in indices]
     for axis in range(rest):
-        line = [-1 if one == count - rest + axis else 1 for one in range(count)]
-        whole.append(np.arange(values.shape[count - rest + axis]).reshape(line))
-    return _by_sort(whole, values, shape)
+        line = [-1 if dim == count - rest + axis else 1 for dim in range(count)]
+        all_indices.append(np.arange(values.shape[count - rest + axis]).reshape(line))
+    return _by_sort(all_indices, values, shape)
 
 
 def _by_sort(indices: Sequence[Any], values: Any, shape: Sequence[int]) -> Any:
@@ -86,5 +89,5 @@ def _by_sort(indices: Sequence[Any], values: Any, shape: Sequence[int]) -> Any:
     for index, extent in zip(indices, shape, strict=True):
         flat = flat * extent + (index % extent)
     # Indices of the host go to the device with the values.
-    places = arrays.full_like(values, 0, dtype="int64") + flat
-    return sorted_sums(arrays.reshape(places, (-1,)), arrays.reshape(values, (-1,)), shape)
+    positions = arrays.full_like(values, 0, dtype="int64") + flat
+    return sorted_sums(arrays.reshape(positions, (-1,)), arrays.reshape(values, (-1,)), shape)

@@ -52,37 +52,39 @@ class Shift:
         """Whether few loads have read an element."""
         return self.wraps or (not self.is_around and abs(self.by) <= _MAX_SHIFT)
 
-    def fits(self, extent: int, given: Sequence[Any]) -> bool:
+    def fits(self, extent: int, operands: Sequence[Any]) -> bool:
         """Return whether the numbers of a call match an extent."""
-        values = [(value if kind == "constant" else given[value], more) for kind, value, more in self.bounds]
-        is_known = all(type(value) is int and value == extent + more for value, more in values)
+        values = [
+            (value if kind == "constant" else operands[value], offset) for kind, value, offset in self.bounds
+        ]
+        is_known = all(type(value) is int and value == extent + offset for value, offset in values)
         return is_known and (self.wraps or abs(self.by) <= extent)
 
     def terms(self, axis: int) -> list[Term]:
         """Return the loads that have read an element."""
-        here, extent, by = f"i({axis})", f"n{axis}", self.by
+        index, extent, by = f"i({axis})", f"n{axis}", self.by
         if not by:
-            return [(here, "")]
+            return [(index, "")]
         if self.wraps or (by < 0 and not self.is_low):
             # A negative index counts from the end, as if it wrapped around.
-            return [(f"({here} - {by}) % {extent}" if by > 0 else f"({here} + {-by}) % {extent}", "")]
+            return [(f"({index} - {by}) % {extent}" if by > 0 else f"({index} + {-by}) % {extent}", "")]
         if by < 0:
-            edge = [(f"{k}", f"({here} == 0)") for k in range(-by)]
-            return [(f"{here} - {by}", f"({here} < {extent} + {by})"), *edge]
-        edge = [(f"{extent} - {1 + k}", f"({here} == {extent} - 1)") for k in range(by)]
-        return [(f"{here} - {by}", f"({here} >= {by})"), *edge]
+            edge = [(f"{k}", f"({index} == 0)") for k in range(-by)]
+            return [(f"{index} - {by}", f"({index} < {extent} + {by})"), *edge]
+        edge = [(f"{extent} - {1 + k}", f"({index} == {extent} - 1)") for k in range(by)]
+        return [(f"{index} - {by}", f"({index} >= {by})"), *edge]
 
 
 def shifts_of(program: DerivedSteps) -> tuple[Shift, ...] | None:
     """Return the shift of the index along each axis; None where one of them is not a shift."""
-    found: list[Shift] = []
+    shifts: list[Shift] = []
     axes = len(program.outputs) - 1
     for axis, number in enumerate(program.outputs[1:]):
         shift = _shift(program.steps, number, (axis, axis - axes))
         if shift is None or not shift.is_complete:
             return None
-        found.append(shift)
-    return tuple(found)
+        shifts.append(shift)
+    return tuple(shifts)
 
 
 def _shift(steps: Sequence[TypedStep], number: int, axis: tuple[int, int]) -> Shift | None:
@@ -95,55 +97,55 @@ def _shift(steps: Sequence[TypedStep], number: int, axis: tuple[int, int]) -> Sh
     first, second = step.steps
     if step.function in ("add", "maximum", "minimum") and _number(steps, first) is not None:
         first, second = second, first
-    inner, other = _shift(steps, first, axis), _number(steps, second)
-    return _changed(inner, step.function, *other) if inner is not None and other is not None else None
+    inner, operand = _shift(steps, first, axis), _number(steps, second)
+    return _changed(inner, step.function, *operand) if inner is not None and operand is not None else None
 
 
-def _changed(inner: Shift, function: str, number: TypedStep, more: int) -> Shift | None:
+def _changed(inner: Shift, function: str, number: TypedStep, offset: int) -> Shift | None:
     """Return the shift for a function of a shift and a number, plus a constant."""
     value, is_constant = int(number.value.real), number.function == "constant"
     is_inside = inner.is_low or inner.is_high
-    made: Shift | None = None
+    shift: Shift | None = None
     if function == "remainder":
         if not inner.wraps and not is_inside:
-            made = attrs.evolve(inner, wraps=True, bounds=(*inner.bounds, (number.function, value, -more)))
+            shift = attrs.evolve(inner, wraps=True, bounds=(*inner.bounds, (number.function, value, -offset)))
     elif function == "minimum":
         # The number must be the last index, which is the nearest one anyway.
         if not inner.wraps and not inner.is_around:
-            bound = (number.function, value, -1 - more)
-            made = attrs.evolve(inner, is_high=True, bounds=(*inner.bounds, bound))
+            bound = (number.function, value, -1 - offset)
+            shift = attrs.evolve(inner, is_high=True, bounds=(*inner.bounds, bound))
     elif function == "maximum":
         if not inner.wraps and not inner.is_around and is_constant and value == 0:
-            made = attrs.evolve(inner, is_low=True)
+            shift = attrs.evolve(inner, is_low=True)
     elif not inner.wraps and not is_inside:
         if is_constant:
-            made = attrs.evolve(inner, by=inner.by + (value if function == "add" else -value))
+            shift = attrs.evolve(inner, by=inner.by + (value if function == "add" else -value))
         else:
             bounds = (*inner.bounds, (number.function, value, 0))
-            by = inner.by + (more if function == "add" else -more)
-            made = attrs.evolve(inner, by=by, is_around=True, bounds=bounds)
-    return made
+            by = inner.by + (offset if function == "add" else -offset)
+            shift = attrs.evolve(inner, by=by, is_around=True, bounds=bounds)
+    return shift
 
 
 def _number(steps: Sequence[TypedStep], number: int) -> tuple[TypedStep, int] | None:
     """Return the two terms of a step that adds a constant to a constant or an argument."""
     step = steps[number]
-    found: tuple[TypedStep, int] | None = None
+    terms: tuple[TypedStep, int] | None = None
     if step.dtype is not DType.int64:
         return None
     if step.function in ("constant", "argument"):
-        found = step, 0
+        terms = step, 0
     elif step.function == "cast":
-        found = _number(steps, step.steps[0])
+        terms = _number(steps, step.steps[0])
     elif step.function in ("add", "subtract"):
         first, second = (_number(steps, operand) for operand in step.steps)
         if first is not None and second is not None:
             if second[0].function == "constant":
                 value = int(second[0].value.real)
-                found = first[0], first[1] + (value if step.function == "add" else -value)
+                terms = first[0], first[1] + (value if step.function == "add" else -value)
             elif step.function == "add" and first[0].function == "constant":
-                found = second[0], second[1] + int(first[0].value.real)
-    return found
+                terms = second[0], second[1] + int(first[0].value.real)
+    return terms
 
 
 def gather_text(loads: Sequence[tuple[str, Sequence[Shift]]]) -> str:

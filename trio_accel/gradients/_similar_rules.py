@@ -37,11 +37,11 @@ _MAX_COLUMNS = 256
 
 def _of_turns(form: Any, z: Any, of_form: Any, of_z: Any) -> Any:
     """Return W's gradient, given the gradients of the form and Z."""
-    made = None if of_z is None else adjoint(z) @ of_z
+    slope = None if of_z is None else adjoint(z) @ of_z
     if of_form is not None:
         back = adjoint(form)
-        made = added(made, back @ of_form - of_form @ back)
-    return made - adjoint(made)
+        slope = added(slope, back @ of_form - of_form @ back)
+    return slope - adjoint(slope)
 
 
 def _schur(call: Any, g: Any) -> Iterator[Rule]:
@@ -53,24 +53,24 @@ def _schur(call: Any, g: Any) -> Iterator[Rule]:
 
     def slope() -> Any:
         form, z = call[0], call[1]
-        beyond, values, above = partial(arrays.tril, k=-1), linalg.diagonal(form), of_form
+        take_below, values, above = partial(arrays.tril, k=-1), linalg.diagonal(form), of_form
         if form.dtype.kind != "complex":
             is_linked = form * np.eye(form.shape[-1], k=-1, dtype=form.dtype.dtype) != 0
-            beyond = partial(_without, is_linked)
+            take_below = partial(_without, is_linked)
             squares = arrays.where(is_linked, -form * form.mT, 0)
             values = values + 1j * _pairs(arrays.sqrt(squares))
             if above is not None:
-                above = above - beyond(above)
+                above = above - take_below(above)
             turns = _of_turns(form, z, above, of_z)
             sums = arrays.where(is_linked, 2 * (form + form.mT), 1)
             above = added(above, -on_diagonal(_pairs(arrays.where(is_linked, turns / sums, 0))))
         elif above is not None:
             above = arrays.triu(above)
         vectors = _in_order(form, values)
-        turns = beyond(_of_turns(form, z, above, of_z))
+        turns = take_below(_of_turns(form, z, above, of_z))
         turns = turns if turns.dtype == vectors.dtype else turns.cast(vectors.dtype)
         turned = adjoint(linalg.solve(vectors, adjoint(turns)) @ vectors)
-        inside = beyond(over_gaps(turned, conjugate(values)))
+        inside = take_below(over_gaps(turned, conjugate(values)))
         inside = linalg.solve(adjoint(vectors), inside @ adjoint(vectors))
         if form.dtype.kind != "complex":
             inside = arrays.real(inside)
@@ -91,31 +91,31 @@ def _pairs(x: Any) -> Any:
 
 def _in_order(form: Any, values: Any) -> Any:
     """Return the eigenvectors in the order of the eigenvalues on the diagonal."""
-    made = linalg.eig(form)
-    nearest = arrays.argmin(arrays.abs(column(values) - row(made[0])), axis=-1)
-    return arrays.take_along_axis(made[1], row(nearest), axis=-1)
+    factors = linalg.eig(form)
+    nearest = arrays.argmin(arrays.abs(column(values) - row(factors[0])), axis=-1)
+    return arrays.take_along_axis(factors[1], row(nearest), axis=-1)
 
 
 def _hessenberg(call: Any, g: Any) -> Iterator[Rule]:
     """By one column after the other, from the last: no element next to the diagonal may be zero."""
-    at = bound(call)
-    a = at["a"]
+    args = bound(call)
+    a = args["a"]
     count = a.shape[-1]
     if count > _MAX_COLUMNS:
         raise refuse(
             call.function.name, f"its recursion is for up to {_MAX_COLUMNS} columns, and there are {count}"
         )
-    of_form, of_q = g if at["calc_q"] else (g, None)
+    of_form, of_q = g if args["calc_q"] else (g, None)
 
     def slope() -> Any:
-        made = call if at["calc_q"] else linalg.hessenberg(a, calc_q=True)
+        factors = call if args["calc_q"] else linalg.hessenberg(a, calc_q=True)
         above = None if of_form is None else arrays.triu(of_form, k=-1)
         if count < 3:
             # The factor only has phases.
             if isinstance(of_q, Call):
                 of_q.silence()
-            return None if above is None else made[1] @ above @ adjoint(made[1])
-        form, q = made[0], made[1]
+            return None if above is None else factors[1] @ above @ adjoint(factors[1])
+        form, q = factors[0], factors[1]
         return q @ added(above, _below(adjoint(form), _of_turns(form, q, above, of_q))) @ adjoint(q)
 
     yield a, slope
@@ -124,15 +124,15 @@ def _hessenberg(call: Any, g: Any) -> Iterator[Rule]:
 def _below(back: Any, turns: Any) -> Any:
     """Return the gradient for the zeros of the form, given the gradient of W, whose first column is 0."""
     count = back.shape[-1]
-    found: Any = None
-    for place in range(count - 2, 0, -1):
-        one = turns[..., place : place + 1]
-        if found is not None:
-            one = one + back @ found[..., :1] - found @ back[..., place : count - 2, place : place + 1]
-        is_below = np.arange(count)[:, None] > place
-        one = arrays.where(is_below, one, 0) / back[..., place - 1 : place, place : place + 1]
-        found = one if found is None else arrays.concat([one, found], axis=-1)
-    return arrays.pad(found, [(0, 0)] * (len(back.shape) - 1) + [(0, 2)])
+    slope: Any = None
+    for k in range(count - 2, 0, -1):
+        vector = turns[..., k : k + 1]
+        if slope is not None:
+            vector = vector + back @ slope[..., :1] - slope @ back[..., k : count - 2, k : k + 1]
+        is_below = np.arange(count)[:, None] > k
+        vector = arrays.where(is_below, vector, 0) / back[..., k - 1 : k, k : k + 1]
+        slope = vector if slope is None else arrays.concat([vector, slope], axis=-1)
+    return arrays.pad(slope, [(0, 0)] * (len(back.shape) - 1) + [(0, 2)])
 
 
 RULES.update({"linalg.hessenberg": _hessenberg, "linalg.schur": _schur})

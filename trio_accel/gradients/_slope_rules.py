@@ -31,15 +31,15 @@ _OPTIONS = ("stride", "padding", "dilation", "groups")
 
 
 def _conv_input(call: Any, g: Any) -> Iterator[Rule]:
-    at = bound(call)
-    weight, grad, how = at["weight"], at["grad_output"], {name: at[name] for name in _OPTIONS}
+    args = bound(call)
+    weight, grad, how = args["weight"], args["grad_output"], {name: args[name] for name in _OPTIONS}
     yield grad, lambda: _convolve(g, weight, how)
     yield weight, lambda: nn.conv_weight_grad(g, weight.shape, grad, **how)
 
 
 def _conv_weight(call: Any, g: Any) -> Iterator[Rule]:
-    at = bound(call)
-    x, grad, how = at["input"], at["grad_output"], {name: at[name] for name in _OPTIONS}
+    args = bound(call)
+    x, grad, how = args["input"], args["grad_output"], {name: args[name] for name in _OPTIONS}
     yield grad, lambda: _convolve(x, g, how)
     yield x, lambda: nn.conv_input_grad(x.shape, g, grad, **how)
 
@@ -49,52 +49,52 @@ def _convolve(x: Any, weight: Any, how: dict[str, Any]) -> Any:
 
 
 def _conv_bias(grad_output: Any) -> Any:
-    return arrays.sum(grad_output, axis=_others(grad_output))
+    return arrays.sum(grad_output, axis=_non_channel_axes(grad_output))
 
 
-def _others(x: Any) -> tuple[int, ...]:
+def _non_channel_axes(x: Any) -> tuple[int, ...]:
     """Return all axes except that of the channels."""
     return (0, *range(2, len(x.shape)))
 
 
 def _pool(call: Any, g: Any) -> Iterator[Rule]:
-    at = bound(call)
-    grad, size = at.pop("grad_output"), at.pop("input_size")
+    args = bound(call)
+    grad, size = args.pop("grad_output"), args.pop("input_size")
     dims = len(size) - 2
     if "adaptive" in call.function.name:
         yield grad, lambda: getattr(nn, f"adaptive_avg_pool{dims}d")(g, grad.shape[2:])
     else:
-        yield grad, lambda: getattr(nn, f"avg_pool{dims}d")(g, **at)
+        yield grad, lambda: getattr(nn, f"avg_pool{dims}d")(g, **args)
 
 
 def _max_pool(call: Any, g: Any) -> Iterator[Rule]:
-    at = bound(call)
-    grad = at["grad_output"]
+    args = bound(call)
+    grad = args["grad_output"]
     ends = grad.shape[:2]
 
     def slope() -> Any:
-        places = at["indices"].reshape((*ends, -1))
-        return arrays.reshape(arrays.take_along_axis(arrays.reshape(g, (*ends, -1)), places), grad.shape)
+        indices = args["indices"].reshape((*ends, -1))
+        return arrays.reshape(arrays.take_along_axis(arrays.reshape(g, (*ends, -1)), indices), grad.shape)
 
     yield grad, slope
 
 
 def _embedding(call: Any, g: Any) -> Iterator[Rule]:
-    at = bound(call)
-    indices, padding = at["indices"], at["padding_idx"]
+    args = bound(call)
+    indices, padding = args["indices"], args["padding_idx"]
 
     def slope() -> Any:
         rows = nn.embedding(indices, g)
         if padding is None:
             return rows
-        return arrays.where((indices == padding % at["num_embeddings"])[..., None], 0, rows)
+        return arrays.where((indices == padding % args["num_embeddings"])[..., None], 0, rows)
 
-    yield at["grad"], slope
+    yield args["grad"], slope
 
 
 def _dropout(call: Any, g: Any) -> Iterator[Rule]:
-    at = bound(call)
-    yield at["grad"], lambda: nn.dropout_grad(g, at["mask"], at["p"])
+    args = bound(call)
+    yield args["grad"], lambda: nn.dropout_grad(g, args["mask"], args["p"])
 
 
 def _linear_weight(grad: Any, x: Any) -> Any:
@@ -120,11 +120,11 @@ def _by_channel(weight: Any, x: Any) -> Any:
 
 def _of_channels(grad: Any, x: Any, weight: Any, eps: float, axes: Sequence[int]) -> Any:
     of_x, product = _normed(grad, x, _by_channel(weight, x), eps, axes)
-    return gather(of_x, *[arrays.sum(one, axis=_others(x)) for one in (product, grad)])
+    return gather(of_x, *[arrays.sum(slope, axis=_non_channel_axes(x)) for slope in (product, grad)])
 
 
 def _batch_norm(grad: Any, x: Any, weight: Any, eps: float) -> Any:
-    return _of_channels(grad, x, weight, eps, _others(x))
+    return _of_channels(grad, x, weight, eps, _non_channel_axes(x))
 
 
 def _instance_norm(grad: Any, x: Any, weight: Any, eps: float) -> Any:
@@ -135,18 +135,19 @@ def _group_norm(grad: Any, x: Any, num_groups: int, weight: Any, eps: float) -> 
     apart = (x.shape[0], num_groups, -1, *x.shape[2:])
     if np.shape(weight):
         weight = weight.reshape((num_groups, -1, *(1,) * (len(x.shape) - 2)))
-    split, own = arrays.reshape(grad, apart), arrays.reshape(x, apart)
-    of_x, product = _normed(split, own, weight, eps, range(2, len(apart)))
+    grad_groups, x_groups = arrays.reshape(grad, apart), arrays.reshape(x, apart)
+    of_x, product = _normed(grad_groups, x_groups, weight, eps, range(2, len(apart)))
     shaped = arrays.reshape(product, x.shape)
     return gather(
-        arrays.reshape(of_x, x.shape), *[arrays.sum(one, axis=_others(x)) for one in (shaped, grad)]
+        arrays.reshape(of_x, x.shape),
+        *[arrays.sum(slope, axis=_non_channel_axes(x)) for slope in (shaped, grad)],
     )
 
 
 def _layer_norm(grad: Any, x: Any, weight: Any, axis: Any, eps: float) -> Any:
     axes = _normalized(axis, x)
     of_x, product = _normed(grad, x, weight, eps, axes)
-    return gather(of_x, *[_of_factors(one, weight, axes) for one in (product, grad)])
+    return gather(of_x, *[_of_factors(slope, weight, axes) for slope in (product, grad)])
 
 
 def _rms_norm(grad: Any, x: Any, weight: Any, axis: Any, eps: float) -> Any:
@@ -157,30 +158,30 @@ def _rms_norm(grad: Any, x: Any, weight: Any, axis: Any, eps: float) -> Any:
 
 def _normalized(axis: Any, x: Any) -> tuple[int, ...]:
     count = len(x.shape)
-    return tuple(range(count)) if axis is None else tuple(int(one) % count for one in np.atleast_1d(axis))
+    return tuple(range(count)) if axis is None else tuple(int(dim) % count for dim in np.atleast_1d(axis))
 
 
-def _of_factors(made: Any, weight: Any, axes: Sequence[int]) -> Any:
+def _of_factors(slope: Any, weight: Any, axes: Sequence[int]) -> Any:
     """Sum to the shape of the factors: of a number, one for each element along the axes."""
     if np.shape(weight):
-        return summed_to(made, weight.shape)
-    others = tuple(axis for axis in range(len(made.shape)) if axis not in axes)
-    return arrays.sum(made, axis=others) if others else made
+        return summed_to(slope, weight.shape)
+    batch_axes = tuple(axis for axis in range(len(slope.shape)) if axis not in axes)
+    return arrays.sum(slope, axis=batch_axes) if batch_axes else slope
 
 
 def _gelu(grad: Any, x: Any, approximate: str) -> Any:
     if approximate == "none":
         return grad * (arrays.ndtr(x) + x * arrays.exp(-0.5 * x * x) * (1 / math.sqrt(2 * math.pi)))
     factor, cubic = math.sqrt(2 / math.pi), 0.044715
-    made = arrays.tanh(factor * (x + cubic * x * x * x))
+    tanh = arrays.tanh(factor * (x + cubic * x * x * x))
     inner = factor * (1 + 3 * cubic * x * x)
-    return grad * 0.5 * (1 + made + x * (1 - made * made) * inner)
+    return grad * 0.5 * (1 + tanh + x * (1 - tanh * tanh) * inner)
 
 
 def _glu(grad: Any, x: Any, axis: int) -> Any:
-    place, count = axis % len(x.shape), x.shape[axis] // 2
-    first, share = part(x, place, slice(0, count)), arrays.expit(part(x, place, slice(count, None)))
-    return arrays.concat([grad * share, grad * first * share * (1 - share)], axis=place)
+    dim, count = axis % len(x.shape), x.shape[axis] // 2
+    first, share = part(x, dim, slice(0, count)), arrays.expit(part(x, dim, slice(count, None)))
+    return arrays.concat([grad * share, grad * first * share * (1 - share)], axis=dim)
 
 
 def _expressed(slope: Callable[..., Any]) -> Make:
@@ -190,9 +191,9 @@ def _expressed(slope: Callable[..., Any]) -> Make:
         expressed = slope(**bound(call))
         # It is only computed if its derivatives need it.
         expressed.silence()
-        found = slopes_of(expressed, g, is_exact=False)
-        assert found is not None
-        return found
+        rules = slopes_of(expressed, g, is_exact=False)
+        assert rules is not None
+        return rules
 
     return rule
 
@@ -208,26 +209,28 @@ def _cross_entropy(
 ) -> Any:
     """Compose the gradient of the softmax, because the function itself has kernels of several launches."""
     axis, classes = class_axis(logits), logits.shape[class_axis(logits)]
-    is_used, places, factors = labelled(logits, labels, weight, ignore_index)
+    is_used, class_indices, factors = labelled(logits, labels, weight, ignore_index)
     line = (classes, *(1,) * (len(logits.shape) - axis - 1))
     share = arrays.softmax(logits, axis=axis)
-    is_label = _expanded(places, axis) == np.reshape(np.arange(classes), line)
-    made = _expanded(factors, axis) * arrays.where(is_label, share - 1, share)
+    is_label = _expanded(class_indices, axis) == np.reshape(np.arange(classes), line)
+    slope = _expanded(factors, axis) * arrays.where(is_label, share - 1, share)
     if label_smoothing:
-        own, whole = (1, classes) if weight is None else (weight.reshape(line), _library(weight).sum(weight))
-        smooth = arrays.where(_expanded(is_used, axis), share * whole - own, 0)
-        made = made * (1 - label_smoothing) + smooth * (label_smoothing / classes)
+        class_weights, weight_sum = (
+            (1, classes) if weight is None else (weight.reshape(line), _library(weight).sum(weight))
+        )
+        smooth = arrays.where(_expanded(is_used, axis), share * weight_sum - class_weights, 0)
+        slope = slope * (1 - label_smoothing) + smooth * (label_smoothing / classes)
     if reduction == "mean":
-        return grad / arrays.sum(factors) * made
-    return made * (_expanded(grad, axis) if reduction == "none" and np.shape(grad) else grad)
+        return grad / arrays.sum(factors) * slope
+    return slope * (_expanded(grad, axis) if reduction == "none" and np.shape(grad) else grad)
 
 
-def _library(one: object) -> Any:
-    return np if isinstance(one, (np.ndarray, np.generic)) else arrays
+def _library(array: object) -> Any:
+    return np if isinstance(array, (np.ndarray, np.generic)) else arrays
 
 
-def _expanded(one: Any, axis: int) -> Any:
-    return _library(one).expand_dims(one, axis=axis)
+def _expanded(array: Any, axis: int) -> Any:
+    return _library(array).expand_dims(array, axis=axis)
 
 
 def _attention(
@@ -249,50 +252,55 @@ def _attention(
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     served = key.shape[-3] if enable_gqa and len(key.shape) > 2 else 0
     times = query.shape[-3] // served if served else 1
-    keys, values = [arrays.repeat(one, times, axis=-3) if times > 1 else one for one in (key, value)]
+    keys, values = [
+        arrays.repeat(operand, times, axis=-3) if times > 1 else operand for operand in (key, value)
+    ]
     scores = factor * (query @ keys.mT)
     window = window_size[0], 0 if is_causal else window_size[1]
-    seen = _seen(scores, window, causal_alignment, query_lengths, key_lengths)
+    mask = _attention_mask(scores, window, causal_alignment, query_lengths, key_lengths)
     if attn_mask is not None and str(attn_mask.dtype) == "bool":
-        seen = arrays.logical_and(seen, attn_mask)
+        mask = arrays.logical_and(mask, attn_mask)
     elif attn_mask is not None:
         scores = scores + attn_mask
-        seen = arrays.logical_and(seen, attn_mask > -math.inf)
+        mask = arrays.logical_and(mask, attn_mask > -math.inf)
     # A row without a key is zeros.
-    has_key, zeros = arrays.any(seen, axis=-1, keepdims=True), arrays.zeros_like(scores)
-    shown = arrays.where(seen, scores, arrays.where(has_key, zeros - math.inf, zeros))
-    weights = arrays.where(seen, arrays.softmax(shown, axis=-1), 0.0)
+    has_key, zeros = arrays.any(mask, axis=-1, keepdims=True), arrays.zeros_like(scores)
+    shown = arrays.where(mask, scores, arrays.where(has_key, zeros - math.inf, zeros))
+    weights = arrays.where(mask, arrays.softmax(shown, axis=-1), 0.0)
     inner = grad_output @ values.mT
     of_scores = weights * (inner - arrays.sum(weights * inner, axis=-1, keepdims=True))
-    made = [factor * (of_scores.mT @ query), weights.mT @ grad_output]
+    slopes = [factor * (of_scores.mT @ query), weights.mT @ grad_output]
     if times > 1:
-        apart = [(*one.shape[:-3], served, times, *one.shape[-2:]) for one in made]
-        made = [
-            arrays.sum(arrays.reshape(one, shape), axis=-3) for one, shape in zip(made, apart, strict=True)
+        apart = [(*slope.shape[:-3], served, times, *slope.shape[-2:]) for slope in slopes]
+        slopes = [
+            arrays.sum(arrays.reshape(slope, shape), axis=-3)
+            for slope, shape in zip(slopes, apart, strict=True)
         ]
-    return gather(factor * (of_scores @ keys), *made)
+    return gather(factor * (of_scores @ keys), *slopes)
 
 
-def _seen(scores: Any, window: Sequence[int], alignment: str, query_lengths: Any, key_lengths: Any) -> Any:
+def _attention_mask(
+    scores: Any, window: Sequence[int], alignment: str, query_lengths: Any, key_lengths: Any
+) -> Any:
     """Return which keys each query sees, by the band and the lengths; see `ops.AttentionSpec`."""
     shape = scores.shape
     rows, columns = np.arange(shape[-2])[:, None], np.arange(shape[-1])
     lengths = [
-        count if one is None else one.reshape((*one.shape, *(1,) * min(len(shape), 3)))
-        for one, count in zip((query_lengths, key_lengths), shape[-2:], strict=True)
+        count if length is None else length.reshape((*length.shape, *(1,) * min(len(shape), 3)))
+        for length, count in zip((query_lengths, key_lengths), shape[-2:], strict=True)
     ]
-    places = columns - rows
+    offsets = columns - rows
     if alignment == "lower_right":
-        places = places + (lengths[0] - lengths[1])
-    left, right = window
-    bounds = [places >= -left] if left >= 0 else []
-    bounds += [places <= right] if right >= 0 else []
+        offsets = offsets + (lengths[0] - lengths[1])
+    window_left, window_right = window
+    bounds = [offsets >= -window_left] if window_left >= 0 else []
+    bounds += [offsets <= window_right] if window_right >= 0 else []
     bounds += [rows < lengths[0]] if query_lengths is not None else []
     bounds += [columns < lengths[1]] if key_lengths is not None else []
-    seen = arrays.zeros_like(scores) == 0
-    for each in bounds:
-        seen = arrays.logical_and(seen, each)
-    return seen
+    mask = arrays.zeros_like(scores) == 0
+    for condition in bounds:
+        mask = arrays.logical_and(mask, condition)
+    return mask
 
 
 RULES.update(

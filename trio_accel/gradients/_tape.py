@@ -77,13 +77,13 @@ def value_and_grad(
         ValueError: The value has axes, or `argnums` selects an argument that does not exist.
         TypeError: `f` does not return a call, or an argument is not floating.
     """
-    places = _places(argnums)
+    positions = _positions(argnums)
 
     def run(*args: Any, **named: Any) -> Any:
-        tape = _Tape(f, "value_and_grad", places, args, named)
+        tape = _Tape(f, "value_and_grad", positions, args, named)
         if tape.is_nested:
-            for one in tape.refs:
-                _check_floating("value_and_grad", one)
+            for ref in tape.refs:
+                _check_floating("value_and_grad", ref)
             value = tape.run()
             value.silence()
             return value, tape.nested(iter(tape.parts(_seed(value, scale))))
@@ -110,10 +110,10 @@ def flat_grad_and_value(
         A function with the arguments of `f`. Its call makes an array with one axis: the elements of each
         gradient, in the order of the arguments, and then the value. Raises as `value_and_grad` does.
     """
-    places = _places(argnums)
+    positions = _positions(argnums)
 
     def run(*args: Any, **named: Any) -> Call[AccelRef]:
-        tape = _Tape(f, "flat_grad_and_value", places, args, named)
+        tape = _Tape(f, "flat_grad_and_value", positions, args, named)
         try:
             return tape.flat(tape.run(), scale)
         except BaseException:
@@ -130,8 +130,8 @@ def grad(
     both = value_and_grad(f, argnums, scale=scale)
 
     def run(*args: Any, **named: Any) -> Any:
-        made: Any = both(*args, **named)
-        return made[1] if isinstance(made, tuple) else _second(made)
+        result: Any = both(*args, **named)
+        return result[1] if isinstance(result, tuple) else _second(result)
 
     return run
 
@@ -152,15 +152,15 @@ async def vjp(f: Callable[..., Any], *args: Nested) -> tuple[AccelRef, Callable[
         NotSupportedError: `f` calls an operation without a gradient, or one that does not repeat its results.
         TypeError: `f` does not return a call, or an argument is not floating.
     """
-    places = tuple(range(len(args)))
-    tape = _Tape(f, "vjp", places, args, {})
-    value = await tape.alone(_refuse_others)
+    positions = tuple(range(len(args)))
+    tape = _Tape(f, "vjp", positions, args, {})
+    value = await tape.compute_value(_refuse_others)
 
     async def pull(g: Any) -> Any:
         if np.shape(g) != value.shape:
             raise ValueError(f"vjp: the gradient must have shape {value.shape}, got {np.shape(g)}")
-        again = _Tape(f, "vjp", places, args, {})
-        return (await _joined(again, g, has_value=False))[1]
+        rerun = _Tape(f, "vjp", positions, args, {})
+        return (await _joined(rerun, g, has_value=False))[1]
 
     return value, pull
 
@@ -181,9 +181,9 @@ def custom_gradient(f: Callable[..., Any], rule: Callable[..., Any]) -> Callable
     Raises:
         TypeError: `f` or `rule` is not a function.
     """
-    for name, one in (("f", f), ("rule", rule)):
-        if not callable(cast("object", one)):
-            raise TypeError(f"custom_gradient: {name} must be a function, got {type(one).__name__}")
+    for name, callback in (("f", f), ("rule", rule)):
+        if not callable(cast("object", callback)):
+            raise TypeError(f"custom_gradient: {name} must be a function, got {type(callback).__name__}")
     operation = getattr(f, "operation", None) or getattr(f, "__qualname__", type(f).__name__)
     # The rule may make other calls each time.
     function = ArrayFunction(f"custom_gradient({operation})", _only, "value", is_fixed=False)
@@ -192,7 +192,7 @@ def custom_gradient(f: Callable[..., Any], rule: Callable[..., Any]) -> Callable
         # The arguments are operands, so that the tape finds them.
         return Call(function, (f(*args, **named), list(args), list(named.items())))
 
-    CUSTOM_RULES[function] = lambda made, g: _by_custom_rule(made, g, rule)
+    CUSTOM_RULES[function] = lambda custom_call, g: _by_custom_rule(custom_call, g, rule)
     return call
 
 
@@ -252,22 +252,22 @@ def _flat(value: Any, leaves: Sequence[Any], seed: Any, has_value: bool) -> Any:
         seed: The gradient of the value, or its factor.
         has_value: Whether the value follows the gradients; then `seed` is a factor.
     """
-    made: list[Any] = []
+    calls: list[Any] = []
     try:
-        for one in leaves:
+        for leaf in leaves:
             # A layout is found by a plan, so this is not asked before.
-            _check_floating("flat_grad_and_value", one)
+            _check_floating("flat_grad_and_value", leaf)
         if has_value:
             seed = _seed(value, seed)
-            made.append(seed)
-        parts = backward(value, leaves, seed, made)
+            calls.append(seed)
+        parts = backward(value, leaves, seed, calls)
         # A single array has a single dtype.
         narrow = [part if part.dtype == value.dtype else part.cast(value.dtype) for part in parts]
         return arrays.concat([*narrow, value] if has_value else narrow, axis=None)
     finally:
         # Some may be left out, and an error is enough.
-        for one in made:
-            one.silence()
+        for call in calls:
+            call.silence()
 
 
 def _refuse_alone(*_: object) -> Any:
@@ -280,26 +280,28 @@ _FLAT = ArrayFunction("flat_grad_and_value", _refuse_alone, "awaitable", expand=
 def _refuse_others(call: Any) -> None:
     """Refuse a function that would compute something else when it runs again."""
     for step in Chain(call, is_spent=False).steps:
-        name, told = step.function.name, ""
+        name, effect = step.function.name, ""
         if name.startswith("random.") or name == "nn.dropout":
-            told = "draw other numbers"
+            effect = "draw other numbers"
         elif name == "nn.batch_norm_training" and (step.named or {}).get("running_mean") is not None:
-            told = "move its running statistics again"
-        if told:
+            effect = "move its running statistics again"
+        if effect:
             raise NotSupportedError(
-                f"vjp: the function runs again for each gradient, and {name} would {told}; use "
+                f"vjp: the function runs again for each gradient, and {name} would {effect}; use "
                 "value_and_grad",
                 operation=name,
             )
 
 
-def _places(argnums: int | Sequence[int]) -> int | tuple[int, ...]:
-    given: Any = argnums
-    if isinstance(given, (list, tuple)) and all(type(one) is int for one in cast("list[object]", given)):
-        return tuple(cast("list[int]", given))
-    if type(given) is not int:
+def _positions(argnums: int | Sequence[int]) -> int | tuple[int, ...]:
+    numbers: Any = argnums
+    if isinstance(numbers, (list, tuple)) and all(
+        type(number) is int for number in cast("list[object]", numbers)
+    ):
+        return tuple(cast("list[int]", numbers))
+    if type(numbers) is not int:
         raise TypeError(f"argnums must be an integer or a list of integers, got {argnums!r}")
-    return int(given)
+    return int(numbers)
 
 
 class _Tape:
@@ -315,26 +317,26 @@ class _Tape:
         self,
         f: Callable[..., Any],
         name: str,
-        places: int | tuple[int, ...],
+        positions: int | tuple[int, ...],
         args: tuple[Any, ...],
         named: Mapping[str, Any],
     ) -> None:
-        self._f, self._name, self._places, self._named = f, name, places, named
+        self._f, self._name, self._positions, self._named = f, name, positions, named
         self._args = list(args)
         self.refs: list[Any] = []
-        for place in (places,) if isinstance(places, int) else places:
-            if not -len(args) <= place < len(args):
-                raise ValueError(f"{name}: argnums: {place} is out of range for {len(args)} arguments")
-            _each(args[place], self.refs.append)
-        for one in self.refs:
-            if not isinstance(one, (AccelRef, Call)):
+        for position in (positions,) if isinstance(positions, int) else positions:
+            if not -len(args) <= position < len(args):
+                raise ValueError(f"{name}: argnums: {position} is out of range for {len(args)} arguments")
+            _visit(args[position], self.refs.append)
+        for ref in self.refs:
+            if not isinstance(ref, (AccelRef, Call)):
                 raise TypeError(
                     f"{name}: arguments with gradients must be arrays on a device, in dicts and lists, got "
-                    f"{type(one).__name__}{what_to_do(one)}"
+                    f"{type(ref).__name__}{what_to_do(ref)}"
                 )
-            if isinstance(one, AccelRef):
-                _check_floating(name, one)
-        self.is_nested = is_traced() or any(isinstance(one, Call) for one in self.refs)
+            if isinstance(ref, AccelRef):
+                _check_floating(name, ref)
+        self.is_nested = is_traced() or any(isinstance(ref, Call) for ref in self.refs)
         self.leaves: list[Any] = []
         self._made: list[Any] = []
 
@@ -346,10 +348,10 @@ class _Tape:
             leaf = ref if isinstance(ref, Call) else arrays.reshape(ref, ref.shape)
             self.leaves.append(leaf)
             self._made.append(leaf)
-        left = iter(self.leaves)
+        remaining = iter(self.leaves)
         args = list(self._args)
-        for place in self._all_places():
-            args[place] = _with(args[place], left)
+        for position in self._all_positions():
+            args[position] = _with(args[position], remaining)
         value: Any = self._f(*args, **self._named)
         if inspect.iscoroutine(value):
             value.close()
@@ -359,7 +361,7 @@ class _Tape:
             raise TypeError(f"{self._name}: the function must return a call, got {type(value).__name__}")
         return cast("Any", value)
 
-    async def alone(self, check: Callable[[Any], None]) -> AccelRef:
+    async def compute_value(self, check: Callable[[Any], None]) -> AccelRef:
         """Compute the value only, after checking its call."""
         try:
             call = self.run()
@@ -381,11 +383,11 @@ class _Tape:
 
     def nested(self, parts: Iterator[Any]) -> Gradients:
         """Return gradients nested as the arguments are."""
-        made = [_with(self._args[place], parts) for place in self._all_places()]
-        return made[0] if isinstance(self._places, int) else tuple(made)
+        gradients = [_with(self._args[position], parts) for position in self._all_positions()]
+        return gradients[0] if isinstance(self._positions, int) else tuple(gradients)
 
-    def _all_places(self) -> tuple[int, ...]:
-        return (self._places,) if isinstance(self._places, int) else self._places
+    def _all_positions(self) -> tuple[int, ...]:
+        return (self._positions,) if isinstance(self._positions, int) else self._positions
 
     def parts(self, seed: Any) -> list[Any]:
         """Return the gradient of each leaf, given the gradient of the value."""
@@ -394,20 +396,20 @@ class _Tape:
         return backward(value, self.leaves, seed, self._made)
 
 
-def _check_floating(name: str, one: Any) -> None:
-    if one.dtype.kind != "float":
+def _check_floating(name: str, array: Any) -> None:
+    if array.dtype.kind != "float":
         raise TypeError(
-            f"{name}: arguments with gradients must be floating, got {one.dtype}; cast it, or choose others "
-            "by argnums"
+            f"{name}: arguments with gradients must be floating, got {array.dtype}; cast it, or choose "
+            "others by argnums"
         )
 
 
-def _each(nested: Any, see: Callable[[Any], object]) -> None:
+def _visit(nested: Any, see: Callable[[Any], object]) -> None:
     """Call a function with each of nested arrays."""
     if not isinstance(nested, (AccelRef, Call)) and isinstance(nested, (Mapping, list, tuple)):
         values = cast("Mapping[str, Any]", nested).values() if isinstance(nested, Mapping) else nested
-        for one in cast("Sequence[Any]", values):
-            _each(one, see)
+        for item in cast("Sequence[Any]", values):
+            _visit(item, see)
     else:
         see(nested)
 
@@ -417,9 +419,9 @@ def _with(nested: Any, parts: Iterator[Any]) -> Any:
     if isinstance(nested, (AccelRef, Call)):
         return next(parts)
     if isinstance(nested, Mapping):
-        return {name: _with(one, parts) for name, one in cast("Mapping[str, Any]", nested).items()}
+        return {name: _with(item, parts) for name, item in cast("Mapping[str, Any]", nested).items()}
     if isinstance(nested, (list, tuple)):
-        return [_with(one, parts) for one in cast("list[Any]", nested)]
+        return [_with(item, parts) for item in cast("list[Any]", nested)]
     return next(parts)
 
 
@@ -428,31 +430,31 @@ def _by_custom_rule(call: Any, g: Any, rule: Callable[..., Any]) -> Iterator[Rul
     if isinstance(g, list):
         g = tuple(filled(call, g))
         # The rule may use some of them.
-        for one in g:
-            one.silence()
+        for slope in g:
+            slope.silence()
     # The arguments get their gradients by the rule, and not by the calls of the function.
     yield inner, lambda: None
-    made: Any = rule(g, call, *args, **dict(named))
-    several: list[Any] = list(made) if isinstance(made, (list, tuple)) else [made]
-    for one in several:
+    result: Any = rule(g, call, *args, **dict(named))
+    several: list[Any] = list(result) if isinstance(result, (list, tuple)) else [result]
+    for slope in several:
         # It may be the gradient of an argument that needs none.
-        if isinstance(one, Call):
-            one.silence()
+        if isinstance(slope, Call):
+            slope.silence()
     if len(several) != len(args):
         raise ValueError(
             f"{call.function.name}: the rule must return a gradient or None for each of {len(args)} "
             f"arguments, got {len(several)}"
         )
-    for place, (one, slope) in enumerate(zip(args, several, strict=True)):
-        if slope is not None and isinstance(one, (Call, AccelRef)):
-            _check_slope(f"{call.function.name}: the rule's gradient of argument {place}", one, slope)
-        yield one, partial(itself, slope)
+    for index, (argument, slope) in enumerate(zip(args, several, strict=True)):
+        if slope is not None and isinstance(argument, (Call, AccelRef)):
+            _check_slope(f"{call.function.name}: the rule's gradient of argument {index}", argument, slope)
+        yield argument, partial(itself, slope)
 
 
-def _check_slope(what: str, one: Any, slope: Any) -> None:
+def _check_slope(label: str, argument: Any, slope: Any) -> None:
     if not isinstance(slope, (Call, AccelRef)):
-        raise TypeError(f"{what} must be a call, an array or None, got {type(slope).__name__}")
-    if slope.shape != one.shape:
-        raise ValueError(f"{what} must have shape {one.shape}, got {slope.shape}")
-    if slope.dtype != one.dtype:
-        raise TypeError(f"{what} must be of {one.dtype}, got {slope.dtype}")
+        raise TypeError(f"{label} must be a call, an array or None, got {type(slope).__name__}")
+    if slope.shape != argument.shape:
+        raise ValueError(f"{label} must have shape {argument.shape}, got {slope.shape}")
+    if slope.dtype != argument.dtype:
+        raise TypeError(f"{label} must be of {argument.dtype}, got {slope.dtype}")

@@ -33,33 +33,33 @@ def _fitted(g: Any, extent: int, axis: int) -> Any:
     there = g.shape[axis]
     if there > extent:
         return g[(slice(None),) * axis + (slice(0, extent),)]
-    widths = [(0, extent - there if one == axis else 0) for one in range(len(g.shape))]
+    widths = [(0, extent - there if dim == axis else 0) for dim in range(len(g.shape))]
     return arrays.pad(g, widths) if there < extent else g
 
 
 def _complex_transforms(call: Any, g: Any) -> Iterator[Rule]:
-    at = bound(call)
-    x, name = at["a"], call.function.name.partition(".")[2]
+    args = bound(call)
+    x, name = args["a"], call.function.name.partition(".")[2]
     is_inverse = name.startswith("i")
     back = fft.fft if is_inverse else fft.ifft
 
     def slope() -> Any:
-        made = g
-        for axis in _axes(at, x):
-            made = _fitted(back(made, axis=axis, norm=_ADJOINT_NORM[at["norm"]]), x.shape[axis], axis)
-        return made
+        grad = g
+        for axis in _axes(args, x):
+            grad = _fitted(back(grad, axis=axis, norm=_ADJOINT_NORM[args["norm"]]), x.shape[axis], axis)
+        return grad
 
     yield x, slope
 
 
-def _axes(at: dict[str, Any], x: Any) -> list[int]:
+def _axes(args: dict[str, Any], x: Any) -> list[int]:
     count = len(x.shape)
-    if "axis" in at:
-        return [at["axis"] % count]
-    axes, sizes = at["axes"], at["s"]
+    if "axis" in args:
+        return [args["axis"] % count]
+    axes, sizes = args["axes"], args["s"]
     if axes is None:
         axes = range(count) if sizes is None else range(count - len(np.atleast_1d(sizes)), count)
-    return [int(one) % count for one in np.atleast_1d(axes)]
+    return [int(axis) % count for axis in np.atleast_1d(axes)]
 
 
 def _rfft_back(g: Any, length: int, axis: int, norm: Any) -> Any:
@@ -74,31 +74,31 @@ def _irfft_back(g: Any, length: int, axis: int, norm: Any) -> Any:
     weights[0] = 1.0
     if length % 2 == 0:
         weights[-1] = 1.0
-    line = weights.reshape([-1 if one == axis else 1 for one in range(len(g.shape))])
+    line = weights.reshape([-1 if dim == axis else 1 for dim in range(len(g.shape))])
     return fft.rfft(g, axis=axis, norm=_ADJOINT_NORM[norm]) * line.astype(
         np.float32 if g.dtype == "float32" else float
     )
 
 
 def _real_transforms(call: Any, g: Any) -> Iterator[Rule]:
-    at = bound(call)
-    x, name, norm = at["a"], call.function.name.partition(".")[2], at["norm"]
-    *others, last = _axes(at, x)
-    sizes = at.get("s") if "axis" not in at else None
-    own = at.get("n") if "axis" in at else None if sizes is None else int(np.atleast_1d(sizes)[-1])
+    args = bound(call)
+    x, name, norm = args["a"], call.function.name.partition(".")[2], args["norm"]
+    *leading_axes, last_axis = _axes(args, x)
+    sizes = args.get("s") if "axis" not in args else None
+    n = args.get("n") if "axis" in args else None if sizes is None else int(np.atleast_1d(sizes)[-1])
 
     def forwards() -> Any:
-        made = g
-        for axis in others:
-            made = _fitted(fft.ifft(made, axis=axis, norm=_ADJOINT_NORM[norm]), x.shape[axis], axis)
-        length = x.shape[last] if own is None else own
-        return _fitted(arrays.real(_rfft_back(made, length, last, norm)), x.shape[last], last)
+        grad = g
+        for axis in leading_axes:
+            grad = _fitted(fft.ifft(grad, axis=axis, norm=_ADJOINT_NORM[norm]), x.shape[axis], axis)
+        length = x.shape[last_axis] if n is None else n
+        return _fitted(arrays.real(_rfft_back(grad, length, last_axis, norm)), x.shape[last_axis], last_axis)
 
     def inverse() -> Any:
-        made = _fitted(_irfft_back(g, g.shape[last], last, norm), x.shape[last], last)
-        for axis in others:
-            made = _fitted(fft.fft(made, axis=axis, norm=_ADJOINT_NORM[norm]), x.shape[axis], axis)
-        return made
+        grad = _fitted(_irfft_back(g, g.shape[last_axis], last_axis, norm), x.shape[last_axis], last_axis)
+        for axis in leading_axes:
+            grad = _fitted(fft.fft(grad, axis=axis, norm=_ADJOINT_NORM[norm]), x.shape[axis], axis)
+        return grad
 
     yield x, inverse if name.startswith("i") else forwards
 
@@ -146,10 +146,10 @@ def _czt(x: Any, m: int | None, w: Any, a: Any, axis: int) -> Any:
 
 
 def _zoom_fft(x: Any, fn: Any, m: int | None, fs: float, endpoint: bool, axis: int) -> Any:
-    first, last = (0.0, *np.atleast_1d(fn))[-2:]
+    start, stop = (0.0, *np.atleast_1d(fn))[-2:]
     count = x.shape[axis] if m is None else m
-    step = (last - first) / fs / (count - endpoint)
-    return _czt(x, count, np.exp(-2j * np.pi * step), np.exp(2j * np.pi * first / fs), axis)
+    step = (stop - start) / fs / (count - endpoint)
+    return _czt(x, count, np.exp(-2j * np.pi * step), np.exp(2j * np.pi * start / fs), axis)
 
 
 def _cosine_factors(length: int, kind: int, norm: Any, *, is_sine: bool) -> Any:
@@ -162,64 +162,68 @@ def _cosine_factors(length: int, kind: int, norm: Any, *, is_sine: bool) -> Any:
 
 
 def _cosines(call: Any, g: Any) -> Iterator[Rule]:
-    at = bound(call)
-    x, name, norm = at["a"], call.function.name.partition(".")[2], at["norm"]
-    kind = {2: 3, 3: 2}.get(at["type"], at["type"]) if name.startswith("i") else at["type"]
-    if kind not in (2, 3) or at["orthogonalize"] is not None:
+    args = bound(call)
+    x, name, norm = args["a"], call.function.name.partition(".")[2], args["norm"]
+    kind = {2: 3, 3: 2}.get(args["type"], args["type"]) if name.startswith("i") else args["type"]
+    if kind not in (2, 3) or args["orthogonalize"] is not None:
         raise refuse(call.function.name, "only the types 2 and 3 without orthogonalize have rules")
     if name.startswith("i"):
         norm = _ADJOINT_NORM[norm]
     is_sine = "s" in name.removeprefix("i")[:2]
 
     def slope() -> Any:
-        made = g
-        for axis in _axes(at, x):
-            made = _fitted(_cosine_back(made, axis, kind, norm, is_sine), x.shape[axis], axis)
-        return made
+        grad = g
+        for axis in _axes(args, x):
+            grad = _fitted(_cosine_back(grad, axis, kind, norm, is_sine), x.shape[axis], axis)
+        return grad
 
     yield x, slope
 
 
 def _cosine_back(g: Any, axis: int, kind: int, norm: Any, is_sine: bool) -> Any:
     transform = partial(fft.dst if is_sine else fft.dct, axis=axis, norm="ortho")
-    line = [-1 if one == axis else 1 for one in range(len(g.shape))]
+    line = [-1 if dim == axis else 1 for dim in range(len(g.shape))]
     factors = _cosine_factors(g.shape[axis], kind, norm, is_sine=is_sine).reshape(line).astype(g.dtype.dtype)
     return transform(g * factors, 3) if kind == 2 else transform(g, 2) * factors
 
 
 def _shifted(call: Any, g: Any) -> Iterator[Rule]:
-    at = bound(call)
+    args = bound(call)
     back = fft.fftshift if "ifft" in call.function.name else fft.ifftshift
-    yield at["x"], lambda: back(g, axes=at["axes"])
+    yield args["x"], lambda: back(g, axes=args["axes"])
 
 
 def _convolved(call: Any, g: Any) -> Iterator[Rule]:
-    at = bound(call)
-    a, b, mode = at["in1"], at["in2"], at["mode"]
+    args = bound(call)
+    a, b, mode = args["in1"], args["in2"], args["mode"]
     name = call.function.name.partition(".")[2]
-    if at.get("axes") is not None:
+    if args.get("axes") is not None:
         raise refuse(call.function.name, "axes are not supported")
     is_correlation = name == "correlate"
     count = len(a.shape)
     full = [n + m - 1 for n, m in zip(a.shape, b.shape, strict=True)]
     shapes = zip(full, g.shape, a.shape, b.shape, strict=True)
-    starts = [{"full": 0, "same": (wide - kept) // 2}.get(mode, min(n, m) - 1) for wide, kept, n, m in shapes]
-    widths = [(start, wide - start - kept) for start, wide, kept in zip(starts, full, g.shape, strict=True)]
+    starts = [
+        {"full": 0, "same": (wide - extent) // 2}.get(mode, min(n, m) - 1) for wide, extent, n, m in shapes
+    ]
+    widths = [
+        (start, wide - start - extent) for start, wide, extent in zip(starts, full, g.shape, strict=True)
+    ]
     axes = tuple(range(count))
-    whole = cache(lambda: arrays.pad(g, widths))
+    padded = cache(lambda: arrays.pad(g, widths))
 
-    def by(one: Any, extent: Sequence[int]) -> Any:
+    def by(factor: Any, extent: Sequence[int]) -> Any:
         # The gradient of a factor is the middle of a correlation with the other factor.
-        turned = arrays.flip(conjugate(one), axis=axes)
-        made = fft.fftconvolve(whole(), turned)
-        first = [n - 1 for n in one.shape]
-        return made[tuple(slice(start, start + n) for start, n in zip(first, extent, strict=True))]
+        turned = arrays.flip(conjugate(factor), axis=axes)
+        product = fft.fftconvolve(padded(), turned)
+        first = [n - 1 for n in factor.shape]
+        return product[tuple(slice(start, start + n) for start, n in zip(first, extent, strict=True))]
 
     yield a, lambda: by(arrays.flip(conjugate(b), axis=axes) if is_correlation else b, a.shape)
 
     def of_second() -> Any:
-        made = by(a, b.shape)
-        return conjugate(arrays.flip(made, axis=axes)) if is_correlation else made
+        slope = by(a, b.shape)
+        return conjugate(arrays.flip(slope, axis=axes)) if is_correlation else slope
 
     yield b, of_second
 

@@ -53,8 +53,10 @@ def _lu(call: Any, g: Any) -> Iterator[Rule]:
         above = arrays.triu(arrays.triu(of_factors[..., :columns, :]) @ adjoint(upper))
         if rows > columns:
             above = arrays.pad(above, [(0, 0)] * (len(a.shape) - 2) + [(0, rows - columns), (0, 0)])
-            kept = np.broadcast_to(np.arange(columns, rows, dtype=np.int32), (*a.shape[:-2], rows - columns))
-            pivots = arrays.concat([pivots, kept], axis=-1)
+            extra_pivots = np.broadcast_to(
+                np.arange(columns, rows, dtype=np.int32), (*a.shape[:-2], rows - columns)
+            )
+            pivots = arrays.concat([pivots, extra_pivots], axis=-1)
         inside = adjoint(linalg.solve(upper, adjoint(below + above)))
         # The upper factor of these is the identity.
         return linalg.lu_solve([lower, pivots], inside, 2)
@@ -70,9 +72,9 @@ def _wide_lu(a: Any) -> Any:
 
 
 def _lu_solve(call: Any, g: Any) -> Iterator[Rule]:
-    at = bound(call)
-    given, b, trans = at["lu_and_piv"], at["b"], at["trans"]
-    factors, pivots = given
+    args = bound(call)
+    lu_and_piv, b, trans = args["lu_and_piv"], args["b"], args["trans"]
+    factors, pivots = lu_and_piv
 
     def of_factors() -> Any:
         identity = arrays.zeros_like(factors) + np.eye(factors.shape[-1], dtype=factors.dtype.dtype)
@@ -80,13 +82,13 @@ def _lu_solve(call: Any, g: Any) -> Iterator[Rule]:
         below = exchanged @ adjoint(arrays.triu(factors))
         return arrays.tril(below, k=-1) + arrays.triu(adjoint(_lower(factors)) @ exchanged)
 
-    of_right, of_matrix = _solution(call, g, b, trans, partial(linalg.lu_solve, given))
+    of_right, of_matrix = _solution(call, g, b, trans, partial(linalg.lu_solve, lu_and_piv))
     yield b, of_right
-    if isinstance(given, (list, tuple)):
+    if isinstance(lu_and_piv, (list, tuple)):
         yield factors, of_factors
     else:
         # It is a call of `lu`, with both of its results.
-        yield given, lambda: [of_factors(), None]
+        yield lu_and_piv, lambda: [of_factors(), None]
 
 
 def _solution(
@@ -112,24 +114,24 @@ def _solution(
     slope = cache(back)
 
     def of_matrix(matrix: Any) -> Any:
-        x, z = (arrays.expand_dims(one, axis=-1) if is_vector else one for one in (call, slope()))
-        made = z @ adjoint(x) if letter == "N" else x @ adjoint(z)
-        return -summed_to(conjugate(made) if letter == "T" else made, matrix.shape)
+        x, z = (arrays.expand_dims(vector, axis=-1) if is_vector else vector for vector in (call, slope()))
+        product = z @ adjoint(x) if letter == "N" else x @ adjoint(z)
+        return -summed_to(conjugate(product) if letter == "T" else product, matrix.shape)
 
     return lambda: summed_to(slope(), b.shape), of_matrix
 
 
 def _solve_triangular(call: Any, g: Any) -> Iterator[Rule]:
-    at = bound(call)
-    a, b, is_lower, is_unit = at["a"], at["b"], at["lower"], at["unit_diagonal"]
+    args = bound(call)
+    a, b, is_lower, is_unit = args["a"], args["b"], args["lower"], args["unit_diagonal"]
 
     def solve(right: Any, trans: int) -> Any:
         return linalg.solve_triangular(a, right, trans, is_lower, is_unit)
 
-    of_right, of_matrix = _solution(call, g, b, at["trans"], solve)
+    of_right, of_matrix = _solution(call, g, b, args["trans"], solve)
     yield b, of_right
-    kept = partial(arrays.tril, k=-int(is_unit)) if is_lower else partial(arrays.triu, k=int(is_unit))
-    yield a, lambda: kept(of_matrix(a))
+    triangle = partial(arrays.tril, k=-int(is_unit)) if is_lower else partial(arrays.triu, k=int(is_unit))
+    yield a, lambda: triangle(of_matrix(a))
 
 
 def _cho_solve(c_and_lower: Any, b: Any) -> Any:
@@ -142,8 +144,8 @@ def _cho_solve(c_and_lower: Any, b: Any) -> Any:
 
 def _ldl(call: Any, g: Any) -> Iterator[Rule]:
     """The outer factor has the identity in place of each block: the derivative is zero there."""
-    at = bound(call)
-    turn = adjoint if at["hermitian"] else _transposed
+    args = bound(call)
+    turn = adjoint if args["hermitian"] else _transposed
     of_outer, of_blocks, _ = g
 
     def slope() -> Any:
@@ -152,12 +154,12 @@ def _ldl(call: Any, g: Any) -> Iterator[Rule]:
         inside = None if of_blocks is None else arrays.where(is_block, of_blocks, 0)
         if of_outer is not None:
             turned = adjoint(outer) @ of_outer
-            beyond = arrays.where(is_block, 0, arrays.tril(turned) if at["lower"] else arrays.triu(turned))
-            inside = added(inside, adjoint(linalg.solve(blocks, adjoint(beyond))))
+            outside = arrays.where(is_block, 0, arrays.tril(turned) if args["lower"] else arrays.triu(turned))
+            inside = added(inside, adjoint(linalg.solve(blocks, adjoint(outside))))
         back = adjoint(outer)
         return hermitian_part(turn(linalg.solve(back, turn(linalg.solve(back, inside)))), turn)
 
-    yield at["a"], slope
+    yield args["a"], slope
 
 
 def _transposed(x: Any) -> Any:

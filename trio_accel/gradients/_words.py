@@ -99,14 +99,14 @@ def words() -> dict[str, tuple[str, str]]:
     The words are ``"derived"``, from the function's expression; ``"rule"``, from a rule by hand; ``"step"``,
     the gradient is 0; and ``"refused"``.
     """
-    found: dict[str, tuple[str, str]] = {}
+    result: dict[str, tuple[str, str]] = {}
     for room in ROOMS:
         public: Any = import_module(f"trio_accel.{room}")
         for base in public.__all__:
-            one = getattr(public, base)
-            if inspect.isfunction(one):
-                found[f"{room}.{base}"] = _word(f"{room}.{base}", one)
-    return found
+            function = getattr(public, base)
+            if inspect.isfunction(function):
+                result[f"{room}.{base}"] = _word(f"{room}.{base}", function)
+    return result
 
 
 def _word(name: str, function: Any) -> tuple[str, str]:
@@ -117,7 +117,7 @@ def _word(name: str, function: Any) -> tuple[str, str]:
     if name in RULES:
         return ("derived" if name in DERIVED else "rule"), ""
     asked = getattr(function, "asked", None)
-    found = elementwise_of(asked) if isinstance(asked, ArrayFunction) else None
-    if found is None:
+    expression = elementwise_of(asked) if isinstance(asked, ArrayFunction) else None
+    if expression is None:
         return "", ""
-    return ("rule" if found.elementwise.slopes else "derived"), ""
+    return ("rule" if expression.elementwise.slopes else "derived"), ""

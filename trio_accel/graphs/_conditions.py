@@ -122,8 +122,8 @@ async def if_(condition: AccelRef, body: Body, *arrays: AccelRef, orelse: Body |
     """
     _check_ref("graphs.If: condition", condition)
     first = await _graph(condition, body, arrays)
-    other = None if orelse is None else await _graph(condition, orelse, arrays)
-    await condition.device.ask(If(condition, first, arrays, other))
+    else_graph = None if orelse is None else await _graph(condition, orelse, arrays)
+    await condition.device.ask(If(condition, first, arrays, else_graph))
 
 
 async def switch(number: AccelRef, bodies: Sequence[Body], *arrays: AccelRef) -> None:
@@ -138,8 +138,8 @@ async def switch(number: AccelRef, bodies: Sequence[Body], *arrays: AccelRef) ->
         TypeError, ValueError, NotSupportedError: As for `if_`; or `bodies` is empty.
     """
     _check_ref("graphs.Switch: number", number)
-    made = [await _graph(number, body, arrays) for body in bodies]
-    await number.device.ask(Switch(number, made, arrays))
+    graphs = [await _graph(number, body, arrays) for body in bodies]
+    await number.device.ask(Switch(number, graphs, arrays))
 
 
 async def while_(condition: AccelRef, body: Body, *arrays: AccelRef, limit: int | None = None) -> AccelRef:
@@ -165,8 +165,8 @@ async def while_(condition: AccelRef, body: Body, *arrays: AccelRef, limit: int 
             condition.
     """
     _check_ref("graphs.While: condition", condition)
-    made = await _graph(condition, body, arrays)
-    return await condition.device.ask(While(condition, made, arrays, limit))
+    graph = await _graph(condition, body, arrays)
+    return await condition.device.ask(While(condition, graph, arrays, limit))
 
 
 async def _graph(condition: AccelRef, body: Body, arrays: Sequence[AccelRef]) -> Graph[Any]:
@@ -175,9 +175,9 @@ async def _graph(condition: AccelRef, body: Body, arrays: Sequence[AccelRef]) ->
     return await capture(condition.device, body, *arrays)
 
 
-def _check_ref(where: str, value: object) -> None:
+def _check_ref(label: str, value: object) -> None:
     if not isinstance(value, AccelRef):
-        raise TypeError(f"{where} must be an AccelRef, got {type(value).__name__}")
+        raise TypeError(f"{label} must be an AccelRef, got {type(value).__name__}")
 
 
 def _condition(planner: Planner, argument: str, ref: AccelRef) -> ArraySpec:

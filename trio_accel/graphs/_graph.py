@@ -115,8 +115,8 @@ class Graph(Generic[ReplyT]):
     _recipe: bytes = attrs.field(init=False)
     _is_closed: bool = attrs.field(default=False, init=False)
     # Made by the first replay, by block: memory for intermediate results, and for the outputs of `replay`.
-    _own: dict[int, AccelRef] = attrs.field(factory=dict[int, AccelRef], init=False)
-    _last: _InPlace[ReplyT] | None = attrs.field(default=None, init=False)
+    _memory: dict[int, AccelRef] = attrs.field(factory=dict[int, AccelRef], init=False)
+    _cached_plan: _InPlace[ReplyT] | None = attrs.field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
         self._recipe = self._layout.recipe.encode()
@@ -148,7 +148,7 @@ class Graph(Generic[ReplyT]):
     @property
     def nbytes(self) -> int:
         """Bytes of device memory that it uses now, for intermediate results and the outputs of `replay`."""
-        return sum(ref.block.nbytes for ref in self._own.values())
+        return sum(ref.block.nbytes for ref in self._memory.values())
 
     async def __call__(self, *arrays: Operand) -> ReplyT:
         """Replay it with other arrays; the results are new arrays.
@@ -189,7 +189,7 @@ class Graph(Generic[ReplyT]):
     def close(self) -> None:
         """Release its arrays and its memory; replays in flight end first. A second call does nothing."""
         self._is_closed = True
-        self._arrays, self._own, self._last = (), {}, None
+        self._arrays, self._memory, self._cached_plan = (), {}, None
         self._layout = attrs.evolve(self._layout, constants=())
 
     def dot(self) -> str:
@@ -199,26 +199,26 @@ class Graph(Generic[ReplyT]):
     def plan_replay(self, planner: Planner, arrays: Sequence[Operand] | None) -> Planned[ReplyT]:
         """See `Operation.plan`."""
         self._check_open(planner)
-        last = self._last if arrays is None and not planner.is_recording else None
-        if last is not None and last.is_there():
-            return last.plan(planner)
+        cached_plan = self._cached_plan if arrays is None and not planner.is_recording else None
+        if cached_plan is not None and cached_plan.is_there():
+            return cached_plan.plan(planner)
         layout = self._layout
-        given, specs = self._taken(planner, self._arrays if arrays is None else arrays)
-        made: dict[int, AccelRef] = {}
-        for block, nbytes in layout.made.items():
-            made[block] = self._array(planner, block, nbytes, is_kept=arrays is None)
-        written = [*specs["write"], *[ref.spec for ref in made.values()]]
+        arguments, specs = self._taken(planner, self._arrays if arrays is None else arrays)
+        outputs: dict[int, AccelRef] = {}
+        for block, nbytes in layout.output_sizes.items():
+            outputs[block] = self._array(planner, block, nbytes, is_kept=arrays is None)
+        written = [*specs["write"], *[ref.spec for ref in outputs.values()]]
         if layout.scratch:
             # The same for all replays, which follow one another.
             written.append(self._array(planner, _SCRATCH, layout.scratch, is_kept=True).spec)
         lowered = self._spec(specs, written)
         refs = {
             argument.block: (argument, operand)
-            for argument, (operand, _) in zip(layout.inputs, given, strict=True)
+            for argument, (operand, _) in zip(layout.inputs, arguments, strict=True)
         }
-        planned = Planned(lowered, map_refs(self._reply, lambda ref: self._seen(ref, refs, made)))
+        planned = Planned(lowered, map_refs(self._reply, lambda ref: self._reply_array(ref, refs, outputs)))
         if arrays is None and not planner.is_recording:
-            self._last = self._in_place(planned)
+            self._cached_plan = self._in_place(planned)
         return planned
 
     def plan_body(self, planner: Planner, arrays: Sequence[Operand]) -> GraphSpec:
@@ -228,7 +228,7 @@ class Graph(Generic[ReplyT]):
             ValueError: It returns arrays that it makes.
         """
         self._check_open(planner)
-        if self._layout.made:
+        if self._layout.output_sizes:
             raise ValueError(
                 f"{planner.name}: a body cannot return arrays that it makes, because it may never run; "
                 "let it change arrays that are made before"
@@ -257,7 +257,7 @@ class Graph(Generic[ReplyT]):
             raise TypeError(
                 f"{planner.name}: the graph takes {len(layout.inputs)} arrays ({names}), got {len(arrays)}"
             )
-        given: list[tuple[Operand, ArraySpec]] = []
+        arguments: list[tuple[Operand, ArraySpec]] = []
         specs: dict[str, list[ArraySpec]] = {"read": [], "update": [], "write": [], "none": []}
         for argument, operand in zip(layout.inputs, arrays, strict=True):
             if argument.use in ("update", "write"):
@@ -265,13 +265,13 @@ class Graph(Generic[ReplyT]):
             else:
                 spec = planner.read(argument.name, operand)
             _check_layout(planner.name, argument, spec)
-            given.append((operand, spec))
+            arguments.append((operand, spec))
             specs[argument.use].append(spec)
         for constant in layout.constants:
             take = planner.read if constant.use == "read" else planner.update
             specs[constant.use].append(take(f"{constant.name} in the graph", constant.ref))
-        self._check_shared(planner, [spec for _, spec in given])
-        return given, specs
+        self._check_shared(planner, [spec for _, spec in arguments])
+        return arguments, specs
 
     def _in_place(self, planned: Planned[ReplyT]) -> _InPlace[ReplyT]:
         """Cache the plan of a replay in place, because the next one is the same."""
@@ -285,44 +285,44 @@ class Graph(Generic[ReplyT]):
         ]
         reads = [(name, ref) for use, name, ref in taken if use in ("read", "none")]
         updates = [(name, ref) for use, name, ref in taken if use in ("update", "write")]
-        return _InPlace(planned, reads, updates, tuple(self._own.values()))
+        return _InPlace(planned, reads, updates, tuple(self._memory.values()))
 
-    def _check_shared(self, planner: Planner, given: Sequence[ArraySpec]) -> None:
+    def _check_shared(self, planner: Planner, specs: Sequence[ArraySpec]) -> None:
         """Refuse arrays that share memory if the graph changes one of them."""
         layout = self._layout
         arrays = [
-            (argument.name, argument.use, spec) for argument, spec in zip(layout.inputs, given, strict=True)
+            (argument.name, argument.use, spec) for argument, spec in zip(layout.inputs, specs, strict=True)
         ]
         arrays += [(constant.name, constant.use, constant.ref.spec) for constant in layout.constants]
         if len({spec.block for _, _, spec in arrays}) == len(arrays):
             return
         for number, (name, use, spec) in enumerate(arrays):
-            for other, other_use, other_spec in arrays[:number]:
+            for other_name, other_use, other_spec in arrays[:number]:
                 if use in ("update", "write"):
-                    planner.distinct(name, spec, **{f"{other} of the graph": other_spec})
+                    planner.distinct(name, spec, **{f"{other_name} of the graph": other_spec})
                 elif other_use in ("update", "write"):
-                    planner.distinct(other, other_spec, **{f"{name} of the graph": spec})
+                    planner.distinct(other_name, other_spec, **{f"{name} of the graph": spec})
 
     def _array(self, planner: Planner, block: int, nbytes: int, *, is_kept: bool) -> AccelRef:
         """Return memory that a replay writes: new, or the block of the previous replay."""
         is_kept = is_kept and not planner.is_recording
-        kept = self._own.get(block) if is_kept else None
-        if kept is not None and kept.block.is_usable:
-            return planner.again(kept)
-        made = planner.output((nbytes,), DType.uint8)
+        previous_array = self._memory.get(block) if is_kept else None
+        if previous_array is not None and previous_array.block.is_usable:
+            return planner.reuse(previous_array)
+        array = planner.output((nbytes,), DType.uint8)
         if is_kept:
-            self._own[block] = made
-        return made
+            self._memory[block] = array
+        return array
 
-    def _seen(
-        self, ref: AccelRef, given: dict[int, tuple[Input, Operand]], made: dict[int, AccelRef]
+    def _reply_array(
+        self, ref: AccelRef, arguments: dict[int, tuple[Input, Operand]], outputs: dict[int, AccelRef]
     ) -> AccelRef:
         """Return the array in a reply for an array of the step."""
         block, shift = ref.block, 0
-        if block.id in made:
-            block = made[block.id].block
-        elif block.id in given:
-            argument, operand = given[block.id]
+        if block.id in outputs:
+            block = outputs[block.id].block
+        elif block.id in arguments:
+            argument, operand = arguments[block.id]
             if not isinstance(operand, AccelRef):
                 raise TypeError(
                     f"{argument.name} must be an AccelRef, because the graph returns it, "
@@ -342,17 +342,17 @@ class _InPlace(Generic[ReplyT]):
         planned: The launch and the reply.
         reads: The arrays that it reads, with their names.
         updates: The arrays that it changes.
-        again: The arrays that it overwrites in place.
+        overwritten: The arrays that it overwrites in place.
     """
 
     planned: Planned[ReplyT]
     reads: Sequence[tuple[str, AccelRef]]
     updates: Sequence[tuple[str, AccelRef]]
-    again: Sequence[AccelRef]
+    overwritten: Sequence[AccelRef]
 
     def is_there(self) -> bool:
         """Return whether the arrays that it overwrites still exist."""
-        return all(ref.block.is_usable for ref in self.again)
+        return all(ref.block.is_usable for ref in self.overwritten)
 
     def plan(self, planner: Planner) -> Planned[ReplyT]:
         """Return the same once more; raises as `Graph.plan_replay` does."""
@@ -360,8 +360,8 @@ class _InPlace(Generic[ReplyT]):
             planner.read(name, ref)
         for name, ref in self.updates:
             planner.update(name, ref)
-        for ref in self.again:
-            planner.again(ref)
+        for ref in self.overwritten:
+            planner.reuse(ref)
         # A list of before is the program's.
         reply = self.planned.result()
         return (
@@ -434,19 +434,19 @@ def _check_layout(name: str, argument: Input, spec: ArraySpec) -> None:
         TypeError: Another dtype.
         ValueError: Another shape, or other strides.
     """
-    wanted = argument.spec
-    if spec.dtype is not wanted.dtype:
+    expected = argument.spec
+    if spec.dtype is not expected.dtype:
         raise TypeError(
-            f"{name}: {argument.name} must have dtype {wanted.dtype}, as in the capture, got {spec.dtype}"
+            f"{name}: {argument.name} must have dtype {expected.dtype}, as in the capture, got {spec.dtype}"
         )
-    if spec.shape != wanted.shape:
+    if spec.shape != expected.shape:
         raise ValueError(
-            f"{name}: {argument.name} must have shape {wanted.shape}, as in the capture, got {spec.shape}; "
+            f"{name}: {argument.name} must have shape {expected.shape}, as in the capture, got {spec.shape}; "
             "capture another graph for it"
         )
-    steps = zip(wanted.shape, spec.strides, wanted.strides, strict=True)
-    if any(extent > 1 and mine != other for extent, mine, other in steps) and spec.size:
+    steps = zip(expected.shape, spec.strides, expected.strides, strict=True)
+    if any(extent > 1 and mine != expected_stride for extent, mine, expected_stride in steps) and spec.size:
         raise ValueError(
-            f"{name}: {argument.name} must have strides {wanted.strides}, as in the capture, got "
+            f"{name}: {argument.name} must have strides {expected.strides}, as in the capture, got "
             f"{spec.strides}; give a copy: await {argument.name}.copy()"
         )

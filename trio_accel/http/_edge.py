@@ -93,8 +93,11 @@ class Edge:
         self.touch(connection)
         # A connection before its first request is idle, so busy ones must not count. They are counted only if
         # it matters, because each of hundreds of new connections would count all others.
-        most = self.limits.connections
-        if len(self.connections) > most and sum(not each.requests for each in self.connections) > most:
+        limit = self.limits.connections
+        if (
+            len(self.connections) > limit
+            and sum(not open_connection.requests for open_connection in self.connections) > limit
+        ):
             self.close_idle()
         try:
             if len(self.connections) <= 2 * self.limits.connections:
@@ -117,7 +120,7 @@ class Edge:
 
     def close_idle(self) -> bool:
         """Close the connection that has been idle the longest. Return whether there was one."""
-        idle = next((each for each in self.connections if not each.requests), None)
+        idle = next((connection for connection in self.connections if not connection.requests), None)
         if idle is not None:
             # The next connection needs its descriptor now, and not when its task has ended.
             del self.connections[idle]
@@ -260,14 +263,14 @@ class Exchange:
 
     async def _ask(self) -> None:
         """Have the application answer; this ends when the client leaves or the deadline passes."""
-        given = next(
+        header = next(
             (value.decode("latin1") for name, value in self.scope["headers"] if name == _DEADLINE), None
         )
-        self._is_bounded = given is not None
+        self._is_bounded = header is not None
         try:
-            self._task.deadline = Deadline.from_header(given, at_most=self.edge.limits.answer).at
+            self._task.deadline = Deadline.from_header(header, at_most=self.edge.limits.answer).at
         except ValueError:
-            return await self._fail(400, f"x-deadline must be seconds, such as 1.5, got {given!r:.40}")
+            return await self._fail(400, f"x-deadline must be seconds, such as 1.5, got {header!r:.40}")
         try:
             with self._task:
                 await self.edge.app(self.scope, self._receive, self._send)

@@ -73,7 +73,7 @@ class Framing:
     _data: bytearray = attrs.field(factory=bytearray, init=False)
     _part: _RequestPart = attrs.field(default=_RequestPart.HEAD, init=False)
     # Bytes until the end of the body or the chunk.
-    _left: int = attrs.field(default=0, init=False)
+    _remaining: int = attrs.field(default=0, init=False)
     # The index from which the end of headers is searched.
     _searched: int = attrs.field(default=0, init=False)
     _chunks: int = attrs.field(default=0, init=False)
@@ -127,9 +127,9 @@ class Framing:
             case _RequestPart.CHUNK_LINE:
                 return self._take_chunk_line()
             case _:
-                part = self._cut(min(self._left, len(self._data)))
-                self._left -= len(part)
-                if not self._left:
+                part = self._cut(min(self._remaining, len(self._data)))
+                self._remaining -= len(part)
+                if not self._remaining:
                     self._part = (
                         _RequestPart.HEAD if self._part is _RequestPart.BODY else _RequestPart.CHUNK_LINE
                     )
@@ -164,8 +164,8 @@ class Framing:
         lengths = _LENGTH.findall(head)
         if not lengths:
             return
-        [(name, value), *more] = lengths
-        if more:
+        [(name, value), *extra] = lengths
+        if extra:
             raise RefusedError(400)
         if name.lower() == b"transfer-encoding":
             if value.strip().lower() != b"chunked":
@@ -174,8 +174,8 @@ class Framing:
             return
         if not re.fullmatch(rb"[0-9]{1,16}", value.strip()):
             raise RefusedError(400)
-        self._left = int(value)
-        if self._left:
+        self._remaining = int(value)
+        if self._remaining:
             self._part = _RequestPart.BODY
 
     def _take_chunk_line(self) -> bytes:
@@ -194,7 +194,7 @@ class Framing:
         if self._chunks > _FEW_CHUNKS + self._chunk_bytes // _BYTES_PER_CHUNK:
             raise RefusedError(413)
         # The line break after the chunk belongs to it.
-        self._part, self._left = (_RequestPart.CHUNK, size + 2) if size else (_RequestPart.TRAILERS, 0)
+        self._part, self._remaining = (_RequestPart.CHUNK, size + 2) if size else (_RequestPart.TRAILERS, 0)
         return line
 
 

@@ -80,8 +80,8 @@ def on_host(program: Program[Any], method: Callable[..., Any]) -> Callable[..., 
     """
 
     async def call(*args: Any) -> Any:
-        found = await program.ask(method, *args)
-        return await found.to_host() if isinstance(found, AccelRef) else found
+        result = await program.ask(method, *args)
+        return await result.to_host() if isinstance(result, AccelRef) else result
 
     return call
 
@@ -109,9 +109,9 @@ def run(main: Callable[..., Awaitable[Any]], *args: Any) -> Any:
         return trio.run(_imported(main), *args)
     except (OSError, BaseExceptionGroup) as error:
         # A taken port is an error of the command line, and a traceback would hide it.
-        found = single(error)
-        if isinstance(found, OSError) and found.errno == errno.EADDRINUSE:
-            raise SystemExit(found.strerror) from None
+        cause = single(error)
+        if isinstance(cause, OSError) and cause.errno == errno.EADDRINUSE:
+            raise SystemExit(cause.strerror) from None
         raise
 
 
@@ -123,8 +123,8 @@ def _imported(main: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[An
         raise TypeError(f"run: pass a function at the top level of a file, got {main!r}")
     spec = main.__globals__.get("__spec__")
     module = import_module(spec.name if spec else Path(code.co_filename).stem)
-    found = Path(module.__file__ or "")
-    if not (found.is_file() and found.samefile(code.co_filename)):
-        raise ImportError(f"run: {code.co_filename} has the name of another module, {found}: rename the file")
+    path = Path(module.__file__ or "")
+    if not (path.is_file() and path.samefile(code.co_filename)):
+        raise ImportError(f"run: {code.co_filename} has the name of another module, {path}: rename the file")
     function: Callable[..., Awaitable[Any]] = getattr(module, name)
     return function

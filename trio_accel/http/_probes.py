@@ -32,10 +32,10 @@ def probes_of(system: System | None, recorder: Exposes | None) -> Mapping[str, P
         assert recorder is not None
         return Reply(200, recorder.exposition())
 
-    found: dict[str, Probe] = {} if recorder is None else {"/metrics": metrics}
+    routes: dict[str, Probe] = {} if recorder is None else {"/metrics": metrics}
     if system is not None:
-        found |= {"/health": lambda: _health(system), "/ready": lambda: _ready(system)}
-    return found
+        routes |= {"/health": lambda: _health(system), "/ready": lambda: _ready(system)}
+    return routes
 
 
 async def _health(system: System) -> Reply:
@@ -43,7 +43,7 @@ async def _health(system: System) -> Reply:
     faults = [str(outage) for outage in system.outages]
     for device in system.devices:
         faults += [f"program {program.name!r} has ended" for program in ended_programs(device)]
-    workers = [(each.path, each.pid) for each in system.tree().walk() if each.pid]
+    workers = [(node.path, node.pid) for node in system.tree().walk() if node.pid]
     devices = {
         device.path: {
             "generation": device.generation,

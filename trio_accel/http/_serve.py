@@ -110,8 +110,8 @@ async def serve(
     failure: BaseException | None = None
     try:
         async with trio.open_nursery() as living:
-            if wanted := tuple(signals):
-                await living.start(_receive_signals, wanted, ending)
+            if signal_numbers := tuple(signals):
+                await living.start(_receive_signals, signal_numbers, ending)
             with trio.CancelScope() as starting:
                 living.start_soon(_cancel_at, ending, starting)  # noqa: ASYNC111  # to cancel it later changes nothing
                 await living.start(lifespan.run)
@@ -172,7 +172,7 @@ class _Hypercorn:
 _ARGUMENTS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "app": (callable, "an ASGI application"),
     "host": (lambda host: isinstance(host, str), "a name or an address"),
-    "listeners": (lambda found: found is None or _are_listeners(found), "one or more trio.SocketListener"),
+    "listeners": (lambda value: value is None or _are_listeners(value), "one or more trio.SocketListener"),
     "system": (lambda system: system is None or isinstance(system, System), "an open system"),
     "recorder": (lambda recorder: recorder is None or hasattr(recorder, "exposition"), "a Recorder"),
     "limits": (lambda limits: isinstance(limits, Limits), "Limits(...)"),
@@ -192,9 +192,9 @@ def _check_port(port: object) -> None:
         raise ValueError(f"serve: port must be an integer from 0 to 65535, got {port!r}")
 
 
-def _are_listeners(found: object) -> bool:
-    listeners = cast("Sequence[object]", found) if isinstance(found, Sequence) else ()
-    return bool(listeners) and all(isinstance(each, trio.SocketListener) for each in listeners)
+def _are_listeners(value: object) -> bool:
+    listeners = cast("Sequence[object]", value) if isinstance(value, Sequence) else ()
+    return bool(listeners) and all(isinstance(listener, trio.SocketListener) for listener in listeners)
 
 
 async def _listen(host: str, port: int) -> Sequence[trio.SocketListener]:

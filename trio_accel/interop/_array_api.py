@@ -101,12 +101,12 @@ class IntegerInfo:
     dtype: DType
 
 
-def dtype_of(given: Typed) -> DType:
+def dtype_of(array_or_dtype: Typed) -> DType:
     """Return the dtype of an array, or the dtype."""
     # NumPy's dtypes and classes also have an attribute of that name.
-    if isinstance(given, (DType, str, type, np.dtype)):
-        return DType.of(given)
-    return DType.of(given.dtype)
+    if isinstance(array_or_dtype, (DType, str, type, np.dtype)):
+        return DType.of(array_or_dtype)
+    return DType.of(array_or_dtype.dtype)
 
 
 def finfo(type: Typed, /) -> FloatInfo:  # noqa: A002  # the standard's name
@@ -151,7 +151,7 @@ def isdtype(dtype: DTypeLike, kind: DTypeLike | Sequence[DTypeLike]) -> bool:
         ValueError: The kind is unknown.
     """
     if isinstance(kind, (tuple, list)):
-        return any(isdtype(dtype, one) for one in kind)
+        return any(isdtype(dtype, alternative) for alternative in kind)
     if isinstance(kind, str):
         if kind not in KINDS:
             raise ValueError(f"isdtype: kind must be one of {', '.join(KINDS)}, or a dtype; got {kind!r}")
@@ -165,8 +165,10 @@ def result_type(*arrays_and_dtypes: Typed | complex) -> DType:
     Raises:
         TypeError: The standard does not promote them, or there is neither an array nor a dtype.
     """
-    numbers = [type(one) for one in arrays_and_dtypes if type(one) in _SCALARS]
-    dtypes = [dtype_of(cast("Typed", one)) for one in arrays_and_dtypes if type(one) not in _SCALARS]
+    numbers = [type(argument) for argument in arrays_and_dtypes if type(argument) in _SCALARS]
+    dtypes = [
+        dtype_of(cast("Typed", argument)) for argument in arrays_and_dtypes if type(argument) not in _SCALARS
+    ]
     kinds = {dtype.kind for dtype in dtypes}
     fits = (
         len(kinds) == 1
@@ -174,9 +176,9 @@ def result_type(*arrays_and_dtypes: Typed | complex) -> DType:
         or (kinds == {"int", "uint"} and DType.uint64 not in dtypes)
     )
     if not fits or any(not kinds & set(_SCALARS[number]) for number in numbers):
-        told = ", ".join([*map(str, dtypes), *(f"a Python {number.__name__}" for number in numbers)])
+        listing = ", ".join([*map(str, dtypes), *(f"a Python {number.__name__}" for number in numbers)])
         raise TypeError(
-            f"result_type: the array API standard does not promote {told or 'nothing'} to one dtype"
+            f"result_type: the array API standard does not promote {listing or 'nothing'} to one dtype"
         )
     # A complex number makes a real floating dtype complex.
     return DType.of(np.result_type(*(dtype.dtype for dtype in dtypes), *[1j] * (complex in numbers)))
@@ -219,10 +221,13 @@ def adapted(name: str, function: Callable[..., Any], default: Device) -> Callabl
 
     async def make(*args: Any, device: Device | None = None, **kwargs: Any) -> AccelRef:
         # A 0-d array is a number here, and None is an omitted keyword.
-        numbers = [await one.item() if isinstance(one, AccelRef) else one for one in args[is_like:]]
-        given = {key: value for key, value in kwargs.items() if value is not None}
-        made: AccelRef = await function(args[0] if is_like else device or default, *numbers, **given)
-        return made if device in (None, made.device) else await made.copy_to(device)
+        numbers = [
+            await argument.item() if isinstance(argument, AccelRef) else argument
+            for argument in args[is_like:]
+        ]
+        options = {key: value for key, value in kwargs.items() if value is not None}
+        result: AccelRef = await function(args[0] if is_like else device or default, *numbers, **options)
+        return result if device in (None, result.device) else await result.copy_to(device)
 
     keyword = inspect.Parameter("device", inspect.Parameter.KEYWORD_ONLY, default=None)
     named: Any = functools.update_wrapper(make, function)
@@ -276,16 +281,16 @@ class Functions:
             return await arrays.repeat(x, repeats, axis=axis)
         flat: Any = x if axis is not None else arrays.reshape(x, (-1,))
         length: int = flat.shape[axis or 0]
-        places = np.repeat(np.arange(length), np.broadcast_to(await repeats.to_host(), length))
-        return await arrays.take(flat, places, axis=axis or 0)
+        indices = np.repeat(np.arange(length), np.broadcast_to(await repeats.to_host(), length))
+        return await arrays.take(flat, indices, axis=axis or 0)
 
     async def searchsorted(
         self, x1: AccelRef, x2: AccelRef | complex, /, *, side: str = "left", sorter: AccelRef | None = None
     ) -> AccelRef:
         """Find places for `x2`, which may be a number, in the sorted `x1`."""
-        wanted = x2 if isinstance(x2, AccelRef) else _converted(x2, result_type(x1, x2))
-        found: AccelRef = await _arrays.searchsorted(x1, wanted, side=side, sorter=sorter)
-        return found
+        values = x2 if isinstance(x2, AccelRef) else _converted(x2, result_type(x1, x2))
+        positions: AccelRef = await _arrays.searchsorted(x1, values, side=side, sorter=sorter)
+        return positions
 
     async def isin(
         self, x1: AccelRef | complex, x2: AccelRef | complex, /, *, invert: bool = False
@@ -293,8 +298,8 @@ class Functions:
         """Return for each element of `x1` whether `x2` contains it; with `invert`, whether it does not."""
         dtype = result_type(x1, x2)
         x, among = _converted(x1, dtype), _converted(x2, dtype)
-        found: AccelRef = await _membership(invert)(x[..., None], among.reshape((-1,)), axis=-1)
-        return found
+        result: AccelRef = await _membership(invert)(x[..., None], among.reshape((-1,)), axis=-1)
+        return result
 
 
 _VERSION = "2025.12"
@@ -337,16 +342,16 @@ class _BlockingNamespace:
     def __getattr__(self, name: str) -> Any:
         # Class names belong to messages and actors.
         is_function = name[0].islower() and name not in _NUMPYS
-        found = getattr(self._adapters, name, None) if is_function else None
+        function = getattr(self._adapters, name, None) if is_function else None
         for package in self._packages if is_function else ():
-            if found is None and name in package.__all__:
-                found = adapted(name, getattr(package, name), self._device)
-        if found is None:
+            if function is None and name in package.__all__:
+                function = adapted(name, getattr(package, name), self._device)
+        if function is None:
             raise _MissingFunctionError(f"{self.__name__}.{name} is not there")
 
-        @wraps(found)
+        @wraps(function)
         def blocking(*args: Any, **kwargs: Any) -> Any:
-            return self._call(f"{self.__name__}.{name}", found, *args, **kwargs)
+            return self._call(f"{self.__name__}.{name}", function, *args, **kwargs)
 
         # A function is the same one whenever it is asked for.
         setattr(self, name, blocking)
@@ -432,8 +437,8 @@ class ArrayApi(_BlockingNamespace):
         return DType.__members__.get(name) or super().__getattr__(name)
 
     # SciPy and scikit-learn compare the namespaces of their arrays.
-    def __eq__(self, other: object) -> bool:
-        return self._device is other._device if isinstance(other, ArrayApi) else NotImplemented
+    def __eq__(self, value: object) -> bool:
+        return self._device is value._device if isinstance(value, ArrayApi) else NotImplemented
 
     def __hash__(self) -> int:
         return hash(self._device)
@@ -467,9 +472,9 @@ class ArrayApi(_BlockingNamespace):
             RuntimeError: In Trio's thread, in a forked process, or after the device was closed or lost.
             trio.Cancelled: The task that waits for the worker thread is cancelled.
         """
-        given = {key: _unwrapped(value) for key, value in kwargs.items()}
+        keywords = {key: _unwrapped(value) for key, value in kwargs.items()}
         return self._wrapped(
-            self._blocking.call(name, partial(run, function, *map(_unwrapped, args), **given))
+            self._blocking.call(name, partial(run, function, *map(_unwrapped, args), **keywords))
         )
 
     def asarray(
@@ -487,9 +492,9 @@ class ArrayApi(_BlockingNamespace):
             ValueError: `copy` is False, and the elements are not on the device.
             TypeError: Elements that no dtype has, or a complex number for a real dtype.
         """
-        given = obj if isinstance(obj, Array) else _host(obj, dtype)
-        place = device or (obj.device if isinstance(obj, Array) else self._device)
-        return cast("Array", self.call("asarray", arrays.asarray, place, given, dtype=dtype, copy=copy))
+        elements = obj if isinstance(obj, Array) else _host(obj, dtype)
+        target = device or (obj.device if isinstance(obj, Array) else self._device)
+        return cast("Array", self.call("asarray", arrays.asarray, target, elements, dtype=dtype, copy=copy))
 
     def from_dlpack(self, x: Any, /, *, device: Device | None = None, copy: bool | None = None) -> Array:
         """Make an array from another library's; an array of this package's namespaces shares its memory.
@@ -512,7 +517,7 @@ class ArrayApi(_BlockingNamespace):
     def _wrapped(self, result: Any) -> Any:
         if isinstance(result, AccelRef):
             return Array(result, self)
-        return _each(self._wrapped, result) if _is_several(result) else result
+        return _map_items(self._wrapped, result) if _is_several(result) else result
 
 
 def array_api(device: Device) -> ArrayApi:
@@ -549,19 +554,19 @@ def _unwrapped(argument: Any) -> Any:
             return cast("Any", argument).item()
         case slice():
             # Arrays given as bounds are awaited here, before the call.
-            given = cast("Any", argument)
-            bounds = [given.start, given.stop, given.step]
-            return slice(*[operator.index(one) if isinstance(one, Array) else one for one in bounds])
+            index_slice = cast("Any", argument)
+            bounds = [index_slice.start, index_slice.stop, index_slice.step]
+            return slice(*[operator.index(bound) if isinstance(bound, Array) else bound for bound in bounds])
         case _:
             pass
-    return _each(_unwrapped, argument) if _is_several(argument) else argument
+    return _map_items(_unwrapped, argument) if _is_several(argument) else argument
 
 
 def _is_several(value: object) -> bool:
     return isinstance(value, (tuple, list))
 
 
-def _each(change: Callable[[Any], Any], several: Any) -> Any:
+def _map_items(change: Callable[[Any], Any], several: Any) -> Any:
     changed = map(change, several)
     # Named results take positional arguments; other results are tuples in the standard.
     return type(several)(*changed) if hasattr(several, "_fields") else tuple(changed)

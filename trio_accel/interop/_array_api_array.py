@@ -43,11 +43,11 @@ _Unary: TypeAlias = "Callable[[Array], Array]"
 def _binary(name: str, *, is_reflected: bool = False) -> _Binary:
     """Make the operator of a function; a reflected one has the array on the right."""
 
-    def method(self: Array, other: Any, /) -> Array:
-        if not isinstance(other, (Array, *_NUMBER)):
+    def method(self: Array, operand: Any, /) -> Array:
+        if not isinstance(operand, (Array, *_NUMBER)):
             return cast("Array", NotImplemented)
         function = getattr(self.__array_namespace__(), name)
-        return cast("Array", function(other, self) if is_reflected else function(self, other))
+        return cast("Array", function(operand, self) if is_reflected else function(self, operand))
 
     return method
 
@@ -55,8 +55,8 @@ def _binary(name: str, *, is_reflected: bool = False) -> _Binary:
 def _in_place(name: str) -> _Binary:
     """Make the operator that changes the array."""
 
-    async def change(function: Callable[..., Any], x: AccelRef, other: Any) -> None:
-        result = function(x, other)
+    async def change(function: Callable[..., Any], x: AccelRef, operand: Any) -> None:
+        result = function(x, operand)
         if result.dtype is not x.dtype or result.shape != x.shape:
             result.close()
             raise TypeError(
@@ -65,12 +65,12 @@ def _in_place(name: str) -> _Binary:
             )
         await x.assign(result)
 
-    def method(self: Array, other: Any, /) -> Array:
-        if not isinstance(other, (Array, *_NUMBER)):
+    def method(self: Array, operand: Any, /) -> Array:
+        if not isinstance(operand, (Array, *_NUMBER)):
             return cast("Array", NotImplemented)
         space = self.__array_namespace__()
         # The blocking function wraps one that makes a call, which is a part of the request.
-        space.call(name, change, getattr(space, name).__wrapped__, self, other)
+        space.call(name, change, getattr(space, name).__wrapped__, self, operand)
         return self
 
     return method
@@ -274,7 +274,9 @@ class Array:
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """Return where `__dlpack__` has the array: at its place, or on the host for a worker's array."""
-        return cast("tuple[int, int]", self._space.call("__dlpack_device__", partial(_place, self._ref)))
+        return cast(
+            "tuple[int, int]", self._space.call("__dlpack_device__", partial(_dlpack_device, self._ref))
+        )
 
     def __dlpack__(
         self,
@@ -302,7 +304,7 @@ class Array:
         return self._space.call("__dlpack__", export)
 
 
-async def _place(ref: AccelRef) -> tuple[int, int]:
+async def _dlpack_device(ref: AccelRef) -> tuple[int, int]:
     try:
         async with ref.lease() as array:
             kind, index = array.__dlpack_device__()
@@ -318,10 +320,10 @@ async def _export(
     dl_device: tuple[int, int] | None,
     copy: bool | None,
 ) -> object:
-    place = await _place(ref)
-    if dl_device not in (None, place, _HOST):
-        raise BufferError(f"dl_device: the array is on {place}, and can be copied to the host, {_HOST}")
-    if not copy and dl_device in (None, place):
+    location = await _dlpack_device(ref)
+    if dl_device not in (None, location, _HOST):
+        raise BufferError(f"dl_device: the array is on {location}, and can be copied to the host, {_HOST}")
+    if not copy and dl_device in (None, location):
         try:
             # The lease is for writing, because the oldest versions of DLPack cannot mark an array as
             # read-only.
@@ -332,8 +334,8 @@ async def _export(
             pass
     if copy is False:
         raise BufferError("copy: the memory of this array is not addressed there, so it has to be copied")
-    if dl_device is None and place != _HOST:
-        return await _export(await ref.copy(), max_version=max_version, dl_device=place, copy=False)
+    if dl_device is None and location != _HOST:
+        return await _export(await ref.copy(), max_version=max_version, dl_device=location, copy=False)
     host = await ref.to_host()
     return host.__dlpack__(max_version=max_version)
 
@@ -352,8 +354,8 @@ async def get_part(x: AccelRef, key: _Key) -> AccelRef:
     if not any(isinstance(part, AccelRef) for part in parts):
         return x[tuple(parts)]
     chosen = _Chosen.of(x, parts)
-    found = await arrays.gather_nd(chosen.view, chosen.indices)
-    return _moved(found, 0, chosen.ndim, chosen.first)
+    result = await arrays.gather_nd(chosen.view, chosen.indices)
+    return _moved(result, 0, chosen.ndim, chosen.first)
 
 
 async def set_part(x: AccelRef, key: _Key, value: Any) -> None:
@@ -396,7 +398,7 @@ class _Chosen:
         view = x[tuple(slice(None) if chosen else part for part, chosen in zip(parts, is_index, strict=True))]
         is_index += [False] * (view.ndim - len(parts))
         axes = [axis for axis, chosen in enumerate(is_index) if chosen]
-        others = [axis for axis, chosen in enumerate(is_index) if not chosen]
+        other_axes = [axis for axis, chosen in enumerate(is_index) if not chosen]
         indices = tuple(
             part if isinstance(part, AccelRef) else np.asarray(part)
             for part, chosen in zip(parts, is_index, strict=False)
@@ -405,11 +407,11 @@ class _Chosen:
         try:
             shape = np.broadcast_shapes(*(index.shape for index in indices))
         except ValueError:
-            told = ", ".join(str(index.shape) for index in indices)
-            raise IndexError(f"index: the shapes {told} of the indices do not broadcast to one") from None
+            shapes = ", ".join(str(index.shape) for index in indices)
+            raise IndexError(f"index: the shapes {shapes} of the indices do not broadcast to one") from None
         # NumPy puts the axes in the place of the indices if these are adjacent, else in front.
         first = axes[0] if axes[-1] - axes[0] == len(axes) - 1 else 0
-        view = view.transpose((*axes, *others))
+        view = view.transpose((*axes, *other_axes))
         rest = view.shape[len(axes) :]
         return cls(view, indices, len(shape), first, (*rest[:first], *shape, *rest[first:]))
 
@@ -421,21 +423,21 @@ async def _set_where(x: AccelRef, mask: _Key, value: Any) -> None:
         return
     _check_mask(x, mask, 0)
     if mask.size:
-        seen = mask.reshape((*mask.shape, *(1,) * (x.ndim - mask.ndim)))
-        await x.assign(_arrays.where(seen, value, x))
+        condition = mask.reshape((*mask.shape, *(1,) * (x.ndim - mask.ndim)))
+        await x.assign(_arrays.where(condition, value, x))
 
 
 async def _without_masks(x: AccelRef, key: _Key) -> list[Any]:
     """Return the items of a key, with integers in place of truth values, and slices in place of dots."""
-    given: tuple[_Key, ...] = key if _is_several(key) else (key,)
-    used = sum(_axes(part) for part in given)
-    if used > x.ndim or sum(part is Ellipsis for part in given) > 1:
+    items: tuple[_Key, ...] = key if _is_several(key) else (key,)
+    used = sum(_axes(part) for part in items)
+    if used > x.ndim or sum(part is Ellipsis for part in items) > 1:
         raise IndexError(
             f"index: {used} axes are indexed of an array of shape {x.shape}, with at most one ..."
         )
     parts: list[Any] = []
     axis = 0
-    for part in given:
+    for part in items:
         if part is Ellipsis:
             parts += [slice(None)] * (x.ndim - used)
             axis += x.ndim - used
@@ -479,7 +481,7 @@ def _check_mask(x: AccelRef, mask: AccelRef, axis: int) -> None:
     """Require that an array of truth values has the shape of the array that it selects from."""
     of = x.shape[axis : axis + mask.ndim]
     if len(of) < mask.ndim or any(
-        given not in (0, there) for given, there in zip(mask.shape, of, strict=True)
+        extent not in (0, axis_extent) for extent, axis_extent in zip(mask.shape, of, strict=True)
     ):
         raise IndexError(f"index: truth values of shape {mask.shape} do not fit the axes {of} of the array")
 
@@ -487,5 +489,5 @@ def _check_mask(x: AccelRef, mask: AccelRef, axis: int) -> None:
 def _moved(x: AccelRef, source: int, count: int, to: int) -> AccelRef:
     """Move adjacent axes to another place."""
     axes = list(range(x.ndim))
-    moved, others = axes[source : source + count], axes[:source] + axes[source + count :]
-    return x.transpose((*others[:to], *moved, *others[to:]))
+    moved, other_axes = axes[source : source + count], axes[:source] + axes[source + count :]
+    return x.transpose((*other_axes[:to], *moved, *other_axes[to:]))

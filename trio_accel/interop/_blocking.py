@@ -58,7 +58,7 @@ class RunCalls:
         """Whether this process is a fork, where the run's loop would never answer."""
         return os.getpid() != self._process
 
-    def soon(self, function: Callable[[], object]) -> bool:
+    def call_soon(self, function: Callable[[], object]) -> bool:
         """Have the run call a function soon; returns False if the run has ended."""
         try:
             self._run.run_sync_soon(function)
@@ -104,7 +104,7 @@ class RunCalls:
             if future.cancel():
                 # Ctrl-C may have arrived before the run was called. Later requests also run later.
                 confirm = partial(_confirm, future, has_begun)
-                if not self.soon(confirm):
+                if not self.call_soon(confirm):
                     confirm()
                 concurrent.futures.wait([future])
             raise
@@ -150,7 +150,7 @@ class RunCalls:
 
         def leave(future: Future[ResultT]) -> None:
             if future.cancelled():
-                self.soon(scope.cancel)
+                self.call_soon(scope.cancel)
 
         def spawn() -> None:
             has_begun.set()
@@ -160,7 +160,7 @@ class RunCalls:
                 _settle(future, partial(future.set_exception, self._ended(name)))
 
         future.add_done_callback(leave)
-        if not self.soon(spawn):
+        if not self.call_soon(spawn):
             raise self._ended(name) from self.failure
 
 

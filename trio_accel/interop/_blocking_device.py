@@ -230,7 +230,7 @@ class BlockingDevice:
             return
         calls = self._begun.result()
         if not calls.is_forked:
-            calls.soon(self._scope.cancel)
+            calls.call_soon(self._scope.cancel)
             self._thread.join(limit)
 
     def _at_exit(self) -> None:

@@ -50,9 +50,9 @@ class ScipyFftBackend:
         function = getattr(fft, method.__name__, None)
         if function is None:
             return NotImplemented
-        given = _signature(method).bind(*args, **kwargs)
-        given.apply_defaults()
-        transform = _lowered(function, given.arguments)
+        bound = _signature(method).bind(*args, **kwargs)
+        bound.apply_defaults()
+        transform = _lowered(function, bound.arguments)
         return self._blocking.call(f"scipy.fft.{method.__name__}", partial(self._transform, transform))
 
     async def _transform(self, transform: _Transform) -> npt.NDArray[Any]:
@@ -94,20 +94,24 @@ def scipy_fft(device: Device) -> ScipyFftBackend:
     return ScipyFftBackend(device)
 
 
-def _lowered(function: Any, given: Mapping[str, Any]) -> _Transform:
+def _lowered(function: Any, arguments: Mapping[str, Any]) -> _Transform:
     """Convert the arguments of a `scipy.fft` function for the `ta.fft` function with its name."""
-    _check_options(given["workers"], given.get("plan"))
-    array, norm = _host_array(given["x"]), given["norm"]
-    where = (given["n"], given["axis"]) if "n" in given else (_sequence(given["s"]), _sequence(given["axes"]))
-    if "type" not in given:
-        asked = function.message(array, *where, norm)
+    _check_options(arguments["workers"], arguments.get("plan"))
+    array, norm = _host_array(arguments["x"]), arguments["norm"]
+    lengths_and_axes = (
+        (arguments["n"], arguments["axis"])
+        if "n" in arguments
+        else (_sequence(arguments["s"]), _sequence(arguments["axes"]))
+    )
+    if "type" not in arguments:
+        asked = function.message(array, *lengths_and_axes, norm)
         return lambda device: device.ask(asked)
-    kind, options = given["type"], {"orthogonalize": given["orthogonalize"]}
+    kind, options = arguments["type"], {"orthogonalize": arguments["orthogonalize"]}
 
     async def transform(device: Device) -> AccelRef:
         """Have a function of several steps take an array from the host."""
-        made: AccelRef = await function(await device.put(array), kind, *where, norm, **options)
-        return made
+        result: AccelRef = await function(await device.put(array), kind, *lengths_and_axes, norm, **options)
+        return result
 
     return transform
 

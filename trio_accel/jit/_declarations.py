@@ -88,11 +88,11 @@ def as_code(code: Code, name: str) -> KernelCode:
     """Code, of which a plain text is CUDA C++ with the kernel's name."""
     if isinstance(code, str):
         return source(code, f"{name}.cu")
-    given: object = code
-    if not isinstance(given, KernelCode):
+    value: object = code
+    if not isinstance(value, KernelCode):
         raise TypeError(
             f"code: must be CUDA C++ as a text, or made by source, ptx, cubin, fatbin or ltoir, got "
-            f"{type(given).__name__}"
+            f"{type(value).__name__}"
         )
     return code
 
@@ -103,9 +103,9 @@ _Check: TypeAlias = Callable[[Any, "attrs.Attribute[Any]", Any], None]
 def _several(*kinds: type[object], or_one: bool = False) -> _Check:
     """Check for several values of these types; refuse a text, which Python takes for several values."""
 
-    def is_one(each: object) -> bool:
+    def is_one(item: object) -> bool:
         # A truth value is an integer to Python.
-        return isinstance(each, kinds) and not isinstance(each, bool)
+        return isinstance(item, kinds) and not isinstance(item, bool)
 
     def check(_: object, field: attrs.Attribute[Any], value: object) -> None:
         if or_one and isinstance(value, kinds):
@@ -200,7 +200,7 @@ class CompileOptions:
 
     def plain(self) -> dict[str, object]:
         """Return the given options as plain values, by the names of `cuda.core.ProgramOptions`."""
-        given = {
+        options = {
             **{_NAMES.get(name, name): value for name, value in attrs.asdict(self, recurse=False).items()},
             "define_macro": [_macro(name, value) for name, value in self.macros.items()],
             "undefine_macro": list(self.undefine),
@@ -209,7 +209,7 @@ class CompileOptions:
             "ptxas_options": list(self.ptxas_options),
             "diag_suppress": list(self.diag_suppress),
         }
-        return {name: value for name, value in given.items() if value is not None and value != []}
+        return {name: value for name, value in options.items() if value is not None and value != []}
 
 
 def _macro(name: str, value: str | float | None) -> str:
@@ -222,20 +222,20 @@ def _paths(paths: _Paths) -> list[str]:
     return [os.fspath(path) for path in several]
 
 
-def _text(what: str, text: object) -> str:
+def _text(label: str, text: object) -> str:
     if not isinstance(text, str):
-        raise TypeError(f"{what}: must be a text, got {type(text).__name__}")
+        raise TypeError(f"{label}: must be a text, got {type(text).__name__}")
     if not text.strip() or "\0" in text:
-        raise ValueError(f"{what}: must be a non-empty text without null characters")
+        raise ValueError(f"{label}: must be a non-empty text without null characters")
     return str(text)
 
 
-def _bytes(what: str, code: object) -> bytes:
+def _bytes(label: str, code: object) -> bytes:
     if not isinstance(code, (bytes, bytearray, memoryview)):
-        raise TypeError(f"{what}: must be bytes, got {type(code).__name__}; read it: Path(...).read_bytes()")
+        raise TypeError(f"{label}: must be bytes, got {type(code).__name__}; read it: Path(...).read_bytes()")
     copied = bytes(cast("bytes", code))
     if not copied:
-        raise ValueError(f"{what}: must not be empty")
+        raise ValueError(f"{label}: must not be empty")
     return copied
 
 
@@ -367,9 +367,9 @@ def scalar(dtype: DTypeLike) -> Parameter:
 
 
 def _array(role: KernelRole, dtype: DTypeLike, ndim: int | None, layout: KernelLayout) -> Parameter:
-    given: object = layout
-    if not isinstance(given, TensorMap) and given not in ("contiguous", "packed", "any"):
-        raise ValueError(f"layout: must be 'contiguous', 'packed', 'any' or a TensorMap, got {given!r}")
+    value: object = layout
+    if not isinstance(value, TensorMap) and value not in ("contiguous", "packed", "any"):
+        raise ValueError(f"layout: must be 'contiguous', 'packed', 'any' or a TensorMap, got {value!r}")
     axes: object = ndim
     if axes is not None and (isinstance(axes, bool) or not isinstance(axes, int) or axes < 0):
         raise ValueError(f"ndim: must be an integer of at least 0, or None, got {axes!r}")
@@ -456,8 +456,8 @@ class ArgumentRule:
     """A number, or several, that may follow from the arguments.
 
     Args:
-        what: Its purpose: ``"grid"``, ``"block"``, ``"shared"`` or ``"shape of y"``.
-        given: The value, or the function.
+        purpose: Its purpose: ``"grid"``, ``"block"``, ``"shared"`` or ``"shape of y"``.
+        rule: The value, or the function.
         names: Names that a function may ask for.
 
     Raises:
@@ -468,15 +468,15 @@ class ArgumentRule:
         constant: The value, where it is one.
     """
 
-    __slots__ = ("_asked", "_function", "_what", "constant")
+    __slots__ = ("_asked", "_function", "_purpose", "constant")
 
-    def __init__(self, what: str, given: Any, names: Collection[str]) -> None:
-        self._what = what
-        self._function: Callable[..., Any] | None = given if callable(given) else None
-        self.constant: Any = None if callable(given) else given
+    def __init__(self, purpose: str, rule: Any, names: Collection[str]) -> None:
+        self._purpose = purpose
+        self._function: Callable[..., Any] | None = rule if callable(rule) else None
+        self.constant: Any = None if callable(rule) else rule
         self._asked: Strs = ()
         if self._function is not None:
-            self._asked = _asked_by(what, self._function, names)
+            self._asked = _asked_by(purpose, self._function, names)
 
     def value(self, arguments: Mapping[str, Any]) -> Any:
         """Evaluate it for the arguments of a launch."""
@@ -485,58 +485,61 @@ class ArgumentRule:
         try:
             return self._function(**{name: arguments[name] for name in self._asked})
         except Exception as error:
-            error.add_note(f"in the rule of the kernel for its {self._what}")
+            error.add_note(f"in the rule of the kernel for its {self._purpose}")
             raise
 
 
-def _asked_by(what: str, function: Callable[..., Any], names: Collection[str]) -> Strs:
+def _asked_by(purpose: str, function: Callable[..., Any], names: Collection[str]) -> Strs:
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError) as error:
-        raise TypeError(f"{what}: it cannot be told which arguments {function!r} takes: {error}") from error
-    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+        raise TypeError(
+            f"{purpose}: it cannot be told which arguments {function!r} takes: {error}"
+        ) from error
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return tuple(names)
-    asked = [each.name for each in parameters if each.kind is not each.VAR_POSITIONAL]
+    asked = [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_POSITIONAL]
     unknown = [
-        each.name
-        for each in parameters
-        if each.name in asked and each.name not in names and each.default is each.empty
+        parameter.name
+        for parameter in parameters
+        if parameter.name in asked and parameter.name not in names and parameter.default is parameter.empty
     ]
     if unknown:
         raise ValueError(
-            f"{what}: its rule asks for {', '.join(unknown)}; there are {', '.join(names) or 'no arguments'}"
+            f"{purpose}: its rule asks for {', '.join(unknown)}; "
+            f"there are {', '.join(names) or 'no arguments'}"
         )
     return tuple(name for name in asked if name in names)
 
 
-def extents(name: str, what: str, given: Any) -> Dim3:
+def extents(name: str, purpose: str, value: Any) -> Dim3:
     """Return one to three integers as three.
 
     Raises:
         TypeError, ValueError: The value is something else.
     """
-    if type(given) is int:
-        return given, 1, 1
-    numbers = _whole_numbers(given) or []
+    if type(value) is int:
+        return value, 1, 1
+    numbers = _whole_numbers(value) or []
     if not 1 <= len(numbers) <= _AXES:
-        raise TypeError(f"{name}: {what} must be an integer, or one to three of them, got {given!r}")
+        raise TypeError(f"{name}: {purpose} must be an integer, or one to three of them, got {value!r}")
     x, y, z = (*numbers, 1, 1)[:_AXES]
     return x, y, z
 
 
-def shape_of(name: str, parameter: str, given: Any) -> Ints:
+def shape_of(name: str, parameter: str, value: Any) -> Ints:
     """Return the shape that a rule gives an output."""
-    shape = _whole_numbers(given)
+    shape = _whole_numbers(value)
     if shape is None or any(extent < 0 for extent in shape):
-        raise ValueError(f"{name}: the shape of {parameter} must be integers of at least 0, got {given!r}")
+        raise ValueError(f"{name}: the shape of {parameter} must be integers of at least 0, got {value!r}")
     return tuple(shape)
 
 
-def _whole_numbers(given: Any) -> list[int] | None:
+def _whole_numbers(value: Any) -> list[int] | None:
     """Return one integer or several as a list; None for anything else."""
-    is_several = isinstance(given, Sequence) and not isinstance(given, (str, bytes))
+    is_several = isinstance(value, Sequence) and not isinstance(value, (str, bytes))
     try:
-        return [operator.index(each) for each in cast("Sequence[Any]", given if is_several else (given,))]
+        return [operator.index(item) for item in cast("Sequence[Any]", value if is_several else (value,))]
     except TypeError:
         return None
 
@@ -555,7 +558,7 @@ def check_grid(name: str, grid: Dim3, cluster: Dim3 | None, *, may_be_empty: boo
         raise ValueError(f"{name}: the grid must have at least one block along each axis, got {grid}{hint}")
     if x > _MOST_GRID[0] or y > _MOST_GRID[1] or z > _MOST_GRID[2]:
         raise ValueError(f"{name}: the grid must have at most {_MOST_GRID} blocks along x, y, z, got {grid}")
-    if cluster is not None and any(all_ % each for all_, each in zip(grid, cluster, strict=True)):
+    if cluster is not None and any(all_ % extent for all_, extent in zip(grid, cluster, strict=True)):
         raise ValueError(f"{name}: the grid must be whole clusters of {cluster} blocks, got {grid}")
 
 
@@ -574,7 +577,7 @@ def check_block(name: str, block: Dim3) -> None:
         )
 
 
-def check_shared(name: str, given: Any) -> int:
+def check_shared(name: str, value: Any) -> int:
     """Return the bytes of dynamic shared memory.
 
     Raises:
@@ -582,9 +585,9 @@ def check_shared(name: str, given: Any) -> int:
         ValueError: The value is negative.
     """
     try:
-        shared = operator.index(given)
+        shared = operator.index(value)
     except TypeError:
-        raise TypeError(f"{name}: shared must be an integer number of bytes, got {given!r}") from None
+        raise TypeError(f"{name}: shared must be an integer number of bytes, got {value!r}") from None
     if not 0 <= shared < 1 << 31:
         raise ValueError(f"{name}: shared must be at least 0 bytes, and below 2**31, got {shared}")
     return shared

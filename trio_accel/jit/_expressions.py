@@ -79,7 +79,7 @@ def elementwise(
             called `g`.
         TypeError: Devices lack this dtype, or `slopes` is not a dict of texts.
     """
-    made: Elementwise[Any] = Elementwise(
+    expression: Elementwise[Any] = Elementwise(
         text,
         inputs=inputs,
         outputs=outputs,
@@ -88,7 +88,7 @@ def elementwise(
         library=_LIBRARY,
         slopes=slopes,
     )
-    return made
+    return expression
 
 
 def reduction(

@@ -205,60 +205,62 @@ class Kernel:
         self.operation: str = f"jit.{name}"
         self._asked = ArrayFunction(self.operation, self.launch)
         """Name of its launches, in errors and events."""
-        where, base = f"Kernel {name!r}", name.partition("<")[0].rpartition("::")[2].strip()
-        named = _named(where, parameters)
+        label, base = f"Kernel {name!r}", name.partition("<")[0].rpartition("::")[2].strip()
+        named = _named(label, parameters)
         self._definition = KernelDefinition(
             name=name,
             parameters=named,
-            code=tuple(as_code(each, base) for each in (code, *_checked_link(where, link))),
-            options=_checked_options(where, options).plain(),
-            cluster=None if cluster is None else extents(where, "cluster", cluster),
+            code=tuple(as_code(part, base) for part in (code, *_checked_link(label, link))),
+            options=_checked_options(label, options).plain(),
+            cluster=None if cluster is None else extents(label, "cluster", cluster),
             is_cooperative=bool(cooperative),
             shared=callable(shared) or bool(shared),
-            cpu=_checked_path(where, cpu),
+            cpu=_checked_path(label, cpu),
         )
         self._text = self._definition.encode()
         dtypes = self._definition.scalars
         self._scalars = Scalars(dtypes, scalar_offsets(dtypes)[0])
         self._names = names = tuple(parameters)
-        self._optional = frozenset(name for name, given in parameters.items() if given.shape is not None)
+        self._optional = frozenset(
+            name for name, parameter in parameters.items() if parameter.shape is not None
+        )
         shapes = [
-            None if one.shape is None else ArgumentRule(f"shape of {name}", one.shape, names)
-            for name, one in parameters.items()
+            None if parameter.shape is None else ArgumentRule(f"shape of {name}", parameter.shape, names)
+            for name, parameter in parameters.items()
         ]
         self._steps = tuple(
-            (each, shape, given.copy)
-            for each, shape, given in zip(named, shapes, parameters.values(), strict=True)
+            (kernel_parameter, shape, parameter.copy)
+            for kernel_parameter, shape, parameter in zip(named, shapes, parameters.values(), strict=True)
         )
-        maps = [(each.name, each.layout) for each in named]
-        self._mapped = [(name, each) for name, each in maps if isinstance(each, TensorMap)]
+        maps = [(parameter.name, parameter.layout) for parameter in named]
+        self._mapped = [(name, layout) for name, layout in maps if isinstance(layout, TensorMap)]
         with_block = (*names, "block")
-        self._block = ArgumentRule("block", _fixed(where, "block", block), names)
-        self._grid = ArgumentRule("grid", _fixed(where, "grid", grid), with_block)
+        self._block = ArgumentRule("block", _fixed(label, "block", block), names)
+        self._grid = ArgumentRule("grid", _fixed(label, "grid", grid), with_block)
         self._shared = ArgumentRule("shared", shared, with_block)
         self._skips_empty = bool(skip_empty)
-        self._check_constants(where)
+        self._check_constants(label)
 
-    def _check_constants(self, where: str) -> None:
+    def _check_constants(self, label: str) -> None:
         """Refuse at the declaration what no launch could do."""
         cluster = self._definition.cluster
         if cluster is not None:
             count = math.prod(cluster)
             if min(cluster) < 1 or count > _MOST_CLUSTER:
-                raise ValueError(f"{where}: a cluster must have 1 to {_MOST_CLUSTER} blocks, got {cluster}")
+                raise ValueError(f"{label}: a cluster must have 1 to {_MOST_CLUSTER} blocks, got {cluster}")
         if self._block.constant is not None:
-            check_block(where, self._block.constant)
+            check_block(label, self._block.constant)
         if self._grid.constant is not None:
-            check_grid(where, self._grid.constant, cluster, may_be_empty=False)
+            check_grid(label, self._grid.constant, cluster, may_be_empty=False)
         if self._shared.constant is not None:
-            check_shared(where, self._shared.constant)
+            check_shared(label, self._shared.constant)
 
     def __repr__(self) -> str:
-        told = ", ".join(
-            f"{each.name}: {each.dtype}{'' if each.role == 'scalar' else '[]'}"
-            for each in self._definition.parameters
+        signature = ", ".join(
+            f"{parameter.name}: {parameter.dtype}{'' if parameter.role == 'scalar' else '[]'}"
+            for parameter in self._definition.parameters
         )
-        return f"<Kernel {self.name}({told})>"
+        return f"<Kernel {self.name}({signature})>"
 
     @property
     def name(self) -> str:
@@ -315,8 +317,8 @@ class Kernel:
             NotSupportedError: The backend cannot compute occupancy.
         """
         constant = self._block.constant
-        given = block if block is not None else constant if constant is not None else 1
-        chosen = extents(self.operation, "block", given)
+        threads = block if block is not None else constant if constant is not None else 1
+        chosen = extents(self.operation, "block", threads)
         check_block(self.operation, chosen)
         fixed = check_shared(self.operation, shared)
         return await device.ask(QueryOccupancy(self.operation, self._text, chosen, fixed))
@@ -417,14 +419,14 @@ class _Taken:
     def make_outputs(self, planner: Planner) -> None:
         """Make omitted outputs, and check the shapes of given ones."""
         values = self.values
-        for parameter, rule, place, changed in self.outputs:
+        for parameter, rule, index, changed in self.outputs:
             name = parameter.name
             shape = shape_of(planner.name, name, rule.value(values))
             if self.changed[changed] is None:
                 out = planner.output(shape, parameter.dtype)
                 check_array(planner.name, parameter, out.spec)
                 self.changed[changed] = out
-                values[name] = self.written[place] = out.spec
+                values[name] = self.written[index] = out.spec
             elif values[name].shape != shape:
                 raise ValueError(
                     f"{planner.name}: {name} must have shape {shape}, got shape {values[name].shape}"
@@ -454,11 +456,11 @@ class LaunchKernel(Operation[JitActor, tuple[AccelRef, ...]]):
         return self.kernel.plan(planner, self.arguments)
 
 
-def _fixed(where: str, what: str, given: Extents) -> Any:
-    return given if callable(given) else extents(where, what, given)
+def _fixed(label: str, purpose: str, value: Extents) -> Any:
+    return value if callable(value) else extents(label, purpose, value)
 
 
-def _named(where: str, parameters: Mapping[str, Parameter]) -> tuple[KernelParameter, ...]:
+def _named(label: str, parameters: Mapping[str, Parameter]) -> tuple[KernelParameter, ...]:
     """Return the parameters with their names.
 
     Raises:
@@ -466,42 +468,42 @@ def _named(where: str, parameters: Mapping[str, Parameter]) -> tuple[KernelParam
     """
     given_parameters: object = parameters
     if not isinstance(given_parameters, Mapping):
-        raise TypeError(f"{where}: parameters must be a dict by their names, got {given_parameters!r}")
+        raise TypeError(f"{label}: parameters must be a dict by their names, got {given_parameters!r}")
     items: Iterable[tuple[object, object]] = parameters.items()
-    for name, given in items:
+    for name, value in items:
         if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
-            raise ValueError(f"{where}: parameters: {name!r} is not a name of an argument")
-        if not isinstance(given, Parameter):
+            raise ValueError(f"{label}: parameters: {name!r} is not a name of an argument")
+        if not isinstance(value, Parameter):
             raise TypeError(
-                f"{where}: parameters: {name} must be made by reads, updates, writes or scalar, got {given!r}"
+                f"{label}: parameters: {name} must be made by reads, updates, writes or scalar, got {value!r}"
             )
     return tuple(parameter.named(name) for name, parameter in parameters.items())
 
 
-def _checked_link(where: str, link: object) -> Sequence[Code]:
+def _checked_link(label: str, link: object) -> Sequence[Code]:
     if isinstance(link, (str, KernelCode)) or not isinstance(link, Sequence):
-        raise TypeError(f"{where}: link must be a list of code, got {type(link).__name__}; give [code]")
+        raise TypeError(f"{label}: link must be a list of code, got {type(link).__name__}; give [code]")
     return cast("Sequence[Code]", link)
 
 
-def _checked_options(where: str, options: object) -> CompileOptions:
+def _checked_options(label: str, options: object) -> CompileOptions:
     if options is not None and not isinstance(options, CompileOptions):
-        raise TypeError(f"{where}: options must be CompileOptions or None, got {options!r}")
+        raise TypeError(f"{label}: options must be CompileOptions or None, got {options!r}")
     return options or CompileOptions()
 
 
-def _checked_path(where: str, path: object) -> str | None:
+def _checked_path(label: str, path: object) -> str | None:
     if path is None:
         return None
     if not isinstance(path, str):
         raise TypeError(
-            f"{where}: cpu must be an import path 'package.module:function', by which other processes find "
+            f"{label}: cpu must be an import path 'package.module:function', by which other processes find "
             f"it, got {path!r}"
         )
     module, separator, name = path.partition(":")
     if not separator or not module or not name or module == "__main__":
         raise ValueError(
-            f"{where}: cpu: {path!r} must be an import path 'package.module:function' that any process can "
+            f"{label}: cpu: {path!r} must be an import path 'package.module:function' that any process can "
             "import, so no function of __main__"
         )
     return path

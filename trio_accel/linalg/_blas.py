@@ -59,11 +59,13 @@ __all__ = [
 
 def _plan_matmul(message: Any, planner: Planner) -> Planned[AccelRef]:
     """Plan by the rules of `numpy.matmul`, which drops axes; it is the most frequent operation."""
-    given: AccelRef | None = message.out
-    is_matrix = isinstance(given, AccelRef) and given.ndim == 2 and given.dtype.is_inexact
-    if given is not None and is_matrix and not given.spec.is_contiguous:
+    requested_out: AccelRef | None = message.out
+    is_matrix = (
+        isinstance(requested_out, AccelRef) and requested_out.ndim == 2 and requested_out.dtype.is_inexact
+    )
+    if requested_out is not None and is_matrix and not requested_out.spec.is_contiguous:
         # It writes by strides, but a stack of products has none for its result.
-        return gemm.message(1.0, message.a, message.b, 0.0, given).plan(planner)
+        return gemm.message(1.0, message.a, message.b, 0.0, requested_out).plan(planner)
     a = planner.read("a", message.a)
     b = planner.read("b", message.b)
     if a.dtype is not b.dtype:

@@ -82,28 +82,28 @@ async def expm(x: Operand, /) -> AccelRef:
     size: npt.NDArray[np.float64] = (await norms.to_host()).astype(float)
     norms.release()
     largest = float(np.where(np.isfinite(size), size, 0).max())
-    degree, most = next((pair for pair in _DEGREES[real].items() if largest <= pair[1]), (0, 0.0))
+    degree, max_norm = next((pair for pair in _DEGREES[real].items() if largest <= pair[1]), (0, 0.0))
     if not degree:
-        degree, most = max(_DEGREES[real].items())
+        degree, max_norm = max(_DEGREES[real].items())
     with np.errstate(all="ignore"):
-        halvings = np.where(np.isfinite(size) & (size > most), np.ceil(np.log2(size / most)), 0)
+        halvings = np.where(np.isfinite(size) & (size > max_norm), np.ceil(np.log2(size / max_norm)), 0)
     counts = np.atleast_1d(halvings)[..., None, None].reshape(*x.shape[:-2], 1, 1)
-    with intermediates() as made:
-        scaled = made(await _SCALED(x, np.exp2(-counts).astype(real.dtype)))
-        upper, lower = await _approximants(scaled, degree, made)
+    with intermediates() as track:
+        scaled = track(await _SCALED(x, np.exp2(-counts).astype(real.dtype)))
+        upper, lower = await _approximants(scaled, degree, track)
         result = await solve(lower, upper)
     for step in range(int(halvings.max())):
         with intermediates() as old:
-            before = old(result)
-            result = await matmul(before, before)
+            base = old(result)
+            result = await matmul(base, base)
             is_done = step >= counts
             if is_done.any():
-                await _CHOSEN(before, is_done, result, out=result)
+                await _CHOSEN(base, is_done, result, out=result)
     return result
 
 
 async def _approximants(
-    x: AccelRef, degree: int, made: Callable[[AccelRef], AccelRef]
+    x: AccelRef, degree: int, track: Callable[[AccelRef], AccelRef]
 ) -> tuple[AccelRef, AccelRef]:
     """Make numerator and denominator of a Padé approximant: sums of even and odd powers."""
     m, factorial = degree, math.factorial
@@ -111,24 +111,24 @@ async def _approximants(
         factorial(2 * m - k) * factorial(m) / (factorial(2 * m) * factorial(m - k) * factorial(k))
         for k in range(m + 1)
     ]
-    powers = [made(await matmul(x, x))]
+    powers = [track(await matmul(x, x))]
     for _ in range(2 if m == 13 else m // 2 - 1):
-        powers.append(made(await matmul(powers[-1], powers[0])))
+        powers.append(track(await matmul(powers[-1], powers[0])))
     sums: list[AccelRef] = []
     for parity in (1, 0):
         chosen = factors[parity::2]
-        total = made(await _polynomial(len(powers), x.dtype)(chosen[0], *_pairs(chosen[1:], powers)))
+        total = track(await _polynomial(len(powers), x.dtype)(chosen[0], *_pairs(chosen[1:], powers)))
         if m == 13:
             # The powers above the sixth are those below it, times the sixth.
-            high = made(await _polynomial(len(powers), x.dtype)(0.0, *_pairs(chosen[4:], powers)))
-            total = made(await _ADDED(total, made(await matmul(powers[2], high))))
+            high = track(await _polynomial(len(powers), x.dtype)(0.0, *_pairs(chosen[4:], powers)))
+            total = track(await _ADDED(total, track(await matmul(powers[2], high))))
         sums.append(total)
-    odd = made(await matmul(x, sums[0]))
-    return made(await _ADDED(sums[1], odd)), made(await _SUBTRACTED(sums[1], odd))
+    odd = track(await matmul(x, sums[0]))
+    return track(await _ADDED(sums[1], odd)), track(await _SUBTRACTED(sums[1], odd))
 
 
 def _pairs(factors: Sequence[float], powers: Sequence[AccelRef]) -> list[float | AccelRef]:
-    return [one for pair in zip(factors, powers, strict=False) for one in pair]
+    return [term for pair in zip(factors, powers, strict=False) for term in pair]
 
 
 @composed
@@ -149,13 +149,13 @@ async def polar(a: Operand, side: _Side = "right") -> PolarResult:
     check_operands("polar", a=a)
     if side not in ("right", "left"):
         raise ValueError(f"polar: side must be 'right' or 'left', got {side!r}")
-    with intermediates() as made:
-        w, s, vh = map(made, await svd(a, full_matrices=False))
+    with intermediates() as track:
+        w, s, vh = map(track, await svd(a, full_matrices=False))
         # Rows are vectors, and columns their conjugates: of the left ones it is the other way about.
         vectors = vh if side == "right" else matrix_transpose(w)
-        others = made(await _CONJUGATE(vectors)) if vectors.dtype.kind == "complex" else vectors
-        rows, columns = (vectors, others) if side == "right" else (others, vectors)
-        p = await matmul(matrix_transpose(columns), made(await _SCALED(rows, s[..., None])))
+        conjugates = track(await _CONJUGATE(vectors)) if vectors.dtype.kind == "complex" else vectors
+        rows, columns = (vectors, conjugates) if side == "right" else (conjugates, vectors)
+        p = await matmul(matrix_transpose(columns), track(await _SCALED(rows, s[..., None])))
         return PolarResult(await matmul(w, vh), p)
 
 
@@ -200,11 +200,11 @@ async def _ranked(name: str, a: Operand, rcond: float | None, *, full: bool) -> 
     dtype = check_operands(name, A=a)
     if len(a.shape) != 2:
         raise np.linalg.LinAlgError(f"{name}: A must have shape (m, n), got shape {a.shape}")
-    given = np.finfo(dtype.dtype).eps * max(a.shape) if rcond is None else real(name, "rcond", rcond)
-    least = float(given)
+    tolerance = np.finfo(dtype.dtype).eps * max(a.shape) if rcond is None else real(name, "rcond", rcond)
+    rtol = float(tolerance)
     decomposed = await svd(a, full_matrices=full)
     values: npt.NDArray[np.float64] = (await decomposed.S.to_host()).astype(float)
-    return decomposed, int((values > values.max(initial=0) * least).sum())
+    return decomposed, int((values > values.max(initial=0) * rtol).sum())
 
 
 @composed
@@ -230,16 +230,16 @@ async def cond(x: Operand, p: MatrixOrder | None = None) -> AccelRef:
     check_matrices("cond", x, square=p not in (None, 2, -2))
     if 0 in x.shape[-2:]:
         raise ValueError(f"cond: x must have elements, got shape {x.shape}")
-    with intermediates() as made:
+    with intermediates() as track:
         if p in (None, 2, -2):
-            s = made(await svdvals(x))
+            s = track(await svdvals(x))
             ends = (s[..., -1], s[..., 0]) if p == -2 else (s[..., 0], s[..., -1])
             return await _DIVIDED(*ends)
         assert p is not None
         # The sign of a determinant is zero if the inverse does not exist.
-        sign, _ = map(made, await slogdet(x))
-        filled = made(await _FILLED(x, sign[..., None, None]))
-        norms = [made(await matrix_norm(one, ord=p)) for one in (x, made(await inv(filled)))]
+        sign, _ = map(track, await slogdet(x))
+        filled = track(await _FILLED(x, sign[..., None, None]))
+        norms = [track(await matrix_norm(matrix, ord=p)) for matrix in (x, track(await inv(filled)))]
         return await _MULTIPLIED(*norms, sign)
 
 
@@ -258,34 +258,34 @@ async def multi_dot(arrays: Sequence[Operand]) -> AccelRef:
         TypeError: No array is on a device, or dtypes differ.
         ValueError: Less than two arrays, or shapes that do not fit.
     """
-    given = list(arrays)
-    if len(given) < 2:
-        raise ValueError(f"multi_dot: arrays must be at least two, got {len(given)}")
-    check_operands("multi_dot", **{f"array_{number}": array for number, array in enumerate(given)})
-    shapes: list[Ints] = [tuple(array.shape) for array in given]
+    operands = list(arrays)
+    if len(operands) < 2:
+        raise ValueError(f"multi_dot: arrays must be at least two, got {len(operands)}")
+    check_operands("multi_dot", **{f"array_{number}": array for number, array in enumerate(operands)})
+    shapes: list[Ints] = [tuple(array.shape) for array in operands]
     ends = [len(shape) for shape in (shapes[0], shapes[-1])]
     rows: list[Ints] = [
         shape if len(shape) != 1 or number else (1, *shape) for number, shape in enumerate(shapes)
     ]
     rows[-1] = (*rows[-1], 1) if ends[1] == 1 else rows[-1]
     if any(len(shape) != 2 for shape in rows) or any(
-        left[1] != right[0] for left, right in itertools.pairwise(rows)
+        lhs[1] != rhs[0] for lhs, rhs in itertools.pairwise(rows)
     ):
         raise ValueError(
             f"multi_dot: arrays must be matrices that fit, with vectors at the ends, got shapes {shapes}"
         )
     order = _order((*[shape[0] for shape in rows], rows[-1][1]))
-    with intermediates() as made:
+    with intermediates() as track:
 
-        async def product(first: int, last: int) -> Operand:
-            if first == last:
-                return given[first].reshape(rows[first])
-            split = order[first][last]
-            left, right = await product(first, split), await product(split + 1, last)
-            result = await device_of("multi_dot", *given).ask(Matmul(left, right))
-            return result if (first, last) == (0, len(given) - 1) else made(result)
+        async def product(start: int, end: int) -> Operand:
+            if start == end:
+                return operands[start].reshape(rows[start])
+            split = order[start][end]
+            lhs, rhs = await product(start, split), await product(split + 1, end)
+            result = await device_of("multi_dot", *operands).ask(Matmul(lhs, rhs))
+            return result if (start, end) == (0, len(operands) - 1) else track(result)
 
-        result = on_device(await product(0, len(given) - 1))
+        result = on_device(await product(0, len(operands) - 1))
     return result.reshape(
         tuple([extent for extent, axes in zip(result.shape, ends, strict=True) if axes == 2])
     )
@@ -297,16 +297,16 @@ def _order(extents: Sequence[int]) -> list[list[int]]:
     steps = [[0] * count for _ in range(count)]
     order = [[0] * count for _ in range(count)]
     for length in range(1, count):
-        for first in range(count - length):
-            last = first + length
-            steps[first][last], order[first][last] = min(
+        for start in range(count - length):
+            end = start + length
+            steps[start][end], order[start][end] = min(
                 (
-                    steps[first][split]
-                    + steps[split + 1][last]
-                    + extents[first] * extents[split + 1] * extents[last + 1],
+                    steps[start][split]
+                    + steps[split + 1][end]
+                    + extents[start] * extents[split + 1] * extents[end + 1],
                     split,
                 )
-                for split in range(first, last)
+                for split in range(start, end)
             )
     return order
 

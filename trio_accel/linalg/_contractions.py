@@ -21,9 +21,9 @@ from ..expressions import (
     ContractionFactor,
     Elementwise,
     Groups,
-    Made,
     Out,
     Reduction,
+    Track,
     axis_of,
     check_operands,
     on_device,
@@ -60,7 +60,7 @@ async def vecdot(x1: Operand, x2: Operand, /, *, axis: int = -1, out: Out = None
         ValueError: Lengths that differ, even if one is 1, or an axis out of range.
     """
     dtype = check_operands("vecdot", x1=x1, x2=x2)
-    first, second = _last("vecdot", x1, axis), _last("vecdot", x2, axis)
+    first, second = _axis_last("vecdot", x1, axis), _axis_last("vecdot", x2, axis)
     if first.shape[-1] != second.shape[-1]:
         raise ValueError(
             f"vecdot: the vectors must have the same length, got shapes {x1.shape} and {x2.shape} "
@@ -125,7 +125,7 @@ async def cross(x1: Operand, x2: Operand, /, *, axis: int = -1) -> AccelRef:
         ValueError: Vectors do not have three elements, or an axis is out of range.
     """
     check_operands("cross", x1=x1, x2=x2)
-    first, second = _last("cross", x1, axis), _last("cross", x2, axis)
+    first, second = _axis_last("cross", x1, axis), _axis_last("cross", x2, axis)
     try:
         shape = np.broadcast_shapes(first.shape, second.shape)
     except ValueError:
@@ -135,11 +135,11 @@ async def cross(x1: Operand, x2: Operand, /, *, axis: int = -1) -> AccelRef:
             f"cross: axis {axis} must have three elements, and the others must broadcast, got shapes "
             f"{x1.shape} and {x2.shape}"
         )
-    vectors = (viewed(each, lambda array: np.broadcast_to(array, shape)) for each in (first, second))
+    vectors = (viewed(operand, lambda array: np.broadcast_to(array, shape)) for operand in (first, second))
     product = await _cross(len(shape))(*vectors, shape=shape)
-    place = normalize_axis_index(axis, len(shape))
+    axis_index = normalize_axis_index(axis, len(shape))
     order = list(range(len(shape) - 1))
-    order.insert(place, len(shape) - 1)
+    order.insert(axis_index, len(shape) - 1)
     return on_device(permuted(product, order))
 
 
@@ -204,12 +204,12 @@ async def tensordot(
     if [x1.shape[axis] for axis in first] != [x2.shape[axis] for axis in second]:
         raise ValueError(f"{name}: shapes {x1.shape} and {x2.shape} differ along axes {first} and {second}")
     # An axis to add along has one number in both.
-    left = ContractionFactor(tuple(range(x1.ndim)), x1)
+    lhs = ContractionFactor(tuple(range(x1.ndim)), x1)
     pairs = dict(zip(second, first, strict=True))
     # Axes of the second operand have the labels of their partners, or else numbers below 0.
-    right = ContractionFactor(tuple(pairs.get(axis, -1 - axis) for axis in range(x2.ndim)), x2)
-    keep = frozenset[object]({*left.labels, *right.labels} - set(first))
-    return on_device((await _CONTRACTING.pair(left, right, keep)).array)
+    rhs = ContractionFactor(tuple(pairs.get(axis, -1 - axis) for axis in range(x2.ndim)), x2)
+    keep = frozenset[object]({*lhs.labels, *rhs.labels} - set(first))
+    return on_device((await _CONTRACTING.pair(lhs, rhs, keep)).array)
 
 
 @composed
@@ -248,39 +248,39 @@ async def einsum(
 
 
 async def _multiplied(
-    left: ContractionFactor, right: ContractionFactor, groups: Groups, made: Made
+    lhs: ContractionFactor, rhs: ContractionFactor, groups: Groups, track: Track
 ) -> AccelRef:
     """Multiply stacks of matrices; other layouts go to the actor of tensors, in one launch."""
     batch, rows, columns, inner = groups.batch, groups.rows, groups.columns, groups.inner
-    has_letters = len({*left.labels, *right.labels}) <= len(string.ascii_letters)
+    has_letters = len({*lhs.labels, *rhs.labels}) <= len(string.ascii_letters)
     stacks: list[Operand] = []
-    for factor, *sides in (left, rows, inner), (right, inner, columns):
+    for factor, *sides in (lhs, rows, inner), (rhs, inner, columns):
         view = factor.along((*batch, *sides[0], *sides[1]))
         shape = (*factor.extents(batch), *(math.prod(factor.extents(side)) for side in sides))
         try:
             stacks.append(view.reshape(shape))
         except NoViewError:
             if has_letters and DType.of(view.dtype).is_inexact:
-                return await device_of("einsum", left.array, right.array).ask(
-                    Contract.of(left, right, groups)
-                )
-            stacks.append(made(await on_device(view).copy()).reshape(shape))
+                return await device_of("einsum", lhs.array, rhs.array).ask(Contract.of(lhs, rhs, groups))
+            stacks.append(track(await on_device(view).copy()).reshape(shape))
     product = await matmul(*stacks)
-    return product.reshape(left.extents([*batch, *rows]) + right.extents(columns))
+    return product.reshape(lhs.extents([*batch, *rows]) + rhs.extents(columns))
 
 
 _CONTRACTING = Contracting("linalg.einsum", _multiplied)
 
 
-def _last(name: str, x: Operand, axis: int) -> Operand:
+def _axis_last(name: str, x: Operand, axis: int) -> Operand:
     """View an array with one axis as the last one."""
-    place = axis_of(name, x, axis)
-    return permuted(x, [*(number for number in range(x.ndim) if number != place), place])
+    axis_index = axis_of(name, x, axis)
+    return permuted(x, [*(number for number in range(x.ndim) if number != axis_index), axis_index])
 
 
 @functools.cache
 def _cross(axes: int) -> Elementwise[AccelRef]:
     """Make the cross product along the last of `axes` axes."""
-    *others, last = [f"i({axis})" for axis in range(axes)]
-    one, two = (", ".join([*others, f"({last} + {step}) % 3"]) for step in (1, 2))
-    return Elementwise(f"x[{one}] * y[{two}] - x[{two}] * y[{one}]", inputs="xy", operation="linalg.cross")
+    *stack_indices, vector_index = [f"i({axis})" for axis in range(axes)]
+    first, second = (", ".join([*stack_indices, f"({vector_index} + {step}) % 3"]) for step in (1, 2))
+    return Elementwise(
+        f"x[{first}] * y[{second}] - x[{second}] * y[{first}]", inputs="xy", operation="linalg.cross"
+    )

@@ -63,8 +63,8 @@ def _plan_product(message: Any, planner: Planner) -> Planned[Any]:
         refuse_value(planner.name, "activation", (None, "relu", "gelu"), message.activation)
     if message.return_aux and message.activation is None:
         refuse_value(planner.name, "return_aux", (False,), message.return_aux)
-    more = "saved" if message.return_aux else ""
-    return _plan(message, planner, message.activation or "none", more, FusedMatmulResult)
+    aux_field = "saved" if message.return_aux else ""
+    return _plan(message, planner, message.activation or "none", aux_field, FusedMatmulResult)
 
 
 def _plan_grad(message: Any, planner: Planner) -> Planned[Any]:
@@ -78,14 +78,16 @@ def _plan_sums(message: Any, planner: Planner) -> Planned[Any]:
     return _plan(message, planner, "sum_a" if message.of == "a" else "sum_b", "sums", FusedSumsResult)
 
 
-def _plan(message: Any, planner: Planner, epilogue: ops.FusedEpilogue, more: str, reply: Any) -> Planned[Any]:
+def _plan(
+    message: Any, planner: Planner, epilogue: ops.FusedEpilogue, aux_field: str, reply: Any
+) -> Planned[Any]:
     """Plan by hand, because no line of shapes expresses dtypes by options, or optional arrays.
 
     Args:
         message: The message.
         planner: Its planner.
         epilogue: See `FusedMatmulSpec`.
-        more: The field of the second result; empty for none.
+        aux_field: The field of the second result; empty for none.
         reply: Makes the reply of both.
     """
     name = planner.name
@@ -93,8 +95,8 @@ def _plan(message: Any, planner: Planner, epilogue: ops.FusedEpilogue, more: str
     if ops.differ_in_dtype(a.dtype, b.dtype):
         planner.refuse_dtypes(a=a, b=b)
     *stack, m, n = shape = ops.fused_shape(name, a, b)
-    wanted = getattr(message.out, "dtype", None) if message.dtype is None else DType.of(message.dtype)
-    dtypes = ops.fused_dtypes(name, a.dtype, b.dtype, wanted)
+    out_dtype = getattr(message.out, "dtype", None) if message.dtype is None else DType.of(message.dtype)
+    dtypes = ops.fused_dtypes(name, a.dtype, b.dtype, out_dtype)
     arrays = {"aux": planner.read("aux", message.aux)} if epilogue.endswith("grad") else {}
     for field in ("c", "bias"):
         if getattr(message, field, None) is not None:
@@ -103,19 +105,21 @@ def _plan(message: Any, planner: Planner, epilogue: ops.FusedEpilogue, more: str
     out = planner.output(shape, dtypes.out, message.out)
     if message.out is not None:
         # Each element of c is read before it is written.
-        others = {one: array for one, array in arrays.items() if one != "c" or array != out.spec}
-        planner.distinct("out", out.spec, a=a, b=b, **others)
+        distinct_arrays = {
+            field: array for field, array in arrays.items() if field != "c" or array != out.spec
+        }
+        planner.distinct("out", out.spec, a=a, b=b, **distinct_arrays)
     answer: Any = out
-    if more == "saved":
+    if aux_field == "saved":
         dtype = DType.uint8 if epilogue == "relu" else dtypes.c
         answer = reply(out, planner.output((*stack, m, ops.aux_columns(epilogue, n)), dtype))
-    elif more:
+    elif aux_field:
         answer = reply(out, planner.output((*stack, m if epilogue == "sum_a" else n), dtypes.bias))
-    if more:
-        arrays[more] = answer[1].spec
-    given: dict[str, Any] = {**ops.NO_ARRAYS, **arrays}
+    if aux_field:
+        arrays[aux_field] = answer[1].spec
+    optional_arrays: dict[str, Any] = {**ops.NO_ARRAYS, **arrays}
     numbers = epilogue, message.precision, int(message.autotune), *factors
-    spec = ops.FusedMatmulSpec(*numbers, a, b, out=out.spec, **given)
+    spec = ops.FusedMatmulSpec(*numbers, a, b, out=out.spec, **optional_arrays)
     spec.check_shapes(name)
     return Planned(spec, answer, is_checked=True)
 

@@ -104,16 +104,16 @@ async def matrix_norm(
     norm = functools.partial(_norm, name, is_complex=dtype.kind == "complex", real=real)
     if ord == "fro":
         return await _measure(name, 2, dtype.kind == "complex", real, x, (-2, -1), keepdims=keepdims)
-    with intermediates() as made:
+    with intermediates() as track:
         if ord in _SPECTRAL:
-            values = made(await svdvals(x))
+            values = track(await svdvals(x))
             result = await _norm(name, _SPECTRAL[ord], False, real)(values, axis=-1)
             return result[..., None, None] if keepdims else result
         if ord not in _SUMS:
             raise ValueError(f"{name}: ord must be 'fro', 'nuc', 1, -1, 2, -2, inf or -inf, got {ord!r}")
-        sums = made(await norm(1)(x, axis=_SUMS[ord], keepdims=True))
-        most = math.copysign(math.inf, float(ord))
-        return await _norm(name, most, False, real)(sums, axis=(-2, -1), keepdims=keepdims)
+        sums = track(await norm(1)(x, axis=_SUMS[ord], keepdims=True))
+        order = math.copysign(math.inf, float(ord))
+        return await _norm(name, order, False, real)(sums, axis=(-2, -1), keepdims=keepdims)
 
 
 @composed
@@ -133,10 +133,10 @@ async def matrix_rank(x: Operand, /, *, rtol: float | Operand | None = None) -> 
         LinAlgError: See `svd`.
     """
     dtype = check_matrices("matrix_rank", x)
-    least = _tolerance("matrix_rank", dtype, x.shape, rtol, 1)
-    with intermediates() as made:
-        values = made(await svdvals(x))
-        return await _COUNT_ABOVE(values, values[..., :1], least, axis=-1)
+    tolerance = _tolerance("matrix_rank", dtype, x.shape, rtol, 1)
+    with intermediates() as track:
+        values = track(await svdvals(x))
+        return await _COUNT_ABOVE(values, values[..., :1], tolerance, axis=-1)
 
 
 @composed
@@ -155,15 +155,15 @@ async def pinv(x: Operand, /, *, rtol: float | Operand | None = None) -> AccelRe
         LinAlgError: See `svd`.
     """
     dtype = check_matrices("pinv", x)
-    least = _tolerance("pinv", dtype, x.shape, rtol, 2)
-    with intermediates() as made:
-        left, values, right = map(made, await svd(x, full_matrices=False))
+    tolerance = _tolerance("pinv", dtype, x.shape, rtol, 2)
+    with intermediates() as track:
+        u, values, vh = map(track, await svd(x, full_matrices=False))
         rows = values[..., None, :]
-        await _DIVIDED(left, rows, rows[..., :1], least, out=left)
+        await _DIVIDED(u, rows, rows[..., :1], tolerance, out=u)
         # The conjugate transpose of the result.
-        product = await matmul(left, right)
+        product = await matmul(u, vh)
         if dtype.kind == "complex":
-            product = await _CONJUGATE(made(product))
+            product = await _CONJUGATE(track(product))
     return matrix_transpose(product)
 
 
@@ -192,14 +192,14 @@ async def matrix_power(x: Operand, n: int, /) -> AccelRef:
         return await on_device(x).copy()
     if n == -1:
         return await inv(x)
-    with intermediates() as made:
-        base = x if n > 0 else made(await inv(x))
+    with intermediates() as track:
+        base = x if n > 0 else track(await inv(x))
         result = base
         # The loop starts at the second bit of the exponent: each squares, and a 1 multiplies once more.
         for step in f"{abs(int(n)):b}"[1:].replace("0", "s").replace("1", "sm"):
             with intermediates() as old:
-                before = result if result is base else old(on_device(result))
-                result = await matmul(before, before if step == "s" else base)
+                power = result if result is base else old(on_device(result))
+                result = await matmul(power, power if step == "s" else base)
     return on_device(result)
 
 
@@ -261,11 +261,11 @@ async def _measure(
     norm = functools.partial(_norm, name, is_complex=is_complex, real=real)
     if order in (0, 1) or math.isinf(order) or (order == 2 and real != "float64") or 0 in x.shape:
         return await norm(order)(x, axis=axis, keepdims=keepdims, out=out)
-    with intermediates() as made:
-        ends = made(await norm(math.copysign(math.inf, order))(x, axis=axis, keepdims=True))
-        scaled, whole = _scaled_norm(name, order, is_complex, real)
-        total = made(await scaled(x, ends, axis=axis, keepdims=keepdims))
-        return await whole(total, ends.reshape(total.shape), out=out)
+    with intermediates() as track:
+        ends = track(await norm(math.copysign(math.inf, order))(x, axis=axis, keepdims=True))
+        scaled, rescale = _scaled_norm(name, order, is_complex, real)
+        total = track(await scaled(x, ends, axis=axis, keepdims=keepdims))
+        return await rescale(total, ends.reshape(total.shape), out=out)
 
 
 # From here on, and down to their inverse, squares of float64 and their sums keep all digits.
@@ -289,5 +289,5 @@ def _scaled_norm(
         unit = f"where(m > 0, where(m <= {float(np.finfo(np.float64).max)!r}, float64(m), 1.0), 1.0)"
         text, post = f"(float64(abs(x)) / {unit}) ** ({float(order)!r})", f"a ** ({1 / order!r})"
     make = functools.partial(Reduction, operation=operation, dtype="float64")
-    whole = Elementwise[AccelRef](f"{real}(a * {unit})", inputs=("a", "m"), operation=operation)
-    return make(text, "sum", inputs=("x", "m"), post=post), whole
+    rescale = Elementwise[AccelRef](f"{real}(a * {unit})", inputs=("a", "m"), operation=operation)
+    return make(text, "sum", inputs=("x", "m"), post=post), rescale

@@ -200,18 +200,18 @@ _Letter: TypeAlias = Literal[0, 1, 2, "N", "T", "C"]
 _LETTERS: dict[_Letter, Transpose] = {0: "N", 1: "T", 2: "C", "N": "N", "T": "T", "C": "C"}
 
 
-def _no_row(spec: DeclaredSpec, where: str, code: int, index: Ints) -> LibraryError:
+def _no_row(spec: DeclaredSpec, location: str, code: int, index: Ints) -> LibraryError:
     """Name the pivot, from 1, that must not be followed; nothing is wrong with the matrix."""
     return LibraryError(
-        f"lu_solve: pivot {code} of {where} is not a row; piv is what lu() returns, and counts from 0",
+        f"lu_solve: pivot {code} of {location} is not a row; piv is what lu() returns, and counts from 0",
         library="solver",
         code="invalid_value",
     )
 
 
-def _zero_there(spec: DeclaredSpec, where: str, code: int, index: Ints) -> LibraryError:
+def _zero_there(spec: DeclaredSpec, location: str, code: int, index: Ints) -> LibraryError:
     """Name the function that asks for the look at the diagonal."""
-    text = f"solve_triangular: {where} is singular: element {code} of its diagonal is zero"
+    text = f"solve_triangular: {location} is singular: element {code} of its diagonal is zero"
     return LinAlgError(text, library="solver", code=code, index=index)
 
 
@@ -358,9 +358,9 @@ async def lstsq(a: Operand, b: Operand, rcond: float | None = None) -> LstsqResu
     u, s, vh = cast(SVDResult, await device.ask(Svd(a, full_matrices=False)))
     values: HostArray = await s.to_host()
     epsilon = float(np.finfo(values.dtype).eps)
-    least = epsilon * max(m, n) if rcond is None else rcond if is_used else epsilon
-    kept = values[values > least * values.max(initial=0)]
-    rank = len(kept)
+    tolerance = epsilon * max(m, n) if rcond is None else rcond if is_used else epsilon
+    significant = values[values > tolerance * values.max(initial=0)]
+    rank = len(significant)
     columns = b if len(b.shape) == 2 else b[:, None]
     parts = await _PARTS(await gemm(1.0, u[:, :rank], columns, trans_a="C"), s[:rank, None])
     x = await gemm(1.0, vh[:rank], parts, trans_a="C")
@@ -530,8 +530,8 @@ async def cho_solve(c_and_lower: tuple[Operand, bool], b: Operand) -> AccelRef:
     """
     c, lower = c_and_lower
     columns = b[:, None] if len(b.shape) == 1 else b
-    with intermediates() as made:
-        first = made(await solve_triangular(c, columns, "N" if lower else "C", lower))
+    with intermediates() as track:
+        first = track(await solve_triangular(c, columns, "N" if lower else "C", lower))
         x = await solve_triangular(c, first, "C" if lower else "N", lower)
     return x if columns is b else x[..., 0]
 

@@ -50,8 +50,8 @@ def check_matrices(name: str, x: Operand, *, square: bool = False) -> DType:
     """Refuse what is not a stack of matrices, or not of square ones, as NumPy does; returns the dtype."""
     dtype = check_operands(name, x=x)
     if len(x.shape) < 2 or (square and x.shape[-1] != x.shape[-2]):
-        wanted = "(..., n, n)" if square else "(..., m, n)"
-        raise np.linalg.LinAlgError(f"{name}: x must have shape {wanted}, got shape {x.shape}")
+        expected = "(..., n, n)" if square else "(..., m, n)"
+        raise np.linalg.LinAlgError(f"{name}: x must have shape {expected}, got shape {x.shape}")
     return dtype
 
 

@@ -44,15 +44,24 @@ async def _weighed(terms: Sequence[_Term], dtype: DType, wide: str) -> AccelRef:
     """
     total, step = list[AccelRef](), w.MAX_WINDOW_ELEMENTS // 2
     for start in range(0, len(terms), step):
-        here, wanted = terms[start : start + step], dtype if start + step >= len(terms) else DType(wide)
+        chunk, result_dtype = (
+            terms[start : start + step],
+            dtype if start + step >= len(terms) else DType(wide),
+        )
         inputs, parts = ["total"] * len(total), ["total"] * len(total)
-        for n, (_, sign, views) in enumerate(here):
-            inputs += [f"{one}{n}" for one in "ab"[: len(views)]]
+        for n, (_, sign, views) in enumerate(chunk):
+            inputs += [f"{letter}{n}" for letter in "ab"[: len(views)]]
             parts.append(f"({wide}(a{n})" + f" {sign} {wide}(b{n})" * bool(sign) + f") * w{n}")
-        text = f"y = {' + '.join(parts)}; y = {w.stored('y', wanted)}"
-        expression = w.compute("correlate", text, (*inputs, *[f"w{n}" for n in range(len(here))]), wanted)
-        given = [*total, *[view for *_, views in here for view in views], *[weight for weight, *_ in here]]
-        total = [await expression(*given)]
+        text = f"y = {' + '.join(parts)}; y = {w.stored('y', result_dtype)}"
+        expression = w.compute(
+            "correlate", text, (*inputs, *[f"w{n}" for n in range(len(chunk))]), result_dtype
+        )
+        operands = [
+            *total,
+            *[view for *_, views in chunk for view in views],
+            *[weight for weight, *_ in chunk],
+        ]
+        total = [await expression(*operands)]
     return total[0]
 
 
@@ -62,11 +71,14 @@ async def line(
     """Correlate along an axis with weights of the host; elements with equal weights are added first."""
     pairs = len(weights) // 2
     views = await w.windows(x, (axis,), np.ones(len(weights)), (0,), (mode,), cval)
-    terms: list[_Term] = [(one.item(), "", [view]) for one, view in zip(weights, views, strict=True)]
+    terms: list[_Term] = [(weight.item(), "", [view]) for weight, view in zip(weights, views, strict=True)]
     for sign, factor in (("+", 1), ("-", -1)):
         if len(weights) % 2 and np.allclose(weights[:pairs], factor * weights[: -pairs - 1 : -1], 0, 2**-52):
             sides = zip(weights.tolist(), views[:pairs], views[::-1], strict=False)
-            terms = [terms[pairs], *[(one, sign, [left, right]) for one, left, right in sides]]
+            terms = [
+                terms[pairs],
+                *[(weight, sign, [view, mirrored_view]) for weight, view, mirrored_view in sides],
+            ]
             break
     return await _weighed(terms, dtype, w.wide_of(x))
 
@@ -85,8 +97,8 @@ async def _correlate(
     x, is_on_device = input, isinstance(weights, AccelRef)
     along, filled = w.axes_of(x, axes), w.modes_of((mode,), 1)
     window: Any = await weights.cast("float64") if is_on_device else w.numbers("weights", weights)
-    told = f"weights must have {len(along)} axes and elements, got shape {window.shape}"
-    w.require(window.ndim == len(along) and window.size, told)
+    message = f"weights must have {len(along)} axes and elements, got shape {window.shape}"
+    w.require(window.ndim == len(along) and window.size, message)
     origins = w.origins_of(origin, window.shape, is_turned=is_convolved)
     is_complex = not is_on_device and window.dtype.kind == "c"
     if is_convolved:
@@ -98,7 +110,7 @@ async def _correlate(
     every = np.broadcast_to(True, window.shape)
     views = await w.windows(x, along, every, origins, filled * len(along), cval)
     weights = [window[n] for n in np.ndindex(window.shape)] if is_on_device else window.ravel().tolist()
-    terms: list[_Term] = [(one, "", [view]) for one, view in zip(weights, views, strict=True)]
+    terms: list[_Term] = [(weight, "", [view]) for weight, view in zip(weights, views, strict=True)]
     return await w.delivered(await _weighed(terms, dtype, w.wide_of(x, is_complex)), output)
 
 
@@ -146,8 +158,8 @@ def convolve() -> None:
     """
 
 
-async def _convolve1d(axis: int, **given: Any) -> AccelRef:
-    return await _correlate(True, **given, axes=w.integer("axis", axis))
+async def _convolve1d(axis: int, **arguments: Any) -> AccelRef:
+    return await _correlate(True, **arguments, axes=w.integer("axis", axis))
 
 
 @composed
@@ -187,8 +199,10 @@ def gaussian_weights(sigma: float, order: int, truncate: float, radius: int | No
     if sigma <= 1e-15:
         return None
     impulse = np.eye(1, 2 * count + 1, count)[0]
-    made: Any = scipy.ndimage.gaussian_filter1d(impulse, sigma, order=order, mode="constant", radius=count)
-    return made[::-1]
+    response: Any = scipy.ndimage.gaussian_filter1d(
+        impulse, sigma, order=order, mode="constant", radius=count
+    )
+    return response[::-1]
 
 
 async def _separable(
@@ -198,12 +212,14 @@ async def _separable(
     along, total = w.axes_of(x, axes), list[AccelRef]()
     modes, dtype = w.modes_of(mode, len(along)), w.dtype_of(x, output, x.shape)
     for n, kernels in enumerate(sums):
-        made = x
+        result = x
         for axis, weights, filled in zip(along, kernels, modes, strict=True):
             if weights is not None:
-                made = await line(made, weights, axis, dtype, filled if len(sums) == 1 else modes[n], cval)
-        made = await w.converted(x, dtype) if made is x else made
-        total = [await add(total[0], made) if total else made]
+                result = await line(
+                    result, weights, axis, dtype, filled if len(sums) == 1 else modes[n], cval
+                )
+        result = await w.converted(x, dtype) if result is x else result
+        total = [await add(total[0], result) if total else result]
     return await w.delivered(total[0] if total else await w.converted(x, dtype), output)
 
 
@@ -239,8 +255,8 @@ async def gaussian_filter1d(
     Raises:
         TypeError, ValueError, NotSupportedError: As of `correlate`; or a negative order or radius.
     """
-    given = input, w.real("sigma", sigma), order, output, mode, cval, truncate
-    return await gaussian_filter(*given, radius=radius, axes=w.integer("axis", axis))
+    arguments = input, w.real("sigma", sigma), order, output, mode, cval, truncate
+    return await gaussian_filter(*arguments, radius=radius, axes=w.integer("axis", axis))
 
 
 @composed
@@ -275,23 +291,23 @@ async def gaussian_filter(
     Raises:
         TypeError, ValueError, NotSupportedError: As of `gaussian_filter1d`.
     """
-    given, count = {"sigma": sigma, "order": order, "radius": radius}, len(w.axes_of(input, axes))
-    rows = zip(*[w.each(key, value, count) for key, value in given.items()], strict=True)
-    kernels = [gaussian_weights(one, nth, truncate, reached) for one, nth, reached in rows]
+    options, count = {"sigma": sigma, "order": order, "radius": radius}, len(w.axes_of(input, axes))
+    rows = zip(*[w.per_axis(key, value, count) for key, value in options.items()], strict=True)
+    kernels = [gaussian_weights(deviation, nth, truncate, reached) for deviation, nth, reached in rows]
     return await _separable(input, output, mode, cval, axes, [kernels])
 
 
 async def _differences(
     middle: float, input: Any, axis: int, output: Output, mode: Any, cval: complex
 ) -> AccelRef:
-    [place], others = (
+    [derivative_axis], smoothing_kernels = (
         w.axes_of(input, w.integer("axis", axis)),
         [np.array([1.0, middle, 1.0])] * (input.ndim - 1),
     )
-    axes = [place, *[one for one in range(input.ndim) if one != place]]
-    modes = w.each("mode", mode, input.ndim)
-    kernels = [np.array([-1.0, 0.0, 1.0]), *others]
-    return await _separable(input, output, [modes[one] for one in axes], cval, axes, [kernels])
+    axes = [derivative_axis, *[dim for dim in range(input.ndim) if dim != derivative_axis]]
+    modes = w.per_axis("mode", mode, input.ndim)
+    kernels = [np.array([-1.0, 0.0, 1.0]), *smoothing_kernels]
+    return await _separable(input, output, [modes[dim] for dim in axes], cval, axes, [kernels])
 
 
 @composed
@@ -345,8 +361,8 @@ async def laplace(
     Raises:
         TypeError, ValueError, NotSupportedError: As of `correlate`.
     """
-    second, places = np.array([1.0, -2.0, 1.0]), range(len(w.axes_of(input, axes)))
-    sums = [[second if n == place else None for n in places] for place in places]
+    second, indices = np.array([1.0, -2.0, 1.0]), range(len(w.axes_of(input, axes)))
+    sums = [[second if n == index else None for n in indices] for index in indices]
     return await _separable(input, output, mode, cval, axes, sums)
 
 
@@ -380,9 +396,12 @@ async def gaussian_laplace(
     Raises:
         TypeError, ValueError, NotSupportedError: As of `gaussian_filter`.
     """
-    sigmas = w.each("sigma", sigma, len(w.axes_of(input, axes)))
+    sigmas = w.per_axis("sigma", sigma, len(w.axes_of(input, axes)))
     sums = [
-        [gaussian_weights(one, 2 * (n == place), truncate, radius) for n, one in enumerate(sigmas)]
-        for place in range(len(sigmas))
+        [
+            gaussian_weights(deviation, 2 * (n == index), truncate, radius)
+            for n, deviation in enumerate(sigmas)
+        ]
+        for index in range(len(sigmas))
     ]
     return await _separable(input, output, mode, cval, axes, sums)

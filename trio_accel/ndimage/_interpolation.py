@@ -68,26 +68,28 @@ _MAX_TAPS, _MAX_AXES, _MAX_INDICES, _PER_AXIS = 1 << 16, 13, 555, 60
 
 @functools.cache
 def _kernel(order: int) -> HostArray:
-    found = np.ones(1)
+    kernel = np.ones(1)
     for pole in _POLES[order]:
         count = math.ceil(math.log(1e-18) / math.log(-pole))
-        found = np.convolve(found, (1 - pole) / (1 + pole) * pole ** abs(np.arange(-count, count + 1)))
-    return found
+        kernel = np.convolve(kernel, (1 - pole) / (1 + pole) * pole ** abs(np.arange(-count, count + 1)))
+    return kernel
 
 
 async def _filtered(x: AccelRef, order: int, mode: str, axes: Sequence[int]) -> AccelRef:
     """Compute the coefficients of splines, in the wide dtype."""
-    dtype, made = DType(w.wide_of(x)), x
+    dtype, coefficients = DType(w.wide_of(x)), x
     for axis in axes if order > 1 else ():
         if x.shape[axis] > 1:
-            made = await line(made, _kernel(order), axis, dtype, _FILTERED.get(mode, "mirror"))
-    return made
+            coefficients = await line(
+                coefficients, _kernel(order), axis, dtype, _FILTERED.get(mode, "mirror")
+            )
+    return coefficients
 
 
 async def _sampled(
     x: Any,
     coordinates: Mapping[int, str],
-    given: Mapping[str, Any],
+    arguments: Mapping[str, Any],
     shape: Sequence[int],
     output: Output,
     order: int,
@@ -99,29 +101,29 @@ async def _sampled(
     axes, (order, mode) = list(coordinates), _checked(order, mode)
     dtype = w.dtype_of(x, output, shape)
     is_even = mode in ("nearest", "grid-constant")
-    ahead = _PADDING_ELEMENTS * (is_even and prefilter and order > 1)
+    padding = _PADDING_ELEMENTS * (is_even and prefilter and order > 1)
     if (taps := (order + 1) ** len(axes)) > _MAX_TAPS or len(axes) > _MAX_AXES:
-        told = f"{taps} elements for each one by order {order} along {len(axes)} axes"
-        raise NotSupportedError(f"{told}; {_MAX_TAPS} along {_MAX_AXES} axes are possible")
+        message = f"{taps} elements for each one by order {order} along {len(axes)} axes"
+        raise NotSupportedError(f"{message}; {_MAX_TAPS} along {_MAX_AXES} axes are possible")
     if prefilter:
-        edges = w.spread(x, axes, [(ahead, ahead)] * len(axes), (0, 0))
+        edges = w.spread(x, axes, [(padding, padding)] * len(axes), (0, 0))
         x = await _filtered(await w.padded(x, edges, [_FILLED[mode]] * x.ndim, cval), order, mode, axes)
     margin = order // 2 + 2 + (order + 1) * is_even
     widths = w.spread(x, axes, [(margin, margin)] * len(axes), (0, 0))
     wider = await w.padded(x, widths, [_FILLED[mode]] * x.ndim, cval)
-    key = tuple(coordinates.items()), x.ndim, order, mode, ahead, margin, w.wide_of(x), dtype
+    key = tuple(coordinates.items()), x.ndim, order, mode, padding, margin, w.wide_of(x), dtype
     sizes = {f"n{axis}": x.shape[axis] for axis in axes}
-    values = {**given, **sizes, "x": wider, "cval": cval}
+    values = {**arguments, **sizes, "x": wider, "cval": cval}
     expression = _interpolated(*key)
-    [made] = await expression(*[values[one] for one in expression.inputs], shape=shape)
-    return await w.delivered(made, output)
+    [result] = await expression(*[values[name] for name in expression.inputs], shape=shape)
+    return await w.delivered(result, output)
 
 
-def _checked(order: object, mode: object, least: int = 0) -> tuple[int, str]:
+def _checked(order: object, mode: object, min_order: int = 0) -> tuple[int, str]:
     """Check an order and a mode."""
     w.modes_of((mode,), 1)
     number = w.integer("order", order)
-    w.require(least <= number <= 5, f"order must be from {least} to 5, got {number}")
+    w.require(min_order <= number <= 5, f"order must be from {min_order} to 5, got {number}")
     return number, "reflect" if mode == "grid-mirror" else str(mode)
 
 
@@ -131,32 +133,32 @@ def _interpolated(
     ndim: int,
     order: int,
     mode: str,
-    ahead: int,
+    padding: int,
     margin: int,
     wide: str,
     dtype: DType,
 ) -> Any:
-    lines, places = list[str](), [[f"i({axis})"] for axis in range(ndim)]
+    lines, indices = list[str](), [[f"i({axis})"] for axis in range(ndim)]
     middle = "" if order % 2 else " + 0.5"
     for axis, text in coordinates:
-        lines.append(f"n = n{axis}; r = {order + 1}; {text}; c = c + {ahead}")
+        lines.append(f"n = n{axis}; r = {order + 1}; {text}; c = c + {padding}")
         if mode == "constant":
             lines.append(f"o{axis} = c < 0 or c > n - 1")
         else:
             lines.append(f"g = c; {_BOUNDARY_FORMULAS[mode]}; c = where(g >= 0 and g <= n - 1, g, c)")
         lines.append(f"f = floor(c{middle}); d = c{middle} - f; b = int64(f) + {margin - order // 2}")
         lines += _weights(f"w{axis}_", order)
-        places[axis] = [f"p{axis}_{k}" for k in range(order + 1)]
-        lines += [f"{place} = b + {k}" for k, place in enumerate(places[axis])]
+        indices[axis] = [f"p{axis}_{k}" for k in range(order + 1)]
+        lines += [f"{index} = b + {k}" for k, index in enumerate(indices[axis])]
 
-    def total(*here: str) -> str:
-        if len(here) == ndim:
-            return f"{wide}(x[{', '.join(here)}])"
-        parts = [total(*here, place) for place in places[len(here)]]
-        weighed = [f"w{len(here)}_{k} * {part}" for k, part in enumerate(parts)]
+    def total(*prefix: str) -> str:
+        if len(prefix) == ndim:
+            return f"{wide}(x[{', '.join(prefix)}])"
+        parts = [total(*prefix, index) for index in indices[len(prefix)]]
+        weighed = [f"w{len(prefix)}_{k} * {part}" for k, part in enumerate(parts)]
         return f"({' + '.join(weighed)})" if len(parts) > 1 else parts[0]
 
-    count, body = _loop([axis for axis, _ in coordinates], order, places)
+    count, body = _loop([axis for axis, _ in coordinates], order, indices)
     sums = f"t = {total()}\n"
     if body:
         sums = f"t = {wide}(0)\nfor k in range({count}): {'; '.join(body)}; t = t + v * {total()}\n"
@@ -165,16 +167,16 @@ def _interpolated(
     return w.several("interpolate", f"{'; '.join(lines)}; {sums}{'; '.join(ends)}", None, ("y",), dtype)
 
 
-def _loop(axes: Sequence[int], order: int, places: list[list[str]]) -> tuple[int, list[str]]:
+def _loop(axes: Sequence[int], order: int, indices: list[list[str]]) -> tuple[int, list[str]]:
     """Write a loop over the leading axes: its length, and statements for places and their weight v."""
     count, weights, body = 1, list[str](), list[str]()
     for n, axis in enumerate(reversed(axes), 1):
-        if (order + 1) ** n * len(places) > _MAX_INDICES - _PER_AXIS * len(axes):
+        if (order + 1) ** n * len(indices) > _MAX_INDICES - _PER_AXIS * len(axes):
             weight = f"w{axis}_{order}"
             for tap in reversed(range(order)):
                 weight = f"where(m{axis} == {tap}, w{axis}_{tap}, {weight})"
             body += [f"m{axis} = k // {count} % {order + 1}", f"l{axis} = p{axis}_0 + m{axis}"]
-            count, places[axis], weights = count * (order + 1), [f"l{axis}"], [weight, *weights]
+            count, indices[axis], weights = count * (order + 1), [f"l{axis}"], [weight, *weights]
     return count, [*body, f"v = {' * '.join(weights)}"] if weights else []
 
 
@@ -186,8 +188,8 @@ def _weights(w: str, order: int) -> list[str]:
         divided = f" / {math.factorial(order)}" * (degree == order)
         lines.append(f"{w}{degree} = d * {w}{degree - 1}{divided}")
         for k in range(degree - 1, 0, -1):
-            one, other = f"(d + {degree - k}) * {w}{k - 1}", f"({k + 1} - d) * {w}{k}"
-            lines.append(f"{w}{k} = ({one} + {other}){divided}")
+            rising, falling = f"(d + {degree - k}) * {w}{k - 1}", f"({k + 1} - d) * {w}{k}"
+            lines.append(f"{w}{k} = ({rising} + {falling}){divided}")
         lines.append(f"{w}0 = (1 - d) * {w}0{divided}")
     return lines
 
@@ -196,15 +198,15 @@ def _rounded(dtype: DType) -> list[str]:
     """Round a result to the nearest integer that the dtype has."""
     if dtype.kind not in ("int", "uint"):
         return ["y = y >= 0.5"] * (dtype is DType.bool)
-    least, most = np.iinfo(dtype.dtype).min, np.iinfo(dtype.dtype).max
+    minimum, maximum = np.iinfo(dtype.dtype).min, np.iinfo(dtype.dtype).max
     # The float next to the largest number of 64 bits is above it.
-    highest = float(most) if int(float(most)) == most else float(np.nextafter(float(most), 0))
-    below = "y - 0.5" if least else "0.0"
-    return [f"y = clip(where(y > 0, y + 0.5, {below}), {float(least)}, {highest})"]
+    highest = float(maximum) if int(float(maximum)) == maximum else float(np.nextafter(float(maximum), 0))
+    below = "y - 0.5" if minimum else "0.0"
+    return [f"y = clip(where(y > 0, y + 0.5, {below}), {float(minimum)}, {highest})"]
 
 
-async def _splines(x: Any, order: int, axes: object, output: Output, mode: Mode, least: int) -> AccelRef:
-    along, (order, filled) = w.axes_of(x, axes), _checked(order, mode, least)
+async def _splines(x: Any, order: int, axes: object, output: Output, mode: Mode, min_order: int) -> AccelRef:
+    along, (order, filled) = w.axes_of(x, axes), _checked(order, mode, min_order)
     is_complex = x.dtype.kind == "complex" and not isinstance(output, AccelRef)
     dtype = w.dtype_of(x, "complex128" if is_complex else output, x.shape)
     return await w.delivered(await w.converted(await _filtered(x, order, filled, along), dtype), output)
@@ -277,13 +279,13 @@ async def map_coordinates(
         NotSupportedError: float8, more than 13 axes, or more than 65536 elements for each result.
     """
     ndim, is_on_device = len(w.axes_of(input, None)), isinstance(coordinates, AccelRef)
-    where: Any = coordinates if is_on_device else w.numbers("coordinates", coordinates)
-    told = f"coordinates must have shape ({ndim}, ...), got {where.shape}"
-    w.require(where.ndim > 1 and where.shape[0] == ndim, told)
-    where = where if is_on_device else await device_of("ndimage.function", input).put(where)
+    points: Any = coordinates if is_on_device else w.numbers("coordinates", coordinates)
+    message = f"coordinates must have shape ({ndim}, ...), got {points.shape}"
+    w.require(points.ndim > 1 and points.shape[0] == ndim, message)
+    points = points if is_on_device else await device_of("ndimage.function", input).put(points)
     texts = {axis: f"c = float64(at{axis})" for axis in range(ndim)}
-    given = {f"at{axis}": where[axis] for axis in texts}
-    return await _sampled(input, texts, given, where.shape[1:], output, order, mode, cval, prefilter)
+    arguments = {f"at{axis}": points[axis] for axis in texts}
+    return await _sampled(input, texts, arguments, points.shape[1:], output, order, mode, cval, prefilter)
 
 
 @composed
@@ -319,20 +321,21 @@ async def affine_transform(
         TypeError, ValueError, NotSupportedError: As of `map_coordinates`; or a matrix of another shape.
     """
     ndim, rest = len(w.axes_of(input, None)), (output, order, mode, cval, prefilter)
-    other = output if isinstance(output, AccelRef) else input
+    shape_source = output if isinstance(output, AccelRef) else input
     shape = [
-        w.integer("output_shape", one) for one in (other.shape if output_shape is None else output_shape)
+        w.integer("output_shape", extent)
+        for extent in (shape_source.shape if output_shape is None else output_shape)
     ]
     w.require(min(shape, default=0) >= 0, f"output_shape must be at least 0, got {output_shape}")
     rows = w.numbers("matrix", matrix)
-    starts = np.array([w.real("offset", one) for one in w.each("offset", offset, ndim)])
+    starts = np.array([w.real("offset", start) for start in w.per_axis("offset", offset, ndim)])
     if rows.shape in ((ndim, ndim + 1), (ndim + 1, ndim + 1)):
         is_right = rows[ndim:].tolist() in ([], [[0] * ndim + [1]])
         w.require(is_right, f"matrix must end with a row of 0 and a 1, got {rows[ndim:].tolist()}")
         starts, rows = rows[:ndim, ndim], rows[:ndim, :ndim]
-    told = f"({ndim}, {len(shape)}), for an image of {ndim} axes and a result of {len(shape)}"
+    requirement = f"({ndim}, {len(shape)}), for an image of {ndim} axes and a result of {len(shape)}"
     is_right = ndim > 0 and rows.shape in ((ndim,) * (len(shape) == ndim), (ndim, len(shape)))
-    w.require(is_right, f"matrix must have shape {told}, got {rows.shape}")
+    w.require(is_right, f"matrix must have shape {requirement}, got {rows.shape}")
     if rows.ndim == 1 and rows.all():
         return await _scaled(input, starts / rows, rows, 0.0, shape, *rest)
     rows = rows if rows.ndim > 1 else np.diag(rows)
@@ -356,12 +359,12 @@ async def _scaled(
     x: Any, offsets: Any, factors: Any, less: float, shape: Sequence[int], *rest: Any
 ) -> AccelRef:
     """Interpolate at ``(place + offset) * factor - less`` along each axis."""
-    texts, given = dict[int, str](), dict[str, Any]()
+    texts, arguments = dict[int, str](), dict[str, Any]()
     for axis, (offset, factor, count) in enumerate(zip(offsets, factors, shape, strict=True)):
         texts[axis] = _snapped(f"(i({axis}) + a{axis}) * k{axis} - half", axis)
-        given |= {f"a{axis}": float(offset), f"k{axis}": float(factor)}
-        given[f"e{axis}"] = _rounding(count * factor, offset * factor, less)
-    return await _sampled(x, texts, {**given, "half": less}, shape, *rest)
+        arguments |= {f"a{axis}": float(offset), f"k{axis}": float(factor)}
+        arguments[f"e{axis}"] = _rounding(count * factor, offset * factor, less)
+    return await _sampled(x, texts, {**arguments, "half": less}, shape, *rest)
 
 
 async def _turned(
@@ -371,15 +374,20 @@ async def _turned(
 
     Given numbers are used as they are, so an edge that they miss is missed, as in SciPy.
     """
-    texts, given = dict[int, str](), dict[str, Any]()
-    places = axes if len(axes) < x.ndim else range(len(shape))
+    texts, arguments = dict[int, str](), dict[str, Any]()
+    result_axes = axes if len(axes) < x.ndim else range(len(shape))
     for axis, row, start in zip(axes, rows.tolist(), starts.tolist(), strict=True):
-        text = f"a{axis}" + "".join(f" + i({place}) * k{axis}_{place}" for place in places)
+        text = f"a{axis}" + "".join(
+            f" + i({result_axis}) * k{axis}_{result_axis}" for result_axis in result_axes
+        )
         texts[axis] = _snapped(text, axis)
-        given |= {f"a{axis}": start, **{f"k{axis}_{place}": k for place, k in zip(places, row, strict=True)}}
-        terms = [k * shape[place] for place, k in zip(places, row, strict=True)]
-        given[f"e{axis}"] = 0.0 if is_given else _rounding(start, *terms)
-    return await _sampled(x, texts, given, shape, *rest)
+        arguments |= {
+            f"a{axis}": start,
+            **{f"k{axis}_{result_axis}": k for result_axis, k in zip(result_axes, row, strict=True)},
+        }
+        terms = [k * shape[result_axis] for result_axis, k in zip(result_axes, row, strict=True)]
+        arguments[f"e{axis}"] = 0.0 if is_given else _rounding(start, *terms)
+    return await _sampled(x, texts, arguments, shape, *rest)
 
 
 @composed
@@ -409,7 +417,9 @@ async def shift(
     Raises:
         TypeError, ValueError, NotSupportedError: As of `map_coordinates`.
     """
-    offsets = [-w.real("shift", one) for one in w.each("shift", shift, len(w.axes_of(input, None)))]
+    offsets = [
+        -w.real("shift", distance) for distance in w.per_axis("shift", shift, len(w.axes_of(input, None)))
+    ]
     ones, rest = [1.0] * len(offsets), (output, order, mode, cval, prefilter)
     return await _scaled(input, offsets, ones, 0.0, input.shape, *rest)
 
@@ -446,10 +456,10 @@ async def zoom(
         TypeError, ValueError, NotSupportedError: As of `map_coordinates`; or a negative or infinite `zoom`.
     """
     rest = (output, order, mode, cval, prefilter)
-    factors = [w.real("zoom", one) for one in w.each("zoom", zoom, len(w.axes_of(input, None)))]
-    w.require(all(one >= 0 for one in factors), f"zoom must be at least 0, got {zoom}")
-    shape = [round(w.real("zoom", n * one)) for n, one in zip(input.shape, factors, strict=True)]
-    if prefilter and all(one == 1 for one in factors):
+    factors = [w.real("zoom", factor) for factor in w.per_axis("zoom", zoom, len(w.axes_of(input, None)))]
+    w.require(all(factor >= 0 for factor in factors), f"zoom must be at least 0, got {zoom}")
+    shape = [round(w.real("zoom", n * factor)) for n, factor in zip(input.shape, factors, strict=True)]
+    if prefilter and all(factor == 1 for factor in factors):
         return await w.delivered(await w.converted(input, w.dtype_of(input, output, shape)), output)
     less, half = int(not grid_mode), 0.5 * grid_mode
     pairs = [(n - less, m - less) for n, m in zip(input.shape, shape, strict=True)]
@@ -506,8 +516,8 @@ def rotation(
     matrix = np.array([[cosine, sine], [-sine, cosine]])
     rows, columns = (shape[axis] for axis in plane)
     corners = matrix @ [[0, 0, rows, rows], [0, columns, 0, columns]]
-    made = (np.ptp(corners, axis=1) + 0.5).astype(int) if reshape else np.array([rows, columns])
-    starts = np.array([rows - 1, columns - 1]) / 2 - matrix @ ((made - 1) / 2)
+    plane_extents = (np.ptp(corners, axis=1) + 0.5).astype(int) if reshape else np.array([rows, columns])
+    starts = np.array([rows - 1, columns - 1]) / 2 - matrix @ ((plane_extents - 1) / 2)
     extents = list(shape)
-    extents[plane[0]], extents[plane[1]] = made.tolist()
+    extents[plane[0]], extents[plane[1]] = plane_extents.tolist()
     return matrix, starts, extents

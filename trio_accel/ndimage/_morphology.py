@@ -71,11 +71,11 @@ async def _eroded(
     # A truth value is a number here, as in SciPy.
     along, border = w.axes_of(x, axes), w.integer("border_value", border_value + 0) != 0
     # After this number of times nothing changes, unless the image alternates in a cycle.
-    given = w.integer("iterations", iterations)
-    count = min(given, x.size + 1) if given > 0 else x.size + 1
+    requested_count = w.integer("iterations", iterations)
+    count = min(requested_count, x.size + 1) if requested_count > 0 else x.size + 1
     window = _structure(structure, len(along))
-    told = f"{len(along)} axes and an element that is true, got {window.tolist()}"
-    w.require(window.ndim == len(along) and window.any(), f"structure must have {told}")
+    requirement = f"{len(along)} axes and an element that is true, got {window.tolist()}"
+    w.require(window.ndim == len(along) and window.any(), f"structure must have {requirement}")
     if mask is not None:
         check_ref("ndimage.function", "mask", mask)
         w.require(mask.shape == x.shape, f"mask must have shape {x.shape}, got {mask.shape}")
@@ -83,9 +83,9 @@ async def _eroded(
     along, origins = w.in_order(along, origins)
     dtype = w.dtype_of(x, DType.bool if output is None else output, x.shape)
     window, operator = (np.flip(window), " or ") if is_dilated else (window, " and ")
-    made = await w.compute("binary_erosion", "x != 0", ("x",))(x)
+    image = await w.compute("binary_erosion", "x != 0", ("x",))(x)
     for _ in range(count):
-        views = await w.windows(made, along, window, origins, ["constant"] * len(along), border)
+        views = await w.windows(image, along, window, origins, ["constant"] * len(along), border)
         new = list[AccelRef]()
         for start in range(0, len(views), w.MAX_WINDOW_ELEMENTS):
             new += views[start : start + w.MAX_WINDOW_ELEMENTS]
@@ -93,11 +93,11 @@ async def _eroded(
             new = [await w.compute("binary_erosion", "y = " + operator.join(names), names)(*new)]
         if mask is not None:
             text, names = "y = where(mask != 0, x, old)", ("mask", "x", "old")
-            new = [await w.compute("binary_erosion", text, names)(mask, *new, made)]
-        if given < 1 and not await _differ(made, *new):
+            new = [await w.compute("binary_erosion", text, names)(mask, *new, image)]
+        if requested_count < 1 and not await _differ(image, *new):
             break
-        made = new[0]
-    return await w.delivered(await w.converted(made, dtype), output)
+        image = new[0]
+    return await w.delivered(await w.converted(image, dtype), output)
 
 
 @composed
@@ -137,8 +137,8 @@ async def binary_erosion(
             array has another shape.
         NotSupportedError: float8.
     """
-    given = input, structure, iterations, mask, output, border_value, origin, brute_force, axes
-    return await _eroded(False, *given)
+    arguments = input, structure, iterations, mask, output, border_value, origin, brute_force, axes
+    return await _eroded(False, *arguments)
 
 
 @arguments_of(binary_erosion, _eroded, True)
@@ -183,24 +183,24 @@ async def label(input: Operand, structure: npt.ArrayLike | None = None, output: 
     """
     x: Any = input
     ndim = len(w.axes_of(x, None))
-    near = _structure(structure, ndim)
+    neighbourhood = _structure(structure, ndim)
     dtype = w.dtype_of(x, DType.int32 if output is None else output, x.shape)
-    is_right = near.shape == (3,) * ndim and np.array_equal(near, np.flip(near))
-    told = f"structure must have shape {(3,) * ndim}, and be the same on opposite sides, got {near.tolist()}"
-    w.require(is_right, told)
+    is_right = neighbourhood.shape == (3,) * ndim and np.array_equal(neighbourhood, np.flip(neighbourhood))
+    requirement = f"structure must have shape {(3,) * ndim}, and be the same on opposite sides"
+    w.require(is_right, f"{requirement}, got {neighbourhood.tolist()}")
     if not x.size:
         return LabelResult(await w.delivered(await x.device.zeros(x.shape, dtype), output), 0)
-    here = await w.compute("label", "x != 0", ("x",))(x)
-    runs, edges = await _runs(here, (np.argwhere(near) - 1).tolist())
+    foreground = await w.compute("label", "x != 0", ("x",))(x)
+    runs, edges = await _runs(foreground, (np.argwhere(neighbourhood) - 1).tolist())
     labels = await x.device.put(np.arange(int(await runs[-1].item()) + 1))
-    one, other = (
+    tails, heads = (
         [await arrays.concat(ends) for ends in zip(*edges, strict=True)] if edges else (labels, labels)
     )
     while edges:
-        least, largest = await _ENDS(labels, one, other)
-        if not await _differ(least, largest):
+        smallest, largest = await _ENDS(labels, tails, heads)
+        if not await _differ(smallest, largest):
             break
-        await _HOOKED(labels, largest, least, shape=least.shape)
+        await _HOOKED(labels, largest, smallest, shape=smallest.shape)
         for _ in range(_JUMPS):
             labels = await _GATHER_LABELS(labels, labels)
     ranks = await arrays.cumulative_sum(await w.compute("label", "x == i(0) and x > 0", ("x",))(labels))
@@ -208,35 +208,41 @@ async def label(input: Operand, structure: npt.ArrayLike | None = None, output: 
     is_right = dtype.kind not in ("int", "uint") or count <= np.iinfo(dtype.dtype).max
     w.require(is_right, f"output of {dtype} has no room for {count} labels")
     table = await w.converted(await _GATHER_LABELS(ranks, labels), dtype)
-    made = await w.compute("label", "y[k] if x else y[0]", ("x", "y", "k"))(here.reshape(x.size), table, runs)
-    return LabelResult(await w.delivered(made.reshape(x.shape), output), count)
+    result = await w.compute("label", "y[k] if x else y[0]", ("x", "y", "k"))(
+        foreground.reshape(x.size), table, runs
+    )
+    return LabelResult(await w.delivered(result.reshape(x.shape), output), count)
 
 
-async def _runs(x: AccelRef, near: Sequence[list[int]]) -> tuple[AccelRef, list[Any]]:
+async def _runs(x: AccelRef, neighbour_offsets: Sequence[list[int]]) -> tuple[AccelRef, list[Any]]:
     """Number the runs of truth values, and find which two runs touch: for the offsets of neighbours."""
-    ahead = [*[0] * (x.ndim - 1), -1]
+    previous_offset = [*[0] * (x.ndim - 1), -1]
     # A short number is looked up in less time.
     dtype = "int32" if x.size < 1 << 31 else "int64"
     wider = await w.padded(x, [(2, 2)] * x.ndim, ["constant"] * x.ndim)
 
     def beside(*steps: list[int]) -> AccelRef:
-        return w.view(wider, x.shape, [2 + sum(each) for each in zip(*steps, strict=True)])
+        return w.view(wider, x.shape, [2 + sum(axis_steps) for axis_steps in zip(*steps, strict=True)])
 
-    begun, has_runs = x, ahead in near
+    begun, has_runs = x, previous_offset in neighbour_offsets
     if has_runs:
-        begun = await w.compute("label", "x and not y", ("x", "y"))(x, beside(ahead))
+        begun = await w.compute("label", "x and not y", ("x", "y"))(x, beside(previous_offset))
     runs, edges = await arrays.cumulative_sum(begun.reshape(x.size), dtype=dtype), list[Any]()
     # Of two opposite neighbours, take the first in C order.
-    for offset in [one for one in near if one < [0] * x.ndim and one != ahead]:
+    for offset in [
+        candidate
+        for candidate in neighbour_offsets
+        if candidate < [0] * x.ndim and candidate != previous_offset
+    ]:
         views, text = [x, beside(offset)], "x and y"
         if has_runs:
             # If the elements before both are connected also, the edge is known.
-            views += [beside(ahead), beside(ahead, offset)]
+            views += [beside(previous_offset), beside(previous_offset, offset)]
             text += " and not (z and t)"
         touch = await w.compute("label", text, tuple("xyzt"[: len(views)]))(*views)
-        [places] = await arrays.nonzero(touch.reshape(x.size))
-        step = sum(one * math.prod(x.shape[axis + 1 :]) for axis, one in enumerate(offset))
-        edges.append(await _TOUCHING(runs, places, step))
+        [positions] = await arrays.nonzero(touch.reshape(x.size))
+        step = sum(component * math.prod(x.shape[axis + 1 :]) for axis, component in enumerate(offset))
+        edges.append(await _TOUCHING(runs, positions, step))
     return runs, edges
 
 
@@ -271,48 +277,55 @@ async def distance_transform_edt(
     """
     x: Any = input
     x = x if w.axes_of(x, None) else x.reshape((1,))
-    sizes = w.each("sampling", 1.0 if sampling is None else sampling, x.ndim)
-    sizes = [w.real("sampling", one) for one in sizes]
-    w.require(all(one > 0 for one in sizes), f"sampling must be above 0, got {sizes}")
+    sizes = w.per_axis("sampling", 1.0 if sampling is None else sampling, x.ndim)
+    sizes = [w.real("sampling", spacing) for spacing in sizes]
+    w.require(all(spacing > 0 for spacing in sizes), f"sampling must be above 0, got {sizes}")
     w.require(return_distances or return_indices, "return_distances or return_indices must be True")
     marks = [
-        await w.compute("edt", f"i(0) if x == 0 else {far}", ("x",))(x)
-        for far in (-_INFINITE_DISTANCE, _INFINITE_DISTANCE)
+        await w.compute("edt", f"i(0) if x == 0 else {sentinel}", ("x",))(x)
+        for sentinel in (-_INFINITE_DISTANCE, _INFINITE_DISTANCE)
     ]
-    before = await arrays.cumulative_max(marks[0], axis=0)
-    behind = arrays.flip(await arrays.cumulative_min(arrays.flip(marks[1], axis=0), axis=0), axis=0)
-    near, *places = await _NEAREST(before, behind, x.shape[0], sizes[0])
+    previous_zeros = await arrays.cumulative_max(marks[0], axis=0)
+    next_zeros = arrays.flip(await arrays.cumulative_min(arrays.flip(marks[1], axis=0), axis=0), axis=0)
+    squared_distances, *coordinates = await _NEAREST(previous_zeros, next_zeros, x.shape[0], sizes[0])
     for axis in range(1, x.ndim):
-        near, steps = await _nearer(near, axis, sizes[axis])
+        squared_distances, steps = await _nearer(squared_distances, axis, sizes[axis])
         if return_indices:
-            at = ", ".join(f"i({one}) + steps" if one == axis else f"i({one})" for one in range(x.ndim))
-            places = [await w.compute("edt", f"x[{at}]", ("x", "steps"))(one, steps) for one in places]
-            places.append(await w.compute("edt", f"i({axis}) + steps", ("steps",))(steps))
-    found = [await w.compute("edt", "sqrt(x)", ("x",))(near)] if return_distances else []
-    found += [await (await arrays.stack(places)).cast("int32")] if return_indices else []
-    return found[0] if len(found) == 1 else tuple(found)
+            subscripts = ", ".join(
+                f"i({dim}) + steps" if dim == axis else f"i({dim})" for dim in range(x.ndim)
+            )
+            coordinates = [
+                await w.compute("edt", f"x[{subscripts}]", ("x", "steps"))(coordinate, steps)
+                for coordinate in coordinates
+            ]
+            coordinates.append(await w.compute("edt", f"i({axis}) + steps", ("steps",))(steps))
+    results = [await w.compute("edt", "sqrt(x)", ("x",))(squared_distances)] if return_distances else []
+    results += [await (await arrays.stack(coordinates)).cast("int32")] if return_indices else []
+    return results[0] if len(results) == 1 else tuple(results)
 
 
-async def _nearer(near: AccelRef, axis: int, size: float) -> tuple[AccelRef, AccelRef]:
+async def _nearer(squared_distances: AccelRef, axis: int, size: float) -> tuple[AccelRef, AccelRef]:
     """Find nearer zeros along an axis; return the squared distances, and the number of steps."""
 
     async def farthest() -> int:
-        most = float(await arrays.max(near).item()) if near.size else 0.0
-        longest = near.shape[axis] - 1
-        return min(longest, math.ceil(math.sqrt(most) / size)) if most < math.inf else longest
+        max_squared = float(await arrays.max(squared_distances).item()) if squared_distances.size else 0.0
+        longest = squared_distances.shape[axis] - 1
+        return min(longest, math.ceil(math.sqrt(max_squared) / size)) if max_squared < math.inf else longest
 
-    reached, shape = await farthest(), near.shape
-    widths = w.spread(near, (axis,), ((reached, reached),), (0, 0))
-    wider = await w.padded(near, widths, ["constant"] * near.ndim, math.inf)
-    steps, start = await near.device.zeros(shape, "int64"), 1
+    reached, shape = await farthest(), squared_distances.shape
+    widths = w.spread(squared_distances, (axis,), ((reached, reached),), (0, 0))
+    wider = await w.padded(squared_distances, widths, ["constant"] * squared_distances.ndim, math.inf)
+    steps, start = await squared_distances.device.zeros(shape, "int64"), 1
     while start <= (reached if start == 1 else min(reached, await farthest())):
-        here = range(start, min(start + w.MAX_WINDOW_ELEMENTS // 2, reached + 1))
+        chunk = range(start, min(start + w.MAX_WINDOW_ELEMENTS // 2, reached + 1))
         sides = [
-            w.view(wider, shape, w.spread(near, (axis,), (reached + k,), 0)) for n in here for k in (-n, n)
+            w.view(wider, shape, w.spread(squared_distances, (axis,), (reached + k,), 0))
+            for n in chunk
+            for k in (-n, n)
         ]
-        near, steps = await _looked(len(here))(near, steps, size, start, *sides)
-        start += len(here)
-    return near, steps
+        squared_distances, steps = await _looked(len(chunk))(squared_distances, steps, size, start, *sides)
+        start += len(chunk)
+    return squared_distances, steps
 
 
 @functools.cache

@@ -65,15 +65,15 @@ async def _windowed(
     if size <= _MAX_COMBINED:
         return await _combined(kind, [part(x, n) for n in range(size)], dtype, *divisor)
     half, wide = size // 2, DType(w.wide_of(x)) if kind == "uniform" else x.dtype
-    longer = [extent + (size - half) * (one == axis) for one, extent in enumerate(shape)]
-    made = await _windowed(kind, x, axis, half, longer, wide)
-    parts = [part(made, 0), part(made, half), *[part(x, size - 1)] * (size % 2)]
+    longer = [extent + (size - half) * (dim == axis) for dim, extent in enumerate(shape)]
+    half_windows = await _windowed(kind, x, axis, half, longer, wide)
+    parts = [part(half_windows, 0), part(half_windows, half), *[part(x, size - 1)] * (size % 2)]
     return await _combined(kind, parts, dtype, *divisor)
 
 
-async def _filter1d(kind: str, axis: int, **given: Any) -> AccelRef:
-    w.integer("size", given["size"])
-    return await _ranked(kind, rank=None, footprint=None, axes=w.integer("axis", axis), **given)
+async def _filter1d(kind: str, axis: int, **arguments: Any) -> AccelRef:
+    w.integer("size", arguments["size"])
+    return await _ranked(kind, rank=None, footprint=None, axes=w.integer("axis", axis), **arguments)
 
 
 @composed
@@ -103,8 +103,8 @@ async def uniform_filter1d(
     Raises:
         TypeError, ValueError, NotSupportedError: As of `correlate`; or `size` is below 1.
     """
-    given = input, None, w.integer("size", size), None, output, mode, cval, origin
-    return await _ranked("uniform", *given, w.integer("axis", axis))
+    arguments = input, None, w.integer("size", size), None, output, mode, cval, origin
+    return await _ranked("uniform", *arguments, w.integer("axis", axis))
 
 
 @arguments_of(uniform_filter1d, _filter1d, "maximum")
@@ -157,9 +157,9 @@ def _nth(kind: str, rank: Any, count: int) -> int:
         w.require(-100 <= rank <= 100, f"percentile must be from -100 to 100, got {rank}")
         return min(int(float(count) * (rank + 100 * (rank < 0)) / 100), count - 1)
     named = {"uniform": 0, "minimum": 0, "median": count // 2, "maximum": count - 1}
-    found = w.integer("rank", named.get(kind, rank))
-    w.require(-count <= found < count, f"rank must be from {-count} to {count - 1}, got {found}")
-    return found % count
+    index = w.integer("rank", named.get(kind, rank))
+    w.require(-count <= index < count, f"rank must be from {-count} to {count - 1}, got {index}")
+    return index % count
 
 
 async def _ranked(
@@ -175,52 +175,54 @@ async def _ranked(
     axes: object,
 ) -> AccelRef:
     """Find an element of each window by its order, or the mean."""
-    made, along = input, w.axes_of(input, axes)
-    sizes = [w.integer("size", one) for one in w.each("size", 0 if size is None else size, len(along))]
-    told = f"size must be at least 0, and a window has at most {_CHUNK_ELEMENTS} elements, got {sizes}"
-    w.require(min(sizes, default=0) >= 0 and math.prod(sizes) <= _CHUNK_ELEMENTS, told)
+    image, along = input, w.axes_of(input, axes)
+    sizes = [
+        w.integer("size", extent) for extent in w.per_axis("size", 0 if size is None else size, len(along))
+    ]
+    message = f"size must be at least 0, and a window has at most {_CHUNK_ELEMENTS} elements, got {sizes}"
+    w.require(min(sizes, default=0) >= 0 and math.prod(sizes) <= _CHUNK_ELEMENTS, message)
     every = np.broadcast_to(True, sizes)
     window = every if footprint is None else w.numbers("footprint", footprint, "bool")
-    told = f"size or footprint must say which elements of {len(along)} axes a window has"
-    w.require(window.ndim == len(along) and window.any(), f"{told}, got shape {window.shape}")
+    message = f"size or footprint must say which elements of {len(along)} axes a window has"
+    w.require(window.ndim == len(along) and window.any(), f"{message}, got shape {window.shape}")
     modes, origins = w.modes_of(mode, len(along)), w.origins_of(origin, window.shape)
-    dtype, count = w.dtype_of(made, output, made.shape), int(window.sum())
+    dtype, count = w.dtype_of(image, output, image.shape), int(window.sum())
     nth = _nth(kind, rank, count)
     combined = "uniform" if kind == "uniform" else {0: "minimum", count - 1: "maximum"}.get(nth, "")
     if combined and window.all():
-        return await _separated(combined, made, output, cval, dtype, along, window.shape, modes, origins)
+        return await _separated(combined, image, output, cval, dtype, along, window.shape, modes, origins)
     w.require(
         count <= _MAX_SORTED, f"size or footprint must have at most {_MAX_SORTED} elements, got {count}"
     )
     if footprint is not None:
         along, modes, origins = w.in_order(along, modes, origins)
-    views = await w.windows(made, along, window, origins, modes, cval)
-    given = views[0].dtype
+    views = await w.windows(image, along, window, origins, modes, cval)
+    view_dtype = views[0].dtype
     while combined and len(views) > w.MAX_WINDOW_ELEMENTS:
         views = [
-            await _combined(combined, views[: w.MAX_WINDOW_ELEMENTS], given),
+            await _combined(combined, views[: w.MAX_WINDOW_ELEMENTS], view_dtype),
             *views[w.MAX_WINDOW_ELEMENTS :],
         ]
     if combined:
-        made = await _combined(combined, views, dtype)
+        image = await _combined(combined, views, dtype)
     elif count <= _SORTED:
-        [made] = await _network(count, nth, given, dtype)(*views)
+        [image] = await _network(count, nth, view_dtype, dtype)(*views)
     else:
-        made = await w.converted(await _sorted(views, nth), dtype)
-    return await w.delivered(made, output)
+        image = await w.converted(await _sorted(views, nth), dtype)
+    return await w.delivered(image, output)
 
 
 async def _separated(
     kind: str, x: AccelRef, output: Output, cval: Any, dtype: DType, *rows: Sequence[Any]
 ) -> AccelRef:
     """Combine windows along one axis after the other; each row has a parameter for each axis."""
-    made = x
+    result = x
     for axis, n, filled, start in zip(*rows, strict=True):
         widths = w.spread(x, (axis,), (w.reach(n, start),), (0, 0))
         if n > 1:
-            wider = await w.padded(made, widths, [filled] * x.ndim, cval)
-            made = await _windowed(kind, wider, axis, n, x.shape, dtype, *[float(n)] * (kind == "uniform"))
-    return await w.delivered(await w.converted(x, dtype) if made is x else made, output)
+            wider = await w.padded(result, widths, [filled] * x.ndim, cval)
+            result = await _windowed(kind, wider, axis, n, x.shape, dtype, *[float(n)] * (kind == "uniform"))
+    return await w.delivered(await w.converted(x, dtype) if result is x else result, output)
 
 
 def _comparisons(count: int) -> Iterator[tuple[int, int]]:
@@ -233,14 +235,14 @@ def _comparisons(count: int) -> Iterator[tuple[int, int]]:
 
 
 @functools.cache
-def _network(count: int, nth: int, given: DType, dtype: DType) -> Any:
-    needed, steps = {nth}, [f"y = {f'x{nth}' if given is dtype else w.stored(f'x{nth}', dtype)}"]
+def _network(count: int, nth: int, source_dtype: DType, dtype: DType) -> Any:
+    needed, steps = {nth}, [f"y = {f'x{nth}' if source_dtype is dtype else w.stored(f'x{nth}', dtype)}"]
     for i, j in reversed(list(_comparisons(count))):
-        least, largest = f"minimum(x{i}, x{j})", f"maximum(x{i}, x{j})"
+        smallest, largest = f"minimum(x{i}, x{j})", f"maximum(x{i}, x{j})"
         if {i, j} <= needed:
-            steps.append(f"t = {least}; x{j} = {largest}; x{i} = t")
+            steps.append(f"t = {smallest}; x{j} = {largest}; x{i} = t")
         elif i in needed or j in needed:
-            steps.append(f"x{i} = {least}" if i in needed else f"x{j} = {largest}")
+            steps.append(f"x{i} = {smallest}" if i in needed else f"x{j} = {largest}")
             needed |= {i, j}
     inputs = tuple([f"x{n}" for n in range(count)])
     return w.several("rank_filter", "; ".join(reversed(steps)), inputs, ("y",), dtype)
@@ -251,7 +253,7 @@ async def _sorted(views: Sequence[AccelRef], nth: int) -> AccelRef:
     rows = max(1, _CHUNK_ELEMENTS // max(1, len(views) * math.prod(views[0].shape[1:])))
     parts: list[AccelRef] = []
     for start in range(0, views[0].shape[0], rows):
-        windows = await sort(await stack([one[start : start + rows] for one in views], axis=-1))
+        windows = await sort(await stack([view[start : start + rows] for view in views], axis=-1))
         parts.append(await windows[..., nth].copy())
     return await concat(parts)
 
@@ -294,8 +296,8 @@ async def median_filter(
     return await _ranked("median", input, None, size, footprint, output, mode, cval, origin, axes)
 
 
-async def _extreme(kind: str, **given: Any) -> AccelRef:
-    return await _ranked(kind, rank=None, **given)
+async def _extreme(kind: str, **arguments: Any) -> AccelRef:
+    return await _ranked(kind, rank=None, **arguments)
 
 
 @arguments_of(median_filter, _extreme, "maximum")

@@ -45,10 +45,10 @@ _INSIDE = {
 _MODE_ALIASES = {"grid-constant": "constant", "grid-mirror": "reflect", "grid-wrap": "wrap"}
 
 
-def require(is_right: object, told: str) -> None:
+def require(is_right: object, message: str) -> None:
     """Raise a `ValueError` unless a condition holds. `named` adds the function's name."""
     if not is_right:
-        raise ValueError(told)
+        raise ValueError(message)
 
 
 def integer(argument: str, value: Any) -> int:
@@ -60,47 +60,50 @@ def integer(argument: str, value: Any) -> int:
 def real(argument: str, value: Any) -> float:
     """Take a finite number. Raises `TypeError`, `ValueError`."""
     try:
-        found = float(value)
+        number = float(value)
     except OverflowError:
-        found = np.inf
-    require(np.isfinite(found), f"{argument} must be finite, got {found}")
-    return found
+        number = np.inf
+    require(np.isfinite(number), f"{argument} must be finite, got {number}")
+    return number
 
 
-def each(argument: str, value: Any, count: int) -> list[Any]:
+def per_axis(argument: str, value: Any, count: int) -> list[Any]:
     """Take a value for each axis: one for all, or as many. Raises `ValueError` for another number of them."""
-    found = [value] * count if isinstance(value, str) or not np.iterable(value) else list(value)
-    require(len(found) == count, f"{argument} must be one, or one for each of {count} axes, got {value!r}")
-    return found
+    values = [value] * count if isinstance(value, str) or not np.iterable(value) else list(value)
+    require(len(values) == count, f"{argument} must be one, or one for each of {count} axes, got {value!r}")
+    return values
 
 
 def modes_of(mode: object, count: int) -> list[str]:
     """Take a mode for each axis; the ``grid-`` ones have other names. Raises `ValueError` for others."""
-    given = each("mode", mode, count)
-    found = [_MODE_ALIASES.get(str(one), str(one)) for one in given]
-    for one, name in zip(given, found, strict=True):
-        require(name in _INSIDE, f"mode must be one of {', '.join((*_INSIDE, *_MODE_ALIASES))}, got {one!r}")
-    return found
+    modes = per_axis("mode", mode, count)
+    names = [_MODE_ALIASES.get(str(requested), str(requested)) for requested in modes]
+    for requested_mode, name in zip(modes, names, strict=True):
+        require(
+            name in _INSIDE,
+            f"mode must be one of {', '.join((*_INSIDE, *_MODE_ALIASES))}, got {requested_mode!r}",
+        )
+    return names
 
 
 def axes_of(x: Any, axes: object) -> list[int]:
     """Take the array of a device, and axes of it in their order. Raises `TypeError`, `ValueError`."""
     check_ref("ndimage.function", "input", x)
     several: Any = range(x.ndim) if axes is None else axes
-    given, argument = (several, "axes") if np.iterable(several) else ((several,), "axis")
-    found = [integer(argument, axis) for axis in given]
-    is_right = all(-x.ndim <= axis < x.ndim for axis in found)
-    is_right = is_right and len({axis % x.ndim for axis in found}) == len(found)
+    candidates, argument = (several, "axes") if np.iterable(several) else ((several,), "axis")
+    indices = [integer(argument, axis) for axis in candidates]
+    is_right = all(-x.ndim <= axis < x.ndim for axis in indices)
+    is_right = is_right and len({axis % x.ndim for axis in indices}) == len(indices)
     require(is_right, f"{argument} must be different ones of {x.ndim}, got {axes!r}")
-    return [axis % x.ndim for axis in found]
+    return [axis % x.ndim for axis in indices]
 
 
 def numbers(argument: str, value: object, dtype: str = "") -> HostArray:
     """Take numbers of the host, on which it depends what is launched. Raises `TypeError` for others."""
-    found = np.empty(0, object) if isinstance(value, AccelRef) else np.asarray(value)
-    if found.dtype.kind not in "biufc":
+    array = np.empty(0, object) if isinstance(value, AccelRef) else np.asarray(value)
+    if array.dtype.kind not in "biufc":
         raise TypeError(f"{argument} must be numbers on the host, got {value!r}")
-    return found.astype(dtype or ("complex128" if found.dtype.kind == "c" else "float64"))
+    return array.astype(dtype or ("complex128" if array.dtype.kind == "c" else "float64"))
 
 
 def dtype_of(x: Any, output: Output, shape: Sequence[int], is_complex: bool = False) -> DType:
@@ -117,16 +120,20 @@ def dtype_of(x: Any, output: Output, shape: Sequence[int], is_complex: bool = Fa
 
 def reach(size: int, origin: int) -> tuple[int, int]:
     """Count the elements of a window before its place, and after it. Raises `ValueError`."""
-    before, least = size // 2 + origin, -(size // 2)
-    told = f"size must be at least 1, and origin from {least} to {(size - 1) // 2} for {size}, got {origin}"
-    require(0 <= before < size, told)
-    return before, size - 1 - before
+    padding_before, min_origin = size // 2 + origin, -(size // 2)
+    message = (
+        f"size must be at least 1, and origin from {min_origin} to {(size - 1) // 2} for {size}, got {origin}"
+    )
+    require(0 <= padding_before < size, message)
+    return padding_before, size - 1 - padding_before
 
 
 def origins_of(origin: object, shape: Sequence[int], *, is_turned: bool = False) -> list[int]:
     """Take where windows lie: on the other side, if they are turned. Raises `TypeError`, `ValueError`."""
-    found = [integer("origin", one) for one in each("origin", origin, len(shape))]
-    return [-one - (n % 2 == 0) for one, n in zip(found, shape, strict=True)] if is_turned else found
+    origins = [integer("origin", offset) for offset in per_axis("origin", origin, len(shape))]
+    return (
+        [-offset - (n % 2 == 0) for offset, n in zip(origins, shape, strict=True)] if is_turned else origins
+    )
 
 
 def in_order(along: Sequence[int], *rows: Sequence[Any]) -> list[list[Any]]:
@@ -135,10 +142,10 @@ def in_order(along: Sequence[int], *rows: Sequence[Any]) -> list[list[Any]]:
     return [[row[n] for n in order] for row in (along, *rows)]
 
 
-def spread(x: AccelRef, axes: Sequence[int], values: Sequence[Any], other: Any) -> tuple[Any, ...]:
+def spread(x: AccelRef, axes: Sequence[int], values: Sequence[Any], default: Any) -> tuple[Any, ...]:
     """Return a value for each axis of an image: the given ones, and another value for the other axes."""
-    found = dict(zip(axes, values, strict=True))
-    return tuple([found.get(axis, other) for axis in range(x.ndim)])
+    by_axis = dict(zip(axes, values, strict=True))
+    return tuple([by_axis.get(axis, default) for axis in range(x.ndim)])
 
 
 def stored(value: str, dtype: DType) -> str:
@@ -170,9 +177,9 @@ async def converted(x: Any, dtype: DType, out: AccelRef | None = None) -> AccelR
     return await compute("copy", f"y = {stored('x', dtype)}", ("x",), dtype)(x, out=out)
 
 
-async def delivered(made: AccelRef, output: Output) -> AccelRef:
+async def delivered(result: AccelRef, output: Output) -> AccelRef:
     """Write a result to the array that the caller has for it, if any."""
-    return await converted(made, output.dtype, output) if isinstance(output, AccelRef) else made
+    return await converted(result, output.dtype, output) if isinstance(output, AccelRef) else result
 
 
 async def padded(x: AccelRef, widths: Sequence[Any], modes: Sequence[str], cval: complex = 0.0) -> AccelRef:
@@ -195,22 +202,22 @@ async def padded(x: AccelRef, widths: Sequence[Any], modes: Sequence[str], cval:
         value = np.asarray(cval, np.result_type(np.asarray(cval), np.float64))[()]
     if not x.size:
         return await x.device.full(shape, value if "constant" in modes else 0, DType.of(value.dtype))
-    given = [x, *[one for _, (n, pair, _) in rows if any(pair) for one in (pair[0], n)]]
-    made = _padding(x.ndim, tuple([(axis, mode) for axis, (_, pair, mode) in rows if any(pair)]))
-    given += [value] * ("value" in made.inputs)
-    return await made(*given, shape=shape)
+    operands = [x, *[number for _, (n, pair, _) in rows if any(pair) for number in (pair[0], n)]]
+    expression = _padding(x.ndim, tuple([(axis, mode) for axis, (_, pair, mode) in rows if any(pair)]))
+    operands += [value] * ("value" in expression.inputs)
+    return await expression(*operands, shape=shape)
 
 
 @functools.cache
 def _padding(ndim: int, along: Sequence[tuple[int, str]]) -> Elementwise[AccelRef]:
     """Write the expression, for modes by axes."""
     text = "".join(f"j{axis} = i({axis}) - b{axis};" for axis, _ in along)
-    places, inside = [f"i({axis})" for axis in range(ndim)], list[str]()
+    indices, inside = [f"i({axis})" for axis in range(ndim)], list[str]()
     for axis, mode in along:
         period = f"maximum(2 * n{axis} - 2, 1)"
-        places[axis] = _INSIDE[mode].format(j=f"j{axis}", n=f"n{axis}", p=period)
+        indices[axis] = _INSIDE[mode].format(j=f"j{axis}", n=f"n{axis}", p=period)
         inside += [f"0 <= j{axis} and j{axis} < n{axis}"] * (mode == "constant")
-    element = f"x[{', '.join(places)}]"
+    element = f"x[{', '.join(indices)}]"
     text += f"y = where({' and '.join(inside)}, {element}, value)" if inside else f"y = {element}"
     sizes = [f"{key}{axis}" for axis, _ in along for key in "bn"]
     return compute("pad", text, ("x", *sizes, *["value"] * bool(inside)))
@@ -230,6 +237,6 @@ async def windows(
     cval: complex,
 ) -> list[AccelRef]:
     """Pad an image, and view it once for each true element of a window, in C order."""
-    widths = [reach(n, one) for n, one in zip(window.shape, origins, strict=True)]
+    widths = [reach(n, origin) for n, origin in zip(window.shape, origins, strict=True)]
     wider = await padded(x, spread(x, axes, widths, (0, 0)), spread(x, axes, modes, "nearest"), cval)
-    return [view(wider, x.shape, spread(x, axes, place, 0)) for place in np.argwhere(window).tolist()]
+    return [view(wider, x.shape, spread(x, axes, index, 0)) for index in np.argwhere(window).tolist()]

@@ -530,8 +530,8 @@ _gelus = {
     ),
 }
 _gelu_grads = {
-    key: _promoted("nn.gelu_grad", ("grad", "x"), f"g = grad; {one.slopes['x']}")
-    for key, one in _gelus.items()
+    key: _promoted("nn.gelu_grad", ("grad", "x"), f"g = grad; {elementwise.slopes['x']}")
+    for key, elementwise in _gelus.items()
 }
 
 
@@ -632,9 +632,9 @@ async def glu(x: Operand, axis: int = -1, *, out: Out = None) -> AccelRef:
         TypeError, NotSupportedError: As of `relu`.
         ValueError: See `relu`; or an axis out of range, or has an odd number of elements.
     """
-    at, half = _halves("nn.glu", x, axis)
-    before = (slice(None),) * at
-    return await _GLU(x[(*before, slice(half))], x[(*before, slice(half, None))], out=out)
+    axis_index, half = _halves("nn.glu", x, axis)
+    prefix = (slice(None),) * axis_index
+    return await _GLU(x[(*prefix, slice(half))], x[(*prefix, slice(half, None))], out=out)
 
 
 @composed
@@ -652,25 +652,25 @@ async def glu_grad(grad: Operand, x: Operand, axis: int = -1) -> AccelRef:
     Raises:
         TypeError, ValueError, NotSupportedError: As of `glu`; or `grad` has another shape than its result.
     """
-    at, half = _halves("nn.glu_grad", x, axis)
-    shape, given = x.shape, (*x.shape[:at], half, *x.shape[at + 1 :])
+    axis_index, half = _halves("nn.glu_grad", x, axis)
+    shape, result_shape = x.shape, (*x.shape[:axis_index], half, *x.shape[axis_index + 1 :])
     check_array("nn.glu_grad", grad=grad)
-    if grad.shape != given:
-        raise ValueError(f"nn.glu_grad: grad must have shape {given}, got shape {grad.shape}")
-    apart = (*shape[:at], 2, half, *shape[at + 1 :])
-    before, halves = (slice(None),) * at, x.reshape(apart)
-    first, second = halves[(*before, slice(0, 1))], halves[(*before, slice(1, 2))]
-    made = await _glu_grad(at - len(shape) - 1)(
-        grad.reshape((*shape[:at], 1, half, *shape[at + 1 :])), first, second, shape=apart
+    if grad.shape != result_shape:
+        raise ValueError(f"nn.glu_grad: grad must have shape {result_shape}, got shape {grad.shape}")
+    apart = (*shape[:axis_index], 2, half, *shape[axis_index + 1 :])
+    prefix, halves = (slice(None),) * axis_index, x.reshape(apart)
+    first, second = halves[(*prefix, slice(0, 1))], halves[(*prefix, slice(1, 2))]
+    gradient = await _glu_grad(axis_index - len(shape) - 1)(
+        grad.reshape((*shape[:axis_index], 1, half, *shape[axis_index + 1 :])), first, second, shape=apart
     )
-    return made.reshape(shape)
+    return gradient.reshape(shape)
 
 
 def _halves(name: str, x: Operand, axis: int) -> tuple[int, int]:
     """Return the axis, and half of its length."""
     check_array(name, x=x)
-    at = axis_of(name, x, axis)
-    half, odd = divmod(x.shape[at], 2)
+    axis_index = axis_of(name, x, axis)
+    half, odd = divmod(x.shape[axis_index], 2)
     if odd:
         raise ValueError(f"{name}: axis {axis} must have an even number of elements, got shape {x.shape}")
-    return at, half
+    return axis_index, half

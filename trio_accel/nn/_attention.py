@@ -82,16 +82,16 @@ def _check_numbers(name: str, message: Any, query: ArraySpec) -> _Numbers:
     """Check which keys a query sees, the place of its own, and the factor; see `AttentionSpec`."""
     window, scale = message.window_size, message.scale
     is_pair = type(window) in (tuple, list) and len(window) == 2
-    if not is_pair or not all(type(one) is int and one >= -1 for one in window):
+    if not is_pair or not all(type(side) is int and side >= -1 for side in window):
         raise ValueError(f"{name}: window_size must be two integers of at least -1, got {window!r}")
     # No sequence is longer, and libraries add to it.
-    left, right = (min(whole(name, "window_size", one), MAX_INT32 - 1) for one in window)
+    window_left, window_right = (min(whole(name, "window_size", side), MAX_INT32 - 1) for side in window)
     if scale is None:
         scale = 1 / math.sqrt(query.shape[-1])
     elif isinstance(scale, bool) or not isinstance(scale, (int, float)) or not math.isfinite(scale):
         raise ValueError(f"{name}: scale must be a finite number or None, got {scale!r}")
     alignment: Alignment = getattr(message, "causal_alignment", "lower_right")
-    return left, 0 if message.is_causal else right, alignment, float(scale)
+    return window_left, 0 if message.is_causal else window_right, alignment, float(scale)
 
 
 def _read_wholes(planner: Planner, argument: str, operand: Operand) -> ArraySpec:
@@ -122,24 +122,24 @@ def _read_mask(planner: Planner, message: Any, query: ArraySpec, key: ArraySpec)
 
 
 def _read(
-    planner: Planner, message: Any, **more: Operand
+    planner: Planner, message: Any, **extra_arrays: Operand
 ) -> tuple[list[ArraySpec], _Numbers, tuple[ArraySpec | None, ArraySpec | None, ArraySpec | None]]:
     """Take what attention and its gradients have in common.
 
     Returns:
-        The arrays of `more`, and queries, keys and values; then numbers; then mask and lengths.
+        The arrays of `extra_arrays`, and queries, keys and values; then numbers; then mask and lengths.
     """
     name = planner.name
-    given = {**more, "query": message.query, "key": message.key, "value": message.value}
-    arrays = {argument: planner.read(argument, array) for argument, array in given.items()}
+    operands = {**extra_arrays, "query": message.query, "key": message.key, "value": message.value}
+    arrays = {argument: planner.read(argument, array) for argument, array in operands.items()}
     check_dtypes(planner, **arrays)
     query, key, value = list(arrays.values())[-3:]
     _check_heads(name, query, key, value, enable_gqa=message.enable_gqa)
     numbers = _check_numbers(name, message, query)
     lengths = {"query_lengths": message.query_lengths, "key_lengths": message.key_lengths}
     of_query, of_key = (
-        None if one is None else _read_lengths(planner, argument, one, query.shape[:-3])
-        for argument, one in lengths.items()
+        None if array is None else _read_lengths(planner, argument, array, query.shape[:-3])
+        for argument, array in lengths.items()
     )
     return list(arrays.values()), numbers, (_read_mask(planner, message, query, key), of_query, of_key)
 
@@ -154,15 +154,15 @@ def _plan_attention(message: Any, planner: Planner) -> Planned[Any]:
         raise NotSupportedError(
             f"{name}: dropout is not supported: dropout_p must be 0, got {message.dropout_p!r}"
         )
-    (query, key, value), numbers, others = _read(planner, message)
+    (query, key, value), numbers, mask_and_lengths = _read(planner, message)
     out = planner.output((*query.shape[:-1], value.shape[-1]), query.dtype, message.out)
     if message.out is not None:
-        named = zip(("attn_mask", "query_lengths", "key_lengths"), others, strict=True)
-        given = {argument: array for argument, array in named if array is not None}
-        planner.distinct("out", out.spec, query=query, key=key, value=value, **given)
+        named = zip(("attn_mask", "query_lengths", "key_lengths"), mask_and_lengths, strict=True)
+        mask_arrays = {argument: array for argument, array in named if array is not None}
+        planner.distinct("out", out.spec, query=query, key=key, value=value, **mask_arrays)
     lse = planner.output(query.shape[:-1], _log_dtype(query.dtype)) if message.return_lse else None
-    made = out.spec, None if lse is None else lse.spec
-    spec = AttentionSpec(*numbers, query, key, value, *others, None, *made)
+    result_specs = out.spec, None if lse is None else lse.spec
+    spec = AttentionSpec(*numbers, query, key, value, *mask_and_lengths, None, *result_specs)
     return Planned(spec, out if lse is None else AttentionResult(out, lse), is_checked=True)
 
 
@@ -259,25 +259,27 @@ async def scaled_dot_product_attention(
 
 
 def _plan_attention_grad(message: Any, planner: Planner) -> Planned[AttentionGradResult]:
-    (grad, output, query, key, value), numbers, others = _read(
+    (grad, output, query, key, value), numbers, mask_and_lengths = _read(
         planner, message, grad_output=message.grad_output, output=message.output
     )
     lse = planner.read("logsumexp", message.logsumexp)
     shape = (*query.shape[:-1], value.shape[-1])
-    for argument, array, wanted in (
+    for argument, array, expected_shape in (
         ("grad_output", grad, shape),
         ("output", output, shape),
         ("logsumexp", lse, shape[:-1]),
     ):
-        check_shape(planner.name, argument, array, wanted)
+        check_shape(planner.name, argument, array, expected_shape)
     if lse.dtype is not _log_dtype(query.dtype):
         raise TypeError(
             f"{planner.name}: logsumexp must have dtype {_log_dtype(query.dtype)}, got {lse.dtype}"
         )
-    made = AttentionGradResult(*[planner.output(one.shape, one.dtype) for one in (query, key, value)])
-    written = made.query.spec, made.key.spec, made.value.spec
-    spec = AttentionGradSpec(*numbers, grad, query, key, value, output, lse, *others, *written)
-    return Planned(spec, made, is_checked=True)
+    gradients = AttentionGradResult(
+        *[planner.output(operand.shape, operand.dtype) for operand in (query, key, value)]
+    )
+    written = gradients.query.spec, gradients.key.spec, gradients.value.spec
+    spec = AttentionGradSpec(*numbers, grad, query, key, value, output, lse, *mask_and_lengths, *written)
+    return Planned(spec, gradients, is_checked=True)
 
 
 @operation(actor=DnnActor, plan=_plan_attention_grad)
@@ -330,8 +332,8 @@ async def scaled_dot_product_attention_grad(
 
 def _plan_paged(message: Any, planner: Planner) -> Planned[AccelRef]:
     name = planner.name
-    given = {"query": message.query, "key_cache": message.key_cache, "value_cache": message.value_cache}
-    arrays = {argument: planner.read(argument, array) for argument, array in given.items()}
+    operands = {"query": message.query, "key_cache": message.key_cache, "value_cache": message.value_cache}
+    arrays = {argument: planner.read(argument, array) for argument, array in operands.items()}
     check_dtypes(planner, **arrays)
     query, key, value = arrays.values()
     shapes = f"query {query.shape}, key_cache {key.shape} and value_cache {value.shape}"

@@ -52,35 +52,47 @@ def _windows_of(name: str, message: Any, window: Ints) -> Windows:
         raise ValueError(f"{name}: padding must be numbers, 'same' or 'valid', got {message.padding!r}")
     if max(windows.stride) > 1:
         raise ValueError(f"{name}: padding 'same' needs a stride of 1, got {message.stride!r}")
-    before = tuple([(reach - 1) // 2 for reach in windows.reach])
-    return attrs.evolve(windows, before=before, behind=tuple([reach // 2 for reach in windows.reach]))
+    padding_before = tuple([(reach - 1) // 2 for reach in windows.reach])
+    return attrs.evolve(
+        windows, padding_before=padding_before, padding_after=tuple([reach // 2 for reach in windows.reach])
+    )
 
 
 def _count(name: str, message: Any, windows: Windows, spatial: Ints) -> Ints:
     """Count the windows along each axis."""
-    padded = tuple([sum(three) for three in zip(spatial, windows.before, windows.behind, strict=True)])
-    each = tuple(zip(padded, windows.reach, windows.stride, strict=True))
-    if any(reach > extent for extent, reach, _ in each):
+    padded = tuple(
+        [sum(three) for three in zip(spatial, windows.padding_before, windows.padding_after, strict=True)]
+    )
+    axes = tuple(zip(padded, windows.reach, windows.stride, strict=True))
+    if any(reach > extent for extent, reach, _ in axes):
         raise ValueError(
             f"{name}: windows must fit into the padded input: they have {windows.reach} elements with their "
             f"gaps, and it has {padded}"
         )
-    return tuple([(extent - reach) // stride + 1 for extent, reach, stride in each])
+    return tuple([(extent - reach) // stride + 1 for extent, reach, stride in axes])
 
 
 def _spread(name: str, message: Any, windows: Windows, counts: Ints) -> Ints:
     """Return the extents that windows cover, without the paddings, and with the output's padding."""
-    more = sizes(name, "output_padding", message.output_padding, len(counts), 0)
-    for extra, stride, dilation in zip(more, windows.stride, windows.dilation, strict=True):
+    output_padding = sizes(name, "output_padding", message.output_padding, len(counts), 0)
+    for extra, stride, dilation in zip(output_padding, windows.stride, windows.dilation, strict=True):
         if extra >= max(stride, dilation):
             raise ValueError(
                 f"{name}: output_padding must be below the stride or the dilation, got {extra} for "
                 f"stride {stride} and dilation {dilation}"
             )
-    each = zip(counts, windows.stride, windows.reach, windows.before, windows.behind, more, strict=True)
+    axes = zip(
+        counts,
+        windows.stride,
+        windows.reach,
+        windows.padding_before,
+        windows.padding_after,
+        output_padding,
+        strict=True,
+    )
     covered = [
-        (count - 1) * stride + reach - before - behind + extra
-        for count, stride, reach, before, behind, extra in each
+        (count - 1) * stride + reach - padding_before - padding_after + extra
+        for count, stride, reach, padding_before, padding_after, extra in axes
     ]
     if min(covered) < 1 or min(counts) < 1:
         raise ValueError(
@@ -104,11 +116,13 @@ def _check_channels(name: str, weight: Ints, groups: object, **channels: int) ->
         raise ValueError(
             f"{name}: groups must divide the channels: {weight[0]} of weight are not {count} groups"
         )
-    for (argument, given), wanted in zip(channels.items(), (weight[0], weight[1] * count), strict=True):
-        if given not in (-1, wanted):
+    for (argument, channel_count), expected in zip(
+        channels.items(), (weight[0], weight[1] * count), strict=True
+    ):
+        if channel_count not in (-1, expected):
             raise ValueError(
-                f"{name}: {argument} must have {wanted} channels for weight of shape {weight} and "
-                f"{count} groups, got {given}"
+                f"{name}: {argument} must have {expected} channels for weight of shape {weight} and "
+                f"{count} groups, got {channel_count}"
             )
     return count
 
@@ -124,22 +138,24 @@ def _convolves(dims: int, *, is_transposed: bool = False) -> Callable[[Any, Plan
         check_axes(name, "input", x.shape, dims)
         if weight.ndim != dims + 2:
             raise ValueError(f"{name}: weight must have {dims + 2} axes, got shape {weight.shape}")
-        given = x.shape[-dims - 1]
-        names = {"input": given, "result": -1} if is_transposed else {"result": -1, "input": given}
+        in_channels = x.shape[-dims - 1]
+        names = (
+            {"input": in_channels, "result": -1} if is_transposed else {"result": -1, "input": in_channels}
+        )
         groups = _check_channels(name, weight.shape, message.groups, **names)
         if is_transposed and isinstance(message.padding, str):
             raise ValueError(f"{name}: padding must be numbers, got {message.padding!r}")
         windows = _windows_of(name, message, weight.shape[2:])
         spatial = (_spread if is_transposed else _count)(name, message, windows, x.shape[-dims:])
-        made = weight.shape[1] * groups if is_transposed else weight.shape[0]
+        out_channels = weight.shape[1] * groups if is_transposed else weight.shape[0]
         if bias is not None:
-            check_shape(name, "bias", bias, (made,))
-        out = planner.output((*x.shape[: -dims - 1], made, *spatial), x.dtype, message.out)
+            check_shape(name, "bias", bias, (out_channels,))
+        out = planner.output((*x.shape[: -dims - 1], out_channels, *spatial), x.dtype, message.out)
         if message.out is not None:
-            others = {} if bias is None else {"bias": bias}
-            planner.distinct("out", out.spec, input=x, weight=weight, **others)
+            optional_inputs = {} if bias is None else {"bias": bias}
+            planner.distinct("out", out.spec, input=x, weight=weight, **optional_inputs)
         cls = ConvolutionInputGradSpec if is_transposed else ConvolutionSpec
-        numbers = windows.stride, windows.before, windows.dilation
+        numbers = windows.stride, windows.padding_before, windows.dilation
         return Planned(cls(*numbers, groups, x, weight, bias, out.spec), out, is_checked=True)
 
     return plan
@@ -252,12 +268,12 @@ def _plan_grad(message: Any, planner: Planner) -> Planned[AccelRef]:
     """Plan the gradient for the weights, or for the input: of these, only the shape is given."""
     name, is_of_weight = planner.name, hasattr(message, "weight_size")
     names = ("input", "weight_size") if is_of_weight else ("input_size", "weight")
-    wanted, taken = names[is_of_weight], names[not is_of_weight]
-    made = shape_of(name, wanted, getattr(message, wanted))
-    other = planner.read(taken, getattr(message, taken))
+    size_argument, taken = names[is_of_weight], names[not is_of_weight]
+    result_shape = shape_of(name, size_argument, getattr(message, size_argument))
+    operand = planner.read(taken, getattr(message, taken))
     grad = planner.read("grad_output", message.grad_output)
-    check_dtypes(planner, **{taken: other}, grad_output=grad)
-    x, weight = (other.shape, made) if is_of_weight else (made, other.shape)
+    check_dtypes(planner, **{taken: operand}, grad_output=grad)
+    x, weight = (operand.shape, result_shape) if is_of_weight else (result_shape, operand.shape)
     if not 3 <= len(weight) <= 5:
         raise ValueError(f"{name}: {names[1]} must have 1 to 3 axes after its channels, got {weight}")
     dims = len(weight) - 2
@@ -267,12 +283,12 @@ def _plan_grad(message: Any, planner: Planner) -> Planned[AccelRef]:
     windows = _windows_of(name, message, weight[2:])
     shape = (*x[: -dims - 1], weight[0], *_count(name, message, windows, x[-dims:]))
     check_shape(name, "grad_output", grad, shape)
-    out = planner.output(made, grad.dtype)
-    numbers = windows.stride, windows.before, windows.dilation, groups
+    out = planner.output(result_shape, grad.dtype)
+    numbers = windows.stride, windows.padding_before, windows.dilation, groups
     spec = (
-        ConvolutionWeightGradSpec(*numbers, other, grad, out.spec)
+        ConvolutionWeightGradSpec(*numbers, operand, grad, out.spec)
         if is_of_weight
-        else ConvolutionInputGradSpec(*numbers, grad, other, None, out.spec)
+        else ConvolutionInputGradSpec(*numbers, grad, operand, None, out.spec)
     )
     return Planned(spec, out, is_checked=True)
 

@@ -70,9 +70,11 @@ def _plan_linear(message: Any, planner: Planner) -> Planned[AccelRef]:
         raise ValueError(
             f"{name}: x must have shape (..., k) and weight (n, k), got {x.shape} and {weight.shape}"
         )
-    given = {} if bias is None else {"bias": bias}
-    out, _ = _output(planner, message, (*x.shape[:-1], weight.shape[0]), x=x, weight=weight, **given)
-    spec = _product(name, activation or "none", _rows(x), _turned(weight), _rows(out.spec), **given)
+    optional_arrays = {} if bias is None else {"bias": bias}
+    out, _ = _output(
+        planner, message, (*x.shape[:-1], weight.shape[0]), x=x, weight=weight, **optional_arrays
+    )
+    spec = _product(name, activation or "none", _rows(x), _turned(weight), _rows(out.spec), **optional_arrays)
     return Planned(spec, out, is_checked=True)
 
 
@@ -98,7 +100,7 @@ def _plan_weight_grad(message: Any, planner: Planner) -> Planned[LinearWeightGra
         )
     out, dtypes = _output(planner, message, (grad.shape[-1], x.shape[-1]), grad=grad, x=x)
     bias = planner.output(grad.shape[-1:], dtypes.bias)
-    first, second = (_merged(planner.name, *one) for one in (("grad", grad), ("x", x)))
+    first, second = (_merged(planner.name, *named_array) for named_array in (("grad", grad), ("x", x)))
     spec = _product(planner.name, "sum_a", _turned(first), second, out.spec, sums=bias.spec)
     return Planned(spec, LinearWeightGrads(out, bias), is_checked=True)
 
@@ -116,10 +118,10 @@ def _output(planner: Planner, message: Any, shape: Ints, **read: ArraySpec) -> t
 
 
 def _product(
-    name: str, epilogue: FusedEpilogue, a: ArraySpec, b: ArraySpec, out: ArraySpec, **given: ArraySpec
+    name: str, epilogue: FusedEpilogue, a: ArraySpec, b: ArraySpec, out: ArraySpec, **extra_arrays: ArraySpec
 ) -> FusedMatmulSpec:
     """Specify a product, and check it."""
-    arrays: dict[str, Any] = {**NO_ARRAYS, **given}
+    arrays: dict[str, Any] = {**NO_ARRAYS, **extra_arrays}
     spec = FusedMatmulSpec(epilogue, "ieee", 0, 1.0, 0.0, a, b, out=out, **arrays)
     spec.check_shapes(name)
     return spec
@@ -295,12 +297,12 @@ async def embedding_grad(
         )
     dtype = DType.of(grad.dtype)
     wide = DType.float32 if dtype in (DType.float16, DType.bfloat16) else dtype
-    made = await device_of(name, grad, indices).zeros((count, grad.shape[-1]), wide)
+    table_grad = await device_of(name, grad, indices).zeros((count, grad.shape[-1]), wide)
     with naming(name, "index", count):
-        await _adding(made, indices[..., None], count, grad, shape=grad.shape)
+        await _adding(table_grad, indices[..., None], count, grad, shape=grad.shape)
     if padding is not None:
-        await made[padding].fill(0)
-    return made if wide is dtype else await made.cast(dtype)
+        await table_grad[padding].fill(0)
+    return table_grad if wide is dtype else await table_grad.cast(dtype)
 
 
 def _check(name: str, indices: Operand, length: int, padding_idx: int | None) -> int | None:
@@ -368,8 +370,8 @@ async def dropout(x: Operand, p: float = 0.5, *, generator: _Uniform) -> Dropout
     """
     check_array("nn.dropout", x=x)
     check_range("nn.dropout", 0, 1, is_closed=True, p=p)
-    given: object = generator
-    if not callable(getattr(given, "uniform", None)):
+    candidate: object = generator
+    if not callable(getattr(candidate, "uniform", None)):
         raise TypeError(f"nn.dropout: generator must be a random.Generator, got {type(generator).__name__}")
     scale = _scale("nn.dropout: x", x, p)
     y, mask = await _dropping(x, await generator.uniform(x.shape, "float32"), float(p), scale)
@@ -402,9 +404,9 @@ async def dropout_grad(grad: Operand, mask: Operand, p: float = 0.5) -> AccelRef
     return await _slopes(grad, mask, _scale("nn.dropout_grad: grad", grad, p))
 
 
-def _scale(where: str, x: Operand, p: float) -> float:
+def _scale(label: str, x: Operand, p: float) -> float:
     if not DType.of(x.dtype).is_inexact:
-        raise TypeError(f"{where} must be of a floating dtype, got {x.dtype}; use cast()")
+        raise TypeError(f"{label} must be of a floating dtype, got {x.dtype}; use cast()")
     return 1 / (1 - float(p)) if p < 1 else 0.0
 
 

@@ -17,13 +17,13 @@ from ..expressions import ExpressionArgument, Reduction
 __all__ = ["DnnActor"]
 
 
-def check_real(name: str, **given: ExpressionArgument) -> None:
+def check_real(name: str, **arguments: ExpressionArgument) -> None:
     """Refuse complex arrays and numbers, because the formulas are for real ones.
 
     Raises:
         TypeError: One is complex.
     """
-    for argument, value in given.items():
+    for argument, value in arguments.items():
         dtype = getattr(value, "dtype", None)
         if isinstance(value, complex) or (dtype is not None and DType.of(dtype).kind == "complex"):
             raise TypeError(f"{name}: {argument} must be real, got {shown(value)}")
@@ -39,8 +39,10 @@ def check_choice(name: str, argument: str, value: object, choices: Collection[st
         refuse_value(name, argument, tuple(choices), value)
 
 
-def check_range(name: str, least: float, below: float, *, is_closed: bool = False, **numbers: float) -> None:
-    """Require real numbers from `least` on, and below another one, or up to it.
+def check_range(
+    name: str, minimum: float, below: float, *, is_closed: bool = False, **numbers: float
+) -> None:
+    """Require real numbers from `minimum` on, and below another one, or up to it.
 
     Raises:
         TypeError: One is not a real number.
@@ -48,9 +50,9 @@ def check_range(name: str, least: float, below: float, *, is_closed: bool = Fals
     """
     for argument, value in numbers.items():
         real(name, argument, value)
-        if not (least <= value < below or (is_closed and value == below)):
-            told = f"up to {below}" if is_closed else f"below {below}"
-            raise ValueError(f"{name}: {argument} must be from {least} {told}, got {value!r}")
+        if not (minimum <= value < below or (is_closed and value == below)):
+            bound = f"up to {below}" if is_closed else f"below {below}"
+            raise ValueError(f"{name}: {argument} must be from {minimum} {bound}, got {value!r}")
 
 
 @functools.cache
@@ -60,19 +62,19 @@ def summing(name: str) -> Reduction:
 
 
 @contextmanager
-def naming(name: str, what: str, length: int) -> Generator[None]:
+def naming(name: str, label: str, length: int) -> Generator[None]:
     """Convert the error of an index, so that it names the caller's number.
 
     Args:
         name: Name of the operation.
-        what: The name for the index in the message.
+        label: The name for the index in the message.
         length: The number of valid indices. A number below 0 was moved down by it.
     """
     try:
         yield
     except OutOfRangeError as error:
         error.index += length if error.index < 0 else 0
-        error.message = f"{name}: {what} {error.index} is not from 0 to {length - 1}"
+        error.message = f"{name}: {label} {error.index} is not from 0 to {length - 1}"
         raise
 
 
@@ -99,10 +101,10 @@ def check_dtypes(planner: Planner, **arrays: ArraySpec | None) -> None:
     Raises:
         TypeError: They differ, or are of another dtype.
     """
-    given = {name: array for name, array in arrays.items() if array is not None}
-    if len({array.dtype for array in given.values()}) > 1:
-        planner.refuse_dtypes(**given)
-    for name, array in given.items():
+    present_arrays = {name: array for name, array in arrays.items() if array is not None}
+    if len({array.dtype for array in present_arrays.values()}) > 1:
+        planner.refuse_dtypes(**present_arrays)
+    for name, array in present_arrays.items():
         check_float(planner.name, name, array.dtype)
 
 
@@ -139,7 +141,7 @@ def check_axes(name: str, argument: str, shape: Ints, dims: int) -> None:
         )
 
 
-def at_least(name: str, argument: str, value: object, least: int) -> int:
+def at_least(name: str, argument: str, value: object, minimum: int) -> int:
     """Take an integer of at least a minimum.
 
     Raises:
@@ -147,8 +149,8 @@ def at_least(name: str, argument: str, value: object, least: int) -> int:
         ValueError: It is too small.
     """
     number = whole(name, argument, value)
-    if number < least:
-        raise ValueError(f"{name}: {argument} must be at least {least}, got {value!r}")
+    if number < minimum:
+        raise ValueError(f"{name}: {argument} must be at least {minimum}, got {value!r}")
     return number
 
 
@@ -157,15 +159,15 @@ def is_several(value: object) -> bool:
     return isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, str)
 
 
-def sizes(name: str, argument: str, value: object, dims: int, least: int) -> Ints:
+def sizes(name: str, argument: str, value: object, dims: int, minimum: int) -> Ints:
     """Take an integer for each spatial axis, or one for all.
 
     Raises:
         TypeError: Not integers.
         ValueError: Another count of numbers, or one is too small or too large.
     """
-    given: Any = value if is_several(value) else (value,)
-    numbers = tuple([at_least(name, argument, one, least) for one in given])
+    values: Any = value if is_several(value) else (value,)
+    numbers = tuple([at_least(name, argument, number, minimum) for number in values])
     if max(numbers, default=0) > MAX_INT32:
         raise ValueError(f"{name}: {argument} must be at most {MAX_INT32}, got {value!r}")
     if len(numbers) == 1:
@@ -185,9 +187,9 @@ def pairs(name: str, value: object, dims: int) -> tuple[Ints, Ints]:
         TypeError: Not integers.
         ValueError: Another count of numbers, or a negative one.
     """
-    given: Any = value
-    if is_several(value) and any(map(is_several, given)):
-        both = [sizes(name, "padding", one, 2, 0) for one in given]
+    paddings: Any = value
+    if is_several(value) and any(map(is_several, paddings)):
+        both = [sizes(name, "padding", pair, 2, 0) for pair in paddings]
         if len(both) != dims:
             raise ValueError(f"{name}: padding must have a pair for each of {dims} axes, got {value!r}")
         return tuple([first for first, _ in both]), tuple([second for _, second in both])
@@ -202,10 +204,10 @@ def shape_of(name: str, argument: str, value: object) -> Ints:
         TypeError: No sequence of integers.
         ValueError: A negative number.
     """
-    given: Any = value
+    extents: Any = value
     if not is_several(value):
         raise TypeError(f"{name}: {argument} must be a shape, got {value!r}")
-    return tuple([at_least(name, argument, one, 0) for one in given])
+    return tuple([at_least(name, argument, extent, 0) for extent in extents])
 
 
 @attrs.frozen
@@ -215,15 +217,15 @@ class Windows:
     Attributes:
         window: Elements of a window.
         stride: Steps from window to window.
-        before: Zeros, or places, before the first element.
-        behind: Elements after the last one.
+        padding_before: Zeros, or places, before the first element.
+        padding_after: Elements after the last one.
         dilation: Steps between the elements of a window.
     """
 
     window: Ints
     stride: Ints
-    before: Ints
-    behind: Ints
+    padding_before: Ints
+    padding_after: Ints
     dilation: Ints
 
     @classmethod

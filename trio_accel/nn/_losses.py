@@ -69,72 +69,79 @@ class Loss:
     def __init__(
         self, operation: str, inputs: Sequence[str], text: str, slopes: Mapping[str, str] | None = None
     ) -> None:
-        self._each = Elementwise[AccelRef](
+        self._elementwise = Elementwise[AccelRef](
             text, inputs=inputs, operation=operation, precision="float32", slopes=slopes
         )
 
-    async def reduced(self, *, reduction: str, **given: Any) -> AccelRef:
+    async def reduced(self, *, reduction: str, **arguments: Any) -> AccelRef:
         """Compute the loss: one launch."""
-        values = self._checked(self._each.operation, reduction, given).values()
+        values = self._checked(self._elementwise.operation, reduction, arguments).values()
         if reduction == "none":
-            return await self._each(*values)
+            return await self._elementwise(*values)
         rows = self._rows(reduction)
         return await rows.ask(rows.compute(*values))
 
-    async def derived(self, *, grad: ExpressionArgument, reduction: str, **given: Any) -> AccelRef:
+    async def derived(self, *, grad: ExpressionArgument, reduction: str, **arguments: Any) -> AccelRef:
         """Compute the gradient by the prediction: one launch."""
-        name = f"{self._each.operation}_grad"
-        values = self._checked(name, reduction, given)
-        _check_grad(name, grad, values[self._each.inputs[0]].shape if reduction == "none" else ())
+        name = f"{self._elementwise.operation}_grad"
+        values = self._checked(name, reduction, arguments)
+        _check_grad(name, grad, values[self._elementwise.inputs[0]].shape if reduction == "none" else ())
         return await self.slope(grad=grad, reduction=reduction, **values)
 
     @property
     def inputs(self) -> Sequence[str]:
         """Names of the inputs, the prediction first."""
-        return self._each.inputs
+        return self._elementwise.inputs
 
-    def each(self, **given: Any) -> Call[AccelRef]:
+    def elementwise(self, **arguments: Any) -> Call[AccelRef]:
         """Return the loss of each element as a call of an expression, without checks."""
-        return self._each(*[float(given[one]) if one in _NUMBERS else given[one] for one in self.inputs])
+        return self._elementwise(
+            *[float(arguments[name]) if name in _NUMBERS else arguments[name] for name in self.inputs]
+        )
 
     def slope(
-        self, *, grad: ExpressionArgument, reduction: str, scale: float = 1.0, **given: Any
+        self, *, grad: ExpressionArgument, reduction: str, scale: float = 1.0, **arguments: Any
     ) -> Call[AccelRef]:
         """Return the gradient by the prediction as a call of an expression, without checks."""
-        given |= {name: float(given[name]) for name in _NUMBERS if name in given}
-        x = given[self._each.inputs[0]]
+        arguments |= {name: float(arguments[name]) for name in _NUMBERS if name in arguments}
+        x = arguments[self._elementwise.inputs[0]]
         scale = scale / x.size if reduction == "mean" and x.size else scale
-        given |= {"grad": grad, "scale": scale}
-        return self._slope(*[given[one] for one in self._slope.inputs])
+        arguments |= {"grad": grad, "scale": scale}
+        return self._slope(*[arguments[name] for name in self._slope.inputs])
 
-    def _checked(self, name: str, reduction: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    def _checked(self, name: str, reduction: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Check all arguments, and return the inputs in their order."""
-        inputs = self._each.inputs
+        inputs = self._elementwise.inputs
         for option in inputs:
             if option in _FROM_ZERO:
-                check_range(name, 0, np.inf, **{option: given[option]})
+                check_range(name, 0, np.inf, **{option: arguments[option]})
         values: dict[str, Any]
-        values = {one: float(given[one]) if one in _NUMBERS else given[one] for one in inputs}
-        first, *others = inputs
-        _check_pair(name, values[first], **{one: values[one] for one in others})
+        values = {
+            input_name: float(arguments[input_name]) if input_name in _NUMBERS else arguments[input_name]
+            for input_name in inputs
+        }
+        first, *other_inputs = inputs
+        _check_pair(name, values[first], **{input_name: values[input_name] for input_name in other_inputs})
         check_choice(name, "reduction", reduction, _REDUCTIONS)
         return values
 
     @functools.cached_property
     def _slope(self) -> Elementwise[AccelRef]:
-        own = self._each
-        text = f"g = grad * scale\n{slope_text(own, _NUMBERS)}"
-        return Elementwise(text, operation=f"{own.operation}_grad", precision="float32")
+        elementwise = self._elementwise
+        text = f"g = grad * scale\n{slope_text(elementwise, _NUMBERS)}"
+        return Elementwise(text, operation=f"{elementwise.operation}_grad", precision="float32")
 
     @functools.cache  # noqa: B019  there is one for each loss
     def _rows(self, reduction: str) -> Reduction:
-        own = self._each
-        text = f"{own.text}; y = {reduction}({own.outputs[0]})"
-        return Reduction(text, inputs=own.inputs, precision="float32", operation=own.operation)
+        elementwise = self._elementwise
+        text = f"{elementwise.text}; y = {reduction}({elementwise.outputs[0]})"
+        return Reduction(
+            text, inputs=elementwise.inputs, precision="float32", operation=elementwise.operation
+        )
 
 
-def _itself(own: Loss, **_: object) -> Loss:
-    return own
+def _itself(loss: Loss, **_: object) -> Loss:
+    return loss
 
 
 def loss(
@@ -152,14 +159,14 @@ def loss(
 
     def declare(function: Any) -> Any:
         inputs = [name for name in inspect.signature(function).parameters if name != "reduction"]
-        own = Loss(f"nn.{function.__name__}", inputs, text, slopes)
+        instance = Loss(f"nn.{function.__name__}", inputs, text, slopes)
         if slopes is None:
             DERIVED.add(f"nn.{function.__name__}")
-        SLOPES[f"nn.{function.__name__}_grad"] = own.slope
-        LOSSES[f"nn.{function.__name__}"] = functools.partial(_itself, own)
-        made: Any = arguments_of(function, own.reduced)(function)
-        made.derived, made.again = own.derived, loss
-        return made
+        SLOPES[f"nn.{function.__name__}_grad"] = instance.slope
+        LOSSES[f"nn.{function.__name__}"] = functools.partial(_itself, instance)
+        wrapper: Any = arguments_of(function, instance.reduced)(function)
+        wrapper.derived, wrapper.again = instance.derived, loss
+        return wrapper
 
     return declare
 
@@ -357,14 +364,16 @@ async def kl_div(
     return await _divergence(x, reduction, log_target, target=target)
 
 
-async def _divergence(x: Operand, reduction: str, log_target: bool, **given: Any) -> AccelRef:
+async def _divergence(x: Operand, reduction: str, log_target: bool, **arguments: Any) -> AccelRef:
     """Compute the divergence; or with `grad` its gradient."""
-    own = _DIVERGENCES[bool(log_target)]
-    name, run = ("nn.kl_div_grad", own.derived) if "grad" in given else ("nn.kl_div", own.reduced)
+    divergence = _DIVERGENCES[bool(log_target)]
+    name, run = (
+        ("nn.kl_div_grad", divergence.derived) if "grad" in arguments else ("nn.kl_div", divergence.reduced)
+    )
     check_choice(name, "reduction", reduction, (*_REDUCTIONS, "batchmean"))
     if reduction != "batchmean":
-        return await run(x=x, reduction=reduction, **given)
-    return await _scaled(await run(x=x, reduction="sum", **given), _batch(name, x))
+        return await run(x=x, reduction=reduction, **arguments)
+    return await _scaled(await run(x=x, reduction="sum", **arguments), _batch(name, x))
 
 
 @slope_of(kl_div, _divergence)
@@ -382,9 +391,9 @@ def _divergence_of(log_target: bool, **_: object) -> Loss:
 LOSSES["nn.kl_div"] = _divergence_of
 
 
-def _slope_of_divergence(x: Any, reduction: str, log_target: bool, **given: Any) -> Call[AccelRef]:
+def _slope_of_divergence(x: Any, reduction: str, log_target: bool, **arguments: Any) -> Call[AccelRef]:
     scale = 1.0 / _batch("nn.kl_div_grad", x) if reduction == "batchmean" else 1.0
-    return _DIVERGENCES[bool(log_target)].slope(x=x, reduction=reduction, scale=scale, **given)
+    return _DIVERGENCES[bool(log_target)].slope(x=x, reduction=reduction, scale=scale, **arguments)
 
 
 SLOPES["nn.kl_div_grad"] = _slope_of_divergence
@@ -397,19 +406,19 @@ def _batch(name: str, x: Operand) -> float:
     return float(x.shape[0])
 
 
-def _check_pair(name: str, x: Operand, target: Operand, **more: ExpressionArgument) -> None:
+def _check_pair(name: str, x: Operand, target: Operand, **options: ExpressionArgument) -> None:
     check_array(name, x=x, target=target)
-    check_real(name, x=x, target=target, **more)
+    check_real(name, x=x, target=target, **options)
     promoted_dtype(name, {"x": DType.of(x.dtype), "target": DType.of(target.dtype)})
     if x.shape != target.shape:
         raise ValueError(
             f"{name}: x and target must have the same shape, got shapes {x.shape} and {target.shape}"
         )
-    for argument, value in more.items():
+    for argument, value in options.items():
         if not isinstance(value, (AccelRef, np.ndarray)):
             continue
         ends = zip(value.shape[::-1], x.shape[::-1], strict=False)
-        if value.ndim > x.ndim or any(extent not in (1, whole) for extent, whole in ends):
+        if value.ndim > x.ndim or any(extent not in (1, x_extent) for extent, x_extent in ends):
             raise ValueError(
                 f"{name}: {argument} of shape {value.shape} does not broadcast to {x.shape} of x"
             )
@@ -450,8 +459,8 @@ class _Case:
     def logit(self) -> str:
         """The logit of a label."""
         axes = [axis for axis in range(self.ndim) if axis != self.axis]
-        places = {axis: f"i({number})" for number, axis in enumerate(axes)} | {self.axis: "at"}
-        return f"float64(logits[{', '.join(places[axis] for axis in range(self.ndim))}])"
+        subscripts = {axis: f"i({number})" for number, axis in enumerate(axes)} | {self.axis: "at"}
+        return f"float64(logits[{', '.join(subscripts[axis] for axis in range(self.ndim))}])"
 
     @property
     def weight(self) -> str:
@@ -486,16 +495,16 @@ def _slopes(case: _Case) -> Elementwise[tuple[AccelRef]]:
         f"p = exp({wide}(logits - lse)); scale = grad / total;"
         f"s = {wide}(scale * factor) * where(i({case.axis}) == int64(labels), {wide}(rest), p)"
     )
-    more: Strs = ()
+    smoothing_inputs: Strs = ()
     if case.is_smoothed:
         slope += (
             f"; s = {wide}(1 - label_smoothing) * s + {wide}(scale * counted * (label_smoothing / classes))"
             f" * (p * {wide}(total_weight) - {wide}(weight))"
         )
-        more = ("counted", "label_smoothing", "classes", "total_weight", "weight")
+        smoothing_inputs = ("counted", "label_smoothing", "classes", "total_weight", "weight")
     return Elementwise(
         f"{slope}; y = +s",
-        inputs=("grad", "logits", "lse", "labels", "rest", "factor", "total", *more),
+        inputs=("grad", "logits", "lse", "labels", "rest", "factor", "total", *smoothing_inputs),
         outputs=("y",),
         dtypes=case.dtype,
         operation=case.name,
@@ -520,9 +529,9 @@ def _row(name: str, part: str, dtype: DType = DType.float64) -> Reduction:
 
 
 async def _rowwise(
-    row: Reduction, *given: ExpressionArgument, axis: int | None = None, keepdims: bool = False
+    row: Reduction, *operands: ExpressionArgument, axis: int | None = None, keepdims: bool = False
 ) -> AccelRef:
-    return await row.ask(row.compute(*given, axis=axis, keepdims=keepdims))
+    return await row.ask(row.compute(*operands, axis=axis, keepdims=keepdims))
 
 
 @composed
@@ -562,15 +571,15 @@ async def cross_entropy(
     case = _case("nn.cross_entropy", logits, labels, weight, reduction, ignore_index, label_smoothing)
     logits, labels, weight = await _placed(case.name, logits, labels, weight)
     lse = await _rowwise(_row(case.name, "lse"), logits, axis=case.axis)
-    classes, more = logits.shape[case.axis], list[ExpressionArgument]([] if weight is None else [weight])
-    more.append(lse)
+    classes, operands = logits.shape[case.axis], list[ExpressionArgument]([] if weight is None else [weight])
+    operands.append(lse)
     if case.is_smoothed:
         factors = 1.0 if weight is None else _along(weight, case)
-        more.append(await _rowwise(_row(case.name, "smooth"), logits, factors, axis=case.axis))
-        more.append(float(label_smoothing))
+        operands.append(await _rowwise(_row(case.name, "smooth"), logits, factors, axis=case.axis))
+        operands.append(float(label_smoothing))
     with naming(case.name, "label", classes):
         loss, factor, _ = await _terms(case, "where(w == 0, 0.0, w * (lse - t))", case.is_smoothed)(
-            logits, labels, int(ignore_index), classes, *more
+            logits, labels, int(ignore_index), classes, *operands
         )
     return await _finished(case, reduction, loss, factor)
 
@@ -603,10 +612,10 @@ async def nll_loss(
     """
     case = _case("nn.nll_loss", log_probs, labels, weight, reduction, ignore_index, 0.0)
     log_probs, labels, weight = await _placed(case.name, log_probs, labels, weight)
-    classes, more = log_probs.shape[case.axis], [] if weight is None else [weight]
+    classes, operands = log_probs.shape[case.axis], [] if weight is None else [weight]
     with naming(case.name, "label", classes):
         loss, factor, _ = await _terms(case, "where(w == 0, 0.0, -(w * t))", False)(
-            log_probs, labels, int(ignore_index), classes, *more
+            log_probs, labels, int(ignore_index), classes, *operands
         )
     return await _finished(case, reduction, loss, factor)
 
@@ -646,31 +655,31 @@ async def cross_entropy_grad(
     case = _case(name, logits, labels, weight, reduction, ignore_index, label_smoothing)
     _check_grad(name, grad, labels.shape if reduction == "none" else ())
     logits, labels, weight = await _placed(name, logits, labels, weight)
-    classes, given = logits.shape[case.axis], [] if weight is None else [weight]
+    classes, weight_operands = logits.shape[case.axis], [] if weight is None else [weight]
     lse = await _rowwise(_row(name, "lse"), logits, axis=case.axis)
     with naming(name, "label", classes):
         rest, factor, counted = await _terms(case, "expm1(t - lse)", False)(
-            logits, labels, int(ignore_index), classes, *given, lse
+            logits, labels, int(ignore_index), classes, *weight_operands, lse
         )
     total = await _rowwise(_row(name, "sum"), factor) if reduction == "mean" else 1.0
-    kept = (*(slice(None),) * case.axis, None)
-    more: list[ExpressionArgument] = []
+    expanding_index = (*(slice(None),) * case.axis, None)
+    smoothing_operands: list[ExpressionArgument] = []
     if case.is_smoothed:
-        whole = classes if weight is None else await _rowwise(_row(name, "sum"), weight)
-        more += [counted[kept], float(label_smoothing), classes, whole]
-        more.append(1.0 if weight is None else _along(weight, case))
+        total_weight = classes if weight is None else await _rowwise(_row(name, "sum"), weight)
+        smoothing_operands += [counted[expanding_index], float(label_smoothing), classes, total_weight]
+        smoothing_operands.append(1.0 if weight is None else _along(weight, case))
     if isinstance(grad, (AccelRef, np.ndarray)) and reduction == "none":
-        grad = grad[kept]
-    apart = [each[kept] for each in (lse, labels, rest, factor)]
-    (made,) = await _slopes(case)(grad, logits, *apart, total, *more)
-    return made
+        grad = grad[expanding_index]
+    apart = [array[expanding_index] for array in (lse, labels, rest, factor)]
+    (slope,) = await _slopes(case)(grad, logits, *apart, total, *smoothing_operands)
+    return slope
 
 
 async def _finished(case: _Case, reduction: str, loss: AccelRef, factor: AccelRef) -> AccelRef:
     if reduction == "none":
         return loss if loss.dtype is case.dtype else await loss.cast(case.dtype)
-    given = (loss, factor) if reduction == "mean" else (loss,)
-    return await _rowwise(_row(case.name, reduction, case.dtype), *given)
+    operands = (loss, factor) if reduction == "mean" else (loss,)
+    return await _rowwise(_row(case.name, reduction, case.dtype), *operands)
 
 
 def _case(
@@ -683,9 +692,11 @@ def _case(
     label_smoothing: float,
 ) -> _Case:
     """Check the arguments of a cross entropy."""
-    what = "log_probs" if name == "nn.nll_loss" else "logits"
-    check_array(name, **{what: logits}, labels=labels, **({} if weight is None else {"weight": weight}))
-    check_real(name, **{what: logits}, **({} if weight is None else {"weight": weight}))
+    logits_name = "log_probs" if name == "nn.nll_loss" else "logits"
+    check_array(
+        name, **{logits_name: logits}, labels=labels, **({} if weight is None else {"weight": weight})
+    )
+    check_real(name, **{logits_name: logits}, **({} if weight is None else {"weight": weight}))
     check_choice(name, "reduction", reduction, _REDUCTIONS)
     check_range(name, 0, 1, is_closed=True, label_smoothing=label_smoothing)
     index: object = ignore_index
@@ -694,21 +705,23 @@ def _case(
     if DType.of(labels.dtype).kind not in ("int", "uint"):
         raise TypeError(f"{name}: labels must be integers, got {labels.dtype}")
     if not logits.ndim:
-        raise ValueError(f"{name}: {what} must have shape (N, C, ...) or (C,), got shape ()")
+        raise ValueError(f"{name}: {logits_name} must have shape (N, C, ...) or (C,), got shape ()")
     axis = min(1, logits.ndim - 1)
     classes, rest = logits.shape[axis], (*logits.shape[:axis], *logits.shape[axis + 1 :])
     if labels.shape != rest:
         raise ValueError(
-            f"{name}: labels must have shape {rest}, one for each place of {what} of shape {logits.shape}, "
-            f"got shape {labels.shape}"
+            f"{name}: labels must have shape {rest}, one for each place of {logits_name} of shape "
+            f"{logits.shape}, got shape {labels.shape}"
         )
     if not classes:
-        raise ValueError(f"{name}: {what} of shape {logits.shape} needs an axis of classes that is not empty")
+        raise ValueError(
+            f"{name}: {logits_name} of shape {logits.shape} needs an axis of classes that is not empty"
+        )
     if weight is not None and weight.shape != (classes,):
         raise ValueError(f"{name}: weight must have shape {(classes,)}, got shape {weight.shape}")
     dtype = DType.of(logits.dtype)
-    made = dtype if dtype.is_inexact else DType.float64
-    return _Case(name, logits.ndim, axis, made, weight is not None, label_smoothing > 0)
+    result_dtype = dtype if dtype.is_inexact else DType.float64
+    return _Case(name, logits.ndim, axis, result_dtype, weight is not None, label_smoothing > 0)
 
 
 async def _placed(
@@ -717,7 +730,8 @@ async def _placed(
     """Bring arrays of NumPy to the device, as several operations read them."""
     device = device_of(name, logits, labels, weight)
     placed: list[Any] = [
-        await device.put(each) if isinstance(each, np.ndarray) else each for each in (logits, labels, weight)
+        await device.put(operand) if isinstance(operand, np.ndarray) else operand
+        for operand in (logits, labels, weight)
     ]
     x, y, z = placed
     return x, y, z

@@ -210,12 +210,12 @@ async def poisson_nll_loss(
     )
 
 
-async def _poisson_grad(log_input: bool, **given: Any) -> AccelRef:
-    return await _POISSON[bool(log_input)].derived(**given)
+async def _poisson_grad(log_input: bool, **arguments: Any) -> AccelRef:
+    return await _POISSON[bool(log_input)].derived(**arguments)
 
 
-def _poisson_slope(log_input: bool, **given: Any) -> Call[AccelRef]:
-    return _POISSON[bool(log_input)].slope(**given)
+def _poisson_slope(log_input: bool, **arguments: Any) -> Call[AccelRef]:
+    return _POISSON[bool(log_input)].slope(**arguments)
 
 
 def _poisson_of(log_input: bool, **_: object) -> Loss:
@@ -330,8 +330,12 @@ async def triplet_margin_loss(
     """
     check_array("nn.triplet_margin_loss", anchor=anchor, positive=positive, negative=negative)
     check_choice("nn.triplet_margin_loss", "reduction", reduction, ("none", "mean", "sum"))
-    near, apart = [await pairwise_distance(anchor, other, eps=eps) for other in (positive, negative)]
-    return await _MEANT.reduced(x=near, target=apart, margin=margin, reduction=reduction)
+    positive_distance, negative_distance = [
+        await pairwise_distance(anchor, sample, eps=eps) for sample in (positive, negative)
+    ]
+    return await _MEANT.reduced(
+        x=positive_distance, target=negative_distance, margin=margin, reduction=reduction
+    )
 
 
 @expression(

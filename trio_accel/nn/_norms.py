@@ -87,8 +87,8 @@ _WIDE_ROOT = f"{_SCALED} d = +u; {_SCALED_RMS[0]}", _SCALED_RMS[1]
 
 
 def _parts(centred: tuple[str, str], root: tuple[str, str]) -> dict[str, str]:
-    def slope(first: str, last: str) -> str:
-        return f"{first}; g = grad * weight; y = (g - mean(g) - d * r * (mean(g * d) * r)) * {last}"
+    def slope(first: str, factor: str) -> str:
+        return f"{first}; g = grad * weight; y = (g - mean(g) - d * r * (mean(g * d) * r)) * {factor}"
 
     return {
         "y": f"{centred[0]}; y = d * r * weight + bias",
@@ -120,9 +120,11 @@ def _part(name: str, part: str) -> Reduction:
     return Reduction(text, inputs=inputs, precision="float64", operation=name, wide=wide)
 
 
-async def _made(name: str, part: str, *given: ExpressionArgument, axis: Axis, out: Out = None) -> AccelRef:
+async def _compute_part(
+    name: str, part: str, *operands: ExpressionArgument, axis: Axis, out: Out = None
+) -> AccelRef:
     rows = _part(name, part)
-    return await rows.ask(rows.compute(*given, axis=axis, out=out))
+    return await rows.ask(rows.compute(*operands, axis=axis, out=out))
 
 
 _normalizing = Elementwise[AccelRef](
@@ -176,11 +178,11 @@ async def batch_norm(
     """
     name = "nn.batch_norm"
     check_array(name, running_mean=running_mean, running_var=running_var)
-    given = _by_channel(
+    channel_arrays = _by_channel(
         name, x, 2, running_mean=running_mean, running_var=running_var, weight=weight, bias=bias
     )
     check_range(name, 0, math.inf, eps=eps)
-    return await _normalizing(x, *given, float(eps), out=out)
+    return await _normalizing(x, *channel_arrays, float(eps), out=out)
 
 
 @composed
@@ -221,15 +223,15 @@ async def batch_norm_training(
     if (running_mean is None) != (running_var is None):
         raise ValueError(f"{name}: running_mean and running_var must be given together, or not at all")
     factors = _by_channel(name, x, 2, weight=weight, bias=bias)
-    axes, count = _others(x.shape), x.size // max(x.shape[1], 1)
+    axes, count = _non_channel_axes(x.shape), x.size // max(x.shape[1], 1)
     if count < 2:
         raise ValueError(f"{name}: a channel must have two elements at least, got x of shape {x.shape}")
     if running_mean is not None and running_var is not None:
         check_array(name, running_mean=running_mean, running_var=running_var)
         _by_channel(name, x, 2, running_mean=running_mean, running_var=running_var)
-    y = await _made(name, "y", x, *factors, float(eps), axis=axes)
+    y = await _compute_part(name, "y", x, *factors, float(eps), axis=axes)
     mean, var = [
-        await _made(name, part, x, axis=axes, out=await _wide(name, x, x.shape[1:2], x, *factors))
+        await _compute_part(name, part, x, axis=axes, out=await _wide(name, x, x.shape[1:2], x, *factors))
         for part in ("mean", "var")
     ]
     if running_mean is not None and running_var is not None:
@@ -259,10 +261,10 @@ async def batch_norm_training_grad(
     name = "nn.batch_norm_training_grad"
     _check_grad(name, grad, x, eps)
     (factors,) = _by_channel(name, x, 2, weight=weight)
-    axes = _others(x.shape)
+    axes = _non_channel_axes(x.shape)
     return NormGradients(
-        await _made(name, "x", grad, x, factors, float(eps), axis=axes),
-        await _made(name, "weight", grad, x, float(eps), axis=axes),
+        await _compute_part(name, "x", grad, x, factors, float(eps), axis=axes),
+        await _compute_part(name, "weight", grad, x, float(eps), axis=axes),
         await summing(name)(grad, axis=axes),
     )
 
@@ -294,7 +296,7 @@ async def instance_norm(
     name = "nn.instance_norm"
     factors = _by_channel(name, x, 3, weight=weight, bias=bias)
     check_range(name, 0, math.inf, eps=eps)
-    return await _made(name, "y", x, *factors, float(eps), axis=range(2, x.ndim), out=out)
+    return await _compute_part(name, "y", x, *factors, float(eps), axis=range(2, x.ndim), out=out)
 
 
 @composed
@@ -308,7 +310,9 @@ async def instance_norm_grad(
     name = "nn.instance_norm_grad"
     _check_grad(name, grad, x, eps)
     (factors,) = _by_channel(name, x, 3, weight=weight)
-    return await _gradients(name, grad, x, factors, eps, range(2, x.ndim), _others(x.shape), x.shape[1:2])
+    return await _gradients(
+        name, grad, x, factors, eps, range(2, x.ndim), _non_channel_axes(x.shape), x.shape[1:2]
+    )
 
 
 @composed
@@ -342,10 +346,13 @@ async def group_norm(
     name = "nn.group_norm"
     _by_channel(name, x, 2, weight=weight, bias=bias)
     check_range(name, 0, math.inf, eps=eps)
-    apart, factors = _apart(name, x, num_groups), [_in_groups(x, num_groups, each) for each in (weight, bias)]
+    apart, factors = (
+        _apart(name, x, num_groups),
+        [_in_groups(x, num_groups, factor) for factor in (weight, bias)],
+    )
     if out is not None and out.shape != x.shape:
         raise ValueError(f"{name}: out must have shape {x.shape}, got shape {out.shape}")
-    made = await _made(
+    result = await _compute_part(
         name,
         "y",
         x.reshape(apart),
@@ -354,7 +361,7 @@ async def group_norm(
         axis=range(2, len(apart)),
         out=None if out is None else out.reshape(apart),
     )
-    return made.reshape(x.shape) if out is None else out
+    return result.reshape(x.shape) if out is None else out
 
 
 @composed
@@ -380,10 +387,10 @@ async def group_norm_grad(
     _check_grad(name, grad, x, eps)
     _by_channel(name, x, 2, weight=weight)
     apart = _apart(name, x, num_groups)
-    given = grad.reshape(apart), x.reshape(apart), _in_groups(x, num_groups, weight)
-    axes, others = range(2, len(apart)), (0, *range(3, len(apart)))
-    found = await _gradients(name, *given, eps, axes, others, x.shape[1:2])
-    return found._replace(x=found.x.reshape(x.shape))
+    operands = grad.reshape(apart), x.reshape(apart), _in_groups(x, num_groups, weight)
+    axes, sum_axes = range(2, len(apart)), (0, *range(3, len(apart)))
+    gradients = await _gradients(name, *operands, eps, axes, sum_axes, x.shape[1:2])
+    return gradients._replace(x=gradients.x.reshape(x.shape))
 
 
 @composed
@@ -409,8 +416,8 @@ async def layer_norm_grad(
         NotSupportedError: float8.
     """
     name = "nn.layer_norm_grad"
-    axes, others, shape = _of_layer(name, grad, x, weight, axis, eps)
-    return await _gradients(name, grad, x, weight, eps, axes, others, shape)
+    axes, sum_axes, shape = _of_layer(name, grad, x, weight, axis, eps)
+    return await _gradients(name, grad, x, weight, eps, axes, sum_axes, shape)
 
 
 @composed
@@ -422,11 +429,11 @@ async def rms_norm_grad(
     See `layer_norm_grad` for arguments and errors, and so are the results, without a bias.
     """
     name = "nn.rms_norm_grad"
-    axes, others, shape = _of_layer(name, grad, x, weight, axis, eps)
-    made = await _made(name, "rms x", grad, x, weight, float(eps), axis=axes)
+    axes, sum_axes, shape = _of_layer(name, grad, x, weight, axis, eps)
+    x_grad = await _compute_part(name, "rms x", grad, x, weight, float(eps), axis=axes)
     product = await _product(name, "rms product", grad, x, eps, axes)
-    summed = await summing(name)(product, axis=others, out=await _narrow(name, product, x, others))
-    return RMSNormGradients(made, summed.reshape(shape))
+    summed = await summing(name)(product, axis=sum_axes, out=await _narrow(name, product, x, sum_axes))
+    return RMSNormGradients(x_grad, summed.reshape(shape))
 
 
 def _of_layer(
@@ -437,14 +444,14 @@ def _of_layer(
     check_real(name, weight=weight)
     axes = axes_of(name, x.shape, axis)
     if not isinstance(weight, (AccelRef, np.ndarray)):
-        others = tuple(place for place in range(x.ndim) if place not in axes)
-        return axes, others, reduced(x.shape, others)
+        sum_axes = tuple(dim for dim in range(x.ndim) if dim not in axes)
+        return axes, sum_axes, reduced(x.shape, sum_axes)
     extents = (1,) * (x.ndim - weight.ndim) + weight.shape
     if len(extents) != x.ndim or any(
-        extent not in (1, whole) for extent, whole in zip(extents, x.shape, strict=True)
+        extent not in (1, x_extent) for extent, x_extent in zip(extents, x.shape, strict=True)
     ):
         raise ValueError(f"{name}: weight of shape {weight.shape} does not broadcast to x of shape {x.shape}")
-    return axes, tuple(place for place, extent in enumerate(extents) if extent == 1), weight.shape
+    return axes, tuple(dim for dim, extent in enumerate(extents) if extent == 1), weight.shape
 
 
 async def _gradients(
@@ -454,15 +461,15 @@ async def _gradients(
     weight: ExpressionArgument,
     eps: float,
     axes: Sequence[int],
-    others: Sequence[int],
+    sum_axes: Sequence[int],
     shape: Ints,
 ) -> NormGradients:
-    """Compute all gradients; gradients of the factors are summed along `others`, and get a shape."""
-    made = await _made(name, "x", grad, x, weight, float(eps), axis=axes)
+    """Compute all gradients; gradients of the factors are summed along `sum_axes`, and get a shape."""
+    x_grad = await _compute_part(name, "x", grad, x, weight, float(eps), axis=axes)
     product = await _product(name, "product", grad, x, eps, axes)
-    weights = await summing(name)(product, axis=others, out=await _narrow(name, product, x, others))
-    biases = await summing(name)(grad, axis=others)
-    return NormGradients(made, weights.reshape(shape), biases.reshape(shape))
+    weights = await summing(name)(product, axis=sum_axes, out=await _narrow(name, product, x, sum_axes))
+    biases = await summing(name)(grad, axis=sum_axes)
+    return NormGradients(x_grad, weights.reshape(shape), biases.reshape(shape))
 
 
 async def _product(
@@ -470,15 +477,15 @@ async def _product(
 ) -> AccelRef:
     """Multiply by the normalized array, in float32 at least, so that sums are rounded once."""
     out = await _wide(name, x, x.shape, grad)
-    return await _made(name, part, grad, x, float(eps), axis=axes, out=out)
+    return await _compute_part(name, part, grad, x, float(eps), axis=axes, out=out)
 
 
-async def _narrow(name: str, product: AccelRef, x: Operand, others: Sequence[int]) -> Out:
+async def _narrow(name: str, product: AccelRef, x: Operand, sum_axes: Sequence[int]) -> Out:
     """Make an array for a sum, with the dtype of `x`; None where the sum has that by itself."""
     dtype = DType.of(x.dtype)
     if dtype is product.dtype or not dtype.is_inexact:
         return None
-    return await device_of(name, product).empty(reduced(x.shape, others), dtype)
+    return await device_of(name, product).empty(reduced(x.shape, sum_axes), dtype)
 
 
 async def _wide(name: str, x: Operand, shape: Ints, *operands: object) -> Out:
@@ -497,24 +504,26 @@ def _check_grad(name: str, grad: Operand, x: Operand, eps: float) -> None:
         raise ValueError(f"{name}: grad must have the shape {x.shape} of x, got shape {grad.shape}")
 
 
-def _others(shape: Ints) -> Ints:
+def _non_channel_axes(shape: Ints) -> Ints:
     """Return all axes except the channels'."""
     return (0, *range(2, len(shape)))
 
 
-def _by_channel(name: str, x: Operand, least: int, **given: ExpressionArgument) -> list[ExpressionArgument]:
+def _by_channel(
+    name: str, x: Operand, min_ndim: int, **arguments: ExpressionArgument
+) -> list[ExpressionArgument]:
     """Check arrays of one element for each channel, and spread them over the axes of `x` after these."""
     check_array(name, x=x)
-    check_real(name, x=x, **given)
-    if x.ndim < least:
-        raise ValueError(f"{name}: x must have shape (N, C{', ...' * (least > 2)}), got shape {x.shape}")
-    for argument, value in given.items():
+    check_real(name, x=x, **arguments)
+    if x.ndim < min_ndim:
+        raise ValueError(f"{name}: x must have shape (N, C{', ...' * (min_ndim > 2)}), got shape {x.shape}")
+    for argument, value in arguments.items():
         if isinstance(value, (AccelRef, np.ndarray)) and value.shape != (x.shape[1],):
             raise ValueError(
                 f"{name}: {argument} must have shape {(x.shape[1],)}, one element for each channel of x, "
                 f"got shape {value.shape}"
             )
-    return [_spread(value, (x.shape[1], *(1,) * (x.ndim - 2))) for value in given.values()]
+    return [_spread(value, (x.shape[1], *(1,) * (x.ndim - 2))) for value in arguments.values()]
 
 
 def _spread(value: ExpressionArgument, shape: Ints) -> ExpressionArgument:

@@ -118,21 +118,21 @@ async def _step(step: str, param: AccelRef, grad: Operand, *states: AccelRef, **
         **numbers: Numbers that it reads; with `rate`, they are made of that and `number`.
     """
     arrays = dict(zip(_STEPS[step][0].split(), states, strict=True))
-    made, names = _made(step)
-    _check(made.operation, grad, param=param, **arrays)
+    expression, names = _step_expression(step)
+    _check(expression.operation, grad, param=param, **arrays)
     if "rate" in numbers:
         dtypes = {DType.of(array.dtype) for array in (param, grad, *states)}
-        made, names = _made(step, "float64" if DType.float64 in dtypes else "float32")
-    given: dict[str, Any] = {
+        expression, names = _step_expression(step, "float64" if DType.float64 in dtypes else "float32")
+    arguments: dict[str, Any] = {
         name: value if isinstance(value, AccelRef) else float(value) for name, value in numbers.items()
     }
-    given |= {"param": param, "grad": grad, **arrays}
-    await made(*map(given.__getitem__, names), out=(param, *states))
+    arguments |= {"param": param, "grad": grad, **arrays}
+    await expression(*map(arguments.__getitem__, names), out=(param, *states))
     return param
 
 
 @functools.cache
-def _made(step: str, from_arrays: str | None = None) -> tuple[Elementwise[Any], Strs]:
+def _step_expression(step: str, from_arrays: str | None = None) -> tuple[Elementwise[Any], Strs]:
     """Make the expression of a step; its arguments are found by these names.
 
     Args:
@@ -143,17 +143,19 @@ def _made(step: str, from_arrays: str | None = None) -> tuple[Elementwise[Any], 
     outputs = ("p", "a", "b")[: 1 + len(states.split())]
     operation = f"nn.{step.removesuffix('_momentum')}"
     if from_arrays is not None:
-        read = _made(step)[1]
-        made_of = {name: made for name, made in _FROM_ARRAYS.get(step, _FROM_RATE).items() if name in read}
-        lines = [f"{name} = {from_arrays}({made})" for name, made in made_of.items()]
+        read = _step_expression(step)[1]
+        made_of = {
+            name: formula for name, formula in _FROM_ARRAYS.get(step, _FROM_RATE).items() if name in read
+        }
+        lines = [f"{name} = {from_arrays}({formula})" for name, formula in made_of.items()]
         first = [
             f"{name} = float64({name})"
             for name in ("rate", "number")
-            if any(name in made for made in made_of.values())
+            if any(name in formula for formula in made_of.values())
         ]
         text = "; ".join([*first, *lines, text])
-    made = Elementwise[Any](text, outputs=outputs, operation=operation, precision="float32")
-    return made, made.inputs
+    expression = Elementwise[Any](text, outputs=outputs, operation=operation, precision="float32")
+    return expression, expression.inputs
 
 
 _SQUARES, _ROOT = [
@@ -208,8 +210,8 @@ async def clip_grad_norm(grads: AccelRef | Sequence[AccelRef], max_norm: float) 
         await _SQUARES(grad, out=sums[number])
     norm = await _ROOT(sums)
     for grad in several:
-        made = _clipping("float64" if grad.dtype == DType.float64 else "float32")
-        await made(grad, norm, max_norm, out=(grad,))
+        clip = _clipping("float64" if grad.dtype == DType.float64 else "float32")
+        await clip(grad, norm, max_norm, out=(grad,))
     return norm
 
 
@@ -249,7 +251,7 @@ async def sgd(
         NotSupportedError: float8.
     """
     name = "nn.sgd"
-    given = {**_rated(name, lr), "weight_decay": weight_decay}
+    numbers = {**_rated(name, lr), "weight_decay": weight_decay}
     check_range(name, 0, math.inf, momentum=momentum, weight_decay=weight_decay)
     check_range(name, 0, 1, is_closed=True, dampening=dampening)
     _check_momentum(name, momentum, momentum_buffer)
@@ -258,10 +260,10 @@ async def sgd(
             f"{name}: nesterov needs momentum and no dampening, got {momentum!r} and {dampening!r}"
         )
     if momentum_buffer is None:
-        return await _step("sgd", param, grad, **given)
-    given |= {"kept": 0.0, "share": 1.0} if is_first else {"kept": momentum, "share": 1.0 - dampening}
-    given |= {"ahead": 1.0, "behind": momentum} if nesterov else {"ahead": 0.0, "behind": 1.0}
-    return await _step("sgd_momentum", param, grad, momentum_buffer, **given)
+        return await _step("sgd", param, grad, **numbers)
+    numbers |= {"kept": 0.0, "share": 1.0} if is_first else {"kept": momentum, "share": 1.0 - dampening}
+    numbers |= {"ahead": 1.0, "behind": momentum} if nesterov else {"ahead": 0.0, "behind": 1.0}
+    return await _step("sgd_momentum", param, grad, momentum_buffer, **numbers)
 
 
 @composed
@@ -298,9 +300,9 @@ async def adam(
         ValueError: Other shapes, a number out of its range, or arrays that share memory.
         NotSupportedError: float8.
     """
-    given = _numbers("nn.adam", step, lr, betas, eps, weight_decay)
-    given |= _shrinking(0.0, 0.0)
-    return await _step("adam", param, grad, exp_avg, exp_avg_sq, **given)
+    numbers = _numbers("nn.adam", step, lr, betas, eps, weight_decay)
+    numbers |= _shrinking(0.0, 0.0)
+    return await _step("adam", param, grad, exp_avg, exp_avg_sq, **numbers)
 
 
 @composed
@@ -321,9 +323,9 @@ async def adamw(
     The parameter is multiplied by ``1 - lr * weight_decay`` first (Loshchilov and Hutter, 2019). See `adam`
     for arguments and errors.
     """
-    given = _numbers("nn.adamw", step, lr, betas, eps, weight_decay)
-    given |= _shrinking(lr, weight_decay)
-    return await _step("adamw", param, grad, exp_avg, exp_avg_sq, **given)
+    numbers = _numbers("nn.adamw", step, lr, betas, eps, weight_decay)
+    numbers |= _shrinking(lr, weight_decay)
+    return await _step("adamw", param, grad, exp_avg, exp_avg_sq, **numbers)
 
 
 @composed
@@ -344,10 +346,10 @@ async def adadelta(
     `rho` is the share of them that is kept. See `adam` for other arguments and errors.
     """
     name = "nn.adadelta"
-    given = {**_rated(name, lr), "weight_decay": weight_decay, "rho": rho, "eps": eps}
+    numbers = {**_rated(name, lr), "weight_decay": weight_decay, "rho": rho, "eps": eps}
     check_range(name, 0, math.inf, eps=eps, weight_decay=weight_decay)
     check_range(name, 0, 1, is_closed=True, rho=rho)
-    return await _step("adadelta", param, grad, square_avg, acc_delta, **given)
+    return await _step("adadelta", param, grad, square_avg, acc_delta, **numbers)
 
 
 @composed
@@ -369,10 +371,10 @@ async def adagrad(
     """
     name = "nn.adagrad"
     check_range(name, 0, math.inf, lr_decay=lr_decay, eps=eps, weight_decay=weight_decay)
-    given = {**_rated(name, lr, step), "lr_decay": lr_decay, "weight_decay": weight_decay, "eps": eps}
+    numbers = {**_rated(name, lr, step), "lr_decay": lr_decay, "weight_decay": weight_decay, "eps": eps}
     if not isinstance(lr, AccelRef) and not isinstance(step, AccelRef):
-        given["lr"] = lr / (1 + (step - 1) * lr_decay)
-    return await _step("adagrad", param, grad, state_sum, **given)
+        numbers["lr"] = lr / (1 + (step - 1) * lr_decay)
+    return await _step("adagrad", param, grad, state_sum, **numbers)
 
 
 @composed
@@ -393,8 +395,8 @@ async def adamax(
     `exp_inf` is the largest size of the gradients, which fades, and zeros at the beginning. See `adam`
     for other arguments and errors.
     """
-    given = _numbers("nn.adamax", step, lr, betas, eps, weight_decay)
-    return await _step("adamax", param, grad, exp_avg, exp_inf, **given)
+    numbers = _numbers("nn.adamax", step, lr, betas, eps, weight_decay)
+    return await _step("adamax", param, grad, exp_avg, exp_inf, **numbers)
 
 
 @composed
@@ -413,25 +415,27 @@ async def lion(
     the share that is kept. The parameter is multiplied by ``1 - lr * weight_decay`` first. See `adam` for
     other arguments and errors.
     """
-    given = _numbers("nn.lion", 1, lr, betas, 0.0, weight_decay)
-    given |= {**_rated("nn.lion", lr), **_shrinking(lr, weight_decay)}
-    return await _step("lion", param, grad, exp_avg, **given)
+    numbers = _numbers("nn.lion", 1, lr, betas, 0.0, weight_decay)
+    numbers |= {**_rated("nn.lion", lr), **_shrinking(lr, weight_decay)}
+    return await _step("lion", param, grad, exp_avg, **numbers)
 
 
 async def _radam(
     param: AccelRef, grad: Operand, exp_avg: AccelRef, exp_avg_sq: AccelRef, **numbers: Any
 ) -> AccelRef:
-    given, step = _numbers("nn.radam", **numbers), numbers["step"]
-    most = 2 / given["other"] - 1
-    if "rate" in given:
-        return await _step("radam", param, grad, exp_avg, exp_avg_sq, most=most, **given)
-    beta, root = given["beta"], given["root"]
-    length = most - 2 * step * beta**step / root**2
+    factors, step = _numbers("nn.radam", **numbers), numbers["step"]
+    max_length = 2 / factors["other"] - 1
+    if "rate" in factors:
+        return await _step("radam", param, grad, exp_avg, exp_avg_sq, most=max_length, **factors)
+    beta, root = factors["beta"], factors["root"]
+    length = max_length - 2 * step * beta**step / root**2
     is_plain = length <= 5
     if not is_plain:
-        root *= math.sqrt((length - 4) * (length - 2) * most / ((most - 4) * (most - 2) * length))
-    given |= {"plain": float(is_plain), "root": 0.0 if is_plain else root}
-    return await _step("radam", param, grad, exp_avg, exp_avg_sq, **given)
+        root *= math.sqrt(
+            (length - 4) * (length - 2) * max_length / ((max_length - 4) * (max_length - 2) * length)
+        )
+    factors |= {"plain": float(is_plain), "root": 0.0 if is_plain else root}
+    return await _step("radam", param, grad, exp_avg, exp_avg_sq, **factors)
 
 
 @arguments_of(adam, _radam)
@@ -461,14 +465,14 @@ async def rmsprop(
     `momentum_buffer` are zeros at the beginning. See `sgd` for other arguments and errors.
     """
     name = "nn.rmsprop"
-    given = {**_rated(name, lr), "weight_decay": weight_decay, "alpha": alpha, "eps": eps}
+    numbers = {**_rated(name, lr), "weight_decay": weight_decay, "alpha": alpha, "eps": eps}
     check_range(name, 0, math.inf, eps=eps, weight_decay=weight_decay, momentum=momentum)
     check_range(name, 0, 1, is_closed=True, alpha=alpha)
     _check_momentum(name, momentum, momentum_buffer)
     if momentum_buffer is None:
-        return await _step("rmsprop", param, grad, square_avg, **given)
+        return await _step("rmsprop", param, grad, square_avg, **numbers)
     states = square_avg, momentum_buffer
-    return await _step("rmsprop_momentum", param, grad, *states, momentum=momentum, **given)
+    return await _step("rmsprop_momentum", param, grad, *states, momentum=momentum, **numbers)
 
 
 def _check_momentum(name: str, momentum: float, momentum_buffer: Out) -> None:
@@ -481,9 +485,10 @@ def _rated(name: str, lr: Rate, step: StepNumber = 1) -> dict[str, Any]:
     for argument, value, kinds in (("lr", lr, ("float",)), ("step", step, ("int", "uint", "float"))):
         if isinstance(value, AccelRef):
             if value.shape or value.dtype.kind not in kinds:
-                told = f"{value.dtype} and shape {value.shape}"
+                description = f"{value.dtype} and shape {value.shape}"
                 raise (ValueError if value.shape else TypeError)(
-                    f"{name}: {argument} must be a number, or an array of {kinds[0]} without axes, got {told}"
+                    f"{name}: {argument} must be a number, or an array of {kinds[0]} without axes, got "
+                    f"{description}"
                 )
         elif argument == "lr":
             check_range(name, 0, math.inf, lr=value)
@@ -503,8 +508,8 @@ def _numbers(
 ) -> dict[str, Any]:
     """Check the numbers of a step, and compute the factors of its formula, which all elements share."""
     rated = _rated(name, lr, step)
-    given: object = betas
-    if not isinstance(given, (tuple, list)) or len(betas) != 2:
+    candidate: object = betas
+    if not isinstance(candidate, (tuple, list)) or len(betas) != 2:
         raise TypeError(f"{name}: betas must be two numbers, got {betas!r}")
     check_range(name, 0, math.inf, eps=eps, weight_decay=weight_decay)
     first, second = betas
@@ -523,8 +528,8 @@ def _numbers(
 def _check_state(name: str, argument: str, array: object) -> None:
     """Require an array on a device."""
     if not isinstance(array, AccelRef):
-        told = f"{type(array).__name__}{what_to_do(array)}"
-        raise TypeError(f"{name}: {argument} must be an AccelRef, which is changed, got {told}")
+        description = f"{type(array).__name__}{what_to_do(array)}"
+        raise TypeError(f"{name}: {argument} must be an AccelRef, which is changed, got {description}")
 
 
 def _check(name: str, grad: Operand, **arrays: AccelRef) -> None:

@@ -89,34 +89,41 @@ def _windows(name: str, message: Any, spatial: Ints) -> tuple[Ints, Windows]:
         return _targets(name, message, spatial), Windows(*((0,) * dims,) * 5)
     window = sizes(name, "kernel_size", message.kernel_size, dims, 1)
     windows = Windows.of(name, message, window, message.padding)
-    each = zip(spatial, *attrs.astuple(windows, recurse=False), strict=True)
-    return tuple([_count(name, message, *numbers) for numbers in each]), windows
+    axes = zip(spatial, *attrs.astuple(windows, recurse=False), strict=True)
+    return tuple([_count(name, message, *numbers) for numbers in axes]), windows
 
 
 def _count(
-    name: str, message: Any, extent: int, window: int, stride: int, before: int, behind: int, dilation: int
+    name: str,
+    message: Any,
+    extent: int,
+    window: int,
+    stride: int,
+    padding_before: int,
+    padding_after: int,
+    dilation: int,
 ) -> int:
     """Count the windows along an axis."""
     reach = dilation * (window - 1) + 1
-    if max(before, behind) > reach // 2:
+    if max(padding_before, padding_after) > reach // 2:
         raise ValueError(
             f"{name}: padding must be at most half of a window, got "
             f"{message.padding!r} for windows of {reach}"
         )
-    free = extent + before + behind - reach
+    free = extent + padding_before + padding_after - reach
     if free < 0 or not extent:
         raise ValueError(
             f"{name}: windows must fit into the padded input: they have {reach} elements along an axis "
             f"of {extent}, with padding {message.padding!r}"
         )
     count = (-(-free // stride) if message.ceil_mode else free // stride) + 1
-    if message.ceil_mode and (count - 1) * stride >= extent + before:
+    if message.ceil_mode and (count - 1) * stride >= extent + padding_before:
         # The last window begins in the input, or before it.
         count -= 1
     # The first element of each window at or after the begin of the input. It repeats after this number of
     # windows.
     different = dilation // math.gcd(stride, dilation) if dilation > extent else 0
-    for start in range(-before, 0, stride)[:different]:
+    for start in range(-padding_before, 0, stride)[:different]:
         if start % dilation >= extent:
             raise ValueError(f"{name}: each window must have an element, got {message.padding!r} for padding")
     return count
@@ -124,17 +131,19 @@ def _count(
 
 def _targets(name: str, message: Any, spatial: Ints) -> Ints:
     """Take the sizes of an adaptive pooling's result; None keeps a size."""
-    given: Any = message.output_size
-    if not is_several(given):
-        given = (given,) * len(spatial)
-    wanted = [extent if one is None else one for one, extent in zip(given, spatial, strict=False)]
-    if len(given) != len(spatial):
+    output_size: Any = message.output_size
+    if not is_several(output_size):
+        output_size = (output_size,) * len(spatial)
+    result_sizes = [
+        extent if size is None else size for size, extent in zip(output_size, spatial, strict=False)
+    ]
+    if len(output_size) != len(spatial):
         raise ValueError(
-            f"{name}: output_size must have a number for each of {len(spatial)} axes, got {given!r}"
+            f"{name}: output_size must have a number for each of {len(spatial)} axes, got {output_size!r}"
         )
     if 0 in spatial:
         raise ValueError(f"{name}: input must have an element along each spatial axis, got {spatial}")
-    return sizes(name, "output_size", wanted, len(spatial), 1)
+    return sizes(name, "output_size", result_sizes, len(spatial), 1)
 
 
 def _read(planner: Planner, message: Any, dims: int) -> ArraySpec:
@@ -153,7 +162,7 @@ def max_pools(dims: int) -> Callable[[Any, Planner], Planned[Any]]:
         shape = (*x.shape[:-dims], *counts)
         out = planner.output(shape, x.dtype)
         indices = planner.output(shape, DType.int64) if message.return_indices else None
-        numbers = windows.window, windows.stride, windows.before, windows.dilation
+        numbers = windows.window, windows.stride, windows.padding_before, windows.dilation
         spec = MaxPoolSpec(*numbers, x, out.spec, None if indices is None else indices.spec)
         return Planned(spec, out if indices is None else MaxPoolResult(out, indices), is_checked=True)
 
@@ -180,7 +189,14 @@ def means(name: str, message: Any, spatial: Ints) -> tuple[Ints, _Means]:
     divisor = getattr(message, "divisor_override", None)
     divisor = 0 if divisor is None else at_least(name, "divisor_override", divisor, 1)
     has_padding = bool(getattr(message, "count_include_pad", False))
-    return counts, (windows.window, windows.stride, windows.before, windows.behind, divisor, has_padding)
+    return counts, (
+        windows.window,
+        windows.stride,
+        windows.padding_before,
+        windows.padding_after,
+        divisor,
+        has_padding,
+    )
 
 
 def check_images(name: str, shape: Ints, grad: ArraySpec) -> Ints:
@@ -360,8 +376,8 @@ def _plan_avg_grad(message: Any, planner: Planner) -> Planned[AccelRef]:
         counts, numbers = means(name, message, spatial)
         check_shape(name, "grad_output", grad, (*shape[:2], *counts))
     else:
-        none = (0,) * len(spatial)
-        numbers = none, none, none, none, 0, False
+        zeros = (0,) * len(spatial)
+        numbers = zeros, zeros, zeros, zeros, 0, False
         if 0 in grad.shape[2:]:
             raise ValueError(f"{name}: grad_output must have an element along each axis, got {grad.shape}")
     out = planner.output(shape, grad.dtype)

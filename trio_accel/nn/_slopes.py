@@ -29,29 +29,29 @@ DERIVED = set[str]()
 ParametersP = ParamSpec("ParametersP")
 
 
-def slope_text(own: Elementwise[AccelRef], numbers: Collection[str]) -> str:
+def slope_text(elementwise: Elementwise[AccelRef], numbers: Collection[str]) -> str:
     """Return the source of an expression's slope by its first input.
 
     Args:
-        own: The expression.
+        elementwise: The expression.
         numbers: The inputs that are numbers.
     """
-    if own.slopes:
-        return own.slopes[own.inputs[0]]
+    if elementwise.slopes:
+        return elementwise.slopes[elementwise.inputs[0]]
     # These are imported at first use, because few programs that import the package derive a slope.
     from ..derivatives._derive import gradient
     from ..derivatives._steps import text_of
 
-    kinds = [Weak.float if name in numbers else DType.float64 for name in own.inputs]
+    kinds = [Weak.float if name in numbers else DType.float64 for name in elementwise.inputs]
     program = gradient(
-        own.typed(tuple(kinds)),
+        elementwise.typed(tuple(kinds)),
         len(kinds),
         0,
         frozenset(n for n, kind in enumerate(kinds) if kind is Weak.float),
         has_result=False,
         passes_nan=True,
     )
-    names = dict(enumerate((*own.inputs, "g")))
+    names = dict(enumerate((*elementwise.inputs, "g")))
     return text_of(program.steps, {"slope": program.outputs[0]}, names, is_typed=False)
 
 
@@ -74,15 +74,15 @@ def slope_of(
     signature = inspect.signature(function)
     signature = signature.replace(parameters=[first, *signature.parameters.values()])
 
-    def make(own: Any) -> Any:
-        own.__signature__ = signature
-        own.__annotations__ = {"grad": first.annotation, **function.__annotations__}
+    def make(stub: Any) -> Any:
+        stub.__signature__ = signature
+        stub.__annotations__ = {"grad": first.annotation, **function.__annotations__}
         if isinstance(of := getattr(declared, "expression", None), Elementwise):
             if not of.slopes:
                 DERIVED.add(of.operation)
-            return expression(partial(_public_text, of, signature.parameters), precision="float32")(own)
+            return expression(partial(_public_text, of, signature.parameters), precision="float32")(stub)
         FIRST.append(declared.__name__)
-        return arguments_of(own, run or declared.derived)(own)
+        return arguments_of(stub, run or declared.derived)(stub)
 
     return make
 

@@ -189,7 +189,7 @@ class Batch(Generic[EntryT]):
 
     def end_if_alone(self, entry: EntryT) -> None:
         """Cancel the model's call if it has this request, and all its callers have left."""
-        if entry in self.entries and all(one.reply.is_done for one in self.entries):
+        if entry in self.entries and all(member.reply.is_done for member in self.entries):
             self.scope.cancel(reason="all askers of the batch were cancelled")
 
 
@@ -212,7 +212,7 @@ class BatchActor(QueueActor[ItemT, ResultT, EntryT]):
         self._cost = cost
         self._most_cost = math.inf if max_cost is None else must_be_positive(f"{name}: max_cost", max_cost)
         self._capacity = math.inf if capacity is None else must_be_count(f"{name}: capacity", capacity)
-        self._splits, self._divides = must_be_count(f"{name}: splits", splits, least=0), divides
+        self._splits, self._divides = must_be_count(f"{name}: splits", splits, minimum=0), divides
         self._sizes = Buckets([2.0**power for power in range(11)])
         # Rung when there may be something to do for the task that launches.
         self._bell = trio.lowlevel.ParkingLot()
@@ -233,8 +233,8 @@ class BatchActor(QueueActor[ItemT, ResultT, EntryT]):
         if not 0 <= cost <= sys.float_info.max:
             raise ValueError(f"{path}: the cost of an item must be a number from 0, got {cost!r}")
         if cost > self._most_cost:
-            told = f"the item costs {cost:g}, and there are at most {self._most_cost:g} at once"
-            raise ValueError(f"{path}: {told}; it can never be served")
+            problem = f"the item costs {cost:g}, and there are at most {self._most_cost:g} at once"
+            raise ValueError(f"{path}: {problem}; it can never be served")
         return cost
 
     def _full(self) -> MailboxFullError:
@@ -300,18 +300,18 @@ class BatchActor(QueueActor[ItemT, ResultT, EntryT]):
         yield self._sizes.reading("batch_size", "Requests in a batch when the model gets it.")
 
 
-def shared_evenly(most: int, wanted: Sequence[int]) -> list[int]:
+def shared_evenly(total: int, requests: Sequence[int]) -> list[int]:
     """Share positions: small requests get all they want, others share equally, the first the rest (D183)."""
-    shares, left = [0] * len(wanted), most
-    by_size = sorted(range(len(wanted)), key=wanted.__getitem__)
+    shares, remaining = [0] * len(requests), total
+    by_size = sorted(range(len(requests)), key=requests.__getitem__)
     for rank, index in enumerate(by_size):
-        level, rest = divmod(left, len(wanted) - rank)
-        if wanted[index] > level:
-            for number, other in enumerate(sorted(by_size[rank:])):
-                shares[other] = level + (number < rest)
+        level, rest = divmod(remaining, len(requests) - rank)
+        if requests[index] > level:
+            for number, position in enumerate(sorted(by_size[rank:])):
+                shares[position] = level + (number < rest)
             break
-        shares[index] = wanted[index]
-        left -= wanted[index]
+        shares[index] = requests[index]
+        remaining -= requests[index]
     return shares
 
 

@@ -224,11 +224,11 @@ class Cascade(TaskSubmitActor[ItemT, CascadeAnswer[ResultT]], Generic[ItemT, Res
             unsure.append(answer)
             declined.append(DeclinedStage(stage=name, confidence=confidence, error=None))
         if not unsure or self._unsure == "raise":
-            told = "; ".join(f"{one.stage}: {_why(one)}" for one in declined)
-            text = f"no stage of {self.context.path} has answered: {told}"
+            reasons = "; ".join(f"{stage.stage}: {_reason_of(stage)}" for stage in declined)
+            text = f"no stage of {self.context.path} has answered: {reasons}"
             raise NoAnswerError(text, tuple(declined)) from declined[-1].error
         best = max(unsure, key=operator.attrgetter("confidence")) if self._unsure == "best" else unsure[-1]
-        return attrs.evolve(best, declined=tuple(one for one in declined if one.stage != best.stage))
+        return attrs.evolve(best, declined=tuple(stage for stage in declined if stage.stage != best.stage))
 
     def statistics(self) -> CascadeStatistics:
         """Return the counts so far."""
@@ -245,7 +245,7 @@ def _is_error(value: object) -> bool:
     return isinstance(value, type) and issubclass(value, Exception)
 
 
-def _why(stage: DeclinedStage) -> str:
+def _reason_of(stage: DeclinedStage) -> str:
     if stage.error is None:
         return f"confidence {stage.confidence}"
     return f"{type(stage.error).__name__}: {stage.error}"

@@ -23,14 +23,14 @@ class NoRoomError(NotExecutedError):
     """
 
 
-def whole(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+def positive_integer(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
     """Check an integer attribute from 1."""
-    must_be_count(_what(instance, attribute), value)
+    must_be_count(_label_of(instance, attribute), value)
 
 
 def positive(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
     """Check a number attribute above 0."""
-    must_be_positive(_what(instance, attribute), value)
+    must_be_positive(_label_of(instance, attribute), value)
 
 
 called = validator("be a function", callable, TypeError)
@@ -42,7 +42,7 @@ def of_class(*kinds: type[Any]) -> Validator:
     return validator(f"be a {kinds[0].__name__}", lambda value: isinstance(value, kinds), TypeError)
 
 
-def _what(instance: object, attribute: attrs.Attribute[Any]) -> str:
+def _label_of(instance: object, attribute: attrs.Attribute[Any]) -> str:
     return f"{type(instance).__name__}: {attribute.name}"
 
 
@@ -50,11 +50,11 @@ class ModelOutputError(ValueError):
     """A model returned an invalid result, such as a wrong shape, NaN, or no distribution."""
 
 
-async def host_array(what: str, result: object) -> NDArray[Any]:
+async def host_array(label: str, result: object) -> NDArray[Any]:
     """Copy a model's result to the host, as an array of numbers.
 
     Args:
-        what: The name of the model in the error.
+        label: The name of the model in the error.
         result: A device array, or anything that NumPy accepts.
 
     Raises:
@@ -65,35 +65,35 @@ async def host_array(what: str, result: object) -> NDArray[Any]:
         array = await result.to_host() if isinstance(result, AccelRef) else np.asarray(result)
         is_number = np.result_type(np.float64, array.dtype).kind in "fc"
     except (TypeError, ValueError) as error:  # such as rows of several lengths
-        raise ModelOutputError(f"{what} returned no array of numbers: {error}") from error
+        raise ModelOutputError(f"{label} returned no array of numbers: {error}") from error
     if not is_number:
-        raise ModelOutputError(f"{what} must return an array of numbers, not of {array.dtype}")
+        raise ModelOutputError(f"{label} must return an array of numbers, not of {array.dtype}")
     return array
 
 
-async def real_rows(what: str, result: object, shape: tuple[int, int | None]) -> NDArray[np.float64]:
+async def real_rows(label: str, result: object, shape: tuple[int, int | None]) -> NDArray[np.float64]:
     """Copy rows of real numbers to the host, in float64.
 
     Args:
-        what: Name of the model in the error.
+        label: Name of the model in the error.
         result: An array of a device, or anything that NumPy takes.
         shape: Rows, and columns if they are known.
 
     Raises:
         ModelOutputError: They are of another shape, or no real numbers.
     """
-    array = await host_array(what, result)
+    array = await host_array(label, result)
     if array.dtype.kind == "c":
-        raise ModelOutputError(f"{what} must return real numbers, not {array.dtype}")
+        raise ModelOutputError(f"{label} must return real numbers, not {array.dtype}")
     rows, columns = shape
     is_right = array.ndim == 2 and array.shape[0] == rows and array.shape[1] == (columns or array.shape[1])
     if not is_right or not array.shape[1]:
         expected = f"({rows}, {columns if columns is not None else 'size of the vocabulary'})"
-        raise ModelOutputError(f"{what} must return an array of shape {expected}, got {array.shape}")
+        raise ModelOutputError(f"{label} must return an array of shape {expected}, got {array.shape}")
     return array.astype(np.float64, copy=False)
 
 
-def check_logits(what: str, logits: NDArray[np.float64]) -> None:
+def check_logits(label: str, logits: NDArray[np.float64]) -> None:
     """Check rows of logits, where -inf forbids a choice.
 
     Raises:
@@ -101,12 +101,12 @@ def check_logits(what: str, logits: NDArray[np.float64]) -> None:
     """
     bad = np.flatnonzero(~np.isfinite(logits.max(axis=1)))  # NaN if there is one in the row
     if bad.size:
-        raise ModelOutputError(f"{what} returned NaN, infinity, or nothing but -inf in row {bad[0]}")
+        raise ModelOutputError(f"{label} returned NaN, infinity, or nothing but -inf in row {bad[0]}")
 
 
-def softmax(what: str, logits: NDArray[np.float64]) -> NDArray[np.float64]:
+def softmax(label: str, logits: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the softmax of each row; for the errors see `check_logits`."""
-    check_logits(what, logits)
+    check_logits(label, logits)
     with np.errstate(over="ignore"):  # a very unlikely choice gets the share 0
         shares = np.exp(logits - logits.max(axis=1, keepdims=True))
     result: NDArray[np.float64] = shares / shares.sum(axis=1, keepdims=True)
@@ -120,12 +120,12 @@ _SUM_TOLERANCE = 1e-2
 
 
 async def scores_of(
-    what: str, result: object, count: int, vocabulary: int | None, *, are_logits: bool
+    label: str, result: object, count: int, vocabulary: int | None, *, are_logits: bool
 ) -> Rows:
     """Copy the distributions that a model returned to the host, and check them.
 
     Args:
-        what: The name of the model in the error.
+        label: The name of the model in the error.
         result: Its result.
         count: The number of distributions requested.
         vocabulary: The number of tokens in earlier results of this request; None for the first.
@@ -134,25 +134,25 @@ async def scores_of(
     Raises:
         ModelOutputError: The result does not contain such distributions.
     """
-    rows = await real_rows(what, result, (count, None))
+    rows = await real_rows(label, result, (count, None))
     if vocabulary is not None and rows.shape[1] != vocabulary:
         raise ModelOutputError(
-            f"{what} distinguishes {rows.shape[1]} tokens, and {vocabulary} were distinguished before: "
+            f"{label} distinguishes {rows.shape[1]} tokens, and {vocabulary} were distinguished before: "
             "draft and verifier must share a vocabulary"
         )
     if are_logits:
-        check_logits(what, rows)
+        check_logits(label, rows)
         return rows
     with np.errstate(invalid="ignore", over="ignore"):  # of infinities, which are refused
         totals = rows.sum(axis=1)
-    for number, (total, least) in enumerate(zip(totals, rows.min(axis=1), strict=True)):
+    for number, (total, minimum) in enumerate(zip(totals, rows.min(axis=1), strict=True)):
         if not np.isfinite(total):
-            raise ModelOutputError(f"{what} returned NaN or infinity in distribution {number}")
-        if least < 0:
-            raise ModelOutputError(f"{what} returned a negative probability in distribution {number}")
+            raise ModelOutputError(f"{label} returned NaN or infinity in distribution {number}")
+        if minimum < 0:
+            raise ModelOutputError(f"{label} returned a negative probability in distribution {number}")
         if abs(total - 1) > _SUM_TOLERANCE:
             raise ModelOutputError(
-                f"{what} returned probabilities in distribution {number} whose sum is {total:.6g}, not 1; "
+                f"{label} returned probabilities in distribution {number} whose sum is {total:.6g}, not 1; "
                 "if they are logits, say so by logits=True"
             )
     return rows

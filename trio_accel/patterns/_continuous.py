@@ -187,9 +187,9 @@ class ContinuousBatcher(
         self._length, self._tenant, self._priority = length, tenant, priority
         self._most_sequences = must_be_count(f"{name}: max_sequences", max_sequences)
         # Each prompt in the batch has a position in each step.
-        self._most_positions = must_be_count(f"{name}: max_positions", max_positions, least=max_sequences)
+        self._most_positions = must_be_count(f"{name}: max_positions", max_positions, minimum=max_sequences)
         self._buffer = must_be_count(f"{name}: buffer", buffer)
-        self._steps_ahead = must_be_count(f"{name}: steps_ahead", steps_ahead, least=0)
+        self._steps_ahead = must_be_count(f"{name}: steps_ahead", steps_ahead, minimum=0)
         if inspect.iscoroutinefunction(leave):
             raise TypeError(f"{name}: leave must not be async: it is called where nothing may wait")
         self._leaves_by = leave
@@ -208,8 +208,8 @@ class ContinuousBatcher(
             raise ValueError(f"{name}: room takes the place of cost: give one of them")
         self._room, self._places = room, None
         if room is not None:
-            places = self._running, self._aside, self._queue, self._weights, self._most_sequences
-            self._places = SequenceSlots[ItemT, PartT](*places, room)
+            args = self._running, self._aside, self._queue, self._weights, self._most_sequences
+            self._places = SequenceSlots[ItemT, PartT](*args, room)
         self._batch = Batch[SequenceEntry[ItemT, PartT]]([])
         # Calls of the step that run, in their order.
         self._flights = deque[_Flight[ItemT, PartT]]()
@@ -229,15 +229,19 @@ class ContinuousBatcher(
     def readings(self) -> Iterator[Reading]:
         """Yield the metrics: counts, batch sizes, waits, and current numbers."""
         yield from super().readings()
-        seen = self.statistics()
-        yield count("parts", "Parts that sequences have given.", seen.parts)
+        statistics = self.statistics()
+        yield count("parts", "Parts that sequences have given.", statistics.parts)
         text = "Sequences of a batcher by whether steps go through them."
-        running = seen.in_flight - seen.aside
-        for state, value in (("running", running), ("waiting", seen.waiting), ("set_aside", seen.aside)):
+        running = statistics.in_flight - statistics.aside
+        for state, value in (
+            ("running", running),
+            ("waiting", statistics.waiting),
+            ("set_aside", statistics.aside),
+        ):
             yield Reading(name="sequences", kind="gauge", help=text, value=value, labels=(("state", state),))
-        yield count("sequences_set_aside", "How often a sequence was set aside.", seen.set_aside)
+        yield count("sequences_set_aside", "How often a sequence was set aside.", statistics.set_aside)
         text = "Cost of the sequences that steps go through."
-        yield Reading(name="sequence_cost", kind="gauge", help=text, value=seen.cost)
+        yield Reading(name="sequence_cost", kind="gauge", help=text, value=statistics.cost)
         text = "Seconds from the request for a sequence to its first part."
         yield self._firsts.reading("time_to_first_part_seconds", text)
 
@@ -257,15 +261,15 @@ class ContinuousBatcher(
         path, sequence, item = self.context.path, entry.sequence, entry.item
         if self._length is not None:
             sequence.length = must_be_count(
-                f"{path}: the length of a prompt", self._length(item), most=_MAX_QUEUED
+                f"{path}: the length of a prompt", self._length(item), maximum=_MAX_QUEUED
             )
         entry.cost = self._cost_of(item)
-        if (room := self._room) is not None and (wanted := room.wanted(sequence)) > room.total:
-            told = f"the item wants {wanted:g} to begin, and there are {room.total:g} in all"
-            raise ValueError(f"{path}: {told}; it can never be served")
+        if (room := self._room) is not None and (demand := room.demand(sequence)) > room.total:
+            problem = f"the item wants {demand:g} to begin, and there are {room.total:g} in all"
+            raise ValueError(f"{path}: {problem}; it can never be served")
         tenant = None if self._tenant is None else self._tenant(item)
         priority = 0 if self._priority is None else self._priority(item)
-        must_be_count(f"{path}: a priority", priority, least=-_MAX_PRIORITY, most=_MAX_PRIORITY)
+        must_be_count(f"{path}: a priority", priority, minimum=-_MAX_PRIORITY, maximum=_MAX_PRIORITY)
         weight = weight_in(self._weights, tenant, path)
         if self._waiting >= self._capacity:
             raise self._full()
@@ -326,7 +330,7 @@ class ContinuousBatcher(
         flight.has_begun = True
         try:
             with flight.scope:
-                flight.entries = [one for one in flight.entries if not (one.is_over or one.is_moving)]
+                flight.entries = [entry for entry in flight.entries if not (entry.is_over or entry.is_moving)]
                 if flight.entries:
                     flight.results = await outcome_of(self._call(flight.entries))
         finally:
@@ -350,10 +354,10 @@ class ContinuousBatcher(
         # A step called in advance may find room by now.
         await self._go_through(self._batch, None if isinstance(results.error, NoRoomError) else results)
 
-    def _cost_with(self, *more: SequenceEntry[ItemT, PartT]) -> float:
+    def _cost_with(self, *entries: SequenceEntry[ItemT, PartT]) -> float:
         """Return the cost of the sequences in the batch, and of others."""
         # Sum everything each time, because a running difference would not return to exactly 0.
-        return math.fsum(entry.cost for entry in (*self._running, *more))
+        return math.fsum(entry.cost for entry in (*self._running, *entries))
 
     @enable_ki_protection
     def _admit(self) -> None:
@@ -375,12 +379,12 @@ class ContinuousBatcher(
             self._next = None
             self._running[entry] = None
 
-    def _admit_growing(self, places: SequenceSlots[ItemT, PartT]) -> None:
-        while (entry := places.take(self._tally["steps"])) is not None:
+    def _admit_growing(self, slots: SequenceSlots[ItemT, PartT]) -> None:
+        while (entry := slots.take(self._tally["steps"])) is not None:
             if entry.is_aside:
                 entry.is_moving, entry.steps = True, 1
                 self._nursery.start_soon(self._bring_back, entry)
-        for entry in places.leaving:
+        for entry in slots.leaving:
             if not entry.steps:
                 entry.steps = 1
                 self._nursery.start_soon(self._set_aside, entry)
@@ -406,8 +410,8 @@ class ContinuousBatcher(
                 prompts.append(sequence)
         if is_ahead and (prompts or (self._places is not None and self._places.leaving)):
             return []
-        wanted = [sequence.length - sequence.done for sequence in prompts]
-        shares = shared_evenly(self._most_positions - (len(batch) - len(prompts)), wanted)
+        remaining = [sequence.length - sequence.done for sequence in prompts]
+        shares = shared_evenly(self._most_positions - (len(batch) - len(prompts)), remaining)
         for sequence, share in zip(prompts, shares, strict=True):
             sequence.chunk = share
         return batch
@@ -425,7 +429,9 @@ class ContinuousBatcher(
     ) -> Exception | None:
         # This is called again after a loss.
         attempt, end = 0, math.inf
-        while entries := [one for one in entries if not (one.is_over or one.is_moving or one.is_aside)]:
+        while entries := [
+            entry for entry in entries if not (entry.is_over or entry.is_moving or entry.is_aside)
+        ]:
             try:
                 results = failed or await outcome_of(self._call(entries))
             finally:
@@ -456,7 +462,7 @@ class ContinuousBatcher(
 
     async def _make_room(
         self,
-        places: SequenceSlots[ItemT, PartT],
+        slots: SequenceSlots[ItemT, PartT],
         entries: list[SequenceEntry[ItemT, PartT]],
         error: NoRoomError,
     ) -> list[SequenceEntry[ItemT, PartT]]:
@@ -466,15 +472,15 @@ class ContinuousBatcher(
             # It releases room, or fails because there is none.
             await self._bell.park()
             return entries
-        for victim in [*moving, *places.by_turn()]:
+        for victim in [*moving, *slots.by_turn()]:
             victim.is_moving, victim.steps = True, 1
             if await self._set_aside(victim):
                 return [entry for entry in entries if entry is not victim]
         # None can be set aside. Sequences that need no more room continue.
         if len(entries) > 1:
-            last = max(entries, key=lambda entry: entry.rank)
-            return [entry for entry in entries if entry is not last]
-        self._fail((places.by_turn() or entries)[:1], error)
+            newest = max(entries, key=lambda entry: entry.rank)
+            return [entry for entry in entries if entry is not newest]
+        self._fail((slots.by_turn() or entries)[:1], error)
         return entries
 
     async def _set_aside(self, entry: SequenceEntry[ItemT, PartT]) -> bool:
@@ -584,12 +590,12 @@ class ContinuousBatcher(
         entry.is_over = True
         if entry.stream is not None:
             entry.stream.on_read = None
-        places = self._aside if entry in self._aside else self._running
-        if entry.steps or entry not in places:
+        sequences = self._aside if entry in self._aside else self._running
+        if entry.steps or entry not in sequences:
             return
-        del places[entry]
-        for other in self._running if self._places is not None else ():
-            other.is_stuck = False
+        del sequences[entry]
+        for peer in self._running if self._places is not None else ():
+            peer.is_stuck = False
         self._queue.finish()
         if self._leaves_by is not None and entry.has_begun:
             try:

@@ -69,8 +69,8 @@ class Weights(UserDict[Hashable, float]):
         return self.data.get(tenant, self._default)
 
 
-def _weight(what: str, value: float) -> float:
-    return must_be_positive(what, value, minimum=_LEAST_WEIGHT, maximum=_MOST_WEIGHT)
+def _weight(label: str, value: float) -> float:
+    return must_be_positive(label, value, minimum=_LEAST_WEIGHT, maximum=_MOST_WEIGHT)
 
 
 def weight_in(weights: Weights, tenant: Hashable, path: str) -> float:

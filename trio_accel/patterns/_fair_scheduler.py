@@ -290,8 +290,8 @@ class FairScheduler(QueueActor[ItemT, ResultT, _TenantRequest[ItemT]], Generic[I
                 self._costs[tenant] = self._costs.pop(tenant, 0.0) + entry.cost
                 # Tenants with removed weights count with the others, the longest unused first.
                 while len(self._costs) > len(self._weights):
-                    gone = next(one for one in self._costs if one not in self._weights)
-                    self._cost_of_others += self._costs.pop(gone)
+                    removed_tenant = next(name for name in self._costs if name not in self._weights)
+                    self._cost_of_others += self._costs.pop(removed_tenant)
             else:
                 self._cost_of_others += entry.cost
             turn.scope = trio.CancelScope(deadline=turn.deadline)

@@ -238,8 +238,8 @@ class HotSwap(TaskSubmitActor[ItemT, ResultT]):
         if self._next is not None:
             raise SwapFailedError(f"{version} was not loaded: {self._next} is being loaded")
         if self._previous is not None:
-            left = f"{self._previous.version} has {len(self._previous.calls)} requests left"
-            raise SwapFailedError(f"{version} was not loaded: {left} and is not closed yet")
+            reason = f"{self._previous.version} has {len(self._previous.calls)} requests left"
+            raise SwapFailedError(f"{version} was not loaded: {reason} and is not closed yet")
         begun = trio.current_time()
         self._next = version
         try:
@@ -274,8 +274,8 @@ class HotSwap(TaskSubmitActor[ItemT, ResultT]):
         loaded = await outcome_of(self._load(opening, version))
         if isinstance(loaded, outcome.Value):
             return loaded.value
-        what = f"{version} was not taken, and {self._current.version} serves on"
-        raise SwapFailedError(f"{what}: {loaded.error!r}") from loaded.error
+        reason = f"{version} was not taken, and {self._current.version} serves on"
+        raise SwapFailedError(f"{reason}: {loaded.error!r}") from loaded.error
 
     async def _load(self, opening: Opening[ItemT, ResultT], version: str) -> _Loaded[ItemT, ResultT]:
         """Load a model, and return it when it may serve; from then on a separate task holds it."""
@@ -313,8 +313,8 @@ class HotSwap(TaskSubmitActor[ItemT, ResultT]):
                 loaded.cancel_calls()
                 await loaded.wait_idle(self._drain_for)
             if not loaded.retire.is_set():
-                what = f"the context of model {version} ended by itself, and closed the model"
-                raise RuntimeError(what)  # noqa: TRY301  # as if the context had raised it
+                reason = f"the context of model {version} ended by itself, and closed the model"
+                raise RuntimeError(reason)  # noqa: TRY301  # as if the context had raised it
         except Exception:
             if loaded is None or not loaded.retire.is_set():
                 raise

@@ -31,7 +31,7 @@ from ..actors import (
     named_options,
 )
 from ..backends.base import CompletionTimeoutError, ContextLostError, InputFailedError, NotSupportedError
-from ._checks import ModelOutputError, whole
+from ._checks import ModelOutputError, positive_integer
 from ._submit import ItemT, Model, ResultT, as_callable
 
 __all__ = [
@@ -101,11 +101,14 @@ class KeyedStates(Generic[StateT]):
             # A tenth more than is needed now, so that the next new keys find room. The sort is stable: among
             # equals the oldest go first.
             debts.sort(key=lambda pair: pair[0])
-            gone = len(debts) - self._limit + max(1, self._limit // 10)
-            debts = [pair for pair in debts[:gone] if pair[0] == math.inf] + debts[gone:]
-        left = {key for _, key in debts}
-        self._states = {key: state for key, state in self._states.items() if key in left}
-        self._sweep_at = min(max(_MIN_KEYS, 2 * len(left)), max(self._limit, len(left) + len(left) // 10 + 1))
+            excess = len(debts) - self._limit + max(1, self._limit // 10)
+            debts = [pair for pair in debts[:excess] if pair[0] == math.inf] + debts[excess:]
+        retained_keys = {key for _, key in debts}
+        self._states = {key: state for key, state in self._states.items() if key in retained_keys}
+        self._sweep_at = min(
+            max(_MIN_KEYS, 2 * len(retained_keys)),
+            max(self._limit, len(retained_keys) + len(retained_keys) // 10 + 1),
+        )
 
 
 _SLOTS = 10
@@ -348,13 +351,13 @@ class _Bucket:
     """The tokens of a key.
 
     Attributes:
-        missing: The number of tokens missing from a full bucket, at the time `at`.
-        at: The time of the last change.
+        missing: The number of tokens missing from a full bucket, at the time `changed_at`.
+        changed_at: The time of the last change.
         turn: Held by the first call that waits for tokens.
     """
 
     missing: float = 0.0
-    at: float = -math.inf
+    changed_at: float = -math.inf
     turn: trio.Lock = attrs.field(factory=trio.Lock)
 
 
@@ -488,14 +491,14 @@ class RateLimit:
         return must_be_positive("the cost", cost, maximum=self._burst)
 
     def _missing(self, bucket: _Bucket) -> float:
-        return max(0.0, bucket.missing - (trio.current_time() - bucket.at) * self._rate)
+        return max(0.0, bucket.missing - (trio.current_time() - bucket.changed_at) * self._rate)
 
     def _delay(self, bucket: _Bucket, cost: float) -> float:
         return max(0.0, (self._missing(bucket) + cost - self._burst) / self._rate)
 
     def _take(self, bucket: _Bucket, cost: float) -> None:
         bucket.missing = self._missing(bucket) + cost
-        bucket.at = trio.current_time()
+        bucket.changed_at = trio.current_time()
 
     def _debt(self, bucket: _Bucket) -> float:
         return math.inf if bucket.turn.locked() else self._missing(bucket)
@@ -554,7 +557,7 @@ class RetryBudget:
         return self._denied
 
     @property
-    def left(self) -> float:
+    def remaining(self) -> float:
         """The number of retries that it would allow now."""
         requests, retries = self._counts.totals()
         return max(0.0, self._share * requests + self._minimum * self._within - retries)
@@ -570,7 +573,7 @@ class RetryBudget:
             Whether there was.
         """
         # A share such as 0.1 of 30 requests is not quite 3 in binary.
-        if self.left < 1.0 - 1e-9:
+        if self.remaining < 1.0 - 1e-9:
             self._denied += 1
             return False
         self._counts.add(marked=1)
@@ -599,7 +602,7 @@ class RetryPolicy:
     """
 
     budget: RetryBudget
-    attempts: int = attrs.field(default=3, validator=whole)
+    attempts: int = attrs.field(default=3, validator=positive_integer)
     backoff: Backoff = _BACKOFF
     may_run_twice: bool = False
     is_safe: Callable[[Exception], bool] | None = None
@@ -746,8 +749,8 @@ class Deadline:
         if text is None:
             return limit
         if not _SECONDS.fullmatch(text.strip()):
-            told = f"must be seconds as a decimal number, such as 1.5, got {text[:40]!r}"
-            raise ValueError(f"Deadline.from_header: text {told}")
+            problem = f"must be seconds as a decimal number, such as 1.5, got {text[:40]!r}"
+            raise ValueError(f"Deadline.from_header: text {problem}")
         return min(limit, cls.after(float(text)))
 
     @property

@@ -127,14 +127,14 @@ class RoutingStatistics:
         return float(importance.var() / importance.mean() ** 2)
 
     @classmethod
-    def none(cls, experts: int) -> RoutingStatistics:
+    def zeros(cls, experts: int) -> RoutingStatistics:
         """Return the statistics of a router before its first call."""
         zeros = {field.name: (0,) * experts for field in attrs.fields(cls) if field.default is attrs.NOTHING}
         return cls(**{**zeros, "tokens": 0})  # type: ignore[arg-type]
 
-    def __add__(self, other: RoutingStatistics) -> RoutingStatistics:
-        mine, others = attrs.asdict(self, recurse=False), attrs.asdict(other, recurse=False)
-        return RoutingStatistics(**{name: _added(mine[name], others[name]) for name in mine})
+    def __add__(self, rhs: RoutingStatistics) -> RoutingStatistics:
+        mine, addends = attrs.asdict(self, recurse=False), attrs.asdict(rhs, recurse=False)
+        return RoutingStatistics(**{name: _added(mine[name], addends[name]) for name in mine})
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -208,13 +208,17 @@ def combined(assignment: Assignment, parts: Sequence[ExpertBatch], statistics: R
     results = [(part, part.result) for part in parts if part.result is not None]
     if not results:
         numbers = sorted(errors)
-        told = "; ".join(f"{number}: {type(errors[number]).__name__}: {errors[number]}" for number in numbers)
-        raise ExpertsFailedError(f"all experts have failed: {told}", errors) from errors[numbers[0]]
+        reasons = "; ".join(
+            f"{number}: {type(errors[number]).__name__}: {errors[number]}" for number in numbers
+        )
+        raise ExpertsFailedError(f"all experts have failed: {reasons}", errors) from errors[numbers[0]]
     weights = _weights_of_answers(assignment, parts)
     widths = {result.shape[1] for _, result in results}
     if len(widths) > 1:
-        told = ", ".join(dict.fromkeys(f"expert {part.expert} {result.shape[1]}" for part, result in results))
-        raise ModelOutputError(f"all experts must return rows of one width, got: {told}")
+        listing = ", ".join(
+            dict.fromkeys(f"expert {part.expert} {result.shape[1]}" for part, result in results)
+        )
+        raise ModelOutputError(f"all experts must return rows of one width, got: {listing}")
     dtypes = {result.dtype for _, result in results}
     exact = np.result_type(np.float64, *("c16" for dtype in dtypes if dtype.kind == "c"))
     output = np.zeros((len(weights), widths.pop()), dtype=exact)
@@ -267,9 +271,9 @@ def statistics_of(shares: Shares, assignment: Assignment, parts: Sequence[Expert
     )
 
 
-def _added(mine: Any, others: Any) -> Any:
+def _added(mine: Any, addend: Any) -> Any:
     """Return the sum of two numbers, or the itemwise sum of two tuples."""
-    total = np.add(mine, others)
+    total = np.add(mine, addend)
     return tuple(total.tolist()) if total.ndim else total.item()
 
 
@@ -341,7 +345,7 @@ class MoeRouter(TaskSubmitActor[Tokens | AccelRef, Routed]):
         self._overflow: ExpertOverflow = overflow
         self._on_failure: OnFailure = on_failure
         self._normalise = normalise
-        self._routing = RoutingStatistics.none(len(self._experts))
+        self._routing = RoutingStatistics.zeros(len(self._experts))
 
     def statistics(self) -> MoeStatistics:
         """Return the counts of its calls, and the load so far."""
@@ -379,10 +383,10 @@ class MoeRouter(TaskSubmitActor[Tokens | AccelRef, Routed]):
         """Return the gate's probabilities."""
         logits = await real_rows("the gate", await self._gate(tokens), (len(tokens), len(self._experts)))
         shares = softmax("the gate", logits)
-        few = np.flatnonzero(np.count_nonzero(shares, axis=1) < self._top_k)
-        if few.size:
+        short_rows = np.flatnonzero(np.count_nonzero(shares, axis=1) < self._top_k)
+        if short_rows.size:
             raise ModelOutputError(
-                f"the gate leaves token {few[0]} fewer than {self._top_k} experts: "
+                f"the gate leaves token {short_rows[0]} fewer than {self._top_k} experts: "
                 "the other logits are -inf, or too small beside the greatest"
             )
         return shares
@@ -422,10 +426,10 @@ class MoeRouter(TaskSubmitActor[Tokens | AccelRef, Routed]):
             ModelOutputError: The expert did not return a row for each token.
             Exception: The expert's error.
         """
-        what = f"expert {part.expert}"
-        result = await host_array(what, await self._experts[part.expert](tokens[part.tokens]))
+        label = f"expert {part.expert}"
+        result = await host_array(label, await self._experts[part.expert](tokens[part.tokens]))
         if result.ndim != 2 or len(result) != len(part.tokens):
             raise ModelOutputError(
-                f"{what} must return an array of shape ({len(part.tokens)}, width), got {result.shape}"
+                f"{label} must return an array of shape ({len(part.tokens)}, width), got {result.shape}"
             )
         part.result = result

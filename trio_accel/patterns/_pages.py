@@ -98,28 +98,28 @@ class _Pool:
         self._serials, self._next_serial = [0] * self.count, count(1)
         self.healing, self.spilling = trio.Lock(), trio.Lock()
 
-    def find(self, tokens: Sequence[int], most: int, tenant: Hashable) -> list[int]:
-        """Return the pages with the longest known prefix of a tenant's tokens, at most `most`."""
-        found: list[int] = []
-        while len(found) < most and (key := self._key(found, tokens, tenant)) in self._index:
-            found.append(self._index[key])
-        return found
+    def find(self, tokens: Sequence[int], limit: int, tenant: Hashable) -> list[int]:
+        """Return the pages with the longest known prefix of a tenant's tokens, at most `limit`."""
+        pages: list[int] = []
+        while len(pages) < limit and (key := self._key(pages, tokens, tenant)) in self._index:
+            pages.append(self._index[key])
+        return pages
 
-    def offer(self, before: list[int], page: int, tokens: Sequence[int], tenant: Hashable) -> int:
+    def offer(self, prefix: list[int], page: int, tokens: Sequence[int], tenant: Hashable) -> int:
         """Let a full page be found after others, or use an already known page with its tokens instead."""
-        key = self._key(before, tokens, tenant)
-        known = self._index.setdefault(key, page)
-        if known == page:
+        key = self._key(prefix, tokens, tenant)
+        match = self._index.setdefault(key, page)
+        if match == page:
             self._keys[page], self._serials[page] = key, next(self._next_serial)
         else:
-            self.use([known])
+            self.use([match])
             self.drop([page])
-        return known
+        return match
 
-    def _key(self, before: list[int], tokens: Sequence[int], tenant: Hashable) -> _Key:
-        start = len(before) * self.size
+    def _key(self, prefix: list[int], tokens: Sequence[int], tenant: Hashable) -> _Key:
+        start = len(prefix) * self.size
         part = tuple(tokens[start : start + self.size])
-        return (None, self._serials[before[-1]], part) if before else (tenant, 0, part)
+        return (None, self._serials[prefix[-1]], part) if prefix else (tenant, 0, part)
 
     def use(self, pages: Iterable[int]) -> None:
         """Count another user for each page."""
@@ -128,19 +128,19 @@ class _Pool:
             self.used += not self.users[page]
             self.users[page] += 1
 
-    def take(self, wanted: int) -> list[int]:
+    def take(self, page_count: int) -> list[int]:
         """Take pages for a single table, in ascending order, because neighbours are copied together.
 
         Raises:
             PagesFullError: There are not enough pages.
         """
-        _must_fit("on the device", wanted, self.count - self.used)
-        while len(self._unknown) < wanted:
+        _must_fit("on the device", page_count, self.count - self.used)
+        while len(self._unknown) < page_count:
             page, _ = self.known.popitem(last=False)
             del self._index[self._keys.pop(page)]
             self.tallies["evicted"] += 1
             self._unknown.append(page)
-        taken = sorted(self._unknown.pop() for _ in range(wanted))
+        taken = sorted(self._unknown.pop() for _ in range(page_count))
         self.use(taken)
         return taken
 
@@ -162,19 +162,19 @@ class _Pool:
                     await array[self.doubtful[0]].fill(0)
                 self._unknown.append(self.doubtful.pop(0))
 
-    async def copy(self, pages: Sequence[int], places: Sequence[int], sources: _Sources) -> None:
+    async def copy(self, pages: Sequence[int], positions: Sequence[int], sources: _Sources) -> None:
         """Write to the first pages, from positions in other arrays, one source for each array."""
         jobs, errors = list[tuple[AccelRef, AccelRef | _Host]](), list[Exception]()
-        for ahead, run in groupby(zip(pages, places, strict=False), key=lambda two: two[0] - two[1]):
-            part = [place for _, place in run]
+        for offset, run in groupby(zip(pages, positions, strict=False), key=lambda two: two[0] - two[1]):
+            part = [position for _, position in run]
             start, end = part[0], part[-1] + 1
             for array, source in zip(self.arrays, sources, strict=True):
-                jobs.append((array[start + ahead : end + ahead], source[start:end]))
+                jobs.append((array[start + offset : end + offset], source[start:end]))
 
-        left = iter(jobs)
+        pending_jobs = iter(jobs)
 
         async def work() -> None:
-            for target, source in left:
+            for target, source in pending_jobs:
                 try:
                     await target.assign(source)
                 except Exception as error:  # noqa: BLE001  # raised below
@@ -241,7 +241,7 @@ class PageTable(AbstractContextManager["PageTable"]):
         return max(self.length, 0 if self._shared() else len(self._pages) * self._pool.size)
 
     @property
-    def own(self) -> int:
+    def exclusive_pages(self) -> int:
         """The number of pages that no other table uses: `close` and `spill` make them free."""
         return sum(self._pool.users[page] == 1 for page in self._pages)
 
@@ -272,23 +272,23 @@ class PageTable(AbstractContextManager["PageTable"]):
         await pool.heal()
         # No other task runs until the pages are taken.
         self._check("reserve")
-        must_be_count("reserve: length", length, least=self.length, most=pool.count * pool.size)
-        host, before, first, shared = self._host, self._pages, self.length // pool.size, self._shared()
+        must_be_count("reserve: length", length, minimum=self.length, maximum=pool.count * pool.size)
+        host, old_pages, first, shared = self._host, self._pages, self.length // pool.size, self._shared()
         if host is None and length <= self.room:
             return
-        pages = list(before) if host is None else pool.find(self._tokens, first, self._tenant)
-        found, fresh = len(pages), list[int]()
+        pages = list(old_pages) if host is None else pool.find(self._tokens, first, self._tenant)
+        known_count, fresh = len(pages), list[int]()
         if host is not None:
             pool.use(pages)
-        places = shared if host is None else range(found, self._filled())
+        positions = shared if host is None else range(known_count, self._filled())
         try:
-            fresh = pool.take(max(-(-length // pool.size) - found, 0) + len(shared))
-            if places:
-                await pool.copy(fresh, places, pool.arrays if host is None else host)
-            self._check("reserve", before)
+            fresh = pool.take(max(-(-length // pool.size) - known_count, 0) + len(shared))
+            if positions:
+                await pool.copy(fresh, positions, pool.arrays if host is None else host)
+            self._check("reserve", old_pages)
         except BaseException:
             # Pages found earlier stay valid, and are not doubtful.
-            pool.drop(fresh + (pages if host is not None else []), in_doubt=len(places))
+            pool.drop(fresh + (pages if host is not None else []), in_doubt=len(positions))
             raise
         if shared:
             pages[first] = fresh.pop(0)
@@ -297,7 +297,7 @@ class PageTable(AbstractContextManager["PageTable"]):
         elif host is not None:
             self._leave()
         self._pages = pages + fresh
-        self._offer(found)
+        self._offer(known_count)
 
     @enable_ki_protection
     def wrote(self, tokens: Iterable[int]) -> None:
@@ -315,10 +315,10 @@ class PageTable(AbstractContextManager["PageTable"]):
             trio.ClosedResourceError: The table is closed.
         """
         self._check("wrote")
-        more, first = _checked(tokens), self.length // self._pool.size
-        if more and self.length + len(more) > self.room:
+        new_tokens, first = _checked(tokens), self.length // self._pool.size
+        if new_tokens and self.length + len(new_tokens) > self.room:
             raise ValueError(f"wrote: there is room up to {self.room} tokens; call reserve before each step")
-        self._tokens += more
+        self._tokens += new_tokens
         self._offer(first)
 
     @enable_ki_protection
@@ -356,13 +356,13 @@ class PageTable(AbstractContextManager["PageTable"]):
             self._check("spill")
             if self.is_spilled:
                 return
-            wanted, before = self._filled(), self._pages
-            _must_fit("in host memory", wanted, pool.host - pool.tallies["spilled"])
-            host = await pool.fetch(before[:wanted])
-            self._check("spill", before)
+            filled, old_pages = self._filled(), self._pages
+            _must_fit("in host memory", filled, pool.host - pool.tallies["spilled"])
+            host = await pool.fetch(old_pages[:filled])
+            self._check("spill", old_pages)
         self._leave()
         self._host = host
-        pool.tallies["spilled"] += wanted
+        pool.tallies["spilled"] += filled
 
     async def restore(self) -> None:
         """Bring the tokens back from host memory; pages that are known by now are shared.
@@ -408,8 +408,8 @@ class PageTable(AbstractContextManager["PageTable"]):
         # A new list lets a task notice that another task has changed this table.
         self._pages = list(self._pages)
         for index in range(first, self.length // self._pool.size if self._pool.shares else 0):
-            before, page = self._pages[:index], self._pages[index]
-            self._pages[index] = self._pool.offer(before, page, self._tokens, self._tenant)
+            prefix, page = self._pages[:index], self._pages[index]
+            self._pages[index] = self._pool.offer(prefix, page, self._tokens, self._tenant)
 
 
 class Pages:
@@ -447,10 +447,10 @@ class Pages:
             raise TypeError(f"Pages: arrays must be arrays of a device, got {refs!r}")
         is_one = len({(ref.device, ref.shape[:1]) for ref in refs}) == 1
         if not is_one or not all(ref.size and ref.shape[1:] for ref in refs):
-            what = "of one device, with equally many pages along the first of two or more axes"
-            raise ValueError(f"Pages: arrays must be one or more {what}, got {refs!r}")
+            rule = "of one device, with equally many pages along the first of two or more axes"
+            raise ValueError(f"Pages: arrays must be one or more {rule}, got {refs!r}")
         must_be_count("Pages: size", size)
-        self._pool = _Pool(refs, size, must_be_count("Pages: host", host, least=0), shares=share)
+        self._pool = _Pool(refs, size, must_be_count("Pages: host", host, minimum=0), shares=share)
         self.count: int = self._pool.count
 
     @property
@@ -478,13 +478,13 @@ class Pages:
         Raises:
             TypeError, ValueError: `tokens` are not integers of at least 0, or `tenant` is not hashable.
         """
-        given, pool = _checked(tokens), self._pool
+        token_list, pool = _checked(tokens), self._pool
         hash(tenant)
-        pages = self._found(given, tenant)
+        pages = self._known_pages(token_list, tenant)
         pool.use(pages)
         length = len(pages) * pool.size
         pool.tallies["shared_tokens"] += length
-        return PageTable(pool, given[:length], pages, tenant)
+        return PageTable(pool, token_list[:length], pages, tenant)
 
     async def heal(self) -> None:
         """Overwrite pages damaged by a lost copy, as `reserve` does, because arrays with them cannot be read.
@@ -496,13 +496,13 @@ class Pages:
         """
         await self._pool.heal()
 
-    def wanted(self, tokens: Iterable[int], *, tenant: Hashable = None) -> int:
+    def demand(self, tokens: Iterable[int], *, tenant: Hashable = None) -> int:
         """Return the number of free pages that a table needs for `open` and one more token."""
-        users, given = self._pool.users, _checked(tokens)
-        shared = sum(users[page] > 0 for page in self._found(given, tenant))
-        return len(given) // self._pool.size + 1 - shared
+        users, token_list = self._pool.users, _checked(tokens)
+        shared = sum(users[page] > 0 for page in self._known_pages(token_list, tenant))
+        return len(token_list) // self._pool.size + 1 - shared
 
-    def _found(self, tokens: Sequence[int], tenant: Hashable) -> list[int]:
+    def _known_pages(self, tokens: Sequence[int], tenant: Hashable) -> list[int]:
         return self._pool.find(tokens, max(len(tokens) - 1, 0) // self._pool.size, tenant)
 
     def statistics(self) -> PagesStatistics:
@@ -528,6 +528,6 @@ def _checked(tokens: Iterable[int]) -> list[int]:
     return checked
 
 
-def _must_fit(where: str, wanted: int, free: int) -> None:
-    if wanted > free:
-        raise PagesFullError(where, free=free, requested=wanted)
+def _must_fit(location: str, requested: int, free: int) -> None:
+    if requested > free:
+        raise PagesFullError(location, free=free, requested=requested)

@@ -137,17 +137,17 @@ class ParameterState:
             ValueError: `parameters` is empty, or `slots` is not from 0 to 16.
             TypeError: There are several dtypes, or the dtype is not floating.
         """
-        must_be_count("ParameterState: slots", slots, least=0, most=_MOST_SLOTS)
+        must_be_count("ParameterState: slots", slots, minimum=0, maximum=_MOST_SLOTS)
         if not parameters:
             raise ValueError("ParameterState: there must be at least one parameter")
-        given = {name: np.asarray(array) for name, array in parameters.items()}
-        dtypes = {DType.of(array.dtype) for array in given.values()}
+        arrays = {name: np.asarray(array) for name, array in parameters.items()}
+        dtypes = {DType.of(array.dtype) for array in arrays.values()}
         if len(dtypes) > 1 or next(iter(dtypes)).kind != "float":
-            told = ", ".join(sorted(map(str, dtypes)))
-            raise TypeError(f"ParameterState: parameters must be of one floating dtype, got {told}")
-        flat = await device.put(np.concatenate([array.ravel() for array in given.values()]))
-        kept = [await device.zeros(flat.shape, flat.dtype) for _ in range(slots)]
-        return cls(flat, tuple(kept), {name: array.shape for name, array in given.items()})
+            listing = ", ".join(sorted(map(str, dtypes)))
+            raise TypeError(f"ParameterState: parameters must be of one floating dtype, got {listing}")
+        flat = await device.put(np.concatenate([array.ravel() for array in arrays.values()]))
+        slot_arrays = [await device.zeros(flat.shape, flat.dtype) for _ in range(slots)]
+        return cls(flat, tuple(slot_arrays), {name: array.shape for name, array in arrays.items()})
 
     def current(self) -> Parameters:
         """Return the current parameters."""
@@ -173,24 +173,24 @@ class ParameterState:
             raise ValueError(f"{label}: gradients must have the names of the parameters; {names} differ")
         for name, shape in self._shapes.items():
             array: object = gradients[name]
-            told = f"{label}: the gradient of {name!r} must"
+            prefix = f"{label}: the gradient of {name!r} must"
             if not isinstance(array, (AccelRef, np.ndarray)):
-                raise TypeError(f"{told} be an array, got {type(array).__name__}")
+                raise TypeError(f"{prefix} be an array, got {type(array).__name__}")
             if array.dtype != self.flat.dtype:
-                raise TypeError(f"{told} be of {self.flat.dtype}, got {array.dtype}")
+                raise TypeError(f"{prefix} be of {self.flat.dtype}, got {array.dtype}")
             if array.shape != shape:
-                raise ValueError(f"{told} have shape {shape}, got {array.shape}")
+                raise ValueError(f"{prefix} have shape {shape}, got {array.shape}")
 
     async def joined(self, gradients: Mapping[str, _Array]) -> AccelRef:
         """Return the gradients as one flat array on the device."""
-        given: list[Any] = [gradients[name] for name in self._shapes]
-        if not any(isinstance(one, AccelRef) for one in given):
-            return await self.device.put(np.concatenate([one.reshape(-1) for one in given]))
-        for place, one in enumerate(given):
-            if isinstance(one, AccelRef) and one.device is not self.device:
-                given[place] = await one.copy_to(self.device)
-        made: AccelRef = await self.flat.__array_namespace__().concat(given, axis=None)
-        return made
+        arrays: list[Any] = [gradients[name] for name in self._shapes]
+        if not any(isinstance(array, AccelRef) for array in arrays):
+            return await self.device.put(np.concatenate([array.reshape(-1) for array in arrays]))
+        for index, gradient in enumerate(arrays):
+            if isinstance(gradient, AccelRef) and gradient.device is not self.device:
+                arrays[index] = await gradient.copy_to(self.device)
+        flat: AccelRef = await self.flat.__array_namespace__().concat(arrays, axis=None)
+        return flat
 
     def commit(self, flat: AccelRef, slots: tuple[AccelRef, ...]) -> None:
         """Make the arrays of a step the current ones."""
@@ -233,7 +233,7 @@ class ParameterServer(TaskSubmitActor[Pull | Push, Parameters]):
         if not callable(step):
             raise TypeError(f"ParameterServer: step must be an async function, got {step!r}")
         if max_staleness is not None:
-            must_be_count("ParameterServer: max_staleness", max_staleness, least=0)
+            must_be_count("ParameterServer: max_staleness", max_staleness, minimum=0)
         must_be_one_of("ParameterServer: on_nan", on_nan, get_args(_OnNan))
         self._state, self._step = state, step
         self._most = math.inf if max_staleness is None else max_staleness
@@ -255,7 +255,7 @@ class ParameterServer(TaskSubmitActor[Pull | Push, Parameters]):
             return self._state.current()
         if not isinstance(item, Push):
             raise TypeError(f"ParameterServer: an item must be Pull() or Push(...), got {item!r}")
-        must_be_count("ParameterServer: version", item.version, least=0, most=self._state.version)
+        must_be_count("ParameterServer: version", item.version, minimum=0, maximum=self._state.version)
         self._state.check("ParameterServer", item.gradients)
         self._check_age(item.version)
         gradient = await self._state.joined(item.gradients)

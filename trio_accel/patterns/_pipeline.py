@@ -15,7 +15,7 @@ from attrs.validators import optional
 
 from ..actors import DeferredReply, Ref, named_options
 from ..devices import AccelRef, Device
-from ._checks import of_class, positive, whole
+from ._checks import of_class, positive, positive_integer
 from ._limits import RetryPolicy
 from ._submit import CallStatistics, ItemT, Model, ResultT, Tally, TaskSubmitActor, as_callable, is_model
 
@@ -50,8 +50,8 @@ class PipelineStage(Generic[ItemT, ResultT]):
 
     model: Model[ItemT, ResultT] = attrs.field(validator=is_model)
     name: str | None = attrs.field(default=None, kw_only=True)
-    workers: int = attrs.field(default=1, kw_only=True, validator=whole)
-    capacity: int = attrs.field(default=1, kw_only=True, validator=whole)
+    workers: int = attrs.field(default=1, kw_only=True, validator=positive_integer)
+    capacity: int = attrs.field(default=1, kw_only=True, validator=positive_integer)
     device: Device | None = attrs.field(default=None, kw_only=True, validator=of_class(Device, _NONE_TYPE))
     retry: RetryPolicy | None = attrs.field(
         default=None, kw_only=True, validator=of_class(RetryPolicy, _NONE_TYPE)
@@ -95,13 +95,13 @@ class _Entry:
 
     Attributes:
         has_begun: Whether a model has seen it.
-        at: The stage that it waits for, in the queue in front of it; None before it gets there.
+        waiting_line: The stage that it waits for, in the queue in front of it; None before it gets there.
         works: The stage of its worker.
         woken: The lot in which it waits for a place or a worker.
     """
 
     has_begun: bool = False
-    at: _Line | None = None
+    waiting_line: _Line | None = None
     works: _Line | None = None
     woken: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
 
@@ -117,9 +117,10 @@ class _Entry:
 class _Line:
     """A stage at work: its workers, and its items in their order.
 
-    The first `capacity` items that have not begun may wait here (`near`); they have a place even before they
-    arrive. So a later item never takes the place of an earlier one that arrives after it, and a line is never
-    stuck. All others (`far`) stay with the worker of the previous stage until an item begins or leaves.
+    The first `capacity` items that have not begun may wait here (`admitted`); they have a place even before
+    they arrive. So a later item never takes the place of an earlier one that arrives after it, and a line is
+    never stuck. All others (`upstream`) stay with the worker of the previous stage until an item begins or
+    leaves.
     """
 
     name: str
@@ -127,8 +128,8 @@ class _Line:
     capacity: int
     workers: int
     free: int = attrs.field(init=False)
-    near: OrderedDict[_Entry, None] = attrs.field(factory=OrderedDict[_Entry, None])
-    far: OrderedDict[_Entry, None] = attrs.field(factory=OrderedDict[_Entry, None])
+    admitted: OrderedDict[_Entry, None] = attrs.field(factory=OrderedDict[_Entry, None])
+    upstream: OrderedDict[_Entry, None] = attrs.field(factory=OrderedDict[_Entry, None])
     tally: Tally = attrs.field(factory=Tally)
 
     def __attrs_post_init__(self) -> None:
@@ -136,19 +137,19 @@ class _Line:
 
     def expect(self, entry: _Entry) -> None:
         """Add an item that will arrive, after all earlier ones."""
-        (self.near if len(self.near) < self.capacity else self.far)[entry] = None
+        (self.admitted if len(self.admitted) < self.capacity else self.upstream)[entry] = None
 
     def drop(self, entry: _Entry) -> None:
         """Forget an item that will not arrive, if it has not begun."""
-        if entry in self.far:
-            del self.far[entry]
-        elif entry in self.near:
+        if entry in self.upstream:
+            del self.upstream[entry]
+        elif entry in self.admitted:
             self._take_out(entry)
             self.begin_next()
 
     def begin_next(self) -> None:
         """Give idle workers to the first items, as far as these have arrived."""
-        while self.free and self.near and (first := next(iter(self.near))).at is self:
+        while self.free and self.admitted and (first := next(iter(self.admitted))).waiting_line is self:
             self._take_out(first)
             self.free -= 1
             first.works = self
@@ -158,20 +159,20 @@ class _Line:
         """Return its counts."""
         return PipelineStageStatistics(
             name=self.name,
-            waiting=sum(entry.at is self for entry in self.near),
+            waiting=sum(entry.waiting_line is self for entry in self.admitted),
             held=self.workers - self.free - self.tally["in_flight"],
             **self.tally,
         )
 
     def _take_out(self, entry: _Entry) -> None:
-        del self.near[entry]
-        if self.far:
-            following, _ = self.far.popitem(last=False)
-            self.near[following] = None
+        del self.admitted[entry]
+        if self.upstream:
+            following, _ = self.upstream.popitem(last=False)
+            self.admitted[following] = None
             following.woken.unpark_all()
 
 
-Given: TypeAlias = Model[A, B] | PipelineStage[A, B]
+StageLike: TypeAlias = Model[A, B] | PipelineStage[A, B]
 
 
 class Pipeline(TaskSubmitActor[ItemT, ResultT], Generic[ItemT, ResultT]):
@@ -211,40 +212,42 @@ class Pipeline(TaskSubmitActor[ItemT, ResultT], Generic[ItemT, ResultT]):
     """
 
     @overload
-    def __init__(self, first: Given[ItemT, ResultT], /) -> None: ...
+    def __init__(self, first: StageLike[ItemT, ResultT], /) -> None: ...
     @overload
-    def __init__(self, first: Given[ItemT, A], second: Given[A, ResultT], /) -> None: ...
+    def __init__(self, first: StageLike[ItemT, A], second: StageLike[A, ResultT], /) -> None: ...
     @overload
-    def __init__(self, first: Given[ItemT, A], second: Given[A, B], third: Given[B, ResultT], /) -> None: ...
+    def __init__(
+        self, first: StageLike[ItemT, A], second: StageLike[A, B], third: StageLike[B, ResultT], /
+    ) -> None: ...
     @overload
     def __init__(
         self,
-        first: Given[ItemT, A],
-        second: Given[A, B],
-        third: Given[B, C],
-        fourth: Given[C, ResultT],
+        first: StageLike[ItemT, A],
+        second: StageLike[A, B],
+        third: StageLike[B, C],
+        fourth: StageLike[C, ResultT],
         /,
     ) -> None: ...
     @overload
     def __init__(
         self,
-        first: Given[ItemT, Any],
-        second: Given[Any, Any],
-        third: Given[Any, Any],
-        fourth: Given[Any, Any],
-        fifth: Given[Any, Any],
+        first: StageLike[ItemT, Any],
+        second: StageLike[Any, Any],
+        third: StageLike[Any, Any],
+        fourth: StageLike[Any, Any],
+        fifth: StageLike[Any, Any],
         /,
-        *others: Given[Any, Any],
+        *more_stages: StageLike[Any, Any],
     ) -> None: ...
 
-    def __init__(self, *stages: Given[Any, Any]) -> None:
+    def __init__(self, *stages: StageLike[Any, Any]) -> None:
         if not stages:
             raise ValueError("Pipeline: there must be at least one stage")
-        made = [_as_stage(place, given) for place, given in enumerate(stages)]
-        names = _names_of(made)
+        pipeline_stages = [_as_stage(index, model) for index, model in enumerate(stages)]
+        names = _names_of(pipeline_stages)
         self._lines = [
             _Line(name, _call_of(name, stage), stage.capacity, stage.workers)
-            for name, stage in zip(names, made, strict=True)
+            for name, stage in zip(names, pipeline_stages, strict=True)
         ]
 
     async def call(self, item: ItemT) -> ResultT | DeferredReply[ResultT]:
@@ -263,10 +266,10 @@ class Pipeline(TaskSubmitActor[ItemT, ResultT], Generic[ItemT, ResultT]):
             with self._tally:
                 for line in self._lines:
                     waits_since = trio.current_time()
-                    while entry in line.far:
+                    while entry in line.upstream:
                         await entry.woken.park()
                     entry.leave()
-                    entry.at = line
+                    entry.waiting_line = line
                     line.begin_next()
                     while entry.works is not line:
                         await entry.woken.park()
@@ -285,13 +288,13 @@ class Pipeline(TaskSubmitActor[ItemT, ResultT], Generic[ItemT, ResultT]):
         return PipelineStatistics(**self._tally, stages=tuple([line.statistics() for line in self._lines]))
 
 
-def _as_stage(place: int, given: Any) -> PipelineStage[Any, Any]:
-    if isinstance(given, PipelineStage):
-        return given  # pyright: ignore[reportUnknownVariableType]  # its types are lost in `given`
-    if not isinstance(given, Ref) and not callable(given):
-        what = "an async callable, the address of a `SubmitActor`, or PipelineStage(model)"
-        raise TypeError(f"Pipeline: stage {place} must be {what}, got {given!r}")
-    return PipelineStage(cast("Model[Any, Any]", given))
+def _as_stage(index: int, model: Any) -> PipelineStage[Any, Any]:
+    if isinstance(model, PipelineStage):
+        return model  # pyright: ignore[reportUnknownVariableType]  # its types are lost in `model`
+    if not isinstance(model, Ref) and not callable(model):
+        expected = "an async callable, the address of a `SubmitActor`, or PipelineStage(model)"
+        raise TypeError(f"Pipeline: stage {index} must be {expected}, got {model!r}")
+    return PipelineStage(cast("Model[Any, Any]", model))
 
 
 def _is_name(name: object) -> bool:
@@ -304,14 +307,14 @@ def _names_of(stages: Sequence[PipelineStage[Any, Any]]) -> list[str]:
     Raises:
         ValueError: Two stages were given the same name.
     """
-    given = [stage.name for stage in stages if stage.name is not None]
-    if len(set(given)) < len(given):
-        raise ValueError(f"Pipeline: each stage must have a name of its own, got {given}")
+    chosen_names = [stage.name for stage in stages if stage.name is not None]
+    if len(set(chosen_names)) < len(chosen_names):
+        raise ValueError(f"Pipeline: each stage must have a name of its own, got {chosen_names}")
     names: list[str] = []
-    for place, stage in enumerate(stages):
+    for index, stage in enumerate(stages):
         name = stage.name or _name_of(stage.model)
-        while stage.name is None and name in {*given, *names}:
-            name = f"{name}-{place}"
+        while stage.name is None and name in {*chosen_names, *names}:
+            name = f"{name}-{index}"
         names.append(name)
     return names
 
@@ -356,10 +359,10 @@ async def _copied(value: Any, device: Device) -> Any:  # noqa: ASYNC910  # the m
     """Copy the arrays in a value to a device; return a value without other arrays unchanged."""
     if isinstance(value, AccelRef):
         return value if value.device is device else await value.copy_to(device)
-    found = _taken_apart(value)
-    if found is None:
+    structure = _taken_apart(value)
+    if structure is None:
         return value
-    parts, put_together = found
+    parts, put_together = structure
     copies = {key: await _copied(part, device) for key, part in parts.items()}
     return value if all(copies[key] is part for key, part in parts.items()) else put_together(copies)
 
@@ -378,11 +381,11 @@ def _taken_apart(value: Any) -> tuple[_Parts, Callable[[_Parts], Any]] | None:
     if hasattr(kind, "_asdict"):  # a named tuple
         return value._asdict(), lambda parts: value._replace(**parts)
     if attrs.has(value.__class__):
-        fields = [each for each in attrs.fields(value.__class__) if each.init]
-        return {each.alias: getattr(value, each.name) for each in fields}, lambda parts: attrs.evolve(
+        fields = [field for field in attrs.fields(value.__class__) if field.init]
+        return {field.alias: getattr(value, field.name) for field in fields}, lambda parts: attrs.evolve(
             value, **parts
         )
     if is_dataclass(kind):
-        names = [each.name for each in dataclass_fields(value) if each.init]
+        names = [field.name for field in dataclass_fields(value) if field.init]
         return {name: getattr(value, name) for name in names}, lambda parts: replace(value, **parts)
     return None

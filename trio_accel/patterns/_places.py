@@ -52,7 +52,7 @@ class _TenantUses(Generic[ItemT, PartT]):
     weights: Weights
     first: SequenceEntry[ItemT, PartT] | None
     held: dict[SequenceEntry[ItemT, PartT], float]
-    place: float
+    slot_share: float
     uses: dict[Hashable, list[float]] = attrs.field(factory=dict[Any, Any], init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -62,7 +62,7 @@ class _TenantUses(Generic[ItemT, PartT]):
     def count(self, entry: SequenceEntry[ItemT, PartT], sign: int, room: float) -> None:
         """Give a sequence a place and room, or take both away."""
         use = self.uses.setdefault(entry.tenant, [0.0, 0.0])
-        use[0] += sign * self.place
+        use[0] += sign * self.slot_share
         use[1] += sign * room
 
     def share(self, entry: SequenceEntry[ItemT, PartT], without: float | None = None) -> float:
@@ -70,10 +70,10 @@ class _TenantUses(Generic[ItemT, PartT]):
 
         It is the dominant share of Ghodsi et al., "Dominant Resource Fairness", NSDI 2011.
         """
-        places, room = self.uses.get(entry.tenant, (0.0, 0.0))
+        slots, room = self.uses.get(entry.tenant, (0.0, 0.0))
         if without is not None:
-            places, room = places - self.place, room - without
-        return max(places, room) / (self.weights.of(entry.tenant) or entry.weight)
+            slots, room = slots - self.slot_share, room - without
+        return max(slots, room) / (self.weights.of(entry.tenant) or entry.weight)
 
     def sorted(self, entries: Iterable[SequenceEntry[ItemT, PartT]]) -> list[SequenceEntry[ItemT, PartT]]:
         """Sort for setting aside: sequences that wait for readers first, sequences with little room last."""
@@ -104,66 +104,69 @@ class SequenceSlots(Generic[ItemT, PartT]):
     aside: dict[SequenceEntry[ItemT, PartT], None]
     queue: FairQueue[SequenceEntry[ItemT, PartT]]
     weights: Weights
-    most: int
+    max_running: int
     room: Room[ItemT, PartT]
     leaving: list[SequenceEntry[ItemT, PartT]] = attrs.field(factory=list[Any], init=False)
     claimant: SequenceEntry[ItemT, PartT] | None = attrs.field(default=None, init=False)
     # A state in which nobody could join, and the free room in it.
-    _seen: object = attrs.field(default=None, init=False)
-    _seen_free: float = attrs.field(default=0.0, init=False)
+    _stalled_state: object = attrs.field(default=None, init=False)
+    _stalled_free: float = attrs.field(default=0.0, init=False)
 
     def take(self, step: int) -> SequenceEntry[ItemT, PartT] | None:
         """Give the next sequence a place, or choose `leaving` for a `claimant` and return None."""
-        while not (self.leaving or (self._state(step) == self._seen and self.room.free <= self._seen_free)):
+        while not (
+            self.leaving
+            or (self._state(step) == self._stalled_state and self.room.free <= self._stalled_free)
+        ):
             heads = [queued.value for queued in self.queue.heads()]
             aside = [entry for entry in self.aside if not entry.is_held]
-            look = self._look([*heads, *aside])
+            uses = self._tenant_uses([*heads, *aside])
             available = self.room.free - sum(map(self._promised, self.running))
-            candidates = self._candidates(heads, aside, look)
+            candidates = self._candidates(heads, aside, uses)
             self.claimant = None
-            for entry, wanted in candidates.items():
-                has_room = not self.running or wanted <= available
-                if has_room and len(self.running) < self.most:
+            for entry, demand in candidates.items():
+                has_room = not self.running or demand <= available
+                if has_room and len(self.running) < self.max_running:
                     self._leave_queue(entry, step)
                     del self.aside[entry]
                     self.running[entry] = None
                     entry.stays_until = step + _STEPS_UNTIL_REPLACED if entry.is_aside else 0
-                    self._seen = None
+                    self._stalled_state = None
                     return entry
-            if not self._displace(candidates, look, available, step) and self._let_overtake(candidates, step):
+            if not self._displace(candidates, uses, available, step) and self._let_overtake(candidates, step):
                 continue
-            self._seen, self._seen_free = self._state(step), self.room.free
+            self._stalled_state, self._stalled_free = self._state(step), self.room.free
         return None
 
     def _candidates(
         self,
         heads: list[SequenceEntry[ItemT, PartT]],
         aside: list[SequenceEntry[ItemT, PartT]],
-        look: _TenantUses[ItemT, PartT],
+        uses: _TenantUses[ItemT, PartT],
     ) -> dict[SequenceEntry[ItemT, PartT], float]:
         """Return some sequences that want a place, in the order of their turns, with the wanted room."""
 
         def order(entry: SequenceEntry[ItemT, PartT]) -> tuple[bool, bool, float, bool, int]:
             waits = entry.queued is not None
-            is_next = entry is self.claimant, entry is look.first
-            return not is_next[0], not is_next[1], look.share(entry), waits, 0 if waits else entry.rank
+            is_next = entry is self.claimant, entry is uses.first
+            return not is_next[0], not is_next[1], uses.share(entry), waits, 0 if waits else entry.rank
 
         # After the first ones, the shortest may fit.
-        found = sorted(aside, key=lambda entry: entry.sequence.length)[:_MOST_CANDIDATES]
+        shortlist = sorted(aside, key=lambda entry: entry.sequence.length)[:_MOST_CANDIDATES]
         for kind in (heads, aside):
-            found += sorted(kind, key=order)[:_MOST_CANDIDATES]
-        return {entry: self._wanted(entry) for entry in sorted(dict.fromkeys(found), key=order)}
+            shortlist += sorted(kind, key=order)[:_MOST_CANDIDATES]
+        return {entry: self._demand_of(entry) for entry in sorted(dict.fromkeys(shortlist), key=order)}
 
     def _displace(
         self,
         candidates: dict[SequenceEntry[ItemT, PartT], float],
-        look: _TenantUses[ItemT, PartT],
+        uses: _TenantUses[ItemT, PartT],
         available: float,
         step: int,
     ) -> bool:
         """Choose `leaving` for the first candidate that may take the place of others."""
-        for entry, wanted in candidates.items():
-            self.leaving = self._victims(entry, look, wanted, available, step)
+        for entry, demand in candidates.items():
+            self.leaving = self._victims(entry, uses, demand, available, step)
             if self.leaving:
                 self._leave_queue(entry, step)
                 self.claimant = entry
@@ -174,22 +177,22 @@ class SequenceSlots(Generic[ItemT, PartT]):
 
     def by_turn(self) -> list[SequenceEntry[ItemT, PartT]]:
         """Return the sequences that may be set aside if a step lacks room, in this order."""
-        look = self._look(())
-        return look.sorted(self._movable(look))
+        uses = self._tenant_uses(())
+        return uses.sorted(self._movable(uses))
 
     def _state(self, step: int) -> object:
         readable = sum(not entry.is_held for entry in self.aside)
         return len(self.running), readable, self.queue.queued, step // (_STEPS_UNTIL_REPLACED // 4)
 
-    def _look(self, others: Iterable[SequenceEntry[ItemT, PartT]]) -> _TenantUses[ItemT, PartT]:
+    def _tenant_uses(self, waiting: Iterable[SequenceEntry[ItemT, PartT]]) -> _TenantUses[ItemT, PartT]:
         going = [entry for entry in self.running if not (entry.is_held or entry.is_moving or entry.is_over)]
-        first = min([*others, *going], key=lambda entry: entry.rank, default=None)
+        first = min([*waiting, *going], key=lambda entry: entry.rank, default=None)
         held = {entry: self.room.held(entry.sequence) / self.room.total for entry in self.running}
-        return _TenantUses(self.weights, first, held, 1 / self.most)
+        return _TenantUses(self.weights, first, held, 1 / self.max_running)
 
-    def _movable(self, look: _TenantUses[ItemT, PartT]) -> list[SequenceEntry[ItemT, PartT]]:
+    def _movable(self, uses: _TenantUses[ItemT, PartT]) -> list[SequenceEntry[ItemT, PartT]]:
         return [
-            entry for entry in self.running if not (entry is look.first or entry.is_moving or entry.is_over)
+            entry for entry in self.running if not (entry is uses.first or entry.is_moving or entry.is_over)
         ]
 
     def _leave_queue(self, entry: SequenceEntry[ItemT, PartT], step: int) -> None:
@@ -201,57 +204,57 @@ class SequenceSlots(Generic[ItemT, PartT]):
     def _let_overtake(self, candidates: Iterable[SequenceEntry[ItemT, PartT]], step: int) -> bool:
         """If a place is free, but a waiting sequence lacks room, let it wait outside the queue."""
         waiting = [entry for entry in candidates if entry.queued is not None]
-        is_room = len(self.running) < self.most and len(self.aside) < _MOST_ASIDE
+        is_room = len(self.running) < self.max_running and len(self.aside) < _MOST_ASIDE
         if is_room and waiting:
             self._leave_queue(waiting[0], step)
         return is_room and bool(waiting)
 
-    def _wanted(self, entry: SequenceEntry[ItemT, PartT]) -> float:
+    def _demand_of(self, entry: SequenceEntry[ItemT, PartT]) -> float:
         """Return the room required for a sequence: a small one may use what others leave free."""
-        wanted, spare = self.room.wanted(entry.sequence), self.room.spare
-        is_small = wanted <= spare and not entry.is_aside
-        return wanted if is_small else min(wanted + spare, self.room.total)
+        demand, spare = self.room.demand(entry.sequence), self.room.spare
+        is_small = demand <= spare and not entry.is_aside
+        return demand if is_small else min(demand + spare, self.room.total)
 
     def _promised(self, entry: SequenceEntry[ItemT, PartT]) -> float:
         """Return the room that a sequence with a place has not taken yet."""
         is_growing = entry.is_aside or entry.sequence.is_prefilling
-        return self.room.wanted(entry.sequence) if is_growing and not entry.is_over else 0.0
+        return self.room.demand(entry.sequence) if is_growing and not entry.is_over else 0.0
 
     def _victims(
         self,
         entry: SequenceEntry[ItemT, PartT],
-        look: _TenantUses[ItemT, PartT],
-        wanted: float,
+        uses: _TenantUses[ItemT, PartT],
+        demand: float,
         available: float,
         step: int,
     ) -> list[SequenceEntry[ItemT, PartT]]:
         """Return the sequences to set aside for a sequence; empty if they would not be enough."""
         chosen: list[SequenceEntry[ItemT, PartT]] = []
-        rest, part = self._movable(look), wanted / self.room.total
+        rest, part = self._movable(uses), demand / self.room.total
         has_waited = entry.queued is None and step - entry.since >= _STEPS_UNTIL_REPLACED
 
-        def makes_way(one: SequenceEntry[ItemT, PartT]) -> bool:
-            if one.is_stuck or one.is_held or entry is look.first:
-                return not one.is_stuck
-            if entry.tenant == one.tenant:
-                return has_waited and entry.rank < one.rank and step >= one.stays_until
+        def makes_way(holder: SequenceEntry[ItemT, PartT]) -> bool:
+            if holder.is_stuck or holder.is_held or entry is uses.first:
+                return not holder.is_stuck
+            if entry.tenant == holder.tenant:
+                return has_waited and entry.rank < holder.rank and step >= holder.stays_until
             # Sums of floats are equal up to rounding.
-            is_fair = look.share(entry) <= look.share(one, look.held[one]) * (1 + 1e-9)
+            is_fair = uses.share(entry) <= uses.share(holder, uses.held[holder]) * (1 + 1e-9)
             return is_fair and (has_waited or not entry.is_aside)
 
-        look.count(entry, 1, part)
-        while len(self.running) - len(chosen) >= self.most or wanted > available:
-            may = [one for one in rest if makes_way(one)]
+        uses.count(entry, 1, part)
+        while len(self.running) - len(chosen) >= self.max_running or demand > available:
+            may = [holder for holder in rest if makes_way(holder)]
             if not may:
                 break
-            victim = look.sorted(may)[0]
+            victim = uses.sorted(may)[0]
             rest.remove(victim)
             chosen.append(victim)
-            available += look.held[victim] * self.room.total
-            look.count(victim, -1, look.held[victim])
+            available += uses.held[victim] * self.room.total
+            uses.count(victim, -1, uses.held[victim])
         else:
             return chosen
         for victim in chosen:
-            look.count(victim, 1, look.held[victim])
-        look.count(entry, -1, part)
+            uses.count(victim, 1, uses.held[victim])
+        uses.count(entry, -1, part)
         return []

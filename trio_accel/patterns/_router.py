@@ -26,7 +26,7 @@ from ..actors import (
     named_options,
 )
 from ..devices import Device, Key, available, by_key
-from ._checks import positive, whole
+from ._checks import positive, positive_integer
 from ._submit import (
     CallStatistics,
     ItemT,
@@ -133,8 +133,8 @@ class Router(TaskSubmitActor[ItemT, ResultT], Generic[ItemT, ResultT]):
                     raise
                 refusal = error
         if refusal is None or all(member.is_dead for member in self._members):
-            what = f"all {len(self._members)} replicas of {self.context.path} have ended"
-            raise NoReplicaError(what, path=self.context.path) from refusal
+            reason = f"all {len(self._members)} replicas of {self.context.path} have ended"
+            raise NoReplicaError(reason, path=self.context.path) from refusal
         raise refusal
 
     def _choose(
@@ -178,7 +178,7 @@ class ByLoad:
         random: The source of chance; seed it to make the choices repeatable.
     """
 
-    choices: int | None = attrs.field(default=None, validator=optional(whole))
+    choices: int | None = attrs.field(default=None, validator=optional(positive_integer))
     random: random.Random = attrs.field(factory=random.Random, eq=False)
 
     @property
@@ -318,33 +318,37 @@ class ReplicaState(Generic[ItemT, ResultT]):
         )
 
 
-Given = Model[ItemT, ResultT] | Replica[ItemT, ResultT]
-Replicas = Mapping[str, Given[ItemT, ResultT]] | Sequence[Given[ItemT, ResultT]]
+ReplicaLike = Model[ItemT, ResultT] | Replica[ItemT, ResultT]
+Replicas = Mapping[str, ReplicaLike[ItemT, ResultT]] | Sequence[ReplicaLike[ItemT, ResultT]]
 
 
-def make_members(given: Replicas[ItemT, ResultT]) -> list[ReplicaState[ItemT, ResultT]]:
+def make_members(replicas: Replicas[ItemT, ResultT]) -> list[ReplicaState[ItemT, ResultT]]:
     """Make members of models; the models of a sequence are named by their index.
 
     Raises:
-        TypeError: `given` is neither a mapping nor a sequence, or an item is not a model.
+        TypeError: `replicas` is neither a mapping nor a sequence, or an item is not a model.
         ValueError: There are no models.
     """
-    if not isinstance(given, Mapping | Sequence):
+    if not isinstance(replicas, Mapping | Sequence):
         raise TypeError(
-            f"replicas must be a sequence of models, or a mapping of names to them, not {given!r}"
+            f"replicas must be a sequence of models, or a mapping of names to them, not {replicas!r}"
         )
-    named: Mapping[str, Given[ItemT, ResultT]]
-    named = given if isinstance(given, Mapping) else {str(place): each for place, each in enumerate(given)}
+    named: Mapping[str, ReplicaLike[ItemT, ResultT]]
+    named = (
+        replicas
+        if isinstance(replicas, Mapping)
+        else {str(index): model for index, model in enumerate(replicas)}
+    )
     if not named:
         raise ValueError("there must be at least one replica")
     return [_make(name, model) for name, model in named.items()]
 
 
-def _make(name: str, given: Given[ItemT, ResultT]) -> ReplicaState[ItemT, ResultT]:
+def _make(name: str, model: ReplicaLike[ItemT, ResultT]) -> ReplicaState[ItemT, ResultT]:
     if not isinstance(name, str):
         raise TypeError(f"the name of a replica must be a str, got {name!r}")
     # pyright does not keep the type arguments of a union.
-    replica: Replica[ItemT, ResultT] = given if isinstance(given, Replica) else Replica(given)  # pyright: ignore[reportUnknownVariableType]
+    replica: Replica[ItemT, ResultT] = model if isinstance(model, Replica) else Replica(model)  # pyright: ignore[reportUnknownVariableType]
     holder: Any = getattr(replica.model, "__self__", replica.model)
     ref: Ref[Any] | None = holder if isinstance(holder, Ref) else None  # pyright: ignore[reportUnknownVariableType]
     return ReplicaState(name, as_callable(replica.model), ref, replica.device, holder)  # pyright: ignore[reportUnknownArgumentType]
@@ -392,7 +396,7 @@ class Pool(Router[Any, Any]):
         member_mailbox: MailboxOptions | None = None,
         **kwargs: object,
     ) -> None:
-        must_be_count("size", size, most=_MOST_MEMBERS)
+        must_be_count("size", size, maximum=_MOST_MEMBERS)
         super().__init__([_not_started] * size, by=by)
         self._is_of_submit_actors = isinstance(actor_class, type) and issubclass(actor_class, SubmitActor)
         self._arguments: tuple[object, ...] = actor_class, *args

@@ -109,7 +109,7 @@ class Room(Protocol[ItemT, PartT]):
         """Return the amount released by setting a sequence aside."""
         ...
 
-    def wanted(self, sequence: RunningSequence[ItemT, PartT]) -> float:
+    def demand(self, sequence: RunningSequence[ItemT, PartT]) -> float:
         """Return the amount that a sequence takes from `free` until its next part.
 
         It may be new, be in the middle of its prompt, or have been set aside.

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ..actors import checked_options, must_be_count, must_be_positive, must_be_whole, named_options
 from ._batcher import ModelOfBatches, split_results
-from ._checks import ModelOutputError, Rows, Sampler, scores_of, whole
+from ._checks import ModelOutputError, Rows, Sampler, positive_integer, scores_of
 from ._sequences import Last, RunningSequence, StepResult
 from ._submit import as_callable
 
@@ -74,7 +74,7 @@ class Generate:
     """
 
     prompt: tuple[int, ...] = attrs.field(converter=_prompt)
-    max_tokens: int = attrs.field(default=128, kw_only=True, validator=whole)
+    max_tokens: int = attrs.field(default=128, kw_only=True, validator=positive_integer)
     stop: frozenset[int] = attrs.field(default=frozenset(), converter=_stops, kw_only=True)
     temperature: float = attrs.field(default=1.0, kw_only=True)
     seed: int | None = attrs.field(default=None, kw_only=True, validator=optional(must_be_whole(0)))
@@ -112,9 +112,9 @@ class DecodingStatistics:
         """Tokens per call of the verifier; it would be 1 without a draft. NaN before the first call."""
         return self.tokens / self.rounds if self.rounds else math.nan
 
-    def __add__(self, other: DecodingStatistics) -> DecodingStatistics:
-        mine, others = attrs.asdict(self), attrs.asdict(other)
-        return DecodingStatistics(**{name: mine[name] + others[name] for name in mine})
+    def __add__(self, rhs: DecodingStatistics) -> DecodingStatistics:
+        mine, addends = attrs.asdict(self), attrs.asdict(rhs)
+        return DecodingStatistics(**{name: mine[name] + addends[name] for name in mine})
 
 
 class SpeculativeStep:
@@ -178,15 +178,17 @@ class SpeculativeStep:
         """
         rounds = {sequence: self._begin(sequence) for sequence in batch if sequence.gives_part}
         await self._propose(list(rounds.values()))
-        going = [each for each in rounds.values() if each.error is None or self._draft_may_fail]
-        asked = [each.score(len(each.proposed) + 1) for each in going]
-        found = split_results(await self._verifier(asked), len(asked)) if asked else []
-        for each, scores in zip(going, found, strict=True):
+        going = [
+            text_round for text_round in rounds.values() if text_round.error is None or self._draft_may_fail
+        ]
+        asked = [text_round.score(len(text_round.proposed) + 1) for text_round in going]
+        results = split_results(await self._verifier(asked), len(asked)) if asked else []
+        for text_round, scores in zip(going, results, strict=True):
             try:
-                await self._accept(each, scores)
+                await self._accept(text_round, scores)
             except ValueError as error:
                 # Its distributions or its prompt are wrong. A loss would affect all texts.
-                each.error = error
+                text_round.error = error
         # No checkpoint follows: all rounds count, or none.
         return [self._result(rounds[sequence]) if sequence in rounds else () for sequence in batch]
 
@@ -206,64 +208,76 @@ class SpeculativeStep:
             return
         for number in range(self._lookahead):
             # The verifier adds one.
-            asked = [each for each in rounds if not each.is_whole and number < each.missing - 1]
+            asked = [
+                text_round
+                for text_round in rounds
+                if not text_round.is_whole and number < text_round.missing - 1
+            ]
             if not asked:
                 return
             try:
-                found = split_results(await self._draft([each.score(1) for each in asked]), len(asked))
-                for each, rows in zip(asked, found, strict=True):
-                    await self._draw(each, rows)
+                results = split_results(
+                    await self._draft([text_round.score(1) for text_round in asked]), len(asked)
+                )
+                for text_round, rows in zip(asked, results, strict=True):
+                    await self._draw(text_round, rows)
             except Exception as error:
                 if not self._draft_may_fail:
                     raise
-                for each in asked:
-                    each.error, each.is_whole = error, True
+                for text_round in asked:
+                    text_round.error, text_round.is_whole = error, True
 
-    async def _draw(self, each: _Round, found: object) -> None:
+    async def _draw(self, text_round: _Round, result: object) -> None:
         """Draw the next proposal of a text; None proposes nothing."""
-        if found is None:
-            each.is_whole = True
+        if result is None:
+            text_round.is_whole = True
             return
         try:
-            scores = await scores_of("the draft", found, 1, each.vocabulary, are_logits=self._are_logits)
+            scores = await scores_of(
+                "the draft", result, 1, text_round.vocabulary, are_logits=self._are_logits
+            )
         except ModelOutputError as error:
-            each.error, each.is_whole = error, True
+            text_round.error, text_round.is_whole = error, True
             return
-        distribution = each.sampler.distribution(scores[0])
-        token = each.sampler.draw(distribution)
-        each.proposed.append(token)
-        each.rows.append(distribution)
-        each.is_whole = token in each.request.stop
+        distribution = text_round.sampler.distribution(scores[0])
+        token = text_round.sampler.draw(distribution)
+        text_round.proposed.append(token)
+        text_round.rows.append(distribution)
+        text_round.is_whole = token in text_round.request.stop
 
-    async def _accept(self, each: _Round, found: object) -> None:
+    async def _accept(self, text_round: _Round, result: object) -> None:
         """Take the verifier's distributions, and with them the tokens of a round.
 
         Raises:
             ValueError: They are not valid distributions, or the prompt has a token outside the vocabulary.
         """
-        count = len(each.proposed) + 1
-        scores = await scores_of("the verifier", found, count, each.vocabulary, are_logits=self._are_logits)
-        each.text.vocabulary = size = int(scores.shape[1])
-        highest = max(each.request.prompt, default=0)
+        count = len(text_round.proposed) + 1
+        scores = await scores_of(
+            "the verifier", result, count, text_round.vocabulary, are_logits=self._are_logits
+        )
+        text_round.text.vocabulary = size = int(scores.shape[1])
+        highest = max(text_round.request.prompt, default=0)
         if highest >= size:
             raise ValueError(f"the prompt has the token {highest}, and the vocabulary ends at {size - 1}")
-        each.accepted = each.sampler.accepted(each.proposed, each.rows, scores)
+        text_round.accepted = text_round.sampler.accepted(text_round.proposed, text_round.rows, scores)
 
-    def _result(self, each: _Round) -> StepResult[int]:
+    def _result(self, text_round: _Round) -> StepResult[int]:
         """Count a round, and return its tokens up to a stop token."""
-        if not each.accepted:
-            assert each.error is not None  # or the verifier's token would be there
-            return outcome.Error(each.error)
-        stops = [number for number, token in enumerate(each.accepted, 1) if token in each.request.stop]
-        tokens = each.accepted[: stops[0]] if stops else each.accepted
+        if not text_round.accepted:
+            assert text_round.error is not None  # or the verifier's token would be there
+            return outcome.Error(text_round.error)
+        stops = [
+            number for number, token in enumerate(text_round.accepted, 1) if token in text_round.request.stop
+        ]
+        tokens = text_round.accepted[: stops[0]] if stops else text_round.accepted
         self._statistics += DecodingStatistics(
             rounds=1,
-            proposed=len(each.proposed),
-            accepted=len(each.accepted) - 1,
+            proposed=len(text_round.proposed),
+            accepted=len(text_round.accepted) - 1,
             tokens=len(tokens),
-            draft_failures=int(each.error is not None),
+            draft_failures=int(text_round.error is not None),
         )
-        return Last(tokens) if stops or len(tokens) == each.missing else tokens
+        return Last(tokens) if stops or len(tokens) == text_round.missing else tokens
 
 
 class PromptLookup:
@@ -303,9 +317,9 @@ class PromptLookup:
     def _following(self, tokens: NDArray[np.int64]) -> int | None:
         for length in range(min(self._longest, len(tokens) - 1), 0, -1):
             windows = np.lib.stride_tricks.sliding_window_view(tokens[:-1], length)
-            found = np.flatnonzero((windows == tokens[-length:]).all(axis=1))
+            matches = np.flatnonzero((windows == tokens[-length:]).all(axis=1))
             # The last occurrence counts, because it is most similar to the current text.
-            following = tokens[found[-1:] + length]
+            following = tokens[matches[-1:] + length]
             if following.size and following[0] < self._vocabulary:
                 return int(following[0])
         return None

@@ -87,8 +87,8 @@ def by_length(item: Operand) -> Hashable:
         TypeError: The item is not an array.
         ValueError: The item is a 0-d array.
     """
-    length, *others = _extents(item)
-    return (max(length - 1, 0).bit_length(), tuple(others), str(item.dtype))
+    length, *trailing = _extents(item)
+    return (max(length - 1, 0).bit_length(), tuple(trailing), str(item.dtype))
 
 
 def _shape(item: Operand) -> tuple[int, ...]:
@@ -112,8 +112,8 @@ async def _stack(device: Device, items: list[Operand], pad: complex | None) -> A
     if len(dtypes) > 1 or not (is_even or (pad is not None and len(set(map(len, shapes))) == 1)):
         # The operation raises an error with the reason.
         return await device.ask(Stack(items, pad))
-    place = tuple(max(extents) for extents in zip(*shapes, strict=True))
-    host = device.host_empty((len(items), *place), items[0].dtype)
+    padded_shape = tuple(max(extents) for extents in zip(*shapes, strict=True))
+    host = device.host_empty((len(items), *padded_shape), items[0].dtype)
     if not is_even:
         host[...] = element("padded", "pad", pad, DType.of(items[0].dtype))
     for index, item in enumerate(items):

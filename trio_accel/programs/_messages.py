@@ -152,12 +152,12 @@ class Expectations:
 
     def note(self, keys: Iterable[object], arrays: _Arrays) -> None:
         """Record the arrays that a call has returned."""
-        known = self._known
+        entries = self._known
         for key in keys:
-            before, _ = known.pop(key, (None, False))
-            known[key] = arrays, arrays == before and _nbytes(arrays) <= _MOST_EXPECTED
-        while len(known) > _MOST_KEYS:
-            del known[next(iter(known))]
+            previous, _ = entries.pop(key, (None, False))
+            entries[key] = arrays, arrays == previous and _nbytes(arrays) <= _MOST_EXPECTED
+        while len(entries) > _MOST_KEYS:
+            del entries[next(iter(entries))]
 
 
 def _nbytes(arrays: _Arrays) -> int:
@@ -177,11 +177,11 @@ class _ProgramMessage(Operation[ProgramActor, Any]):
 
 
 @cache
-def message_class(base: type[MessageT], where: str) -> type[MessageT]:
+def message_class(base: type[MessageT], full_name: str) -> type[MessageT]:
     """Return the class of a method's messages, which is its name in statistics and faults."""
-    module, _, name = where.partition(".")
-    made: Any = type(name, (base,), {"__module__": module, "__doc__": f"A call of {where}."})
-    return cast("type[MessageT]", made)
+    module, _, name = full_name.partition(".")
+    cls: Any = type(name, (base,), {"__module__": module, "__doc__": f"A call of {full_name}."})
+    return cast("type[MessageT]", cls)
 
 
 @attrs.define(eq=False, slots=False)
@@ -192,7 +192,7 @@ class Ready(_ProgramMessage):
 
     def plan(self, planner: Planner) -> Planned[Any]:
         """Check the arrays."""
-        state = tuple([planner.read(array.where, array.ref) for array in self.state])
+        state = tuple([planner.read(array.position, array.ref) for array in self.state])
         return Planned(ProgramCall("", "", b"", "", False, state, (), (), ()))
 
 
@@ -233,20 +233,20 @@ class MethodCall(_ProgramMessage):
             if array.ref.block.damaged_by is not None:
                 self._check_others(planner, array)
             if array.parameter in method.state:
-                updated.append(planner.update(array.where, array.ref))
+                updated.append(planner.update(array.position, array.ref))
             else:
-                state.append(planner.read(array.where, array.ref))
+                state.append(planner.read(array.position, array.ref))
         for array in self.opened.frozen:
             # Frozen arrays need no order, because they are never written to (D113).
             if not array.ref.block.is_usable:
-                array.ref.block.check(f"{planner.name}: {array.where}", array.ref.spec)
+                array.ref.block.check(f"{planner.name}: {array.position}", array.ref.spec)
         planner.keep(self.opened.frozen)
         arrays = tuple(state), tuple(inputs), tuple(updated)
         if method.out is None:
             return self._plan_unknown(planner, arguments, *arrays)
-        made: list[AccelRef] = []
-        tree = _outputs(planner, "out", _declared(planner.name, method, self.bound), self.out, made)
-        outputs = tuple([output.spec for output in made])
+        refs: list[AccelRef] = []
+        tree = _outputs(planner, "out", _declared(planner.name, method, self.bound), self.out, refs)
+        outputs = tuple([output.spec for output in refs])
         if self.out is not None:
             for output in outputs:
                 planner.distinct(
@@ -255,24 +255,24 @@ class MethodCall(_ProgramMessage):
         spec = ProgramCall(method.name, *arguments, text_of(tree), method.idempotent, *arrays, outputs)
         if (progress := chosen_progress()) is not None:
             progress.follow(spec.asker)
-        return Planned(spec, build(tree, made), is_checked=True)
+        return Planned(spec, build(tree, refs), is_checked=True)
 
     def _check_others(self, planner: Planner, array: StateArray) -> None:
         """Refuse a call if another array of a block is damaged, because `state` has one of each block."""
-        for other in self.opened.state:
-            if other.ref.block is array.ref.block and other.parameter not in self.method.state:
-                other.ref.block.check(f"{planner.name}: {other.where}", other.ref.spec)
+        for state_array in self.opened.state:
+            if state_array.ref.block is array.ref.block and state_array.parameter not in self.method.state:
+                state_array.ref.block.check(f"{planner.name}: {state_array.position}", state_array.ref.spec)
 
     def _plan_unknown(
         self, planner: Planner, arguments: tuple[str, bytes], state: _Specs, inputs: _Specs, updated: _Specs
     ) -> Planned[Any]:
         """Name the arrays expected of an undeclared result."""
         name = self.method.name
-        given = name, *[(array.dtype, array.shape) for array in (*inputs, *updated)]
+        call_key = name, *[(array.dtype, array.shape) for array in (*inputs, *updated)]
         # First the same call including its values, then its arrays only.
-        keys = ((hash(arguments), given), given) if self.item is None else (given,)
-        made = [planner.output(shape, DType(dtype)) for dtype, shape in self.expectations.expected(keys)]
-        written = tuple([output.spec for output in made])
+        keys = ((hash(arguments), call_key), call_key) if self.item is None else (call_key,)
+        refs = [planner.output(shape, DType(dtype)) for dtype, shape in self.expectations.expected(keys)]
+        written = tuple([output.spec for output in refs])
         words = planner.status(RESULT_WORDS)
         slot = cast("int", self.slot)
         if self.item is not None and self.item[1]:
@@ -284,7 +284,7 @@ class MethodCall(_ProgramMessage):
         spec = make(name, *arguments, "", repeats, state, inputs, updated, written, slot, self.forget, words)
         if (progress := chosen_progress()) is not None:
             progress.follow(spec.asker)
-        return Planned(spec, finish=lambda: Returned(_read(words), made, keys), is_checked=True)
+        return Planned(spec, finish=lambda: Returned(_read(words), refs, keys), is_checked=True)
 
     def _arguments(
         self, planner: Planner, inputs: list[ArraySpec], updated: list[ArraySpec]
@@ -296,18 +296,18 @@ class MethodCall(_ProgramMessage):
         # Updated arrays are numbered after the others.
         for name in sorted(self.bound.arguments, key=lambda name: name in updates):
             is_several = self.bound.signature.parameters[name].kind in SEVERAL
-            given, depth = self.bound.arguments[name], -1 if is_several else 0
+            value, depth = self.bound.arguments[name], -1 if is_several else 0
             number = len(inputs) + len(updated)
-            trees[name], found = arrays_in(f"{prefix}{name}", given, number, values, depth=depth)
-            for where, array in found:
-                place = where.removeprefix(prefix)
+            trees[name], arrays = arrays_in(f"{prefix}{name}", value, number, values, depth=depth)
+            for position, array in arrays:
+                argument = position.removeprefix(prefix)
                 if name in updates:
-                    updated.append(planner.update(place, array))
+                    updated.append(planner.update(argument, array))
                 else:
-                    inputs.append(planner.read(place, array))
+                    inputs.append(planner.read(argument, array))
         tree = call_tree(self.bound.signature, trees)
         if (meeting := MEETING.get()) is not None:
-            tree.append(flatten("meeting", meeting, lambda _where, _value: None))
+            tree.append(flatten("meeting", meeting, lambda _position, _value: None))
         text = text_of(tree)
         if len(text) > MOST_TEXT:
             raise ValueError(
@@ -368,59 +368,59 @@ def call_tree(signature: inspect.Signature, trees: dict[str, Tree]) -> list[Tree
 
 
 def arrays_in(
-    where: str, value: object, first: int = 0, packed: list[object] | None = None, *, depth: int = 0
+    label: str, value: object, first: int = 0, packed: list[object] | None = None, *, depth: int = 0
 ) -> tuple[Tree, list[tuple[str, Any]]]:
     """Return the tree of a value, and the arrays in it with their places; `first` is the first number."""
-    found: list[tuple[str, Any]] = []
+    arrays: list[tuple[str, Any]] = []
 
-    def leaf(place: str, one: object) -> int | None:
-        if not isinstance(one, (AccelRef, np.ndarray)):
+    def leaf(position: str, item: object) -> int | None:
+        if not isinstance(item, (AccelRef, np.ndarray)):
             return None
-        found.append((place, cast("object", one)))
-        return first + len(found) - 1
+        arrays.append((position, cast("object", item)))
+        return first + len(arrays) - 1
 
-    return flatten(where, value, leaf, packed, depth=depth), found
+    return flatten(label, value, leaf, packed, depth=depth), arrays
 
 
-def _declared(where: str, method: ProgramMethod, bound: inspect.BoundArguments) -> object:
+def _declared(name: str, method: ProgramMethod, bound: inspect.BoundArguments) -> object:
     assert method.out is not None
     try:
         return method.out(*bound.args, **bound.kwargs)
     except Exception as error:
-        error.add_note(f"in the rule of the outputs of {where}")
+        error.add_note(f"in the rule of the outputs of {name}")
         raise
 
 
-def _outputs(planner: Planner, where: str, declared: object, given: object, made: list[AccelRef]) -> Tree:
+def _outputs(planner: Planner, position: str, declared: object, out: object, refs: list[AccelRef]) -> Tree:
     """Make the tree of declared outputs.
 
     Args:
         planner: The planner of the call.
-        where: The position in the result.
+        position: The position in the result.
         declared: The result of the rule.
-        given: The caller's arrays, or None.
-        made: Collects the arrays.
+        out: The caller's arrays, or None.
+        refs: Collects the arrays.
     """
     if declared is None:
         return None
     pair = _pair(planner.name, declared)
     if pair is not None:
-        made.append(planner.output(*pair, cast("AccelRef | None", given), argument=where))
-        return ["a", len(made) - 1]
+        refs.append(planner.output(*pair, cast("AccelRef | None", out), argument=position))
+        return ["a", len(refs) - 1]
     if not isinstance(declared, (dict, list, tuple)):
         raise TypeError(
             f"{planner.name}: the rule of its outputs must return (shape, dtype), None, or a dict, list or "
             f"tuple of these, got {declared!r}"
         )
     items, theirs = _items(cast("_Collection", declared)), dict[object, object]()
-    if given is None:
+    if out is None:
         theirs = dict.fromkeys(items)
-    elif isinstance(given, dict if isinstance(declared, dict) else (list, tuple)):
-        theirs = _items(cast("_Collection", given))
+    elif isinstance(out, dict if isinstance(declared, dict) else (list, tuple)):
+        theirs = _items(cast("_Collection", out))
     if theirs.keys() != items.keys():
-        raise TypeError(f"{planner.name}: {where} must be nested like the declared outputs")
+        raise TypeError(f"{planner.name}: {position} must be nested like the declared outputs")
     trees = {
-        key: _outputs(planner, f"{where}[{key!r}]", item, theirs[key], made) for key, item in items.items()
+        key: _outputs(planner, f"{position}[{key!r}]", item, theirs[key], refs) for key, item in items.items()
     }
     if isinstance(declared, dict):
         return ["d", *map(list, trees.items())]

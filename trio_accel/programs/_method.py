@@ -171,7 +171,7 @@ class ProgramMethod:
 
     Attributes:
         name: The name; empty for a function.
-        where: The name for errors, such as ``"encoder.Encoder.encode"``.
+        full_name: The name for errors, such as ``"encoder.Encoder.encode"``.
         signature: The signature without `self`.
         out: The rule of the outputs, if they are declared.
         takes_out: Whether it has a parameter `out` for them.
@@ -185,7 +185,7 @@ class ProgramMethod:
     """
 
     name: str
-    where: str
+    full_name: str
     signature: inspect.Signature
     out: Callable[..., Any] | None
     takes_out: bool
@@ -203,52 +203,56 @@ class ProgramMethod:
         return bool(self.updates or self.state) and not self.idempotent
 
 
-def find_method(cls: type[object], given: object) -> ProgramMethod:
+def find_method(cls: type[object], method_or_name: object) -> ProgramMethod:
     """Find a method of a program's class.
 
     Args:
         cls: The class.
-        given: The method's function, as ``Encoder.encode``, or its name.
+        method_or_name: The method's function, as ``Encoder.encode``, or its name.
 
     Raises:
         TypeError: It is not a callable method.
         AttributeError: The class lacks such a method.
     """
-    name = given if isinstance(given, str) else _name_in(cls, given)
-    found = inspect.getattr_static(cls, name, None) if name else None
-    if found is None:
-        told = repr(given) if isinstance(given, str) else getattr(given, "__qualname__", shown(given))
+    name = method_or_name if isinstance(method_or_name, str) else _name_in(cls, method_or_name)
+    member = inspect.getattr_static(cls, name, None) if name else None
+    if member is None:
+        description = (
+            repr(method_or_name)
+            if isinstance(method_or_name, str)
+            else getattr(method_or_name, "__qualname__", shown(method_or_name))
+        )
         raise AttributeError(
-            f"{told} is not a method of {cls.__qualname__}; pass a method and its arguments: "
+            f"{description} is not a method of {cls.__qualname__}; pass a method and its arguments: "
             f"{cls.__qualname__}.method, ..."
         )
     if name.startswith("_") or name == "warm_up":
         raise AttributeError(
             f"{cls.__qualname__}.{name} is not for asking: it is private, or called by itself"
         )
-    if not inspect.isfunction(found):
+    if not inspect.isfunction(member):
         raise TypeError(
-            f"{cls.__qualname__}.{name} must be a plain method with self, got {type(found).__name__}; "
+            f"{cls.__qualname__}.{name} must be a plain method with self, got {type(member).__name__}; "
             "write one that returns it"
         )
-    first, *rest = inspect.signature(found).parameters.values() or (None,)
+    first, *rest = inspect.signature(member).parameters.values() or (None,)
     if first is None:
         raise TypeError(f"{cls.__qualname__}.{name} takes no self")
     constructor = dict.fromkeys(inspect.signature(cls).parameters)
-    return _describe(found, name, f"{_module(cls)}.{cls.__qualname__}.{name}", rest, constructor)
+    return _describe(member, name, f"{_module(cls)}.{cls.__qualname__}.{name}", rest, constructor)
 
 
-def _name_in(cls: type[object], given: object) -> str:
+def _name_in(cls: type[object], member: object) -> str:
     """Return the name under which a class or its bases have an object; empty if there is none."""
     # The caller passes the function of a static or class method.
-    plain = getattr(given, "__func__", given)
+    plain = getattr(member, "__func__", member)
     if not (callable(plain) or isinstance(plain, property)):
         return ""
     names = (
         name
         for base in cls.__mro__
-        for name, one in vars(base).items()
-        if getattr(one, "__func__", one) is plain
+        for name, attribute in vars(base).items()
+        if getattr(attribute, "__func__", attribute) is plain
     )
     return next(names, "")
 
@@ -270,20 +274,20 @@ def describe_function(function: Callable[..., Any]) -> ProgramMethod:
     Raises:
         TypeError: It cannot be a program.
     """
-    where = f"{_module(function)}.{function.__qualname__}"
-    return _describe(function, "", where, inspect.signature(function).parameters.values(), {})
+    full_name = f"{_module(function)}.{function.__qualname__}"
+    return _describe(function, "", full_name, inspect.signature(function).parameters.values(), {})
 
 
 def _describe(
     function: Callable[..., Any],
     name: str,
-    where: str,
+    full_name: str,
     parameters: Any,
     constructor: Mapping[str, object],
 ) -> ProgramMethod:
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         raise TypeError(
-            f"{where} is async, and it runs in a thread of the device: write `def`, without await"
+            f"{full_name} is async, and it runs in a thread of the device: write `def`, without await"
         )
     declared: Any = getattr(function, _DECLARED, {})
     out: Callable[..., Any] | None = declared.get("out")
@@ -291,33 +295,33 @@ def _describe(
     yields = inspect.isgeneratorfunction(function)
     resumes = declared.get("resumes", False)
     if yields and out is not None:
-        raise TypeError(f"{where} yields, and its items are what they are: leave out= away")
+        raise TypeError(f"{full_name} yields, and its items are what they are: leave out= away")
     resume = signature.parameters.get("resume")
     if resumes and (not yields or resume is None or resume.default is resume.empty):
         raise TypeError(
-            f"{where} is declared with resumes=, and must yield, and take an argument resume with a default, "
-            "which it has at its first call"
+            f"{full_name} is declared with resumes=, and must yield, and take an argument resume with a "
+            "default, which it has at its first call"
         )
     if out is not None:
-        _check_rule(where, out, signature)
+        _check_rule(full_name, out, signature)
     updates: set[str] = set()
     state: set[str] = set()
     for declared_name in getattr(function, UPDATES, ()):
         first, _, of_constructor = declared_name.partition("self.")
-        names, known = (
+        names, allowed = (
             (state, constructor) if of_constructor and not first else (updates, signature.parameters)
         )
         plain = of_constructor or declared_name
-        if plain not in known:
-            there = [*signature.parameters, *[f"self.{one}" for one in constructor]]
+        if plain not in allowed:
+            there = [*signature.parameters, *[f"self.{parameter}" for parameter in constructor]]
             raise TypeError(
-                f"{where}: updates names {declared_name!r}, which is not a parameter; "
+                f"{full_name}: updates names {declared_name!r}, which is not a parameter; "
                 f"{nearest(f'self.{plain}' if f'self.{plain}' in there else declared_name, there)}"
             )
         names.add(plain)
     return ProgramMethod(
         name,
-        where,
+        full_name,
         signature,
         out,
         out is not None and "out" in signature.parameters,
@@ -331,21 +335,25 @@ def _describe(
     )
 
 
-def _check_rule(where: str, rule: Callable[..., Any], signature: inspect.Signature) -> None:
+def _check_rule(full_name: str, rule: Callable[..., Any], signature: inspect.Signature) -> None:
     """Refuse an output rule that accepts neither all of the method's arguments nor the required ones only."""
-    given = [one for name, one in signature.parameters.items() if name != "out" and one.kind not in SEVERAL]
-    needed = [one for one in given if one.default is one.empty]
-    told = [_misfit(rule, each) for each in (given, needed)]
-    if all(told):
-        names = ", ".join(one.name for one in given)
-        raise TypeError(f"{where}: its rule out= must take ({names}): {told[0]}")
+    all_parameters = [
+        parameter
+        for name, parameter in signature.parameters.items()
+        if name != "out" and parameter.kind not in SEVERAL
+    ]
+    needed = [parameter for parameter in all_parameters if parameter.default is parameter.empty]
+    misfits = [_misfit(rule, parameters) for parameters in (all_parameters, needed)]
+    if all(misfits):
+        names = ", ".join(parameter.name for parameter in all_parameters)
+        raise TypeError(f"{full_name}: its rule out= must take ({names}): {misfits[0]}")
 
 
-def _misfit(rule: Callable[..., Any], given: Sequence[inspect.Parameter]) -> str:
-    named = {one.name: None for one in given if one.kind is one.KEYWORD_ONLY}
+def _misfit(rule: Callable[..., Any], parameters: Sequence[inspect.Parameter]) -> str:
+    named = {parameter.name: None for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
     with suppress(ValueError):  # Python does not know each callable's signature
         try:
-            inspect.signature(rule).bind(*given[: len(given) - len(named)], **named)
+            inspect.signature(rule).bind(*parameters[: len(parameters) - len(named)], **named)
         except TypeError as error:
             return str(error)
     return ""

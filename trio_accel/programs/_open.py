@@ -153,15 +153,15 @@ class ProgramPlan:
 
     def __attrs_post_init__(self) -> None:
         check_device("open_program", self._device)
-        given = ("intensity", self._intensity, Intensity), ("backoff", self._backoff, Backoff)
-        for option, value, cls in given:
+        options = ("intensity", self._intensity, Intensity), ("backoff", self._backoff, Backoff)
+        for option, value, cls in options:
             if value is not None and not isinstance(cast("object", value), cls):
                 raise TypeError(f"open_program: {option} must be {cls.__name__} or None, got {value!r}")
         self._path = _import_path(self._target, self._asked_by)
         if isinstance(self._target, type):
-            where, signature = f"open_program: {self._target.__qualname__}", inspect.signature(self._target)
-            own = "name", "intensity", "backoff"
-            self._bound = bind_arguments(where, signature, self._args, self._kwargs, *own)
+            label, signature = f"open_program: {self._target.__qualname__}", inspect.signature(self._target)
+            option_names = "name", "intensity", "backoff"
+            self._bound = bind_arguments(label, signature, self._args, self._kwargs, *option_names)
         else:
             describe_function(self._target)
             if self._args or self._kwargs:
@@ -184,8 +184,8 @@ class ProgramPlan:
             raise ValueError(f"open_program: {device.path} has a program named {name!r} already")
         names.add(name)
         try:
-            made = await self._prepare(name, None if self._bound is None else self._bound.arguments)
-            return await made.start()
+            prepared = await self._prepare(name, None if self._bound is None else self._bound.arguments)
+            return await prepared.start()
         except BaseException:
             names.discard(name)
             raise
@@ -209,7 +209,7 @@ class ProgramPlan:
         changed = {array.ref.block for array in arrays if array.parameter in updated}
         refs = [array.ref for array in arrays]
         # The trees get the arrays of the device in place of NumPy's: a reset that keeps them means these.
-        kept = {parameter: build(tree, refs) for parameter, tree in trees.items()}
+        device_arguments = {parameter: build(tree, refs) for parameter, tree in trees.items()}
 
         async def start() -> Opened:
             with ExitStack() as held:
@@ -228,7 +228,9 @@ class ProgramPlan:
                     library=f"{PATH}?{text}",
                     frozen=frozen,
                     state=[array for array in arrays if array.ref.block in changed],
-                    again=lambda args, kwargs: self._prepare_again(name, kept, arrays, args, kwargs),
+                    prepare_again=lambda args, kwargs: self._prepare_again(
+                        name, device_arguments, arrays, args, kwargs
+                    ),
                     thaw=held.pop_all().close,
                     on_close=partial(_names[self._device].discard, name),
                 )
@@ -238,7 +240,7 @@ class ProgramPlan:
     async def _prepare_again(
         self,
         name: str,
-        before: Mapping[str, object],
+        previous_arguments: Mapping[str, object],
         arrays: Sequence[StateArray],
         args: Sequence[object],
         kwargs: Mapping[str, object],
@@ -246,15 +248,15 @@ class ProgramPlan:
         """Prepare the same program, with some of its arguments replaced."""
         if self._bound is None:
             return await self._prepare(name, None)
-        merged = _merged(self._target, self._bound.signature, before, args, kwargs)
+        merged = _merged(self._target, self._bound.signature, previous_arguments, args, kwargs)
         anew = await self._prepare(name, merged)
-        _check_alike(f"reset: {self._where}", arrays, anew.arrays)
+        _check_alike(f"reset: {self._full_name}", arrays, anew.arrays)
         return anew
 
     async def _start(self, library: str, arrays: list[StateArray]) -> None:
         """Have it made in the current context; a failure leaves no trace."""
         device = self._device
-        message = message_class(Ready, self._where)
+        message = message_class(Ready, self._full_name)
         try:
             await device.ask(message(library, arrays))
         except BaseException:
@@ -263,7 +265,7 @@ class ProgramPlan:
             raise
 
     @property
-    def _where(self) -> str:
+    def _full_name(self) -> str:
         module, _, qualname = self._path.partition(":")
         return f"{module.rpartition('.')[2]}.{qualname}"
 
@@ -278,13 +280,13 @@ class ProgramPlan:
             return trees, state
         hosts: dict[int, AccelRef] = {}
         for parameter, value in arguments.items():
-            trees[parameter], found = arrays_in(f"{self._where}: {parameter}", value, len(state))
-            for where, array in found:
+            trees[parameter], arrays = arrays_in(f"{self._full_name}: {parameter}", value, len(state))
+            for position, array in arrays:
                 ref: AccelRef | None = array if isinstance(array, AccelRef) else hosts.get(id(array))
                 if ref is None:
                     host: Any = array
                     ref = hosts[id(array)] = await self._device.put(host)
-                state.append(StateArray(parameter, where.partition(": ")[2], ref))
+                state.append(StateArray(parameter, position.partition(": ")[2], ref))
         return trees, state
 
     def _free_name(self, names: set[str]) -> str:
@@ -308,38 +310,38 @@ def _frozen(block: Any, name: str) -> Generator[None]:
 def _merged(
     target: Callable[..., Any],
     signature: inspect.Signature,
-    before: Mapping[str, object],
+    previous_arguments: Mapping[str, object],
     args: Sequence[object],
     kwargs: Mapping[str, object],
 ) -> dict[str, object]:
     """Return the previous arguments of a constructor, updated with the given ones."""
     try:
-        given = signature.bind_partial(*args, **kwargs).arguments
+        updates = signature.bind_partial(*args, **kwargs).arguments
     except TypeError as error:
         raise TypeError(f"reset: {target.__qualname__}{signature}: {error}") from None
-    merged = {**before, **given}
+    merged = {**previous_arguments, **updates}
     for name, parameter in signature.parameters.items():
-        if parameter.kind is inspect.Parameter.VAR_KEYWORD and name in before and name in given:
-            merged[name] = {**cast("dict[str, object]", before[name]), **given[name]}
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD and name in previous_arguments and name in updates:
+            merged[name] = {**cast("dict[str, object]", previous_arguments[name]), **updates[name]}
     return merged
 
 
-def _check_alike(where: str, before: Sequence[StateArray], arrays: Sequence[StateArray]) -> None:
+def _check_alike(label: str, opened_arrays: Sequence[StateArray], arrays: Sequence[StateArray]) -> None:
     """Refuse arrays with other dtypes and shapes, because users of the program rely on these.
 
     Raises:
         ValueError: There is one.
     """
-    wanted = {array.where: array.ref for array in before}
-    given = {array.where: array.ref for array in arrays}
-    for place in wanted.keys() ^ given.keys():
-        verb = "needs" if place in wanted else "was opened without"
-        raise ValueError(f"{where}: it {verb} an array {place}; for other arrays open another program")
-    for place, ref in wanted.items():
-        if (given[place].dtype, given[place].shape) != (ref.dtype, ref.shape):
+    expected = {array.position: array.ref for array in opened_arrays}
+    replacements = {array.position: array.ref for array in arrays}
+    for position in expected.keys() ^ replacements.keys():
+        verb = "needs" if position in expected else "was opened without"
+        raise ValueError(f"{label}: it {verb} an array {position}; for other arrays open another program")
+    for position, ref in expected.items():
+        if (replacements[position].dtype, replacements[position].shape) != (ref.dtype, ref.shape):
             raise ValueError(
-                f"{where}: {place} must be {ref.dtype} of shape {ref.shape}, as it was opened with, got "
-                f"{given[place].dtype} of shape {given[place].shape}"
+                f"{label}: {position} must be {ref.dtype} of shape {ref.shape}, as it was opened with, got "
+                f"{replacements[position].dtype} of shape {replacements[position].shape}"
             )
 
 
@@ -352,11 +354,11 @@ def _import_path(target: Any, asked_by: str) -> str:
     """
     module, name = getattr(target, "__module__", None), getattr(target, "__qualname__", None)
     if not (callable(target) and isinstance(module, str) and isinstance(name, str)):
-        told = f"; pass the class and its arguments: {type(target).__name__}, ..." if module else ""
-        raise TypeError(f"{asked_by}: program must be a class or a function, got {shown(target)}{told}")
-    why = why_not_found(target)
-    if why is not None:
-        raise ValueError(f"{asked_by}: {module}.{name} {why}")
+        advice = f"; pass the class and its arguments: {type(target).__name__}, ..." if module else ""
+        raise TypeError(f"{asked_by}: program must be a class or a function, got {shown(target)}{advice}")
+    reason = why_not_found(target)
+    if reason is not None:
+        raise ValueError(f"{asked_by}: {module}.{name} {reason}")
     return f"{module}:{name}"
 
 
@@ -415,7 +417,7 @@ async def run(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any
     functions: _Functions | None = vars(device).get("_functions")
     if functions is None:
         functions = vars(device)["_functions"] = _Functions(device)
-    program = functions.kept.get(function) or await functions.open(function)
+    program = functions.programs.get(function) or await functions.open(function)
     functions.use(function)
     return await program.ask(*args, **kwargs)
 
@@ -423,8 +425,8 @@ async def run(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any
 class _Run(FunctionProgram[..., Any]):
     """A function opened by `run`: the caller gets all its errors."""
 
-    def _find(self, given: object) -> ProgramMethod:
-        method = super()._find(given)
+    def _find(self, method_or_name: object) -> ProgramMethod:
+        method = super()._find(method_or_name)
         return attrs.evolve(method, refuses=(*method.refuses, Exception))
 
 
@@ -434,26 +436,26 @@ class _Functions:
     def __init__(self, device: Device) -> None:
         self._device = device
         self._opening: dict[Callable[..., Any], trio.Event] = {}
-        self.kept: dict[Callable[..., Any], _Run] = {}
+        self.programs: dict[Callable[..., Any], _Run] = {}
 
     def use(self, function: Callable[..., Any]) -> None:
-        self.kept[function] = self.kept.pop(function)
+        self.programs[function] = self.programs.pop(function)
 
     async def open(self, function: Callable[..., Any]) -> _Run:
         """Open a function; concurrent callers for the same function open it once."""
         while (event := self._opening.get(function)) is not None:
             await event.wait()
-            if function in self.kept:
-                return self.kept[function]
+            if function in self.programs:
+                return self.programs[function]
         plan = ProgramPlan(
             self._device, function, (), {}, None, _ALWAYS, _AT_ONCE, asked_by="run", refuses_all=True
         )
         event = self._opening[function] = trio.Event()
         try:
-            idle = [other for other, program in self.kept.items() if not program.is_asking]
-            for other in idle[: max(0, len(self.kept) + len(self._opening) - _MOST_KEPT)]:
-                await self.kept.pop(other).aclose()
-            program = self.kept[function] = _Run(await plan.open())
+            idle = [candidate for candidate, program in self.programs.items() if not program.is_asking]
+            for evicted in idle[: max(0, len(self.programs) + len(self._opening) - _MOST_KEPT)]:
+                await self.programs.pop(evicted).aclose()
+            program = self.programs[function] = _Run(await plan.open())
             return program
         finally:
             del self._opening[function]
@@ -476,10 +478,10 @@ def _leaves(value: object) -> Iterable[object]:
     """Yield the values in nested collections, which may be nested deeper than calls may."""
     waiting = [value]
     while waiting:
-        found = waiting.pop()
-        if isinstance(found, Mapping):
-            waiting += reversed(list(cast("Mapping[object, object]", found).values()))
-        elif isinstance(found, (list, tuple)):
-            waiting += reversed(list(cast("Sequence[object]", found)))
+        node = waiting.pop()
+        if isinstance(node, Mapping):
+            waiting += reversed(list(cast("Mapping[object, object]", node).values()))
+        elif isinstance(node, (list, tuple)):
+            waiting += reversed(list(cast("Sequence[object]", node)))
         else:
-            yield found
+            yield node

@@ -19,12 +19,12 @@ class StateArray:
 
     Attributes:
         parameter: The name of its parameter.
-        where: Its position, such as ``"weights['bias']"``.
+        position: Its position, such as ``"weights['bias']"``.
         ref: The array.
     """
 
     parameter: str
-    where: str
+    position: str
     ref: AccelRef
 
 
@@ -39,7 +39,7 @@ class Opened:
         library: The import path of its actor, with its definition.
         frozen: Arrays of the constructor that none of its methods changes.
         state: The other arrays of the constructor.
-        again: Prepares to make it again, with other arguments of the constructor.
+        prepare_again: Prepares to make it again, with other arguments of the constructor.
         thaw: Allows others to write to the arrays in `frozen`.
         on_close: Called when it is closed.
     """
@@ -50,7 +50,7 @@ class Opened:
     library: str
     frozen: tuple[StateArray, ...]
     state: Sequence[StateArray]
-    again: Callable[[Sequence[object], Mapping[str, object]], Awaitable[Anew]]
+    prepare_again: Callable[[Sequence[object], Mapping[str, object]], Awaitable[Anew]]
     thaw: Callable[[], None]
     on_close: Callable[[], None]
 
@@ -76,9 +76,9 @@ class Anew:
         """
         for array in self.arrays:
             if array.ref.device is not device:
-                place = f"is on {array.ref.device.path}, not on {device.path}"
-                raise ValueError(f"reset: {array.where}: the array {place}")
-            array.ref.block.check(f"reset: {array.where}", array.ref.spec)
+                problem = f"is on {array.ref.device.path}, not on {device.path}"
+                raise ValueError(f"reset: {array.position}: the array {problem}")
+            array.ref.block.check(f"reset: {array.position}", array.ref.spec)
 
 
 async def never(args: Sequence[object], kwargs: Mapping[str, object]) -> Anew:
@@ -114,7 +114,8 @@ def own_error(refused: Refused, method: ProgramMethod) -> Exception:
 def lost(method: ProgramMethod, error: LibraryError) -> ContextLostError:
     advice = "make the arrays that it changes again, then ask again" if method.changes else "ask again"
     return ContextLostError(
-        f"the result of {method.where} was lost: the program was made again before it was fetched; {advice}",
+        f"the result of {method.full_name} was lost: the program was made again before it was fetched; "
+        f"{advice}",
         device=error.device,
         operation=error.operation,
         generation=error.generation,

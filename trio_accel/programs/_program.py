@@ -173,7 +173,7 @@ class OpenProgram:
         finally:
             opened = self._opened
             await _end(opened)  # noqa: ASYNC102  # it shields itself
-            self._opened = attrs.evolve(opened, frozen=(), state=(), again=never)
+            self._opened = attrs.evolve(opened, frozen=(), state=(), prepare_again=never)
             self._methods.clear()
             opened.thaw()
             opened.on_close()
@@ -191,7 +191,7 @@ class OpenProgram:
         try:
             async with self._turn:
                 self._check_open()
-                anew = await self._opened.again(args, kwargs)
+                anew = await self._opened.prepare_again(args, kwargs)
                 await self._wait_idle()
                 self._check_open()
                 # Check after the wait, because a call may have damaged an array meanwhile.
@@ -204,9 +204,9 @@ class OpenProgram:
 
     async def _replace(self, anew: Anew) -> None:
         """Replace the instance, or keep the old one if that fails."""
-        before = self._opened
+        previous = self._opened
         # D140: the old instance ends first, because a GPU may lack memory for two.
-        await _end(before)
+        await _end(previous)
         opened = await anew.start()
         if self._is_closed:
             # The closing task was cancelled, and did not wait.
@@ -217,7 +217,7 @@ class OpenProgram:
         self._methods.clear()
         self._left.clear()
         self._held.clear()
-        before.thaw()
+        previous.thaw()
 
     async def _wait_reset(self) -> None:
         """Wait until all resets of the program are over.
@@ -237,26 +237,28 @@ class OpenProgram:
         if self._is_closed:
             raise ActorStoppedError(f"program {self.name!r} is closed", path=self.device.path)
 
-    async def _ask(self, given: object, args: Sequence[object], kwargs: Mapping[str, object]) -> Any:
+    async def _ask(self, method_or_name: object, args: Sequence[object], kwargs: Mapping[str, object]) -> Any:
         """Call a method."""
         # Both are functions of C, and most asks have neither.
         if chosen_callback() is not None or chosen_listener() is not None:
-            ask = heard(self._method(given)[0].where, partial(self._ask, given, args, kwargs))
+            ask = heard(
+                self._method(method_or_name)[0].full_name, partial(self._ask, method_or_name, args, kwargs)
+            )
             if ask is not None:
                 return await ask
         if self._resets:
             await self._wait_reset()
-        method, state = self._method(given)
+        method, state = self._method(method_or_name)
         if method.yields:
             raise TypeError(
-                f"{method.where} yields, but an ask has a single reply; open it as a program, and iterate: "
-                "async with program.stream(...) as items"
+                f"{method.full_name} yields, but an ask has a single reply; open it as a program, and "
+                "iterate: async with program.stream(...) as items"
             )
-        bound = bind_arguments(method.where, method.signature, args, kwargs)
+        bound = bind_arguments(method.full_name, method.signature, args, kwargs)
         out = bound.arguments.pop("out", None) if method.takes_out else None
         if method.out is None:
             return await self._counted(method, partial(self._ask_unknown, method, state, bound))
-        make, opened = message_class(MethodCall, method.where), self._opened
+        make, opened = message_class(MethodCall, method.full_name), self._opened
         call = make(opened.library, method, bound, opened, state, out)
         return await self._counted(method, partial(self.device.ask, call))
 
@@ -303,10 +305,10 @@ class OpenProgram:
         item: tuple[int, int] | None = None,
     ) -> Any:
         slot, forget = next(self._slots), tuple(itertools.islice(self._left, _MOST_FORGOTTEN))
-        make, opened = message_class(MethodCall, method.where), self._opened
-        given = method, bound, opened, state, None, slot, forget, self._expectations, item
+        make, opened = message_class(MethodCall, method.full_name), self._opened
+        fields = method, bound, opened, state, None, slot, forget, self._expectations, item
         try:
-            returned = await self.device.ask(make(opened.library, *given))
+            returned = await self.device.ask(make(opened.library, *fields))
             self._left.difference_update(forget)
             for number in forget:
                 self._held.pop(number, None)
@@ -318,25 +320,34 @@ class OpenProgram:
             raise
 
     def _stream(
-        self, given: object, args: Sequence[object], kwargs: Mapping[str, object]
+        self, method_or_name: object, args: Sequence[object], kwargs: Mapping[str, object]
     ) -> AbstractAsyncContextManager[ItemStream[Any]]:
         """Open a stream of a method that yields."""
-        method, _ = self._method(given)
+        method, _ = self._method(method_or_name)
         bound = bind_items(method, args, kwargs)
         items = Items(
-            method, bound, self.device, lambda: next(self._slots), partial(self._item, given), self._leave
+            method,
+            bound,
+            self.device,
+            lambda: next(self._slots),
+            partial(self._item, method_or_name),
+            self._leave,
         )
         return items.open()
 
-    async def _item(self, given: object, bound: inspect.BoundArguments, item: tuple[int, int]) -> Any:
+    async def _item(
+        self, method_or_name: object, bound: inspect.BoundArguments, item: tuple[int, int]
+    ) -> Any:
         """Request an item of a method that yields; `END` after the last one."""
         if chosen_callback() is not None or chosen_listener() is not None:
-            ask = heard(self._method(given)[0].where, partial(self._item, given, bound, item))
+            ask = heard(
+                self._method(method_or_name)[0].full_name, partial(self._item, method_or_name, bound, item)
+            )
             if ask is not None:
                 return await ask
         if self._resets:
             await self._wait_reset()
-        method, state = self._method(given)
+        method, state = self._method(method_or_name)
         try:
             return await self._counted(method, partial(self._ask_once, method, state, bound, item))
         except LibraryError as error:
@@ -351,30 +362,30 @@ class OpenProgram:
             self._held[number] = bound
 
     async def _fetch(self, method: ProgramMethod, slot: int, returned: Returned) -> Any:
-        library, found = self._opened.library, returned.result
-        if isinstance(found, int):
-            message = message_class(TellResult, f"{method.where}.result")
-            found = cast("CallResult", await self.device.ask(message(library, slot, found)))
+        library, result = self._opened.library, returned.result
+        if isinstance(result, int):
+            message = message_class(TellResult, f"{method.full_name}.result")
+            result = cast("CallResult", await self.device.ask(message(library, slot, result)))
             self._left.add(slot)
-        if found.arrays is None:
-            return build(found.tree, returned.expected)
-        self._expectations.note(returned.keys, tuple((dtype, tuple(shape)) for dtype, shape in found.arrays))
+        if result.arrays is None:
+            return build(result.tree, returned.expected)
+        self._expectations.note(returned.keys, tuple((dtype, tuple(shape)) for dtype, shape in result.arrays))
         arrays: list[object] = []
-        if found.arrays:
-            fetch = message_class(Fetch, f"{method.where}.fetch")
-            arrays = await self.device.ask(fetch(library, slot, found.arrays))
+        if result.arrays:
+            fetch = message_class(Fetch, f"{method.full_name}.fetch")
+            arrays = await self.device.ask(fetch(library, slot, result.arrays))
             self._left.discard(slot)
-        return build(found.tree, arrays)
+        return build(result.tree, arrays)
 
-    def _method(self, given: object) -> tuple[ProgramMethod, Sequence[StateArray]]:
+    def _method(self, method_or_name: object) -> tuple[ProgramMethod, Sequence[StateArray]]:
         self._check_open()
-        known = self._methods.get(given) if isinstance(given, Hashable) else None
-        if known is None:
-            method = self._find(given)
-            known = self._methods[given] = method, _one_of_each_block(self._opened.state, method)
-        return known
+        entry = self._methods.get(method_or_name) if isinstance(method_or_name, Hashable) else None
+        if entry is None:
+            method = self._find(method_or_name)
+            entry = self._methods[method_or_name] = method, _one_of_each_block(self._opened.state, method)
+        return entry
 
-    def _find(self, given: object) -> ProgramMethod:
+    def _find(self, method_or_name: object) -> ProgramMethod:
         raise NotImplementedError
 
 
@@ -506,18 +517,18 @@ class Program(OpenProgram, Generic[T]):
 
     def operation(self, method: Callable[Concatenate[T, ...], Any] | str) -> type[Operation[Any, Any]]:
         """The class of the operations that call a method: `trio_accel.testing.inject_fault` takes it."""
-        return message_class(MethodCall, self._find(method).where)
+        return message_class(MethodCall, self._find(method).full_name)
 
-    def _find(self, given: object) -> ProgramMethod:
-        return find_method(cast("type[object]", self._opened.target), given)
+    def _find(self, method_or_name: object) -> ProgramMethod:
+        return find_method(cast("type[object]", self._opened.target), method_or_name)
 
     if not TYPE_CHECKING:  # a type checker would find every attribute with it
 
         def __getattr__(self, name: str) -> Any:
-            cls, told = self._opened.target, ""
+            cls, advice = self._opened.target, ""
             if callable(getattr(cls, name, None)):
-                told = f"; write await program.ask({cls.__name__}.{name}, ...)"
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{told}")
+                advice = f"; write await program.ask({cls.__name__}.{name}, ...)"
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{advice}")
 
 
 class FunctionProgram(OpenProgram, Generic[P, ReplyT_co]):
@@ -539,9 +550,9 @@ class FunctionProgram(OpenProgram, Generic[P, ReplyT_co]):
 
     def operation(self) -> type[Operation[Any, Any]]:
         """Return the class of the operations that call it: `trio_accel.testing.inject_fault` takes it."""
-        return message_class(MethodCall, self._find(None).where)
+        return message_class(MethodCall, self._find(None).full_name)
 
-    def _find(self, given: object) -> ProgramMethod:
+    def _find(self, method_or_name: object) -> ProgramMethod:
         return describe_function(self._opened.target)
 
 
@@ -554,6 +565,6 @@ async def _end(opened: Opened) -> None:
 def _one_of_each_block(state: Sequence[StateArray], method: ProgramMethod) -> Sequence[StateArray]:
     """Return the arrays that a method changes, and one array of each other block, for order and memory."""
     changed = [array for array in state if array.parameter in method.state]
-    seen = {array.ref.block for array in changed}
-    others = {array.ref.block: array for array in state if array.ref.block not in seen}
-    return (*changed, *others.values())
+    changed_blocks = {array.ref.block for array in changed}
+    array_by_block = {array.ref.block: array for array in state if array.ref.block not in changed_blocks}
+    return (*changed, *array_by_block.values())

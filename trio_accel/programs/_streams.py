@@ -89,7 +89,7 @@ class Items:
     _count: int = 0
     _items: list[object] = attrs.field(factory=list[object])
     # The numbers of the current generator, if there may be one, and of its next item.
-    _place: tuple[int, int] | None = None
+    _position: tuple[int, int] | None = None
 
     @opens("the stream is not open yet: async with program.stream(...) as items: async for item in items")
     async def open(self) -> AsyncGenerator[ItemStream[Any]]:
@@ -98,7 +98,7 @@ class Items:
         failures: list[Exception] = []
         has_failed = True
         try:
-            with track_progress(self._method.where, unit="items") as report:
+            with track_progress(self._method.full_name, unit="items") as report:
                 async with running_beside(partial(self._feed, send, failures, report)):
                     yield ItemStream(receive, failures)
             has_failed = False
@@ -109,7 +109,7 @@ class Items:
             except Exception:
                 if not has_failed:
                     raise
-                _logger.exception("%s failed while its stream was closed", self._method.where)
+                _logger.exception("%s failed while its stream was closed", self._method.full_name)
 
     async def _feed(
         self, send: trio.MemorySendChannel[Any], failures: list[Exception], report: ProgressReport
@@ -127,10 +127,10 @@ class Items:
         """Copy the NumPy arrays among the arguments to the device, once for all items."""
         for name, value in self._bound.arguments.items():
             depth = -1 if self._bound.signature.parameters[name].kind in SEVERAL else 0
-            tree, found = arrays_in(f"{self._method.where}: {name}", value, depth=depth)
-            if not all(isinstance(one, AccelRef) for _, one in found):
+            tree, arrays = arrays_in(f"{self._method.full_name}: {name}", value, depth=depth)
+            if not all(isinstance(array, AccelRef) for _, array in arrays):
                 put = self._device.put
-                refs = [one if isinstance(one, AccelRef) else await put(one) for _, one in found]
+                refs = [array if isinstance(array, AccelRef) else await put(array) for _, array in arrays]
                 self._bound.arguments[name] = build(tree, refs)
 
     async def _next(self) -> Any:
@@ -145,21 +145,21 @@ class Items:
                     raise
 
     async def _make(self) -> Any:
-        if self._place is None:
-            self._place = self._next_number(), 0
+        if self._position is None:
+            self._position = self._next_number(), 0
             if self._count:
                 count = self._method.resumes == "count"
                 self._bound.arguments["resume"] = self._count if count else list(self._items)
         try:
-            item = await self._ask(self._bound, self._place)
+            item = await self._ask(self._bound, self._position)
         except Exception:
             # Whatever has failed, the generator has ended.
-            self._place = None
+            self._position = None
             raise
         if item is END:
-            self._place = None
+            self._position = None
             return END
-        self._place = self._place[0], self._place[1] + 1
+        self._position = self._position[0], self._position[1] + 1
         self._count += 1
         if self._method.resumes is True:
             self._items.append(item)
@@ -167,10 +167,10 @@ class Items:
 
     async def _close(self) -> None:
         """Close the generator, if there may be one; takes a bounded time, also if an item does not end."""
-        if self._place is None:
+        if self._position is None:
             await trio.lowlevel.checkpoint()
             return
-        number, _ = self._place
+        number, _ = self._position
         with trio.move_on_after(self._device.options.close_grace, shield=True) as scope:
             # If it was lost, or the program is closed, there is none.
             with suppress(AccelError, ActorStoppedError):
@@ -188,7 +188,9 @@ def bind_items(
         TypeError: They do not fit, or the method does not yield.
     """
     if not method.yields:
-        raise TypeError(f"{method.where} does not yield: write await program.ask(...), which has its result")
+        raise TypeError(
+            f"{method.full_name} does not yield: write await program.ask(...), which has its result"
+        )
     if method.resumes and "resume" in kwargs:
-        raise TypeError(f"{method.where}: resume is the stream's own argument, given after a loss")
-    return bind_arguments(method.where, method.signature, args, kwargs)
+        raise TypeError(f"{method.full_name}: resume is the stream's own argument, given after a loss")
+    return bind_arguments(method.full_name, method.signature, args, kwargs)

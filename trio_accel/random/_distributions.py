@@ -47,17 +47,23 @@ def _formed(
         bound = binder(f"random.{name}", function)
 
         async def draw(*values: Any, **options: Any) -> AccelRef:
-            given = bound(values, options)
-            self, shape, dtype, out = [given.pop(one) for one in ("self", "shape", "dtype", "out")]
+            arguments = bound(values, options)
+            self, shape, dtype, out = [
+                arguments.pop(parameter) for parameter in ("self", "shape", "dtype", "out")
+            ]
             extents, kind = self._extents(shape), checked_dtype(name, dtype)
             numbers = {
-                one: real(name, one, number, least=_LOWER_BOUNDS.get(one, ""))
-                for one, number in given.items()
+                parameter: real(name, parameter, number, condition=_LOWER_BOUNDS.get(parameter, ""))
+                for parameter, number in arguments.items()
             }
-            [least] = [f"{one} {least}" for one, least in _LOWER_BOUNDS.items() if one in given]
-            formed = f"y = where({least}, {text}, nan)"
-            made: AccelRef = await self._computed(name, formed, extents, kind, out, **numbers)
-            return made
+            [condition] = [
+                f"{parameter} {condition}"
+                for parameter, condition in _LOWER_BOUNDS.items()
+                if parameter in arguments
+            ]
+            formed = f"y = where({condition}, {text}, nan)"
+            result: AccelRef = await self._computed(name, formed, extents, kind, out, **numbers)
+            return result
 
         declared: Any = functools.wraps(function)(draw)
         declared.again = _formed
@@ -94,13 +100,13 @@ class Distributions(Stream):
         extents, kind = self._extents(shape), DType.of(dtype)
         if self._kind == "philox4x32_10":
             return await self._device.ask(Uniform(*self._placed(extents), kind, low, high, out))
-        kind, first, last = checked_dtype("uniform", kind), _number("uniform", "low", low), float(high)
-        if not (first <= last and math.isfinite(last - first)):
+        kind, lower, upper = checked_dtype("uniform", kind), _number("uniform", "low", low), float(high)
+        if not (lower <= upper and math.isfinite(upper - lower)):
             raise ValueError(
                 f"random.uniform: low must not be above high, and both finite, got {low} and {high}"
             )
         return await self._computed(
-            "uniform", "y = low + width * u", extents, kind, out, low=first, width=np.float64(last - first)
+            "uniform", "y = low + width * u", extents, kind, out, low=lower, width=np.float64(upper - lower)
         )
 
     @composed
@@ -143,7 +149,7 @@ class Distributions(Stream):
         if self._kind == "philox4x32_10":
             return await self._device.ask(Exponential(*self._placed(extents), kind, scale, out))
         kind = checked_dtype("exponential", kind)
-        factor = _number("exponential", "scale", scale, least=">= 0")
+        factor = _number("exponential", "scale", scale, condition=">= 0")
         return await self._computed("exponential", "y = -scale * log(u)", extents, kind, out, scale=factor)
 
     @composed
@@ -277,11 +283,11 @@ class Distributions(Stream):
             out: Array of this shape and dtype to write to; by default a new one.
         """
         bounds = {
-            name: real("triangular", name, one)
-            for name, one in (("left", left), ("mode", mode), ("right", right))
+            name: real("triangular", name, bound)
+            for name, bound in (("left", left), ("mode", mode), ("right", right))
         }
-        here = [one for one in bounds.values() if not isinstance(one, AccelRef)]
-        if len(here) == len(bounds) and not _ascend(*here):
+        host_bounds = [bound for bound in bounds.values() if not isinstance(bound, AccelRef)]
+        if len(host_bounds) == len(bounds) and not _ascend(*host_bounds):
             raise ValueError(
                 "random.triangular: mode must be from left to right, and right above left, got "
                 f"{left}, {mode} and {right}"
@@ -305,7 +311,7 @@ class Distributions(Stream):
     ) -> AccelRef:
         """Compute an expression of normal numbers `x`, a mean and a deviation."""
         kind, mean = checked_dtype(name, dtype), _number(name, "mean" if name == "lognormal" else "loc", loc)
-        deviation = _number(name, "sigma" if name == "lognormal" else "scale", scale, least=">= 0")
+        deviation = _number(name, "sigma" if name == "lognormal" else "scale", scale, condition=">= 0")
         numbers = await self._normals(extents)
         return await after(name, text, kind.value, "x", "loc", "scale")(numbers, mean, deviation, out=out)
 
@@ -332,13 +338,13 @@ class Distributions(Stream):
             scale: Factor, at least 0.
             out: Array of this shape and dtype to write to; by default a new one.
         """
-        kind, factor = checked_dtype("gamma", dtype), real("gamma", "scale", scale, least=">= 0")
-        given = real("gamma", "a", a, least=">= 0")
+        kind, factor = checked_dtype("gamma", dtype), real("gamma", "scale", scale, condition=">= 0")
+        shape_parameter = real("gamma", "a", a, condition=">= 0")
         if isinstance(factor, np.generic) and factor == 1:
-            return await self._drawn("gamma", "gamma", shape, kind, given, out=out)
-        x = await self._drawn("gamma", "gamma", shape, DType.float64, given)
-        made = after("gamma", "where(scale >= 0, scale * x, nan)", kind.value, "x", "scale")
-        return await made(x, factor, shape=x.shape, out=out)
+            return await self._drawn("gamma", "gamma", shape, kind, shape_parameter, out=out)
+        x = await self._drawn("gamma", "gamma", shape, DType.float64, shape_parameter)
+        expression = after("gamma", "where(scale >= 0, scale * x, nan)", kind.value, "x", "scale")
+        return await expression(x, factor, shape=x.shape, out=out)
 
     @composed
     async def chisquare(
@@ -353,7 +359,7 @@ class Distributions(Stream):
             out: Array of this shape and dtype to write to; by default a new one.
         """
         kind = checked_dtype("chisquare", dtype)
-        freedom = real("chisquare", "df", df, least=">= 0")
+        freedom = real("chisquare", "df", df, condition=">= 0")
         x = await self._drawn("chisquare", "gamma", shape, DType.float64, freedom, factor=0.5)
         return await after("chisquare", "2.0 * x", kind.value, "x")(x, out=out)
 
@@ -369,10 +375,12 @@ class Distributions(Stream):
             df: Degrees of freedom, above 0: a number, or an array that broadcasts to `shape`.
             out: Array of this shape and dtype to write to; by default a new one.
         """
-        kind, freedom = checked_dtype("standard_t", dtype), real("standard_t", "df", df, least="> 0")
+        kind, freedom = checked_dtype("standard_t", dtype), real("standard_t", "df", df, condition="> 0")
         x = await self._drawn("standard_t", "gamma", shape, DType.float64, freedom, factor=0.5)
-        made = after("standard_t", "where(df > 0, z / sqrt(2.0 * x / df), nan)", kind.value, "x", "z", "df")
-        return await made(x, await self._normals(x.shape), freedom, shape=x.shape, out=out)
+        expression = after(
+            "standard_t", "where(df > 0, z / sqrt(2.0 * x / df), nan)", kind.value, "x", "z", "df"
+        )
+        return await expression(x, await self._normals(x.shape), freedom, shape=x.shape, out=out)
 
     @composed
     async def beta(
@@ -396,7 +404,7 @@ class Distributions(Stream):
             out: Array of this shape and dtype to write to; by default a new one.
         """
         kind = checked_dtype("beta", dtype)
-        first, second = (real("beta", name, one, least="> 0") for name, one in (("a", a), ("b", b)))
+        first, second = (real("beta", name, value, condition="> 0") for name, value in (("a", a), ("b", b)))
         x = await self._drawn("beta", "log_gamma", shape, DType.float64, first)
         y = await self._drawn("beta", "log_gamma", shape, DType.float64, second)
         return await after("beta", "1.0 / (1.0 + exp(y - x))", kind.value, "x", "y")(x, y, out=out)
@@ -413,11 +421,11 @@ class Distributions(Stream):
         Returns:
             An array with a last axis as long as `alpha`.
         """
-        kind, given = checked_dtype("dirichlet", dtype), real("dirichlet", "alpha", alpha, least="> 0")
-        if not isinstance(given, np.ndarray) or given.ndim != 1 or not given.size:
+        kind, alphas = checked_dtype("dirichlet", dtype), real("dirichlet", "alpha", alpha, condition="> 0")
+        if not isinstance(alphas, np.ndarray) or alphas.ndim != 1 or not alphas.size:
             raise ValueError(f"random.dirichlet: alpha must be a vector with elements, got {alpha!r}")
-        extents = (*self._extents(shape), given.size)
-        logs = await self._drawn("dirichlet", "log_gamma", extents, DType.float64, given)
+        extents = (*self._extents(shape), alphas.size)
+        logs = await self._drawn("dirichlet", "log_gamma", extents, DType.float64, alphas)
         shares = await _SHARES.ask(_SHARES.compute(logs, axis=-1, keepdims=False, out=None))
         return shares if kind is DType.float64 else await shares.cast(kind)
 
@@ -500,21 +508,21 @@ def after(name: str, text: str, dtype: str, *inputs: str) -> Elementwise[AccelRe
     return Elementwise(text, inputs=inputs, dtypes=dtype, operation=f"random.{name}")
 
 
-def _ascend(left: Any, mode: Any, right: Any) -> bool:
-    return bool(np.all((left <= mode) & (mode <= right) & (left < right)))
+def _ascend(lower: Any, mode: Any, upper: Any) -> bool:
+    return bool(np.all((lower <= mode) & (mode <= upper) & (lower < upper)))
 
 
-def _number(name: str, argument: str, value: Any, *, least: str = "") -> np.float64:
+def _number(name: str, argument: str, value: Any, *, condition: str = "") -> np.float64:
     """Return one number, checked as `real` does."""
-    found = real(name, argument, value, least=least)
-    if not isinstance(found, np.float64):
+    number = real(name, argument, value, condition=condition)
+    if not isinstance(number, np.float64):
         raise TypeError(f"random.{name}: {argument} must be one number, got {value!r}")
-    return found
+    return number
 
 
-def _bounded(name: str, argument: str, value: Any, most: int) -> Any:
+def _bounded(name: str, argument: str, value: Any, maximum: int) -> Any:
     """Check a parameter from 0 to a bound."""
-    found: Any = real(name, argument, value, least=">= 0")
-    if not isinstance(found, AccelRef) and (found > most).any():
-        raise ValueError(f"random.{name}: {argument} must be at most {most}, got {value!r}")
-    return found
+    parameter: Any = real(name, argument, value, condition=">= 0")
+    if not isinstance(parameter, AccelRef) and (parameter > maximum).any():
+        raise ValueError(f"random.{name}: {argument} must be at most {maximum}, got {value!r}")
+    return parameter

@@ -106,7 +106,7 @@ class Generator(Distributions):
         is_old = self._kind == "philox4x32_10" and kind is DType.int64 and width <= _NARROW
         if is_old and -_EXACT <= first < end <= _EXACT:
             return await self._device.ask(Integers(*self._placed(extents), first, end, out))
-        return await self._whole("integers", extents, width, first, kind, out)
+        return await self._bounded_integers("integers", extents, width, first, kind, out)
 
     @composed
     async def permutation(self, x: int | Operand) -> AccelRef:
@@ -154,21 +154,21 @@ class Generator(Distributions):
         """
         count, rows = self._source("choice", a)
         extents, weights = self._extents(shape), None if p is None else _weights(p, count)
-        wanted = math.prod(extents)
+        draw_count = math.prod(extents)
         there = count if weights is None else int(np.count_nonzero(weights))
-        if wanted and (not there or (not replace and wanted > there)):
+        if draw_count and (not there or (not replace and draw_count > there)):
             raise ValueError(
-                f"random.choice: {wanted} must be drawn of only {there}, replace={bool(replace)}"
+                f"random.choice: {draw_count} must be drawn of only {there}, replace={bool(replace)}"
             )
         if not replace:
-            places = (await self._without(count, wanted, weights)).reshape(extents)
+            indices = (await self._without(count, draw_count, weights)).reshape(extents)
         elif weights is None:
-            places = await self.integers(extents, 0, max(count, 1))
+            indices = await self.integers(extents, 0, max(count, 1))
         else:
             edges = np.cumsum(weights)
             u = await self._computed("choice", "y = u", extents, DType.float64, None)
-            places = await self._device.ask(Search(edges / edges[-1], u))
-        return places if rows is None else await self._taken("choice", rows, places)
+            indices = await self._device.ask(Search(edges / edges[-1], u))
+        return indices if rows is None else await self._taken("choice", rows, indices)
 
     @composed
     async def multivariate_normal(
@@ -192,7 +192,8 @@ class Generator(Distributions):
         """
         kind = checked_dtype("multivariate_normal", dtype)
         middle, matrix = (
-            np.asarray(real("multivariate_normal", *one)) for one in (("mean", mean), ("cov", cov))
+            np.asarray(real("multivariate_normal", *named_value))
+            for named_value in (("mean", mean), ("cov", cov))
         )
         if middle.ndim != 1 or matrix.shape != 2 * middle.shape:
             raise ValueError(
@@ -216,40 +217,42 @@ class Generator(Distributions):
             raise ValueError(f"random.{name}: the number must be at least 0, got {x!r}")
         return count, None
 
-    async def _taken(self, name: str, rows: Operand, places: AccelRef) -> AccelRef:
-        if not math.prod((*places.shape, *rows.shape[1:])):
-            return await self._device.empty((*places.shape, *rows.shape[1:]), rows.dtype)
-        others = len(rows.shape) - 1
-        made = _take(name, places.ndim, others)
-        spread = places.reshape((*places.shape, *[1] * others))
-        return await made(rows, spread, shape=(*places.shape, *rows.shape[1:]))
+    async def _taken(self, name: str, rows: Operand, indices: AccelRef) -> AccelRef:
+        if not math.prod((*indices.shape, *rows.shape[1:])):
+            return await self._device.empty((*indices.shape, *rows.shape[1:]), rows.dtype)
+        row_ndim = len(rows.shape) - 1
+        expression = _take(name, indices.ndim, row_ndim)
+        spread = indices.reshape((*indices.shape, *[1] * row_ndim))
+        return await expression(rows, spread, shape=(*indices.shape, *rows.shape[1:]))
 
-    async def _without(self, count: int, wanted: int, weights: npt.NDArray[np.float64] | None) -> AccelRef:
+    async def _without(
+        self, count: int, draw_count: int, weights: npt.NDArray[np.float64] | None
+    ) -> AccelRef:
         """Draw places without replacement: the places of the largest keys."""
         if weights is None:
-            return await self._device.ask(Order(await self._keys(count), wanted, True))
+            return await self._device.ask(Order(await self._keys(count), draw_count, True))
         with np.errstate(divide="ignore"):
             logs = np.log(weights)
         keys = await self._computed(
             "choice", "y = logs - log(-log(u))", (count,), DType.float64, None, logs=logs
         )
-        return await self._device.ask(Order(keys, wanted, True))
+        return await self._device.ask(Order(keys, draw_count, True))
 
 
 named_methods("random", Generator)
 
 
 @functools.cache
-def _take(name: str, axes: int, others: int) -> Elementwise[AccelRef]:
+def _take(name: str, axes: int, row_ndim: int) -> Elementwise[AccelRef]:
     """Make the expression that takes rows at places, which have `axes` axes."""
-    text = ", ".join(["places", *[f"i({axes + axis})" for axis in range(others)]])
+    text = ", ".join(["places", *[f"i({axes + axis})" for axis in range(row_ndim)]])
     return Elementwise(f"x[{text}]", inputs=("x", "places"), operation=f"random.{name}")
 
 
 def _weights(p: npt.ArrayLike, count: int) -> npt.NDArray[np.float64]:
     if isinstance(p, AccelRef):
         raise TypeError("random.choice: p must be in host memory, got an AccelRef; use p.to_host()")
-    weights = np.asarray(real("choice", "p", p, least=">= 0"))
+    weights = np.asarray(real("choice", "p", p, condition=">= 0"))
     if weights.shape != (count,):
         raise ValueError(f"random.choice: p must have shape {(count,)}, got {weights.shape}")
     if count and abs(weights.sum() - 1) > math.sqrt(np.finfo(np.float64).eps):

@@ -105,10 +105,10 @@ def _deviation(*names: str) -> Callable[[Any, Planner], _Checked]:
     """Check finite parameters, of which the last is a deviation; the first is 0 where there is only one."""
 
     def check(message: Any, planner: Planner) -> _Checked:
-        given = {name: getattr(message, name) for name in names}
-        numbers = _reals(planner, message.dtype, **given)
+        parameters = {name: getattr(message, name) for name in names}
+        numbers = _reals(planner, message.dtype, **parameters)
         if not all(map(math.isfinite, numbers)) or numbers[-1] < 0:
-            said = " and ".join(f"{name} {value}" for name, value in given.items())
+            said = " and ".join(f"{name} {value}" for name, value in parameters.items())
             raise ValueError(f"{planner.name}: {names[-1]} must be at least 0, and finite, got {said}")
         return message.dtype, sum(numbers[:-1], 0.0), numbers[-1]
 
@@ -188,7 +188,7 @@ async def _exponential(
 
 def _plan_sequence(message: Any, planner: Planner) -> Planned[AccelRef]:
     out = planner.output(message.shape, DType.uint32, message.out)
-    _check_place(planner, 32, **{f"state[{place}]": word for place, word in enumerate(message.state)})
+    _check_place(planner, 32, **{f"state[{index}]": word for index, word in enumerate(message.state)})
     size = math.prod(message.shape)
     # Pieces are as long as there are of them, up to a length at which a jump costs less than the draws.
     level = min(_LONGEST_PIECE, size.bit_length() // 2)
@@ -213,8 +213,8 @@ def _plan_rejection(message: Any, planner: Planner) -> Planned[AccelRef]:
     a = planner.read("a", message.a)
     b = None if message.b is None else planner.read("b", message.b)
     _check_place(planner, seed=message.seed, row=message.row)
-    place = ops.PHILOX_START.pack(message.seed, message.row)
-    return Planned(ops.RejectionSpec(message.distribution, place, a, b, out.spec, planner.status(1)), out)
+    start = ops.PHILOX_START.pack(message.seed, message.row)
+    return Planned(ops.RejectionSpec(message.distribution, start, a, b, out.spec, planner.status(1)), out)
 
 
 @operation(actor=RngActor, plan=_plan_rejection, not_recorded=_NOT_RECORDED)

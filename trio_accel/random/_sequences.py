@@ -38,7 +38,7 @@ def seeded(sequence: LinearSequence, seed: int) -> State:
     if sequence == "xorwow":
         # Five words of zeros would stay so.
         return tuple(words) if any(words[:5]) else (1, *words[1:])
-    states = [word % MODULI[place // 3] for place, word in enumerate(words)]
+    states = [word % MODULI[index // 3] for index, word in enumerate(words)]
     # The same of three zeros.
     return tuple(state or 1 for state in states)
 

@@ -107,9 +107,9 @@ class Sobol(Seeded):
             )
         directions, shift = self._numbers
         points = await self._device.ask(SobolPoints(first, operator.index(n), directions[:levels], shift))
-        left = max(0, self._bits - _SINGLE_BITS) if kind.itemsize == 4 else 0
-        scale = np.float64(2.0 ** (left - self._bits))
-        return await _scaled(kind.value)(points, np.uint32(left), scale)
+        dropped_bits = max(0, self._bits - _SINGLE_BITS) if kind.itemsize == 4 else 0
+        scale = np.float64(2.0 ** (dropped_bits - self._bits))
+        return await _scaled(kind.value)(points, np.uint32(dropped_bits), scale)
 
     @composed
     async def random_base2(self, m: int, dtype: DTypeLike = "float64") -> AccelRef:
@@ -150,8 +150,8 @@ class Sobol(Seeded):
         """Take points, and return the number of the first one."""
         if isinstance(n, bool) or operator.index(n) < 0:
             raise ValueError(f"Sobol.{name}: n must be at least 0, got {n!r}")
-        first, most = self._position, 1 << self._bits
-        if first + operator.index(n) > most:
+        first, point_count = self._position, 1 << self._bits
+        if first + operator.index(n) > point_count:
             raise ValueError(
                 f"Sobol.{name}: there are 2**{self._bits} points, and {first} are used; got n={n}"
             )

@@ -173,11 +173,11 @@ class Stream(Seeded):
         """
         if isinstance(jumps, bool) or operator.index(jumps) < 0:
             raise ValueError(f"Generator.jumped: jumps must be at least 0, got {jumps!r}")
-        ahead = self._position + operator.index(jumps) * _JUMP[self._kind]
-        self._check_end(ahead)
-        other = type(self)(self._device, self._kind, self._seed)
-        other.state = {**self.state, "position": ahead, "spawned": 0}
-        return other
+        position = self._position + operator.index(jumps) * _JUMP[self._kind]
+        self._check_end(position)
+        generator = type(self)(self._device, self._kind, self._seed)
+        generator.state = {**self.state, "position": position, "spawned": 0}
+        return generator
 
     def spawn(self, n_children: int) -> list[Self]:
         """Make generators with seeds of their own, as NumPy's `Generator.spawn`: others at each call.
@@ -219,8 +219,8 @@ class Stream(Seeded):
         count = math.prod(extents)
         if self._kind == "philox4x32_10":
             return await self._device.ask(Bits(*self._rows(count), extents, out))
-        before = self._state_at(self._take(count))
-        return await self._device.ask(SequenceBits(self._kind, before, extents, out))
+        state = self._state_at(self._take(count))
+        return await self._device.ask(SequenceBits(self._kind, state, extents, out))
 
     def _begin(self, position: int, spawned: int = 0) -> None:
         self._position, self._spawned = position, spawned
@@ -256,8 +256,8 @@ class Stream(Seeded):
     def _state_at(self, begin: int) -> State:
         """Find the state before a word."""
         kind: LinearSequence = "mrg32k3a" if self._kind == "mrg32k3a" else "xorwow"
-        place, state = self._known or (0, seeded(kind, self._seed))
-        state = moved(kind, state, begin - place)
+        position, state = self._known or (0, seeded(kind, self._seed))
+        state = moved(kind, state, begin - position)
         self._known = begin, state
         return state
 
@@ -276,36 +276,38 @@ class Stream(Seeded):
     ) -> AccelRef:
         """Compute `y` of a uniform number `u` and of arguments, for each element."""
         words = await self.bits((*extents, 2))
-        made = _transform(name, self._alike(), text, tuple(arguments), dtype.value)
+        expression = _transform(name, self._alike(), text, tuple(arguments), dtype.value)
         return await self._device.ask(
-            made.compute(words[..., 0], words[..., 1], **arguments, shape=extents, out=out)
+            expression.compute(words[..., 0], words[..., 1], **arguments, shape=extents, out=out)
         )
 
     async def _normals(self, extents: Ints) -> AccelRef:
         """Draw normal numbers of float64 by the cosines of Box and Muller."""
         words = await self.bits((*extents, 4))
-        made = _normal(self._alike())
-        return await self._device.ask(made.compute(*[words[..., one] for one in range(4)], shape=extents))
+        expression = _normal(self._alike())
+        return await self._device.ask(
+            expression.compute(*[words[..., index] for index in range(4)], shape=extents)
+        )
 
     async def _keys(self, count: int) -> AccelRef:
         """Draw numbers of 64 bits."""
-        return await self._whole("permutation", (count,), 1 << 64, 0, DType.uint64, None)
+        return await self._bounded_integers("permutation", (count,), 1 << 64, 0, DType.uint64, None)
 
-    async def _whole(
+    async def _bounded_integers(
         self, name: str, extents: Ints, width: int, low: int, dtype: DType, out: Out
     ) -> AccelRef:
         """Draw integers from `low` on, below ``low + width``: upper words of a product.
 
         A width of up to 2**32 is multiplied by 64 random bits, a larger one by 128.
         """
-        many = 2 if 1 << 32 < width < 1 << 64 else 1
-        made, count = _bounded(name, self._alike(), many, width == 1 << 64, dtype.value)
+        draw_count = 2 if 1 << 32 < width < 1 << 64 else 1
+        expression, count = _bounded(name, self._alike(), draw_count, width == 1 << 64, dtype.value)
         words = await self.bits((*extents, count))
-        numbers: list[ExpressionArgument] = [words[..., one] for one in range(count)]
+        numbers: list[ExpressionArgument] = [words[..., index] for index in range(count)]
         if width < 1 << 64:
             numbers.append(np.uint64(width))
         first = np.uint64(low & (1 << 64) - 1)
-        return await self._device.ask(made.compute(*numbers, first, shape=extents, out=out))
+        return await self._device.ask(expression.compute(*numbers, first, shape=extents, out=out))
 
     def _alike(self) -> str:
         """Return the name of the sequence whose words are used in the same way."""
@@ -332,44 +334,47 @@ def _normal(kind: str) -> Elementwise[AccelRef]:
 
 @functools.cache
 def _bounded(
-    name: str, kind: str, many: int, is_whole: bool, dtype: str
+    name: str, kind: str, draw_count: int, is_whole: bool, dtype: str
 ) -> tuple[Elementwise[AccelRef], int]:
-    """Make the expression for `WordStream._whole`, and the number of words that it takes."""
+    """Make the expression for `Stream._bounded_integers`, and the number of words that it takes."""
     text, words = _WIDE_GENERATORS[kind]
-    names = [f"w{number}" for number in range(words * many)]
+    names = [f"w{number}" for number in range(words * draw_count)]
     steps = [
-        text.format(v=f"v{number}", w=names[words * number : words * (number + 1)]) for number in range(many)
+        text.format(v=f"v{number}", w=names[words * number : words * (number + 1)])
+        for number in range(draw_count)
     ]
     inputs = [*names, "width", "low"]
     if is_whole:
         steps.append("y = low + v0")
         inputs.remove("width")
-    elif many == 1:
+    elif draw_count == 1:
         steps += [_UPPER.format(h="h", a="v0", b="width"), "y = low + h"]
     else:
         steps += [_UPPER.format(h="h", a="v0", b="width"), _UPPER.format(h="k", a="v1", b="width")]
         # The carry from the second product's lower half and the first product's upper half.
         steps += ["s = v1 * width + h", "y = low + k + where(s < h, uint64(1), uint64(0))"]
-    made = Elementwise[AccelRef]("; ".join(steps), inputs=inputs, dtypes=dtype, operation=f"random.{name}")
-    return made, words * many
+    expression = Elementwise[AccelRef](
+        "; ".join(steps), inputs=inputs, dtypes=dtype, operation=f"random.{name}"
+    )
+    return expression, words * draw_count
 
 
 def checked_dtype(name: str, dtype: Any) -> DType:
     """Return float32 or float64; another one is refused."""
-    found = DType.of(dtype)
-    if found not in (DType.float32, DType.float64):
-        raise NotSupportedError(f"random.{name}: dtype must be float32 or float64, got {found}; use cast()")
-    return found
+    kind = DType.of(dtype)
+    if kind not in (DType.float32, DType.float64):
+        raise NotSupportedError(f"random.{name}: dtype must be float32 or float64, got {kind}; use cast()")
+    return kind
 
 
-def real(name: str, argument: str, value: Any, *, least: str = "") -> ExpressionArgument:
+def real(name: str, argument: str, value: Any, *, condition: str = "") -> ExpressionArgument:
     """Return a parameter as float64; a number is checked here, an array on the device is not.
 
     Args:
         name: Name of the operation.
         argument: Name of the parameter.
         value: A number or an array.
-        least: ``">= 0"`` or ``"> 0"`` for a bound.
+        condition: ``">= 0"`` or ``"> 0"`` for a bound.
 
     Raises:
         TypeError: It is not real.
@@ -384,10 +389,10 @@ def real(name: str, argument: str, value: Any, *, least: str = "") -> Expression
         raise TypeError(f"random.{name}: {argument} must be a real number or an array, got {value!r}")
     numbers = host.astype(np.float64)
     is_fit = np.isfinite(numbers)
-    if least:
-        is_fit &= numbers >= 0 if least == ">= 0" else numbers > 0
+    if condition:
+        is_fit &= numbers >= 0 if condition == ">= 0" else numbers > 0
     if not is_fit.all():
         wrong = numbers[~is_fit].flat[0]
-        bound = f" and {least}" if least else ""
+        bound = f" and {condition}" if condition else ""
         raise ValueError(f"random.{name}: {argument} must be finite{bound}, got {wrong}")
     return numbers if numbers.ndim else np.float64(numbers)

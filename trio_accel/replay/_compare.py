@@ -63,14 +63,14 @@ class Difference:
 
     def __str__(self) -> str:
         by = "" if self.ulps is None else f", by {self.ulps} ulp at most"
-        at = f", first at {list(self.index)}" if self.index else ""
-        where = f"operation {self.number}, {self.operation}" if self.number else f"mark {self.operation!r}"
-        return f"{where}: {self.elements} of {self.size} elements differ in {self.argument}{at}{by}"
+        position = f", first at {list(self.index)}" if self.index else ""
+        label = f"operation {self.number}, {self.operation}" if self.number else f"mark {self.operation!r}"
+        return f"{label}: {self.elements} of {self.size} elements differ in {self.argument}{position}{by}"
 
 
 def difference(
     reference: HostArray,
-    other: HostArray,
+    array: HostArray,
     tolerance: Tolerance | None,
     *,
     number: int,
@@ -79,40 +79,50 @@ def difference(
     step: int = 0,
 ) -> Difference | None:
     """Compare two arrays; None if they are equal by bits, or within a tolerance."""
-    told: dict[str, Any] = {"number": number, "operation": operation, "step": step, "argument": argument}
-    if reference.shape != other.shape or reference.dtype != other.dtype:
-        return Difference(**told, elements=other.size, size=reference.size, ulps=None, index=())
+    context: dict[str, Any] = {"number": number, "operation": operation, "step": step, "argument": argument}
+    if reference.shape != array.shape or reference.dtype != array.dtype:
+        return Difference(**context, elements=array.size, size=reference.size, ulps=None, index=())
     if tolerance is None:
-        differs = _bits(reference) != _bits(other)
+        differs = _bits(reference) != _bits(array)
     else:
         with np.errstate(all="ignore"):
             differs = ~np.isclose(
-                other, reference, rtol=tolerance.relative, atol=tolerance.absolute, equal_nan=True
+                array, reference, rtol=tolerance.relative, atol=tolerance.absolute, equal_nan=True
             )
     count = int(np.count_nonzero(differs))
     if not count:
         return None
     first = np.unravel_index(int(np.argmax(differs)), differs.shape) if differs.ndim else ()
     index = tuple(map(int, first))
-    return Difference(**told, elements=count, size=reference.size, ulps=_ulps(reference, other), index=index)
+    return Difference(
+        **context, elements=count, size=reference.size, ulps=_ulps(reference, array), index=index
+    )
 
 
 def _bits(array: HostArray) -> npt.NDArray[Any]:
     return np.ascontiguousarray(array).view(f"V{array.itemsize}").reshape(array.shape)
 
 
-def _ulps(reference: HostArray, other: HostArray) -> int | None:
+def _ulps(reference: HostArray, array: HostArray) -> int | None:
     """Return the maximum number of values between two elements; None for elements without NumPy numbers."""
     if reference.dtype.kind == "c":
         real = f"f{reference.itemsize // 2}"
-        reference, other = (np.ascontiguousarray(each).reshape(-1).view(real) for each in (reference, other))
+        reference, array = (
+            np.ascontiguousarray(operand).reshape(-1).view(real) for operand in (reference, array)
+        )
     elif reference.itemsize not in _INTEGER_OF_SIZE:
         return None
-    one, two = map(_places, (reference, other))
-    return int(np.where(one > two, one - two, two - one).max(initial=0))
+    reference_ordinals, array_ordinals = map(_ordinals, (reference, array))
+    return int(
+        np.where(
+            reference_ordinals > array_ordinals,
+            reference_ordinals - array_ordinals,
+            array_ordinals - reference_ordinals,
+        ).max(initial=0)
+    )
 
 
-def _places(array: HostArray) -> npt.NDArray[np.uint64]:
+def _ordinals(array: HostArray) -> npt.NDArray[np.uint64]:
     """Number elements as they follow one another."""
     if array.dtype.kind in "ub":
         return array.astype(np.uint64)

@@ -69,10 +69,10 @@ class Recipes:
     def encode(self, spec: OperationSpec, host: HostEncoder) -> Entry:
         """Make plain values of a specification, with the number of its recipe in place of that."""
         plain = encode_spec(spec if self._contents else _blanked(spec), host, result_of)
-        place = _RECIPE_PLACES[type(spec)]
-        if place < 0:
+        index = _RECIPE_PLACES[type(spec)]
+        if index < 0:
             return plain
-        return *plain[: place + 1], self._number(cast("bytes", plain[place + 1])), *plain[place + 2 :]
+        return *plain[: index + 1], self._number(cast("bytes", plain[index + 1])), *plain[index + 2 :]
 
     def _number(self, recipe: bytes) -> int:
         number = self._numbers.get(recipe)
@@ -100,8 +100,8 @@ def _blanked(spec: OperationSpec) -> OperationSpec:
             values.append(type(value)(1))
         else:
             values.append(value)
-    made: OperationSpec = described.make(values)
-    return made
+    blank_spec: OperationSpec = described.make(values)
+    return blank_spec
 
 
 class _RecipePlaces(dict[type[OperationSpec], int]):
@@ -109,8 +109,8 @@ class _RecipePlaces(dict[type[OperationSpec], int]):
 
     def __missing__(self, cls: type[OperationSpec]) -> int:
         names = [field.name for field in cls.descriptor().fields]
-        place = self[cls] = names.index("recipe") if "recipe" in names else -1
-        return place
+        index = self[cls] = names.index("recipe") if "recipe" in names else -1
+        return index
 
 
 _RECIPE_PLACES: Mapping[type[OperationSpec], int] = _RecipePlaces()
@@ -136,16 +136,16 @@ class Decoded:
     def add(self, number: int, nodes: Iterable[Entry]) -> None:
         """Read a recipe, which may use earlier ones."""
         size = 0
-        made: list[GraphNode] = []
+        graph_nodes: list[GraphNode] = []
         for operation, library, plain in nodes:
             spec = self.spec(plain, self._words_of_step)
             spec.descriptor().check(f"recipe {number}, {operation!r:.80}", spec)
-            made.append(GraphNode(str(operation), str(library), spec))
-            place = _RECIPE_PLACES[type(spec)]
-            size += 1 if place < 0 else 1 + self._sizes[plain[place + 1]]
+            graph_nodes.append(GraphNode(str(operation), str(library), spec))
+            index = _RECIPE_PLACES[type(spec)]
+            size += 1 if index < 0 else 1 + self._sizes[plain[index + 1]]
         if size > _MOST_STEPS:
             raise JournalError(f"recipe {number} has {size} steps, at most {_MOST_STEPS} are allowed")
-        self._sizes[number], self.recipes[number] = size, GraphRecipe(made).encode()
+        self._sizes[number], self.recipes[number] = size, GraphRecipe(graph_nodes).encode()
 
     def _words_of_step(self, plain: Any) -> HostArray:
         if plain[0] != "result":
@@ -166,9 +166,9 @@ class Decoded:
             self._check_enums((TUPLE, *plain[1:]))
             cls: Any = resolve(str(plain[0]), OperationSpec)
             self._check_code(cls)
-            place = _RECIPE_PLACES[cls] + 1
-            if place:
-                plain = *plain[:place], self._recipe(plain[place]), *plain[place + 1 :]
+            index = _RECIPE_PLACES[cls] + 1
+            if index:
+                plain = *plain[:index], self._recipe(plain[index]), *plain[index + 1 :]
             return decode_spec(plain, host)
         except JournalError:
             raise
@@ -213,7 +213,7 @@ class Decoded:
                 "it, or give programs=True if you trust the journal"
             )
 
-    def check_library(self, library: str, where: str) -> None:
+    def check_library(self, library: str, label: str) -> None:
         """Refuse a library that runs code of the journal.
 
         Reading the definition of a program runs code already, so only a stream's name may follow the path.
@@ -225,7 +225,7 @@ class Decoded:
         self.check_module(path)
         if not self.programs and text and (path == PROGRAMS or not text.isidentifier()):
             raise JournalError(
-                f"{where} is of a program, which runs code that the journal names; give programs=True if you "
+                f"{label} is of a program, which runs code that the journal names; give programs=True if you "
                 "trust it"
             )
 
@@ -256,7 +256,7 @@ class LaunchEntry:
         spec: The specification, as plain values.
         allocations: Ids and bytes of the blocks that are allocated first.
         staged: Copies of operands, as plain values.
-        behind: Copies of results to views.
+        view_copies: Copies of results to views.
         outputs: Ids of the written blocks.
         uses: Existing arguments, and the ids of their blocks.
         results: The host arrays that it has filled; None if the journal lacks them.
@@ -271,7 +271,7 @@ class LaunchEntry:
     spec: Entry
     allocations: tuple[tuple[int, int], ...]
     staged: tuple[Entry, ...]
-    behind: tuple[Entry, ...]
+    view_copies: tuple[Entry, ...]
     outputs: tuple[int, ...]
     uses: tuple[tuple[str, int], ...]
     results: tuple[Entry, ...] | None = None
@@ -284,7 +284,7 @@ class LaunchEntry:
         return self.library.partition("?")[0] == PROGRAMS
 
     @property
-    def where(self) -> str:
+    def label(self) -> str:
         """Its place in texts of errors."""
         return f"operation {self.number}"
 
@@ -295,7 +295,7 @@ class LaunchEntry:
         return {*[block for block, _ in self.allocations], *self.outputs, *used, *self.contents}
 
 
-def _words(plain: Any, most: int) -> HostArray:
+def _words(plain: Any, max_bytes: int) -> HostArray:
     """Make zeroed status words, as in a worker.
 
     Raises:
@@ -304,9 +304,9 @@ def _words(plain: Any, most: int) -> HostArray:
     dtype: np.dtype[Any] = DType(plain[1]).dtype
     shape: tuple[int, ...] = plain[2]
     words = np.zeros(shape, dtype)
-    if words.nbytes > most:
+    if words.nbytes > max_bytes:
         raise JournalError(
-            f"status words of the shape {shape!r:.60} take {words.nbytes} bytes, more than {most}"
+            f"status words of the shape {shape!r:.60} take {words.nbytes} bytes, more than {max_bytes}"
         )
     return words
 
@@ -353,19 +353,19 @@ class Again(Operation[Any, "Again"]):
         Raises:
             JournalError: It must not be.
         """
-        for plain in (self.entry.spec, *self.entry.staged, *self.entry.behind):
+        for plain in (self.entry.spec, *self.entry.staged, *self.entry.view_copies):
             self.moved(plain)
 
     def _placed(self, array: ArraySpec) -> ArraySpec:
         block = self._block(array.block)
-        made = ArraySpec(block.id, array.offset, array.dtype, array.shape, array.strides)
-        check_inside(self.entry.where, made, block.nbytes)
-        return made
+        array_spec = ArraySpec(block.id, array.offset, array.dtype, array.shape, array.strides)
+        check_inside(self.entry.label, array_spec, block.nbytes)
+        return array_spec
 
     def _block(self, number: int) -> Any:
         block = self._blocks.get(number)
         if block is None:
-            raise JournalError(f"{self.entry.where} uses block {number!r:.40}, which nothing has made")
+            raise JournalError(f"{self.entry.label} uses block {number!r:.40}, which nothing has made")
         return block
 
     def moved(self, plain: Entry) -> Any:
@@ -375,40 +375,42 @@ class Again(Operation[Any, "Again"]):
             JournalError: It cannot be made, or an array exceeds its block.
         """
         spec = self._decoded.spec(plain, self._host)
-        made: Any = _mapped(spec, self._placed)
-        made.descriptor().check(self.entry.name, made)
-        if _RECIPE_PLACES[type(made)] >= 0:
+        moved_spec: Any = _mapped(spec, self._placed)
+        moved_spec.descriptor().check(self.entry.name, moved_spec)
+        if _RECIPE_PLACES[type(moved_spec)] >= 0:
             sizes = [self._block(base.block).nbytes for base in spec_arrays(spec)]
-            if isinstance(made, ChainSpec):
-                self._check_ends(made, sizes)
-            self._check_recipe(made.recipe, spec_arrays(made), sizes)
-        return made
+            if isinstance(moved_spec, ChainSpec):
+                self._check_ends(moved_spec, sizes)
+            self._check_recipe(moved_spec.recipe, spec_arrays(moved_spec), sizes)
+        return moved_spec
 
     def _check_ends(self, chain: ChainSpec, sizes: Sequence[int]) -> None:
         """Check the positions of a chain's host arrays and of its result."""
-        where = self.entry.where
+        label = self.entry.label
         if chain.given:
-            given = attrs.evolve(
+            given_spec = attrs.evolve(
                 chain.written[-1], dtype=DType.uint8, shape=(len(chain.given),), strides=(1,)
             )
-            check_inside(where, given, sizes[-1])
+            check_inside(label, given_spec, sizes[-1])
         if chain.result:
             position, _, nbytes = chain.result
             if not 0 <= position < len(sizes) or chain.words is None or nbytes > chain.words.nbytes:
-                raise JournalError(f"{where}: the position of the result of a chain is missing")
-            check_inside(where, chain.result_at(), sizes[position])
+                raise JournalError(f"{label}: the position of the result of a chain is missing")
+            check_inside(label, chain.result_at(), sizes[position])
 
     def _check_recipe(self, recipe: bytes, arrays: Sequence[ArraySpec], sizes: Sequence[int]) -> None:
         """Compare the arrays of all steps with the blocks of the chain's arrays."""
-        where = self.entry.where
+        label = self.entry.label
 
         def placed(array: ArraySpec) -> ArraySpec:
             if not 0 <= array.block < len(arrays):
-                raise JournalError(f"{where}: a step uses array {array.block}, there is none")
+                raise JournalError(f"{label}: a step uses array {array.block}, there is none")
             base = arrays[array.block]
-            made = ArraySpec(base.block, base.offset + array.offset, array.dtype, array.shape, array.strides)
-            check_inside(where, made, sizes[array.block])
-            return made
+            array_spec = ArraySpec(
+                base.block, base.offset + array.offset, array.dtype, array.shape, array.strides
+            )
+            check_inside(label, array_spec, sizes[array.block])
+            return array_spec
 
         for node in graph_recipe(recipe).nodes:
             described = node.spec.descriptor()
@@ -420,17 +422,17 @@ class Again(Operation[Any, "Again"]):
     def _host(self, plain: Any) -> HostArray:
         kind = plain[0]
         if kind == "value":
-            made = self._decoded.array(plain[1])
+            array = self._decoded.array(plain[1])
         elif kind == "blank":
             # The memory is untouched until its shape is compared with the shape of an array.
-            made = np.zeros(plain[1][1], DType(plain[1][0]).dtype)
-            self._blank.append(made)
+            array = np.zeros(plain[1][1], DType(plain[1][0]).dtype)
+            self._blank.append(array)
         else:
             is_words = kind == "result"
-            made = _words(plain, _MAX_WORDS_BYTES) if is_words else np.empty(plain[2], DType(plain[1]).dtype)
-            self.results.append(made)
-        self._keep.append(made)
-        return made
+            array = _words(plain, _MAX_WORDS_BYTES) if is_words else np.empty(plain[2], DType(plain[1]).dtype)
+            self.results.append(array)
+        self._keep.append(array)
+        return array
 
     def _zeros(self, number: int) -> CopyFromHostSpec:
         block = self._block(number)
@@ -448,12 +450,12 @@ class Again(Operation[Any, "Again"]):
         uses = [(argument, self._block(number)) for argument, number in entry.uses]
         self.spec = spec = self.moved(entry.spec)
         staged: Any = tuple([self.moved(copy) for copy in entry.staged])
-        behind: Any = [self.moved(copy) for copy in entry.behind]
-        if not all(isinstance(copy, (CopyFromHostSpec, CopySpec)) for copy in (*staged, *behind)):
-            raise JournalError(f"{entry.where}: staged operations must be copies")
+        view_copies: Any = [self.moved(copy) for copy in entry.view_copies]
+        if not all(isinstance(copy, (CopyFromHostSpec, CopySpec)) for copy in (*staged, *view_copies)):
+            raise JournalError(f"{entry.label}: staged operations must be copies")
         for host in self._blank:
             _fill(host)
-        views = tuple([(copy.out, copy.source) for copy in behind])
+        views = tuple([(copy.out, copy.source) for copy in view_copies])
         if entry.is_of_program:
             # At the end of a stream, and if it retains its result, a program does not write its array.
             staged = (*[self._zeros(number) for number, nbytes in entry.allocations if nbytes], *staged)
@@ -472,7 +474,7 @@ def spec_arrays(spec: Any) -> Sequence[ArraySpec]:
     return arrays
 
 
-def check_inside(where: str, array: ArraySpec, nbytes: int) -> None:
+def check_inside(label: str, array: ArraySpec, nbytes: int) -> None:
     """Refuse an array that exceeds its block.
 
     Raises:
@@ -480,19 +482,19 @@ def check_inside(where: str, array: ArraySpec, nbytes: int) -> None:
     """
     steps = list(zip(array.shape, array.strides, strict=True))
     if any(type(value) is not int or type(step) is not int or value < 0 for value, step in steps):
-        raise JournalError(f"{where}: an array has the shape {array.shape!r:.60}")
+        raise JournalError(f"{label}: an array has the shape {array.shape!r:.60}")
     if 0 in array.shape:
         return
     low = array.offset + sum(min((extent - 1) * step, 0) for extent, step in steps)
     high = array.offset + sum(max((extent - 1) * step, 0) for extent, step in steps) + array.dtype.itemsize
     if low < 0 or high > nbytes:
-        raise JournalError(f"{where}: an array reaches from byte {low} to {high} of a block of {nbytes}")
+        raise JournalError(f"{label}: an array reaches from byte {low} to {high} of a block of {nbytes}")
 
 
 def _fill(host: HostArray) -> None:
-    made = np.random.default_rng(0).standard_normal(host.shape)
+    numbers = np.random.default_rng(0).standard_normal(host.shape)
     with np.errstate(all="ignore"):
-        host[...] = np.abs(made) if host.dtype.kind in "ub" else made
+        host[...] = np.abs(numbers) if host.dtype.kind in "ub" else numbers
 
 
 _NAMES = {member.dtype: member.value for member in DType}
@@ -536,7 +538,7 @@ def plain_launch(launch: Launch, recipes: Recipes, host: HostEncoder) -> Entry:
 def status_words(spec: OperationSpec) -> list[HostArray]:
     """Return the status words of a specification."""
     described, words = DESCRIPTORS[type(spec)], list[HostArray]()
-    for place in described.status:
-        if (word := getattr(spec, described.fields[place].name)) is not None:
+    for index in described.status:
+        if (word := getattr(spec, described.fields[index].name)) is not None:
             words.append(word)
     return words

@@ -22,13 +22,13 @@ _SETTINGS = ("TRIO_ACCEL_CPU_COMPILED", "OPENBLAS_CORETYPE", "NVIDIA_TF32_OVERRI
 
 def environment(device: Device) -> Environment:
     """Return the environment as names and values in plain text."""
-    found = {"trio_accel": __version__, "python": platform.python_version(), "system": platform.platform()}
+    entries = {"trio_accel": __version__, "python": platform.python_version(), "system": platform.platform()}
     for name in _DISTRIBUTIONS:
         with suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
+            entries[name] = metadata.version(name)
     blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
-    found["BLAS of NumPy"] = f"{blas['name']} {blas['version']}"
-    found["processor"] = platform.processor() or platform.machine()
-    found["device"] = f"{device.info.backend}: {device.info.description}"
-    found |= {name: os.environ[name] for name in _SETTINGS if name in os.environ}
-    return tuple(found.items())
+    entries["BLAS of NumPy"] = f"{blas['name']} {blas['version']}"
+    entries["processor"] = platform.processor() or platform.machine()
+    entries["device"] = f"{device.info.backend}: {device.info.description}"
+    entries |= {name: os.environ[name] for name in _SETTINGS if name in os.environ}
+    return tuple(entries.items())

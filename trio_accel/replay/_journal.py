@@ -204,16 +204,17 @@ def _check_opcodes(entry: bytes) -> None:
     Raises:
         JournalError: There is one.
     """
-    at = 0
-    while at < len(entry):
-        opcode, at = entry[at], at + 1
+    position = 0
+    while position < len(entry):
+        opcode, position = entry[position], position + 1
         if size := _LENGTH_BYTES.get(opcode):
-            at += size + int.from_bytes(entry[at : at + size], "little")
+            position += size + int.from_bytes(entry[position : position + size], "little")
         elif opcode in _FIXED:
-            at += _FIXED[opcode]
+            position += _FIXED[opcode]
         else:
             raise JournalError(
-                f"an entry of the journal holds more than plain values: opcode {opcode:#x} at byte {at - 1}"
+                f"an entry of the journal holds more than plain values: opcode {opcode:#x} at byte "
+                f"{position - 1}"
             )
 
 
@@ -236,16 +237,16 @@ def unpack(entry: bytes) -> Entry:
     """
     _check_opcodes(entry)
     try:
-        found: Any = pickle.loads(entry)  # noqa: S301  # its opcodes make plain values alone
-        count = _count(found, {})
+        value: Any = pickle.loads(entry)  # noqa: S301  # its opcodes make plain values alone
+        count = _count(value, {})
     except Exception as error:
         raise JournalError(f"an entry of the journal cannot be read: {error!r:.200}") from error
-    kind = type(found).__name__
-    if kind != "tuple" or not found or type(found[0]) is not str:
+    kind = type(value).__name__
+    if kind != "tuple" or not value or type(value[0]) is not str:
         raise JournalError(f"an entry of the journal must be a tuple with its kind first, got a {kind}")
     if count > _VALUES_PER_BYTE * len(entry):
         raise JournalError(f"an entry of the journal has {count} values in {len(entry)} bytes")
-    plain: Entry = found
+    plain: Entry = value
     return plain
 
 
@@ -260,6 +261,8 @@ def read(journal: RecordingJournal) -> list[Entry]:
         raise JournalError("the journal is empty: its header is missing")
     for entry in entries:
         if entry[0] == "header" and (len(entry) < 3 or entry[1] != FORMAT):
-            told = entry[1] if len(entry) > 1 else None
-            raise JournalError(f"the journal has format {told!r:.20}, this version reads format {FORMAT}")
+            file_format = entry[1] if len(entry) > 1 else None
+            raise JournalError(
+                f"the journal has format {file_format!r:.20}, this version reads format {FORMAT}"
+            )
     return entries

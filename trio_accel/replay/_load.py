@@ -64,10 +64,10 @@ class Loaded:
     modules: Mapping[str, str]
     over: Mapping[int, Sequence[int]]
 
-    def until(self, last: int | None) -> Iterator[LaunchEntry | Mark | Outside]:
+    def until(self, last_number: int | None) -> Iterator[LaunchEntry | Mark | Outside]:
         """Yield the steps up to a launch."""
         for step in self.steps:
-            if last is not None and not isinstance(step, Mark) and step.number > last:
+            if last_number is not None and not isinstance(step, Mark) and step.number > last_number:
                 return
             yield step
 
@@ -115,17 +115,17 @@ class _Reader:
         for block, nbytes in launch.allocations:
             if type(block) is not int or type(nbytes) is not int or nbytes < 0:
                 raise JournalError(
-                    f"{launch.where} of the journal makes block {block!r:.20} of {nbytes!r:.20} bytes"
+                    f"{launch.label} of the journal makes block {block!r:.20} of {nbytes!r:.20} bytes"
                 )
         # Check this first, because later code may read the definition of a program.
-        self._decoded.check_library(library, f"{launch.where}, {name},")
+        self._decoded.check_library(library, f"{launch.label}, {name},")
         self._steps.append(launch)
 
     def _on_outside(self, number: int, name: str) -> None:
         self._steps.append(Outside(number + self._before, name))
 
-    def _on_content(self, block: int, nbytes: int, content: Any, before: int) -> None:
-        self._contents.append((before + self._before, block, nbytes, content))
+    def _on_content(self, block: int, nbytes: int, content: Any, next_number: int) -> None:
+        self._contents.append((next_number + self._before, block, nbytes, content))
 
     def _on_result(self, number: int, arrays: tuple[Entry, ...]) -> None:
         self._asked[number + self._before].results = arrays
@@ -141,9 +141,9 @@ class _Reader:
     def loaded(self) -> Loaded:
         """Return the loaded journal; contents may follow the launches that need them."""
         numbers = sorted(self._asked)
-        for before, block, nbytes, content in sorted(self._contents, key=itemgetter(0)):
+        for next_number, block, nbytes, content in sorted(self._contents, key=itemgetter(0)):
             # An operation with results from outside may have used it first.
-            for number in numbers[bisect_left(numbers, before) :][:1]:
+            for number in numbers[bisect_left(numbers, next_number) :][:1]:
                 self._asked[number].contents[block] = nbytes, content
         loaded = Loaded(self._steps, self._environment, self._modules, self._over())
         _check(loaded)
@@ -151,7 +151,7 @@ class _Reader:
 
     def _over(self) -> dict[int, list[int]]:
         """Find the last launch that needs each block; a later allocation replaces it."""
-        last: dict[int, int] = {}
+        last_uses: dict[int, int] = {}
         number = 0
         for step in self._steps:
             if isinstance(step, Mark):
@@ -159,10 +159,10 @@ class _Reader:
             else:
                 number = step.number
                 used = step.blocks | _of_program(step) if isinstance(step, LaunchEntry) else set[int]()
-            last.update(dict.fromkeys(used, number))
+            last_uses.update(dict.fromkeys(used, number))
         over: dict[int, list[int]] = {}
-        for block, at in last.items():
-            over.setdefault(at, []).append(block)
+        for block, launch_number in last_uses.items():
+            over.setdefault(launch_number, []).append(block)
         return over
 
 
@@ -183,9 +183,9 @@ def _check(loaded: Loaded) -> None:
         if not isinstance(step, LaunchEntry):
             continue
         is_done = step.failure is None or step.failure[0] not in NEVER_DONE
-        made = [(block, nbytes) for block, (nbytes, _) in step.contents.items()]
-        made += step.allocations if is_done else ()
-        blocks.update({block: SimpleNamespace(id=block, nbytes=nbytes) for block, nbytes in made})
+        new_blocks = [(block, nbytes) for block, (nbytes, _) in step.contents.items()]
+        new_blocks += step.allocations if is_done else ()
+        blocks.update({block: SimpleNamespace(id=block, nbytes=nbytes) for block, nbytes in new_blocks})
         # An operation that uses the result of a skipped one is also skipped.
         if is_done and all(block in blocks for _, block in step.uses):
             Again(step, blocks).check()
@@ -200,16 +200,16 @@ def listing(journal: RecordingJournal) -> Iterator[str]:
     Raises:
         JournalError: It is none.
     """
-    lines, places = list[str](), dict[object, int]()
+    lines, line_indices = list[str](), dict[object, int]()
     for kind, *values in read(journal):
         if kind == "header":
             lines += [f"{name}: {value}" for name, value in values[1]]
-            places.clear()
+            line_indices.clear()
         elif kind in ("launch", "outside"):
-            places[values[0]] = len(lines)
+            line_indices[values[0]] = len(lines)
             lines.append(f"{values[0]} {values[1]}{', from outside' if kind == 'outside' else ''}")
-        elif kind == "failed" and values[0] in places:
-            lines[places[values[0]]] += f": {values[1]}: {values[2]}"
+        elif kind == "failed" and values[0] in line_indices:
+            lines[line_indices[values[0]]] += f": {values[1]}: {values[2]}"
         elif kind == "mark":
             lines.append(f"mark {values[0]!r}: {', '.join([str(value[0]) for value in values[2]])}")
     yield from lines

@@ -28,7 +28,7 @@ from ._compare import Tolerance, difference
 from ._entries import Again, LaunchEntry
 from ._journal import Entry, JournalError, RecordingJournal
 from ._load import Mark, Outside, load
-from ._replay import Player, changes_of, compare_filled, compare_mark, name_of, once, viewed
+from ._replay import Player, changes_of, compare_filled, compare_mark, name_of, rerun, viewed
 from ._report import Failure, Report, Skipped, note
 
 __all__ = ["lockstep"]
@@ -36,24 +36,26 @@ __all__ = ["lockstep"]
 
 def _written(spec: OperationSpec) -> list[tuple[str, ArraySpec]]:
     """Return the arrays that a specification writes, by their names."""
-    found: list[tuple[str, ArraySpec]] = []
+    named_arrays: list[tuple[str, ArraySpec]] = []
     described = spec.descriptor()
     for field, value in zip(described.fields, described.values(spec), strict=True):
         if not field.is_array or field.role.access == "read":
             continue
         arrays: list[ArraySpec] = []
         map_arrays(value, arrays.append)
-        names = [field.name] if len(arrays) == 1 else [f"{field.name}[{at}]" for at in range(len(arrays))]
-        found += zip(names, arrays, strict=True)
-    return found
+        names = (
+            [field.name] if len(arrays) == 1 else [f"{field.name}[{index}]" for index in range(len(arrays))]
+        )
+        named_arrays += zip(names, arrays, strict=True)
+    return named_arrays
 
 
 def _results(spec: Any) -> list[tuple[str, ArraySpec]]:
     """Return the arrays that a launch writes, without memory between the results of a chain's steps."""
     if isinstance(spec, ChainSpec):
-        return [each for each in _written(spec) if each[1] is not spec.written[-1]]
+        return [entry for entry in _written(spec) if entry[1] is not spec.written[-1]]
     if isinstance(spec, GraphSpec):
-        return [each for step in graph_recipe(spec.recipe).bind(spec.arrays) for each in _written(step)]
+        return [entry for step in graph_recipe(spec.recipe).bind(spec.arrays) for entry in _written(step)]
     return _written(spec)
 
 
@@ -78,20 +80,22 @@ class _Chain:
         self.nodes = graph_recipe(spec.recipe).nodes
         await self._copy(asked.staged)
         if isinstance(spec, ChainSpec) and spec.given:
-            last, given = spec.written[-1], np.frombuffer(spec.given, np.uint8)
-            await player.device.ask(write_block(self._blocks[last.block], given, last.offset))
+            target, content = spec.written[-1], np.frombuffer(spec.given, np.uint8)
+            await player.device.ask(write_block(self._blocks[target.block], content, target.offset))
 
     async def run(self, node: GraphNode) -> list[tuple[str, ArraySpec]]:
         """Run a step; return the arrays that it writes, by name."""
         spec, recipe = self._spec, GraphRecipe([node])
-        one = GraphSpec(recipe.encode(), False, spec.read, spec.updated, spec.written)
-        await self._player.device.ask(Bare(self._asked.library, one, self._blocks, None, name=node.operation))
+        step_spec = GraphSpec(recipe.encode(), False, spec.read, spec.updated, spec.written)
+        await self._player.device.ask(
+            Bare(self._asked.library, step_spec, self._blocks, None, name=node.operation)
+        )
         (placed,) = recipe.bind(spec.arrays)
         return _written(placed)
 
     async def end(self) -> None:
         """Copy results to views."""
-        await self._copy(self._asked.behind)
+        await self._copy(self._asked.view_copies)
 
     async def _copy(self, copies: Sequence[Entry]) -> None:
         for plain in copies:
@@ -184,10 +188,13 @@ class _Lockstep:
 
     async def launch(self, step: LaunchEntry) -> None:
         """Run a launch as a whole."""
-        report, other = self.report, Report()
-        ours, theirs = await once(step, self.players[0], report), await once(step, self.players[1], other)
-        report.failures += [each for each in other.failures if each not in report.failures]
-        report.skipped += [each for each in other.skipped if each not in report.skipped]
+        report, peer_report = self.report, Report()
+        ours, theirs = (
+            await rerun(step, self.players[0], report),
+            await rerun(step, self.players[1], peer_report),
+        )
+        report.failures += [failure for failure in peer_report.failures if failure not in report.failures]
+        report.skipped += [skip for skip in peer_report.skipped if skip not in report.skipped]
         if ours is None or theirs is None:
             # A block that only the second device has is useless.
             for number, _ in step.allocations:
@@ -201,8 +208,8 @@ class _Lockstep:
     async def chain(self, step: LaunchEntry) -> None:
         """Run a chain step by step."""
         report = self.report
-        if why := max([await player.give(step) for player in self.players]):
-            report.skipped.append(Skipped(step.number, step.name, why))
+        if reason := max([await player.give(step) for player in self.players]):
+            report.skipped.append(Skipped(step.number, step.name, reason))
             return
         chains = [_Chain(step, player) for player in self.players]
         try:
@@ -210,10 +217,10 @@ class _Lockstep:
                 await chain.begin()
             report.operations += 1
             count = len(chains[0].nodes)
-            for number, (one, two) in enumerate(zip(chains[0].nodes, chains[1].nodes, strict=True), 1):
-                written = await chains[0].run(one), await chains[1].run(two)
-                named = f"{step.name}, step {number} of {count}, {one.operation}"
-                await self._compare(step, *written, named=named, at=number)
+            for number, (node, peer_node) in enumerate(zip(chains[0].nodes, chains[1].nodes, strict=True), 1):
+                written = await chains[0].run(node), await chains[1].run(peer_node)
+                named = f"{step.name}, step {number} of {count}, {node.operation}"
+                await self._compare(step, *written, named=named, node_number=number)
             for chain in chains:
                 await chain.end()
         except (JournalError, OutOfMemoryError):
@@ -230,26 +237,26 @@ class _Lockstep:
         theirs: list[tuple[str, ArraySpec]],
         *,
         named: str = "",
-        at: int = 0,
+        node_number: int = 0,
     ) -> None:
         """Compare arrays of two devices; if they differ, copy the first device's arrays to the second."""
         blocks = [
             {block.id: block for block in map(player.blocks.__getitem__, step.blocks & player.blocks.keys())}
             for player in self.players
         ]
-        device, other = [player.device for player in self.players]
-        for (argument, one), (_, two) in zip(ours, theirs, strict=True):
-            left = await device.ask(read_block(blocks[0][one.block]))
-            right = await other.ask(read_block(block := blocks[1][two.block]))
-            found = difference(
-                viewed(left, one),
-                viewed(right, two),
+        device, peer = [player.device for player in self.players]
+        for (argument, array), (_, peer_array) in zip(ours, theirs, strict=True):
+            content = await device.ask(read_block(blocks[0][array.block]))
+            peer_content = await peer.ask(read_block(block := blocks[1][peer_array.block]))
+            mismatch = difference(
+                viewed(content, array),
+                viewed(peer_content, peer_array),
                 self.tolerance,
                 number=step.number,
                 operation=named or step.name,
                 argument=argument,
-                step=at,
+                step=node_number,
             )
-            note(self.report, found)
-            if self.isolated and not np.array_equal(left, right):
-                await other.ask(write_block(block, left))
+            note(self.report, mismatch)
+            if self.isolated and not np.array_equal(content, peer_content):
+                await peer.ask(write_block(block, content))

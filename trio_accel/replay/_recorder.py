@@ -176,9 +176,9 @@ class _DeviceRecorder:
         elif ask.is_own:
             return
         # No comprehension here and below: each would be a call for each operation.
-        known, unread, borrowed = self._known, list[Block](), list[int]()
+        known_ids, unread, borrowed = self._known, list[Block](), list[int]()
         for _, block in launch.uses:
-            if block.id not in known:
+            if block.id not in known_ids:
                 unread.append(block)
             if type(block) is BorrowedBlock:
                 borrowed.append(block.id)
@@ -191,14 +191,14 @@ class _DeviceRecorder:
             self.append(("failed", ask.number, "NotExecutedError", "it was planned again"))
         self._write(launch, ask)
         # Another device may write to these at any time.
-        known.difference_update(borrowed)
+        known_ids.difference_update(borrowed)
 
     def _write(self, launch: Launch, ask: _Ask) -> None:
-        number, spec, known = self.recording.operations + 1, launch.spec, self._known
+        number, spec, known_ids = self.recording.operations + 1, launch.spec, self._known
         filled: Sequence[HostArray] = ()
         if spec.is_from_outside:
             self.append(("outside", number, launch.name))
-            known.difference_update([block.id for block in launch.outputs])
+            known_ids.difference_update([block.id for block in launch.outputs])
         else:
             large: list[HostArray] = []
             plain = plain_launch(launch, self._recipes, partial(self._host, ask, large))
@@ -211,8 +211,8 @@ class _DeviceRecorder:
                 filled = (spec.host,)
             elif DESCRIPTORS[type(spec)].has_status:
                 filled = status_words(spec)
-            for made, _ in launch.allocations:
-                known.add(made)
+            for block_id, _ in launch.allocations:
+                known_ids.add(block_id)
         self.recording.operations = ask.number = number
         ask.filled = filled if self._contents else ()
         ask.outputs, ask.allocations = launch.outputs, launch.allocations
@@ -232,33 +232,33 @@ class _DeviceRecorder:
         """Make a request, and write the host arrays that the operation has filled."""
 
         async def asked(operation: Operation[Any, Any], **unknown: Any) -> Any:
-            own = _Ask(self, _ASK.get())
-            token = _ASK.set(own)
+            request = _Ask(self, _ASK.get())
+            token = _ASK.set(request)
             try:
                 while True:
                     try:
                         reply = await ask(operation, **unknown)
                     except _UnwrittenError as error:
                         if error.recorder is not self:
-                            self._failed(own, error)
+                            self._failed(request, error)
                             raise
                         unwritten = error
                     except BaseException as error:
-                        self._failed(own, error)
+                        self._failed(request, error)
                         raise
                     else:
-                        if own.filled:
-                            await self._write_filled(own)
+                        if request.filled:
+                            await self._write_filled(request)
                         return reply
-                    await self._write_hosts(unwritten.arrays, own)
-                    own.is_own = True
+                    await self._write_hosts(unwritten.arrays, request)
+                    request.is_own = True
                     await self._read(unwritten.blocks)
-                    own.is_own = False
+                    request.is_own = False
             finally:
-                own.is_over = True
+                request.is_over = True
                 # The frames of an error must not keep memory.
-                own.outputs = own.filled = ()
-                own.outer = None
+                request.outputs = request.filled = ()
+                request.outer = None
                 _ASK.reset(token)
 
         return asked
@@ -307,8 +307,10 @@ class _DeviceRecorder:
     def _failed(self, ask: _Ask, error: BaseException) -> None:
         if not ask.number:
             return
-        made = [block for block in ask.outputs if block.id in dict(ask.allocations)]
-        is_done = isinstance(error, Exception) and any(not (each.damages or each.is_unmade) for each in made)
+        new_blocks = [block for block in ask.outputs if block.id in dict(ask.allocations)]
+        is_done = isinstance(error, Exception) and any(
+            not (block.damages or block.is_unmade) for block in new_blocks
+        )
         is_refused = isinstance(error, (_UnwrittenError, JournalError))
         if is_done and not is_refused and type(error).__name__ not in NEVER_DONE:
             # The reply was refused, but the operation itself may be fine.
@@ -336,18 +338,18 @@ class _DeviceRecorder:
     def _keep_filled(self, ask: _Ask) -> None:
         arrays: list[Entry] = []
         for array in ask.filled:
-            arrays.append(self._kept(array))  # noqa: PERF401  # a comprehension would be a call
+            arrays.append(self._encode(array))  # noqa: PERF401  # a comprehension would be a call
         self.append(("result", ask.number, tuple(arrays)))
 
-    def _kept(self, array: HostArray) -> Entry:
+    def _encode(self, array: HostArray) -> Entry:
         is_large = array.nbytes > _LARGE_BYTES
         return plain_array(array, self._blob(array) if is_large else array.tobytes())
 
     def _blob(self, array: HostArray) -> int:
         """Write a large array in parts; return its number."""
         number = next(self._blobs)
-        whole: Any = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        content = memoryview(whole)
+        flat: Any = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        content = memoryview(flat)
         for start in range(0, len(content), _LARGE_BYTES):
             self.append(("part", number, bytes(content[start : start + _LARGE_BYTES])))
         return number
@@ -359,8 +361,8 @@ class _DeviceRecorder:
 
     async def _read(self, blocks: Iterable[Block]) -> None:
         for block in blocks:
-            if (other := self._reading.get(block.id)) is not None:
-                await other.wait()
+            if (event := self._reading.get(block.id)) is not None:
+                await event.wait()
             elif block.id not in self._known:
                 over = self._reading[block.id] = trio.Event()
                 try:
@@ -384,7 +386,7 @@ class _DeviceRecorder:
             self._keep_content(block, content)
 
     def _submit_reads(self, blocks: Iterable[Block]) -> None:
-        own = _ASK.set(_Ask(self, is_own=True))
+        token = _ASK.set(_Ask(self, is_own=True))
         number = self.recording.operations + 1
         try:
             for block in blocks:
@@ -397,11 +399,13 @@ class _DeviceRecorder:
                 self._when_done(pending, settled)
                 self._known.add(block.id)
         finally:
-            _ASK.reset(own)
+            _ASK.reset(token)
 
-    def _keep_content(self, block: Block, content: HostArray | None, before: int = 0) -> None:
-        given = None if content is None or not self._contents else self._kept(content)
-        self.append(("content", block.id, block.nbytes, given, before or self.recording.operations + 1))
+    def _keep_content(self, block: Block, content: HostArray | None, next_number: int = 0) -> None:
+        encoded = None if content is None or not self._contents else self._encode(content)
+        self.append(
+            ("content", block.id, block.nbytes, encoded, next_number or self.recording.operations + 1)
+        )
 
     def _note_modules(self, launch: Launch) -> None:
         """Write the source digests of the user's modules that a launch names."""
@@ -414,21 +418,26 @@ class _DeviceRecorder:
             paths.append(KernelDefinition.decode(definition).cpu or PACKAGE)
         else:
             self._modules.add(launch.library)
-        for module in {each.partition(":")[0] for each in paths} - self._modules:
+        for module in {name.partition(":")[0] for name in paths} - self._modules:
             self._modules.add(module)
             if module.partition(".")[0] != PACKAGE:
                 self.append(("module", module, module_digest(module)))
 
     async def mark(self, label: str, arrays: dict[str, AccelRef]) -> None:
-        own = _ASK.set(_Ask(self, is_own=True))
+        token = _ASK.set(_Ask(self, is_own=True))
         try:
-            found = [(name, await self.device.dispatch.ask(ToHost(ref))) for name, ref in arrays.items()]
+            copies = [(name, await self.device.dispatch.ask(ToHost(ref))) for name, ref in arrays.items()]
         finally:
-            _ASK.reset(own)
+            _ASK.reset(token)
         after = self.recording.operations
         values = [
-            (name, await _in_thread(self._kept, host) if self._contents else None, ref.block.id, _layout(ref))
-            for (name, host), ref in zip(found, arrays.values(), strict=True)
+            (
+                name,
+                await _in_thread(self._encode, host) if self._contents else None,
+                ref.block.id,
+                _layout(ref),
+            )
+            for (name, host), ref in zip(copies, arrays.values(), strict=True)
         ]
         self.append(("mark", label, after, tuple(values)))
 
@@ -466,8 +475,8 @@ def module_digest(module: str) -> str:
     if package and package not in sys.modules:
         return ""
     try:
-        found = importlib.util.find_spec(module)
-        origin = None if found is None else found.origin
+        spec = importlib.util.find_spec(module)
+        origin = None if spec is None else spec.origin
         return blake2b(Path(origin).read_bytes(), digest_size=16).hexdigest() if origin else ""
     except (ImportError, OSError, ValueError):
         return ""

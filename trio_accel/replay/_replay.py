@@ -42,12 +42,12 @@ class Player:
     async def give(self, asked: LaunchEntry) -> str:
         """Write contents that do not follow from the journal; return why the launch cannot run, if so."""
         for number, (nbytes, content) in asked.contents.items():
-            known = self.blocks.get(number)
-            if content is None and known is not None:
+            block = self.blocks.get(number)
+            if content is None and block is not None:
                 continue
             if content is None:
                 # A device without enough memory refuses the block before the numbers are made.
-                self.blocks[number] = known = await self.device.ask(NewBlock(nbytes))
+                self.blocks[number] = block = await self.device.ask(NewBlock(nbytes))
                 array = np.random.default_rng(number).integers(0, 64, nbytes, np.uint8)
             else:
                 array = asked.decoded.array(content)
@@ -55,18 +55,18 @@ class Player:
                     raise JournalError(
                         f"block {number} has {nbytes} bytes, its content is of {array.dtype}, {array.shape}"
                     )
-            if known is None or known.nbytes != nbytes:
-                known = self.blocks[number] = await self.device.ask(NewBlock(nbytes))
-            await self.device.ask(write_block(known, array))
+            if block is None or block.nbytes != nbytes:
+                block = self.blocks[number] = await self.device.ask(NewBlock(nbytes))
+            await self.device.ask(write_block(block, array))
         missing = [number for _, number in asked.uses if number not in self.blocks]
         return f"block {missing[0]} was made by an operation that was skipped" if missing else ""
 
     async def ask(self, asked: LaunchEntry) -> Again:
         """Run a launch again."""
-        again = Again(asked, self.blocks)
+        launch = Again(asked, self.blocks)
         if asked.is_of_program:
-            self._programs.add(again.library)
-        return await self.device.ask(again)
+            self._programs.add(launch.library)
+        return await self.device.ask(launch)
 
     async def close(self) -> None:
         """Close the opened programs, and drop all blocks."""
@@ -92,14 +92,15 @@ def name_of(error: BaseException) -> str:
 
 def changes_of(loaded: Loaded, device: Device) -> list[Change]:
     """Compare the environment with the recorded one, and the sources of the user's modules."""
-    here = dict(environment(device))
-    found = {
-        name: (loaded.environment.get(name, ""), here.get(name, "")) for name in (*loaded.environment, *here)
+    current = dict(environment(device))
+    pairs = {
+        name: (loaded.environment.get(name, ""), current.get(name, ""))
+        for name in (*loaded.environment, *current)
     }
-    found |= {f"module {name}": (digest, module_digest(name)) for name, digest in loaded.modules.items()}
+    pairs |= {f"module {name}": (digest, module_digest(name)) for name, digest in loaded.modules.items()}
     return [
         Change(name, recorded or "nothing", now or "nothing")
-        for name, (recorded, now) in found.items()
+        for name, (recorded, now) in pairs.items()
         if recorded != now
     ]
 
@@ -138,12 +139,12 @@ async def replay(
             if isinstance(step, Outside):
                 report.outside.append(step.name)
                 continue
-            again = await once(step, player, report)
-            if again is None or step.results is None:
+            launch = await rerun(step, player, report)
+            if launch is None or step.results is None:
                 continue
-            kept = [step.decoded.array(plain) for plain in step.results]
-            assert again.spec is not None
-            compare_filled(step, again.spec, kept, again.results, report, tolerance)
+            recorded = [step.decoded.array(plain) for plain in step.results]
+            assert launch.spec is not None
+            compare_filled(step, launch.spec, recorded, launch.results, report, tolerance)
     finally:
         await player.close()  # noqa: ASYNC102  # it is shielded
     report.seconds = time.perf_counter() - began
@@ -159,45 +160,45 @@ def compare_filled(
     tolerance: Tolerance | None,
 ) -> None:
     """Compare the host arrays that a launch has filled."""
-    for place, pair in enumerate(zip(ours, theirs, strict=True)):
-        left, right = pair
+    for index, pair in enumerate(zip(ours, theirs, strict=True)):
+        lhs, rhs = pair
         # Other words are text, or numbers of errors.
         allowed = tolerance if type(spec) is CopyToHostSpec else None
         if isinstance(spec, ChainSpec) and (array := _result_of_chain(spec)) is not None:
             # Words hold the bytes of the result, and are longer by less than a word.
             nbytes, allowed = spec.result[2], tolerance
-            flat = [one.view(np.uint8)[:nbytes].view(array.dtype.dtype) for one in pair]
-            left, right = (one.reshape(array.shape) if array.is_contiguous else one for one in flat)
-        argument = "host" if len(ours) == 1 else f"host {place}"
+            flat = [words.view(np.uint8)[:nbytes].view(array.dtype.dtype) for words in pair]
+            lhs, rhs = (part.reshape(array.shape) if array.is_contiguous else part for part in flat)
+        argument = "host" if len(ours) == 1 else f"host {index}"
         note(
             report,
-            difference(left, right, allowed, number=step.number, operation=step.name, argument=argument),
+            difference(lhs, rhs, allowed, number=step.number, operation=step.name, argument=argument),
         )
 
 
 def _result_of_chain(spec: ChainSpec) -> ArraySpec | None:
     """Return the array of a chain that is copied to the host."""
-    found = None
+    result = None
     for node in graph_recipe(spec.recipe).nodes:
         for array in node.spec.outputs():
             if (array.block, array.offset, array.size * array.dtype.itemsize) == spec.result:
-                found = array
-    return found
+                result = array
+    return result
 
 
-async def once(step: LaunchEntry, player: Player, report: Report) -> Again | None:
+async def rerun(step: LaunchEntry, player: Player, report: Report) -> Again | None:
     """Run a launch again; return None if it was skipped, or has failed."""
     failed = step.failure
     # Later operations need the contents read before an operation without effect.
-    why = await player.give(step)
+    reason = await player.give(step)
     if failed is not None and failed[0] in NEVER_DONE:
-        why = f"it ended with {failed[0]} when it was recorded"
-    if why:
-        report.skipped.append(Skipped(step.number, step.name, why))
+        reason = f"it ended with {failed[0]} when it was recorded"
+    if reason:
+        report.skipped.append(Skipped(step.number, step.name, reason))
         return None
     recorded = "" if failed is None else f"{failed[0]}: {failed[1]:.200}"
     try:
-        again = await player.ask(step)
+        launch = await player.ask(step)
     except (JournalError, OutOfMemoryError) as error:
         error.message = f"operation {step.number}, {step.name}: {error.message}"
         raise
@@ -211,7 +212,7 @@ async def once(step: LaunchEntry, player: Player, report: Report) -> Again | Non
         report.operations += 1
         if failed is not None:
             report.failures.append(Failure(step.number, step.name, recorded, ""))
-        return again
+        return launch
     return None
 
 
@@ -221,19 +222,22 @@ async def compare_mark(
     """Compare the arrays of a mark with a reference's arrays, or with the recorded ones."""
     for name, plain, number, (offset, dtype, shape, strides) in mark.values:
         block = player.blocks.get(number)
-        known = plain if reference is None else reference.blocks.get(number)
-        if known is None or block is None:
+        expected = plain if reference is None else reference.blocks.get(number)
+        if expected is None or block is None:
             continue
         spec = ArraySpec(number, offset, DType(dtype), shape, strides)
         check_inside(f"mark {mark.label!r:.80}", spec, block.nbytes)
-        found = viewed(await player.content(number), spec)
+        actual = viewed(await player.content(number), spec)
         if reference is None:
-            kept = mark.decoded.array(plain)
+            expected_array = mark.decoded.array(plain)
         else:
-            kept = viewed(await reference.content(number), spec)
-        note(report, difference(kept, found, tolerance, number=0, operation=mark.label, argument=name))
+            expected_array = viewed(await reference.content(number), spec)
+        note(
+            report,
+            difference(expected_array, actual, tolerance, number=0, operation=mark.label, argument=name),
+        )
 
 
 def viewed(content: HostArray, spec: ArraySpec) -> HostArray:
-    whole: HostArray = np.ndarray(spec.shape, spec.dtype.dtype, content.data, spec.offset, spec.strides)
-    return np.ascontiguousarray(whole)
+    view: HostArray = np.ndarray(spec.shape, spec.dtype.dtype, content.data, spec.offset, spec.strides)
+    return np.ascontiguousarray(view)

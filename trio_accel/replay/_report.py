@@ -89,28 +89,33 @@ class Report:
 
     def __str__(self) -> str:
         lines = [f"first difference: {self.differences[0]}"] if self.differences else ["no difference"]
-        lines += [f"{one.name}: recorded {one.recorded}, here {one.replayed}" for one in self.environment]
+        lines += [
+            f"{change.name}: recorded {change.recorded}, here {change.replayed}"
+            for change in self.environment
+        ]
         lines.append(
             f"{self.operations} operations, {self.compared} arrays compared, {len(self.differences)} differ, "
             f"{len(self.failures)} operations ended otherwise, {len(self.skipped)} were skipped, in "
             f"{self.seconds:.1f} s"
         )
-        counts = Counter(one.operation for one in self.differences)
+        counts = Counter(difference.operation for difference in self.differences)
         lines += [f"  differ: {count} of {name}" for name, count in counts.most_common()]
         lines += [
-            f"  operation {one.number}, {one.operation}: recorded {one.recorded or 'no error'}, here "
-            f"{one.replayed or 'no error'}"
-            for one in self.failures
+            f"  operation {failure.number}, {failure.operation}: recorded "
+            f"{failure.recorded or 'no error'}, here {failure.replayed or 'no error'}"
+            for failure in self.failures
         ]
         for name, count in Counter(self.outside).items():
             lines.append(f"  from outside: {count} of {name}")
-        reasons = Counter((one.operation, one.reason) for one in self.skipped)
-        lines += [f"  skipped: {count} of {name}: {why}" for (name, why), count in reasons.most_common()]
+        reasons = Counter((skip.operation, skip.reason) for skip in self.skipped)
+        lines += [
+            f"  skipped: {count} of {name}: {reason}" for (name, reason), count in reasons.most_common()
+        ]
         return "\n".join(lines)
 
 
-def note(report: Report, found: Difference | None) -> None:
+def note(report: Report, difference: Difference | None) -> None:
     """Count a comparison."""
     report.compared += 1
-    if found is not None:
-        report.differences.append(found)
+    if difference is not None:
+        report.differences.append(difference)

@@ -38,31 +38,37 @@ async def _filtered(
         zi: States to begin with, of shape (sections, ..., order, ...); None for zeros.
     """
     check_ref(name, "x", x)
-    place, moved = axis_of(name, x, axis), moveaxis(x, axis, -1)
+    axis_index, moved = axis_of(name, x, axis), moveaxis(x, axis, -1)
     sections, order, count = len(b), b.shape[1] - 1, moved.shape[-1]
-    shape = (sections, *x.shape[:place], order, *x.shape[place + 1 :])
+    shape = (sections, *x.shape[:axis_index], order, *x.shape[axis_index + 1 :])
     lines = math.prod(moved.shape[:-1])
-    given: Any = zi if zi is None or isinstance(zi, AccelRef) else np.asarray(zi)
-    kinds = [DType.of(each.dtype).dtype for each in (x, b, a, given) if each is not None]
+    initial_state: Any = zi if zi is None or isinstance(zi, AccelRef) else np.asarray(zi)
+    kinds = [DType.of(array.dtype).dtype for array in (x, b, a, initial_state) if array is not None]
     dtype = DType.of(np.result_type(*kinds, np.float32))
-    if given is None:
+    if initial_state is None:
         state: Any = np.zeros((lines, sections, order), dtype.dtype)
     else:
         # One state may be there for all signals along an axis, as in SciPy.
-        allowed = [{want} if axis == place + 1 else {1, want} for axis, want in enumerate(shape)]
-        if len(given.shape) != len(shape) or not all(map(operator.contains, allowed, given.shape)):
+        allowed = [{extent} if axis == axis_index + 1 else {1, extent} for axis, extent in enumerate(shape)]
+        if len(initial_state.shape) != len(shape) or not all(
+            map(operator.contains, allowed, initial_state.shape)
+        ):
             # States of `lfilter` come with one section in front, which its caller has not given.
             begin = name == "lfilter"
-            raise ValueError(f"{name}: zi must have the shape {shape[begin:]}, got {given.shape[begin:]}")
-        start = broadcast_to(await asarray(x.device, given, dtype=dtype), shape)
-        state = await reshape(moveaxis(start, (0, place + 1), (-2, -1)), (lines, sections, order))
+            raise ValueError(
+                f"{name}: zi must have the shape {shape[begin:]}, got {initial_state.shape[begin:]}"
+            )
+        start = broadcast_to(await asarray(x.device, initial_state, dtype=dtype), shape)
+        state = await reshape(moveaxis(start, (0, axis_index + 1), (-2, -1)), (lines, sections, order))
     rows = await reshape(moved if dtype is x.dtype else await moved.cast(dtype), (lines, count))
     with np.errstate(all="ignore"):
         first = a[:, :1].astype(dtype.dtype)
-        forth, back = (each.astype(dtype.dtype) / first for each in (b, a))
-    whole, last = await filter_rows(forth, back, rows, state)
-    last = moveaxis(last.reshape((*moved.shape[:-1], sections, order)), (-2, -1), (0, place + 1))
-    return moveaxis(whole.reshape(moved.shape), -1, place), last
+        forth, back = (coefficients.astype(dtype.dtype) / first for coefficients in (b, a))
+    output, final_state = await filter_rows(forth, back, rows, state)
+    final_state = moveaxis(
+        final_state.reshape((*moved.shape[:-1], sections, order)), (-2, -1), (0, axis_index + 1)
+    )
+    return moveaxis(output.reshape(moved.shape), -1, axis_index), final_state
 
 
 @composed
@@ -89,16 +95,22 @@ async def lfilter(b: npt.ArrayLike, a: npt.ArrayLike, x: AccelRef, axis: int = -
         ValueError: Coefficients are not vectors, ``a[0]`` is 0, the axis is out of range, or `zi` has another
             shape.
     """
-    given = [np.atleast_1d(np.asarray(each)) for each in (b, a)]
-    kind = np.result_type(*given, np.float32)
-    if any(each.ndim != 1 or not each.size for each in given) or kind.kind not in "fc" or not given[1][0]:
+    coefficients = [np.atleast_1d(np.asarray(vector)) for vector in (b, a)]
+    kind = np.result_type(*coefficients, np.float32)
+    if (
+        any(vector.ndim != 1 or not vector.size for vector in coefficients)
+        or kind.kind not in "fc"
+        or not coefficients[1][0]
+    ):
         raise ValueError(f"lfilter: b and a must be vectors of numbers, and a[0] not 0, got {b!r} and {a!r}")
     # Without a recursion, a padded `a` would multiply infinities by 0.
-    most = 1 if len(given[1]) == 1 else max(map(len, given))
-    forth, back = (np.pad(each.astype(kind), (0, max(most - len(each), 0)))[None] for each in given)
+    length = 1 if len(coefficients[1]) == 1 else max(map(len, coefficients))
+    forth, back = (
+        np.pad(vector.astype(kind), (0, max(length - len(vector), 0)))[None] for vector in coefficients
+    )
     states = zi[None] if isinstance(zi, AccelRef) else zi if zi is None else np.asarray(zi)[None]
-    made, last = await _filtered("lfilter", forth, back, x, axis, states)
-    return made if zi is None else (made, last[0])
+    output, final_state = await _filtered("lfilter", forth, back, x, axis, states)
+    return output if zi is None else (output, final_state[0])
 
 
 @composed
@@ -119,10 +131,12 @@ async def sosfilt(sos: npt.ArrayLike, x: AccelRef, axis: int = -1, zi: Any = Non
         TypeError: `x` is not an array of a device.
         ValueError: `sos` has another shape, the axis is out of range, or `zi` has another shape.
     """
-    given = np.atleast_2d(np.asarray(sos))
-    is_shaped = given.ndim == 2 and given.shape[1] == 6 and given.size and given.dtype.kind in "iufc"
-    if not is_shaped or (given[:, 3] != 1).any():
+    sections = np.atleast_2d(np.asarray(sos))
+    is_shaped = (
+        sections.ndim == 2 and sections.shape[1] == 6 and sections.size and sections.dtype.kind in "iufc"
+    )
+    if not is_shaped or (sections[:, 3] != 1).any():
         raise ValueError(f"sosfilt: sos must have shape (n, 6), and ones as sos[:, 3], got {sos!r}")
-    filters = given.astype(np.result_type(given, np.float32))
-    made = await _filtered("sosfilt", filters[:, :3], filters[:, 3:], x, axis, zi)
-    return made[0] if zi is None else made
+    filters = sections.astype(np.result_type(sections, np.float32))
+    results = await _filtered("sosfilt", filters[:, :3], filters[:, 3:], x, axis, zi)
+    return results[0] if zi is None else results

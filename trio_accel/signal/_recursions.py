@@ -36,8 +36,8 @@ def _kernel(
         # A fused product keeps digits that SciPy rounds, so results would differ.
         options=CompileOptions(fma=False),
         parameters={
-            **{each: scalar(kind) for each, kind in scalars.items()},
-            **{each: reads(dtype, layout="packed") for each in read.split()},
+            **{parameter: scalar(kind) for parameter, kind in scalars.items()},
+            **{parameter: reads(dtype, layout="packed") for parameter in read.split()},
             "out": writes(dtype, shape=lambda x: x.shape),
             "last": writes(dtype, shape=lambda state: state.shape),
         },
@@ -88,15 +88,15 @@ def by_recursion(lines: int, count: int, sections: int, order: int, *arrays: Hos
     """Compute a recursion on the CPU backend."""
     import scipy.signal
 
-    b, a, x, state, out, last = arrays
+    b, a, x, state, out, final_state = arrays
     if not count:
-        last[...] = state  # SciPy leaves it as the memory was.
+        final_state[...] = state  # SciPy leaves it as the memory was.
     elif sections > 1:
         states = np.moveaxis(state, 1, 0)
-        out[...], made = cast("Any", scipy.signal.sosfilt)(np.hstack([b, a]), x, zi=states)
-        last[...] = np.moveaxis(made, 0, 1)
+        out[...], section_states = cast("Any", scipy.signal.sosfilt)(np.hstack([b, a]), x, zi=states)
+        final_state[...] = np.moveaxis(section_states, 0, 1)
     else:
-        out[...], last[:, 0] = cast("Any", scipy.signal.lfilter)(b[0], a[0], x, zi=state[:, 0])
+        out[...], final_state[:, 0] = cast("Any", scipy.signal.lfilter)(b[0], a[0], x, zi=state[:, 0])
 
 
 def by_taps(lines: int, count: int, order: int, b: HostArray, *arrays: HostArray) -> None:

@@ -61,42 +61,45 @@ def _segments(
         the frequency up to which they count twice; the axis; and a function that makes frequencies and times.
         These are host arrays as long as the transforms, which may exceed memory.
     """
-    place = axis_of(name, x, axis)
-    count: int = x.shape[place]
-    given, shared, wide = lengths
+    axis_index = axis_of(name, x, axis)
+    count: int = x.shape[axis_index]
+    nperseg, noverlap, nfft = lengths
     rate = float(check_number(name, "fs", fs, is_real=True))
-    wanted = min(256, count) if given is None else whole(name, "nperseg", given)
-    if not 0 < rate < np.inf or not 0 < wanted <= count:
+    window_length = min(256, count) if nperseg is None else whole(name, "nperseg", nperseg)
+    if not 0 < rate < np.inf or not 0 < window_length <= count:
         raise ValueError(
             f"{name}: fs must be above 0, and nperseg from 1 to the {count} elements of the signal, got "
-            f"{rate} and {wanted}"
+            f"{rate} and {window_length}"
         )
     if isinstance(window, (str, tuple)):
         import scipy.signal
 
-        window = scipy.signal.get_window(window, wanted)
+        window = scipy.signal.get_window(window, window_length)
     window = np.asarray(window)
     size, is_real = window.size, x.dtype.kind != "complex"
-    overlap = size // 2 if shared is None else whole(name, "noverlap", shared)
-    length = size if wide is None else whole(name, "nfft", wide)
+    overlap = size // 2 if noverlap is None else whole(name, "noverlap", noverlap)
+    length = size if nfft is None else whole(name, "nfft", nfft)
     if scaling not in ("density", "spectrum"):
         raise ValueError(f"{name}: scaling must be 'density' or 'spectrum', got {scaling!r}")
-    if window.shape != (given or size,) or not 0 <= overlap < size <= min(length, count):
+    if window.shape != (nperseg or size,) or not 0 <= overlap < size <= min(length, count):
         raise ValueError(
-            f"{name}: window must have nperseg={given} elements, and no more than the signal, noverlap "
+            f"{name}: window must have nperseg={nperseg} elements, and no more than the signal, noverlap "
             f"fewer, and nfft as many or more, got {window.shape}, {overlap} and {length}"
         )
     dtype = DType.of(np.result_type(x.dtype.dtype, np.float32))
-    rows: Any = moveaxis(x.cast(dtype), place, -1)
+    rows: Any = moveaxis(x.cast(dtype), axis_index, -1)
     step, ends = size - overlap, size // 2
     if is_padded:
-        more = -(count + 2 * ends - size) % step % size
-        rows, count = pad(rows, (*((0, 0),) * (x.ndim - 1), (ends, ends + more))), count + 2 * ends + more
+        padding = -(count + 2 * ends - size) % step % size
+        rows, count = (
+            pad(rows, (*((0, 0),) * (x.ndim - 1), (ends, ends + padding))),
+            count + 2 * ends + padding,
+        )
     parts: Any = sliding_window_view(rows, size, axis=-1)[..., ::step, :]
     kind = dtype.dtype.type(0).real.dtype
     taper = window.astype(kind)
     shown = (parts - mean(parts, axis=-1, keepdims=True) if is_detrended else parts) * taper
-    made: Any = (rfft if is_real else fft)(shown, length)
+    spectra: Any = (rfft if is_real else fft)(shown, length)
     with np.errstate(all="ignore"):
         power = rate * (window**2).sum() if scaling == "density" else window.sum() ** 2
         factor = float(1 / power)
@@ -105,7 +108,7 @@ def _segments(
         times: Any = np.arange((count - size) // step + 1) * step + (0 if is_padded else size / 2)
         return (np.fft.rfftfreq if is_real else np.fft.fftfreq)(length, 1 / rate), times / rate
 
-    return made, factor, (length + 1) // 2 if is_real else 0, place, axes
+    return spectra, factor, (length + 1) // 2 if is_real else 0, axis_index, axes
 
 
 @composed
@@ -148,8 +151,8 @@ async def welch(
     """
     check_ref("welch", "x", x)
     spectra, axes = welch_of(x, fs, window, nperseg, noverlap, nfft, detrend, scaling=scaling, axis=axis)
-    made = await spectra
-    return axes()[0], made
+    power = await spectra
+    return axes()[0], power
 
 
 def welch_of(
@@ -167,7 +170,7 @@ def welch_of(
     """Return the call that makes the spectra of `welch`, and a function for frequencies and times."""
     if detrend not in ("constant", False):
         raise ValueError(f"welch: detrend must be 'constant' or False, got {detrend!r}")
-    spectra, factor, half, place, axes = _segments(
+    spectra, factor, half, axis_index, axes = _segments(
         "welch",
         x,
         fs,
@@ -178,8 +181,8 @@ def welch_of(
         is_padded=False,
         is_detrended=bool(detrend),
     )
-    made: Any = mean(_POWER(spectra, factor, half), axis=-2)
-    return moveaxis(made, -1, place), axes
+    power: Any = mean(_POWER(spectra, factor, half), axis=-2)
+    return moveaxis(power, -1, axis_index), axes
 
 
 @composed
@@ -218,8 +221,8 @@ async def stft(
     """
     check_ref("stft", "x", x)
     spectra, axes = stft_of(x, fs, window, nperseg, noverlap, nfft, axis=axis, scaling=scaling)
-    made = await spectra
-    return *axes(), made
+    transforms = await spectra
+    return *axes(), transforms
 
 
 def stft_of(
@@ -234,10 +237,10 @@ def stft_of(
     scaling: SpectrumScaling,
 ) -> tuple[Any, Callable[[], tuple[HostArray, HostArray]]]:
     """Return the call that makes the transforms of `stft`, and a function for frequencies and times."""
-    spectra, factor, _, place, axes = _segments(
+    spectra, factor, _, axis_index, axes = _segments(
         "stft", x, fs, window, axis, (nperseg, noverlap, nfft), scaling, is_padded=True, is_detrended=False
     )
-    return moveaxis(spectra * factor**0.5, (-1, -2), (place, -1)), axes
+    return moveaxis(spectra * factor**0.5, (-1, -2), (axis_index, -1)), axes
 
 
 @composed
@@ -257,21 +260,23 @@ async def resample(x: AccelRef, num: int, axis: int = 0) -> AccelRef:
         ValueError: The axis is out of range, it has no elements, or `num` is less than 1.
     """
     check_ref("resample", "x", x)
-    place, size = axis_of("resample", x, axis), whole("resample", "num", num)
-    count = x.shape[place]
+    axis_index, size = axis_of("resample", x, axis), whole("resample", "num", num)
+    count = x.shape[axis_index]
     if size < 1 or not count:
         raise ValueError(f"resample: num must be at least 1, and the axis not empty, got {num} for {count}")
     if x.dtype.kind == "complex":
         # It is linear, with real coefficients.
-        parts = [await _resampled(await part(x), size, place) for part in (real, imag)]
+        parts = [await _resampled(await part(x), size, axis_index) for part in (real, imag)]
         return await (parts[0] + 1j * parts[1])
-    return await _resampled(x if x.dtype.kind == "float" else await x.cast("float64"), size, place)
+    return await _resampled(x if x.dtype.kind == "float" else await x.cast("float64"), size, axis_index)
 
 
-async def _resampled(x: AccelRef, size: int, place: int) -> AccelRef:
-    spectrum, count = await rfft(x, axis=place), x.shape[place]
-    scale = np.full((spectrum.shape[place], *(1,) * (x.ndim - 1 - place)), size / count, x.dtype.dtype)
+async def _resampled(x: AccelRef, size: int, axis_index: int) -> AccelRef:
+    spectrum, count = await rfft(x, axis=axis_index), x.shape[axis_index]
+    scale = np.full(
+        (spectrum.shape[axis_index], *(1,) * (x.ndim - 1 - axis_index)), size / count, x.dtype.dtype
+    )
     # The highest frequency of the smaller length is its own opposite there, and one of two in the other.
     if min(size, count) % 2 == 0 and size != count:
         scale[min(size, count) // 2] *= 2 if size < count else 0.5
-    return await irfft(spectrum * scale, size, axis=place)
+    return await irfft(spectrum * scale, size, axis=axis_index)

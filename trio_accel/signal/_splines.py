@@ -57,39 +57,49 @@ async def cubic_spline(
             another length; or no such `bc_type`.
     """
     check_ref("cubic_spline", "y", y)
-    knots, place = np.asarray(x, np.float64), axis_of("cubic_spline", y, axis)
+    knots, axis_index = np.asarray(x, np.float64), axis_of("cubic_spline", y, axis)
     step = np.diff(knots) if knots.ndim == 1 else np.zeros(0)
-    if not len(step) or len(knots) != y.shape[place] or not (np.isfinite(knots).all() and (step > 0).all()):
+    if (
+        not len(step)
+        or len(knots) != y.shape[axis_index]
+        or not (np.isfinite(knots).all() and (step > 0).all())
+    ):
         raise ValueError(
-            f"cubic_spline: x must be two or more ascending knots, one for each of {y.shape[place]} elements "
-            f"of y, got shape {knots.shape}"
+            f"cubic_spline: x must be two or more ascending knots, one for each of {y.shape[axis_index]} "
+            f"elements of y, got shape {knots.shape}"
         )
     if bc_type not in (names := get_args(BoundaryType)):
         raise ValueError(f"cubic_spline: bc_type must be one of {', '.join(names)}, got {bc_type!r}")
     dtype = DType.of(np.result_type(y.dtype.dtype, np.float32))
-    moved = moveaxis(await y.cast(dtype), place, 0)
+    moved = moveaxis(await y.cast(dtype), axis_index, 0)
     values = await reshape(moved, (len(knots), -1))
     h: Any = step.astype(dtype.dtype.type(0).real.dtype)[:, None]
     slope = await ((values[1:] - values[:-1]) / h)
-    ends = [_end(each, bc_type) for each in (step, step[::-1])]
+    ends = [_end(steps, bc_type) for steps in (step, step[::-1])]
     # The system of the derivatives: at inner knots the curvature is continuous.
     diagonals = (
         np.concatenate([[0.0], step[1:], [ends[1][1]]]),
         np.concatenate([[ends[0][0]], 2 * (step[:-1] + step[1:]), [ends[1][0]]]),
         np.concatenate([[ends[0][1]], step[:-1], [0.0]]),
     )
-    given: list[Any] = []
-    for (_, _, one, two), edge in zip(ends, (slope, flip(slope, axis=0)), strict=True):
-        given.append(await (one * edge[:1] + two * edge[1:2] if two else one * edge[:1]))
-    given[1:1] = [await (3 * (h[1:] * slope[:-1] + h[:-1] * slope[1:]))] if len(step) > 1 else []
-    behind, ahead = (-each.astype(h.dtype)[:, None] for each in _factors(*diagonals))
+    rhs: list[Any] = []
+    for (_, _, first_weight, second_weight), edge in zip(ends, (slope, flip(slope, axis=0)), strict=True):
+        rhs.append(
+            await (
+                first_weight * edge[:1] + second_weight * edge[1:2]
+                if second_weight
+                else first_weight * edge[:1]
+            )
+        )
+    rhs[1:1] = [await (3 * (h[1:] * slope[:-1] + h[:-1] * slope[1:]))] if len(step) > 1 else []
+    forward, backward = (-factor.astype(h.dtype)[:, None] for factor in _factors(*diagonals))
     pivots = diagonals[1].astype(h.dtype)[:, None]
-    half = await linear_recurrence(behind, await concat(given), axis=0)
+    half = await linear_recurrence(forward, await concat(rhs), axis=0)
     turned = flip(await (half / pivots), axis=0)
-    s = flip(await linear_recurrence(ahead[::-1], turned, axis=0), axis=0)
+    s = flip(await linear_recurrence(backward[::-1], turned, axis=0), axis=0)
     bend = await ((s[:-1] + s[1:] - 2 * slope) / h)
-    made = await stack([await (bend / h), await ((slope - s[:-1]) / h - bend), s[:-1], values[:-1]])
-    return CubicSpline(knots, made.reshape((4, len(step), *moved.shape[1:])))
+    coefficients = await stack([await (bend / h), await ((slope - s[:-1]) / h - bend), s[:-1], values[:-1]])
+    return CubicSpline(knots, coefficients.reshape((4, len(step), *moved.shape[1:])))
 
 
 def _factors(below: _Floats, main: _Floats, above: _Floats) -> tuple[_Floats, _Floats]:
@@ -97,11 +107,11 @@ def _factors(below: _Floats, main: _Floats, above: _Floats) -> tuple[_Floats, _F
 
     The diagonal becomes the pivots. They are positive for ascending knots, so no rows are exchanged.
     """
-    behind = np.zeros(len(main))
+    forward = np.zeros(len(main))
     for k in range(1, len(main)):
-        behind[k] = below[k] / main[k - 1]
-        main[k] -= behind[k] * above[k - 1]
-    return behind, above / main
+        forward[k] = below[k] / main[k - 1]
+        main[k] -= forward[k] * above[k - 1]
+    return forward, above / main
 
 
 def _end(step: HostArray, bc_type: BoundaryType) -> tuple[float, float, float, float]:
@@ -112,8 +122,8 @@ def _end(step: HostArray, bc_type: BoundaryType) -> tuple[float, float, float, f
         return 2.0, 1.0, 3.0, 0.0
     if len(step) == 2:  # a parabola
         return 1.0, 1.0, 2.0, 0.0
-    one, two, both = float(step[0]), float(step[1]), float(step[0] + step[1])
-    return two, both, (one + 2 * both) * two / both, one**2 / both
+    h0, h1, both = float(step[0]), float(step[1]), float(step[0] + step[1])
+    return h1, both, (h0 + 2 * both) * h1 / both, h0**2 / both
 
 
 # Pieces and their derivatives, as polynomials of the distance to the knot.
@@ -154,12 +164,14 @@ async def evaluate_spline(spline: CubicSpline, x: Operand, nu: int = 0) -> Accel
     if not 0 <= order < len(_PIECES):
         raise ValueError(f"evaluate_spline: nu must be from 0 to 3, got {nu}")
     device, c = spline.c.device, spline.c
-    given = await asarray(device, cast("AccelRef", x))
-    points = await reshape(given if given.dtype.kind == "float" else await given.cast("float64"), (-1,))
+    positions = await asarray(device, cast("AccelRef", x))
+    points = await reshape(
+        positions if positions.dtype.kind == "float" else await positions.cast("float64"), (-1,)
+    )
     knots = await device.put(spline.x.astype(points.dtype.dtype))
-    place = await searchsorted(knots, points, side="right")
+    intervals = await searchsorted(knots, points, side="right")
     table, count = c.reshape((*c.shape[:2], -1)), points.size
-    columns = [each.reshape((count, 1)) for each in (points, place)]
-    last, shape = len(spline.x) - 2, (count, table.shape[2])
-    made = await _PIECES[order](table, *columns, knots, last, shape=shape)
-    return made.reshape((*given.shape, *c.shape[2:]))
+    columns = [array.reshape((count, 1)) for array in (points, intervals)]
+    last_interval, shape = len(spline.x) - 2, (count, table.shape[2])
+    values = await _PIECES[order](table, *columns, knots, last_interval, shape=shape)
+    return values.reshape((*positions.shape, *c.shape[2:]))

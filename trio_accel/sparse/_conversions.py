@@ -87,15 +87,15 @@ async def _put(
     """Copy the arrays of a matrix in canonical form to a device."""
     check_device(name, device)
 
-    def made() -> tuple[Any, ...]:
+    def convert() -> tuple[Any, ...]:
         rows = _canonical(name, matrix)
         try:
             return arrays(rows)
         except ValueError as error:
-            told = f"blocksize must be two integers that divide those of shape {rows.shape}"
-            raise ValueError(f"{name}: {told}") from error
+            message = f"blocksize must be two integers that divide those of shape {rows.shape}"
+            raise ValueError(f"{name}: {message}") from error
 
-    placed = [await device.put(array) for array in await trio.to_thread.run_sync(made)]
+    placed = [await device.put(array) for array in await trio.to_thread.run_sync(convert)]
     return cls(tuple(map(int, matrix.shape)), *placed)
 
 
@@ -108,8 +108,8 @@ def _in_rows(matrix: Any) -> tuple[HostArray, HostArray, HostArray]:
 
 
 def _as_coordinates(matrix: Any) -> tuple[HostArray, HostArray, HostArray]:
-    made = matrix.tocoo()
-    return *made.coords, made.data
+    coordinates = matrix.tocoo()
+    return *coordinates.coords, coordinates.data
 
 
 def _canonical(name: str, matrix: Any) -> Any:
@@ -263,7 +263,9 @@ async def add(a: CsrMatrix, b: CsrMatrix, alpha: complex = 1.0, beta: complex = 
     return await a.device.ask(SumOfTwo(*terms))
 
 
-_SCALED = {one: Elementwise[AccelRef](f"data * {one}", operation="sparse.add") for one in ("alpha", "beta")}
+_SCALED = {
+    factor: Elementwise[AccelRef](f"data * {factor}", operation="sparse.add") for factor in ("alpha", "beta")
+}
 
 
 def _check(name: str, matrix: SparseMatrix) -> None:

@@ -91,16 +91,18 @@ class _Lanczos:
         self._projected: HostArray = np.zeros((self._steps, self._steps), problem.dtype.dtype)
         await self._put(self._k, v0)
 
-    async def _put(self, place: int, vector: AccelRef | None) -> None:
+    async def _put(self, index: int, vector: AccelRef | None) -> None:
         """Set a vector of the basis: one of length 1, or a random one orthogonal to the previous vectors."""
         problem = self._problem
         if vector is None:
-            made = self._generator.normal(size=len(problem.b)).astype(problem.dtype.dtype)
-            vector = await problem.device.put(made)
-            notes = [self._h[time, 0, :place] for time in range(2)]
-            vector = await orthogonalize(problem, self._basis[:place], vector, notes)
+            numbers = self._generator.normal(size=len(problem.b)).astype(problem.dtype.dtype)
+            vector = await problem.device.put(numbers)
+            notes = [self._h[time, 0, :index] for time in range(2)]
+            vector = await orthogonalize(problem, self._basis[:index], vector, notes)
         size = await problem.ask(Nrm2(vector))
-        await problem.ask(_UNIT.compute(size=size, least=problem.least, w=vector, out=self._basis[place]))
+        await problem.ask(
+            _UNIT.compute(size=size, least=problem.smallest_divisor, w=vector, out=self._basis[index])
+        )
 
     async def cycle(self) -> tuple[HostArray, HostArray, float, int]:
         """Fill the basis.
@@ -109,23 +111,23 @@ class _Lanczos:
             Ritz values and vectors of the projected matrix, the length of the last product's rest, and the
             number of vectors, without locked ones.
         """
-        kept, left_of_n = self._kept, len(self._problem.b) - len(self.locked)
+        retained, left_of_n = self._kept, len(self._problem.b) - len(self.locked)
         begin, end = self._k, self._k + min(self._steps, left_of_n)
-        await self._fill(begin + kept, end)
-        columns, found = (await self._h.to_host()).sum(0)[begin:end], (await self._sizes.to_host())[begin:end]
-        if not (np.isfinite(columns[kept:]).all() and np.isfinite(found[kept:]).all()):
+        await self._fill(begin + retained, end)
+        columns, sizes = (await self._h.to_host()).sum(0)[begin:end], (await self._sizes.to_host())[begin:end]
+        if not (np.isfinite(columns[retained:]).all() and np.isfinite(sizes[retained:]).all()):
             raise LinAlgError(
                 "eigsh: A, or a product with it, holds a NaN or an infinity", library="sparse", code=-1
             )
-        ends = np.flatnonzero(found[kept:] <= self._least * np.linalg.norm(columns[kept:], axis=1))
-        count = kept + int(ends[0]) + 1 if ends.size else end - begin
-        self._projected[:count, kept:count] = columns[kept:count, begin : begin + count].T
+        ends = np.flatnonzero(sizes[retained:] <= self._least * np.linalg.norm(columns[retained:], axis=1))
+        count = retained + int(ends[0]) + 1 if ends.size else end - begin
+        self._projected[:count, retained:count] = columns[retained:count, begin : begin + count].T
         # It grows with the cube of `ncv`.
         solve = functools.partial(np.linalg.eigh, UPLO="U")
         values, vectors = await trio.to_thread.run_sync(solve, self._projected[:count, :count])
         # If the basis spans everything, there is no rest.
-        left = 0.0 if ends.size or count == left_of_n else float(found[count - 1])
-        return values, vectors, left, count
+        rest_length = 0.0 if ends.size or count == left_of_n else float(sizes[count - 1])
+        return values, vectors, rest_length, count
 
     async def _fill(self, first: int, end: int) -> None:
         """Multiply the vectors of the basis from the first one on, by graphs where there are some."""
@@ -156,7 +158,7 @@ class _Lanczos:
                 w = await orthogonalize(problem, self._basis[: step + 1], w, notes)
                 size = await problem.ask(Nrm2(w, out=self._sizes[step]))
                 await problem.ask(
-                    _UNIT.compute(size=size, least=problem.least, w=w, out=self._basis[step + 1])
+                    _UNIT.compute(size=size, least=problem.smallest_divisor, w=w, out=self._basis[step + 1])
                 )
         await problem.settle()
 
@@ -166,7 +168,7 @@ class _Lanczos:
         if not self._is_one_operation:
             return False
         message = ExtendBasis(
-            basis[: step + 1], w, first, second, self._sizes[step], basis[step + 1], problem.least
+            basis[: step + 1], w, first, second, self._sizes[step], basis[step + 1], problem.smallest_divisor
         )
         try:
             await problem.device.ask(message)
@@ -196,13 +198,13 @@ class _Lanczos:
             self.locked = np.full(len(values), np.nan, values.dtype)
         for number, value in enumerate(values):
             # NaN is last.
-            place = int(self.best(self.locked)[-1])
-            await self._basis[place].assign(combined[number])
-            self.locked[place] = value
+            index = int(self.best(self.locked)[-1])
+            await self._basis[index].assign(combined[number])
+            self.locked[index] = value
 
     async def vectors(self, order: npt.NDArray[np.intp]) -> list[AccelRef]:
         """Return the locked vectors."""
-        return [self._basis[int(place)] for place in order]
+        return [self._basis[int(index)] for index in order]
 
     async def begin_anew(self) -> None:
         """Begin a run with random numbers."""
@@ -210,26 +212,26 @@ class _Lanczos:
         self._projected[:] = 0
         await self._put(self._k, None)
 
-    async def restart(self, values: HostArray, vectors: HostArray, left: float, count: int) -> None:
+    async def restart(self, values: HostArray, vectors: HostArray, rest_length: float, count: int) -> None:
         """Begin the next cycle with the best Ritz vectors, which these are among, and with the last vector.
 
         After an invariant subspace, another direction joins it.
         """
         problem, basis = self._problem, self._basis[self._k :]
-        if not left and count < self._steps and len(values) == count:
+        if not rest_length and count < self._steps and len(values) == count:
             self._kept = count
             await self._put(self._k + count, None)
             return
-        kept = self.best(values)[: self._most_kept]
-        self._kept = len(kept)
-        combined = await self._combine(vectors[:, kept])
+        retained = self.best(values)[: self._most_kept]
+        self._kept = len(retained)
+        combined = await self._combine(vectors[:, retained])
         await problem.ask(_COPY.compute(combined, out=basis[: self._kept]))
-        if left:
+        if rest_length:
             await problem.ask(_COPY.compute(basis[count], out=basis[self._kept]))
         else:
             await self._put(self._k + self._kept, None)
         self._projected[:] = 0
-        self._projected[range(self._kept), range(self._kept)] = values[kept]
+        self._projected[range(self._kept), range(self._kept)] = values[retained]
 
 
 @composed
@@ -299,11 +301,11 @@ async def eigsh(
     steps = min(n, usual) if ncv is None else whole("sparse.eigsh", "ncv", ncv)
     if not k < steps <= n:
         raise ValueError(f"sparse.eigsh: ncv must be above {k} and at most {n}, got {ncv}")
-    most = 10 * n if maxiter is None else check_bound("eigsh", "maxiter", maxiter, is_whole=True)
-    wanted = check_bound("eigsh", "tol", tol) or float(np.finfo(problem.dtype.dtype).eps)
+    max_rounds = 10 * n if maxiter is None else check_bound("eigsh", "maxiter", maxiter, is_whole=True)
+    tolerance = check_bound("eigsh", "tol", tol) or float(np.finfo(problem.dtype.dtype).eps)
     lanczos = _Lanczos(problem, steps, k, which)
     await lanczos.start(problem.b)
-    scale = await _find(lanczos, problem, k, most, wanted)
+    scale = await _find(lanczos, problem, k, max_rounds, tolerance)
     values = lanczos.locked
     if shifted is not None:
         # A correct residual for the inverse is also correct for the matrix, except for roundings. These are
@@ -312,20 +314,22 @@ async def eigsh(
         scale *= float(await (await norm(shifted, math.inf)).item()) / float(np.abs(values).min())
         problem.a, values = shifted, 1 / values
     order = np.argsort(values)
-    vectors = await _checked(problem, await lanczos.vectors(order), values[order], scale, wanted)
-    found = (values[order] + (sigma or 0.0) / unit) * unit
-    return EigshResult(await problem.device.put(found.astype(values.dtype)), vectors)
+    vectors = await _checked(problem, await lanczos.vectors(order), values[order], scale, tolerance)
+    eigenvalues = (values[order] + (sigma or 0.0) / unit) * unit
+    return EigshResult(await problem.device.put(eigenvalues.astype(values.dtype)), vectors)
 
 
-async def _find(lanczos: _Lanczos, problem: LinearProblem, k: int, most: int, wanted: float) -> float:
+async def _find(
+    lanczos: _Lanczos, problem: LinearProblem, k: int, max_rounds: int, tolerance: float
+) -> float:
     """Lock `k` pairs, once a run that begins with random numbers finds no better one; returns the scale."""
     n, epsilon, scale = len(problem.b), float(np.finfo(problem.dtype.dtype).eps), 0.0
     rounds, is_fresh = 0, False
     while True:
-        values, vectors, left, count = await lanczos.cycle()
+        values, vectors, rest_length, count = await lanczos.cycle()
         rounds, scale = rounds + 1, max(scale, float(np.abs(values).max()))
-        limit = np.maximum(wanted * np.abs(values), epsilon * scale)
-        off, best, rest = np.abs(left * vectors[-1]), lanczos.best(values), np.arange(count)
+        limit = np.maximum(tolerance * np.abs(values), epsilon * scale)
+        off, best, rest = np.abs(rest_length * vectors[-1]), lanczos.best(values), np.arange(count)
         if not len(lanczos.locked):
             if count >= k and (off <= limit)[best[:k]].all():
                 await lanczos.lock(values[best[:k]], vectors[:, best[:k]])
@@ -345,7 +349,7 @@ async def _find(lanczos: _Lanczos, problem: LinearProblem, k: int, most: int, wa
                 await lanczos.begin_anew()
                 rounds, is_fresh = 0, True
                 continue
-        if rounds >= most:
+        if rounds >= max_rounds:
             residual = float(off[best[:k]].max())
             raise ConvergenceError(
                 f"eigsh: a residual is {residual:.3g} after {rounds} rounds; give a larger ncv",
@@ -354,27 +358,27 @@ async def _find(lanczos: _Lanczos, problem: LinearProblem, k: int, most: int, wa
                 iterations=rounds,
                 residual=residual,
             )
-        await lanczos.restart(values[rest], vectors[:, rest], left, count)
+        await lanczos.restart(values[rest], vectors[:, rest], rest_length, count)
 
 
 def _better(
     lanczos: _Lanczos, values: HostArray, off: HostArray, limit: HostArray, scale: float
 ) -> list[int]:
     """Return the places of converged pairs that are preferred to a locked one."""
-    locked, places = sorted(lanczos.rank(lanczos.locked)), list[int]()
-    for place in lanczos.best(values):
-        if lanczos.rank(values[place]) <= locked[0] + _slack(float(limit[place]), scale):
+    locked, positions = sorted(lanczos.rank(lanczos.locked)), list[int]()
+    for position in lanczos.best(values):
+        if lanczos.rank(values[position]) <= locked[0] + _slack(float(limit[position]), scale):
             break
-        if off[place] <= limit[place]:
-            locked = sorted([*locked[1:], lanczos.rank(values[place])])
-            places.append(int(place))
-    return places
+        if off[position] <= limit[position]:
+            locked = sorted([*locked[1:], lanczos.rank(values[position])])
+            positions.append(int(position))
+    return positions
 
 
 def _is_settled(lanczos: _Lanczos, value: float, off: float, limit: float, scale: float) -> bool:
     """Return whether the best pair of a run is not preferred to the locked ones."""
-    ahead = float(lanczos.rank(lanczos.locked).min() - lanczos.rank(np.array(value)))
-    return ahead >= -_slack(limit, scale) and bool(off <= max(limit, _CERTAIN * ahead))
+    distance = float(lanczos.rank(lanczos.locked).min() - lanczos.rank(np.array(value)))
+    return distance >= -_slack(limit, scale) and bool(off <= max(limit, _CERTAIN * distance))
 
 
 def _slack(limit: float, scale: float) -> float:
@@ -413,24 +417,26 @@ async def _shifted(problem: LinearProblem, sigma: Any, unit: float) -> CsrMatrix
 
 
 async def _checked(
-    problem: LinearProblem, vectors: list[AccelRef], values: HostArray, scale: float, wanted: float
+    problem: LinearProblem, vectors: list[AccelRef], values: HostArray, scale: float, tolerance: float
 ) -> AccelRef:
     """Put vectors together as columns, and compute their residuals."""
     device, n = problem.device, len(problem.b)
     out = await device.zeros((len(vectors), n), problem.dtype)
     sizes = await device.zeros(len(vectors), values.dtype)
-    for place, vector in enumerate(vectors):
+    for row, vector in enumerate(vectors):
         await problem.ask(
-            _UNIT.compute(size=await problem.ask(Nrm2(vector)), least=problem.least, w=vector, out=out[place])
+            _UNIT.compute(
+                size=await problem.ask(Nrm2(vector)), least=problem.smallest_divisor, w=vector, out=out[row]
+            )
         )
-        product = await problem.multiply(out[place])
-        off = await problem.ask(_OFF.compute(w=product, theta=float(values[place]), v=out[place]))
-        await problem.ask(Nrm2(off, out=sizes[place]))
+        product = await problem.multiply(out[row])
+        off = await problem.ask(_OFF.compute(w=product, theta=float(values[row]), v=out[row]))
+        await problem.ask(Nrm2(off, out=sizes[row]))
     await problem.settle()
     largest = float((await sizes.to_host()).max())
     # Roundings of products and of the combination are added to the estimate of Lanczos' method.
     epsilon = float(np.finfo(values.dtype).eps)
-    if not largest <= (wanted + 32 * epsilon * math.sqrt(n)) * scale:
+    if not largest <= (tolerance + 32 * epsilon * math.sqrt(n)) * scale:
         raise ConvergenceError(
             f"eigsh: the largest residual is {largest:.3g}; A is not Hermitian, or inaccurate",
             library="sparse",

@@ -67,7 +67,7 @@ async def multiply(matrix: CsrMatrix, x: Operand | complex) -> CsrMatrix:
     if isinstance(x, (int, float, complex, np.generic)):
         return CsrMatrix(matrix.shape, matrix.indptr, matrix.indices, await _TIMES(matrix.data, x))
     shape = (1,) * (2 - x.ndim) + tuple(x.shape)
-    if x.ndim > 2 or any(given not in (1, extent) for given, extent in zip(shape, matrix.shape, strict=True)):
+    if x.ndim > 2 or any(size not in (1, extent) for size, extent in zip(shape, matrix.shape, strict=True)):
         raise ValueError(f"sparse.multiply: x must broadcast to {matrix.shape}, got shape {x.shape}")
     row = await row_indices(matrix)
     if not matrix.nnz:
@@ -75,9 +75,9 @@ async def multiply(matrix: CsrMatrix, x: Operand | complex) -> CsrMatrix:
     by = ["0" if shape[0] == 1 else "row", "0" if shape[1] == 1 else "col"]
     expression = _scaled(", ".join(by))
     named = {"row": row, "col": matrix.indices}
-    given = {name: named[name] for name in expression.inputs if name in named}
+    index_arrays = {name: named[name] for name in expression.inputs if name in named}
     factors = await matrix.device.put(x) if isinstance(x, np.ndarray) else on_device(x)
-    data = await expression(data=matrix.data, x=factors.reshape(shape), **given, shape=(matrix.nnz,))
+    data = await expression(data=matrix.data, x=factors.reshape(shape), **index_arrays, shape=(matrix.nnz,))
     return CsrMatrix(matrix.shape, matrix.indptr, matrix.indices, data)
 
 
@@ -111,13 +111,13 @@ async def diagonal(matrix: CsrMatrix, k: int = 0) -> AccelRef:
     out = await device.zeros(int(length), matrix.dtype)
     if length and matrix.nnz:
         values = await _ON_DIAGONAL(col=matrix.indices, row=row, k=k, data=matrix.data)
-        place = Scatter(
+        scatter = Scatter(
             "out[clip(row - first, 0, last)]",
             "add",
             inputs=("out", "row", "first", "last"),
             operation="sparse.diagonal",
         )
-        await place(out, row, first, int(length) - 1, values, shape=(matrix.nnz,))
+        await scatter(out, row, first, int(length) - 1, values, shape=(matrix.nnz,))
     return out
 
 
@@ -137,14 +137,14 @@ async def rows(matrix: CsrMatrix, start: int, stop: int) -> CsrMatrix:
         LibraryError: A wrong structure.
     """
     check_csr("rows", matrix)
-    first, behind, _ = slice(
-        whole("sparse.rows", "start", start), whole("sparse.rows", "stop", stop)
-    ).indices(matrix.shape[0])
-    behind = int(np.maximum(first, behind))
+    first, end, _ = slice(whole("sparse.rows", "start", start), whole("sparse.rows", "stop", stop)).indices(
+        matrix.shape[0]
+    )
+    end = int(np.maximum(first, end))
     await matrix.device.ask(CheckStructure(matrix))
-    low, high = int(await matrix.indptr[first].item()), int(await matrix.indptr[behind].item())
-    indptr = await _MINUS(matrix.indptr[first : behind + 1], matrix.indptr[first])
-    shape = behind - first, matrix.shape[1]
+    low, high = int(await matrix.indptr[first].item()), int(await matrix.indptr[end].item())
+    indptr = await _MINUS(matrix.indptr[first : end + 1], matrix.indptr[first])
+    shape = end - first, matrix.shape[1]
     return CsrMatrix(shape, indptr, matrix.indices[low:high], matrix.data[low:high])
 
 
@@ -225,12 +225,12 @@ async def _extreme(name: Literal["max", "min"], matrix: CsrMatrix, axis: _Axis) 
             return await device.zeros((), matrix.dtype)
         return await _WITH_ZEROS[name](count=nnz, n=extent, x=await _EXTREMES[name](matrix.data))
     index, length = (row, m) if axis == 1 else (matrix.indices, n)
-    found, count = await device.full(length, lowest, matrix.dtype), await device.zeros(length, "int64")
+    extremes, count = await device.full(length, lowest, matrix.dtype), await device.zeros(length, "int64")
     if nnz:
-        one = np.ones(1, np.int64)
-        await _scatter(name)(found, index, matrix.data, shape=(nnz,))
-        await _scatter("add")(count, index, one, shape=(nnz,))
-    return await _WITH_ZEROS[name](count=count, n=extent, x=found)
+        ones = np.ones(1, np.int64)
+        await _scatter(name)(extremes, index, matrix.data, shape=(nnz,))
+        await _scatter("add")(count, index, ones, shape=(nnz,))
+    return await _WITH_ZEROS[name](count=count, n=extent, x=extremes)
 
 
 @functools.cache
@@ -279,13 +279,13 @@ async def norm(
         # The dtype holds squares of parts of the largest size.
         unit = await _PART(x=await _EXTREMES["max"](sizes), most=float(np.finfo(sizes.dtype.dtype).max))
         sizes = await _SQUARE(size=sizes, unit=unit)
-    made = CsrMatrix(matrix.shape, matrix.indptr, matrix.indices, sizes)
+    terms = CsrMatrix(matrix.shape, matrix.indptr, matrix.indices, sizes)
     if axis is not None:
         if ord == math.inf:
-            return await max(made, axis)
-        total = await sum(made, axis)
+            return await max(terms, axis)
+        total = await sum(terms, axis)
         return await _ROOT(x=total, unit=unit) if unit is not None else total
     if 0 in matrix.shape:
         raise ValueError(f"sparse.norm: a matrix of shape {matrix.shape} is empty")
-    sums = await sum(made, 0 if ord in (1, -1) else 1)
+    sums = await sum(terms, 0 if ord in (1, -1) else 1)
     return await _EXTREMES["max" if ord in (1, math.inf) else "min"](sums)

@@ -27,14 +27,14 @@ class _SparseArrays:
         if not isinstance(shape, tuple) or len(cast("tuple[object, ...]", shape)) != 2:
             raise ValueError(f"{name}: shape must be a pair of rows and columns, got {shape!r}")
         index = getattr(getattr(self, self.operand_fields[1]), "dtype", None)
-        most = (1 << (31 if index is DType.int32 else 63)) - 1
+        limit = (1 << (31 if index is DType.int32 else 63)) - 1
         for extent in self.shape:
-            if not 0 <= whole(name, "shape", extent) <= most:
-                raise ValueError(f"{name}: shape must have numbers from 0 to {most}, got {shape}")
+            if not 0 <= whole(name, "shape", extent) <= limit:
+                raise ValueError(f"{name}: shape must have numbers from 0 to {limit}, got {shape}")
 
     def __repr__(self) -> str:
-        what = f"{type(self).__name__} {self.dtype} {self.shape}, {self.nnz} stored"
-        return f"<{what}, on {self.device.name}>"
+        summary = f"{type(self).__name__} {self.dtype} {self.shape}, {self.nnz} stored"
+        return f"<{summary}, on {self.device.name}>"
 
     @property
     def device(self) -> Device:
@@ -173,14 +173,14 @@ def check_csr(name: str, matrix: object, argument: str = "matrix") -> None:
         refuse_format(f"sparse.{name}", argument, matrix, CsrMatrix)
 
 
-def refuse_format(name: str, argument: str, matrix: object, wanted: type[Any]) -> NoReturn:
+def refuse_format(name: str, argument: str, matrix: object, expected: type[Any]) -> NoReturn:
     """Refuse a matrix of another format, and name the function that makes the wanted one.
 
     Raises:
         TypeError: Always.
     """
-    made_by = str(wanted.made_by).rpartition(".")[2]
-    told = f"await sparse.to{made_by}(...)" if isinstance(matrix, SparseMatrix) else f"sparse.{made_by}"
+    made_by = str(expected.made_by).rpartition(".")[2]
+    advice = f"await sparse.to{made_by}(...)" if isinstance(matrix, SparseMatrix) else f"sparse.{made_by}"
     raise TypeError(
-        f"{name}: {argument} must be a {wanted.__name__}, got {type(matrix).__name__}; use {told}"
+        f"{name}: {argument} must be a {expected.__name__}, got {type(matrix).__name__}; use {advice}"
     )

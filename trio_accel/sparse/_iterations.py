@@ -104,22 +104,23 @@ class IterativeMethod(Protocol):
     Attributes:
         problem: The problem that it solves.
         x: The solution so far.
-        made: The number of steps, if a round has several; else None.
+        step_count: The number of steps, if a round has several; else None.
         changing: Names of the attributes that a step sets, including `x`, if it may be recorded.
-        alone: Looks before steps become a graph, because recording them takes as long as a few steps.
+        looks_before_graph: Looks before steps become a graph, because recording them takes as long as a few
+            steps.
     """
 
     problem: LinearProblem
     x: AccelRef
-    made: AccelRef | None = None
+    step_count: AccelRef | None = None
     changing: ClassVar[Strs]
-    alone: ClassVar[int] = 2
+    looks_before_graph: ClassVar[int] = 2
 
     async def step(self) -> None:
         """Make it better by one round."""
         ...
 
-    async def look(self, turns: int, looks: int, bounds: tuple[float, float, float]) -> Looks | None:
+    async def make_rounds(self, turns: int, looks: int, bounds: tuple[float, float, float]) -> Looks | None:
         """Make the rounds up to each of several looks by one operation, if the backend has it.
 
         Args:
@@ -144,7 +145,7 @@ class LinearProblem:
         m: The preconditioner; None for none.
         b: The right-hand side.
         dtype: Its dtype.
-        wanted: The largest norm of the residual, once a solver runs.
+        tolerance: The largest norm of the residual, once a solver runs.
         pending: Operations sent since the last look.
     """
 
@@ -154,11 +155,11 @@ class LinearProblem:
     m: LinearMap | None
     b: AccelRef
     dtype: DType
-    wanted: float = 0.0
+    tolerance: float = 0.0
     pending: list[Pending[Any]] = attrs.field(factory=list[Pending[Any]])
 
     @property
-    def least(self) -> float:
+    def smallest_divisor(self) -> float:
         """The smallest divisor with all its digits."""
         facts = np.finfo(self.dtype.dtype)
         return float(facts.tiny / facts.eps)
@@ -179,8 +180,8 @@ class LinearProblem:
     async def settle(self) -> None:
         """Wait for the pending operations; raise the first failure."""
         pending, self.pending = self.pending, []
-        for one in pending:
-            await one.wait()
+        for operation in pending:
+            await operation.wait()
 
     async def dot(self, x: AccelRef, y: AccelRef) -> AccelRef:
         """Compute ``conj(x) @ y``."""
@@ -198,13 +199,17 @@ class LinearProblem:
         """Apply the preconditioner."""
         return x if self.m is None else self._checked("M", await self.m(x))
 
-    def _checked(self, argument: str, made: object) -> AccelRef:
-        if not isinstance(made, AccelRef) or made.shape != self.b.shape or made.dtype is not self.dtype:
+    def _checked(self, argument: str, product: object) -> AccelRef:
+        if (
+            not isinstance(product, AccelRef)
+            or product.shape != self.b.shape
+            or product.dtype is not self.dtype
+        ):
             raise TypeError(
                 f"sparse.{self.name}: {argument} must return an AccelRef of shape {self.b.shape} and dtype "
-                f"{self.dtype}, got {made!r}"
+                f"{self.dtype}, got {product!r}"
             )
-        return made
+        return product
 
     async def residual(self, x: Out) -> AccelRef:
         """Compute ``b - A @ x``."""
@@ -243,25 +248,25 @@ async def make_problem(
     return LinearProblem(name, device, a, m, placed, dtype)
 
 
-def _check_kinds(where: str, a: object, m: object) -> None:
+def _check_kinds(name: str, a: object, m: object) -> None:
     if not isinstance(a, SparseMatrix) and not callable(a):
-        raise TypeError(f"{where}: A must be a sparse matrix or an async function, got {type(a).__name__}")
+        raise TypeError(f"{name}: A must be a sparse matrix or an async function, got {type(a).__name__}")
     if m is not None and not callable(m):
-        raise TypeError(f"{where}: M must be an async function or None, got {type(m).__name__}")
+        raise TypeError(f"{name}: M must be an async function or None, got {type(m).__name__}")
 
 
-def _check_shapes(where: str, a: Any, b: Operand, x0: Operand | None, dtype: DType) -> None:
+def _check_shapes(name: str, a: Any, b: Operand, x0: Operand | None, dtype: DType) -> None:
     if dtype not in NATIVE:
-        raise TypeError(f"{where}: b has dtype {dtype}; allowed: {', '.join(map(str, NATIVE))} (use cast())")
+        raise TypeError(f"{name}: b has dtype {dtype}; allowed: {', '.join(map(str, NATIVE))} (use cast())")
     shape = tuple(b.shape)
     if len(shape) != 1 or (a is not None and a.shape != shape * 2):
-        told = "" if a is None else f"A of shape {a.shape} and "
-        raise ValueError(f"{where}: A must be square and b a vector as long, got {told}b of shape {shape}")
+        prefix = "" if a is None else f"A of shape {a.shape} and "
+        raise ValueError(f"{name}: A must be square and b a vector as long, got {prefix}b of shape {shape}")
     if x0 is not None and x0.shape != shape:
-        raise ValueError(f"{where}: x0 must have shape {shape}, got {x0.shape}")
-    for argument, other in (("A", a), ("x0", x0)):
-        if other is not None and DType.of(other.dtype) is not dtype:
-            refuse_dtypes(where, {argument: DType.of(other.dtype), "b": dtype}, argument)
+        raise ValueError(f"{name}: x0 must have shape {shape}, got {x0.shape}")
+    for argument, array in (("A", a), ("x0", x0)):
+        if array is not None and DType.of(array.dtype) is not dtype:
+            refuse_dtypes(name, {argument: DType.of(array.dtype), "b": dtype}, argument)
 
 
 def unit_of(size: float, dtype: DType) -> float:
@@ -278,14 +283,14 @@ def check_bound(name: str, argument: str, value: Any, *, is_whole: bool = False)
         TypeError: The value is not such a number.
         ValueError: The value is too small.
     """
-    where = f"sparse.{name}"
+    full_name = f"sparse.{name}"
     if is_whole:
-        count = whole(where, argument, value)
+        count = whole(full_name, argument, value)
         if count < 1:
-            raise ValueError(f"{where}: {argument} must be at least 1, got {value!r}")
+            raise ValueError(f"{full_name}: {argument} must be at least 1, got {value!r}")
         return count
-    if not 0 <= real(where, argument, value) < math.inf:
-        raise ValueError(f"{where}: {argument} must be finite and not negative, got {value!r}")
+    if not 0 <= real(full_name, argument, value) < math.inf:
+        raise ValueError(f"{full_name}: {argument} must be finite and not negative, got {value!r}")
     return float(value)
 
 
@@ -295,13 +300,13 @@ async def _recorded(method: IterativeMethod, turns: int) -> Graph[tuple[AccelRef
         return None
 
     async def steps(*state: AccelRef) -> tuple[AccelRef, ...]:
-        again = copy.copy(method)
-        again.problem = attrs.evolve(method.problem, pending=[])
-        _set_state(again, state)
+        clone = copy.copy(method)
+        clone.problem = attrs.evolve(method.problem, pending=[])
+        _set_state(clone, state)
         for _ in range(turns):
-            await again.step()
-        norm = await again.problem.ask(Nrm2(await again.problem.residual(again.x)))
-        return *_state(again), norm
+            await clone.step()
+        norm = await clone.problem.ask(Nrm2(await clone.problem.residual(clone.x)))
+        return *_state(clone), norm
 
     try:
         return await capture(method.problem.device, steps, *_state(method))
@@ -313,20 +318,20 @@ async def _advance(
     method: IterativeMethod, graph: Graph[tuple[AccelRef, ...]] | None, turns: int
 ) -> tuple[float, list[AccelRef]]:
     """Make rounds, by their graph if there is one; return the norm of the residual, and arrays to release."""
-    before = _state(method) if graph is not None else []
+    old_state = _state(method) if graph is not None else []
     try:
-        replayed = None if graph is None else await graph(*before)
+        replayed = None if graph is None else await graph(*old_state)
     except NotSupportedError:
         # The backend lacks graphs, or one of these operations in graphs.
         replayed = None
     if replayed is None:
         for _ in range(turns):
             await method.step()
-        return await method.problem.size(await method.problem.residual(method.x)), before
+        return await method.problem.size(await method.problem.residual(method.x)), old_state
     *state, norm = replayed
     del replayed
     _set_state(method, state)
-    return float(await norm.item()), [*before, norm]
+    return float(await norm.item()), [*old_state, norm]
 
 
 def _release(arrays: list[AccelRef]) -> None:
@@ -354,27 +359,27 @@ class _Best:
     residual: float
     state: list[AccelRef | None]
 
-    def take(self, made: Looks) -> None:
+    def take(self, looks: Looks) -> None:
         """Take the best of several looks if it is better."""
-        if made.best is not None:
-            self.residual = min(filter(math.isfinite, made.residuals), default=made.residuals[0])
-            self.state = list(made.best)
+        if looks.best is not None:
+            self.residual = min(filter(math.isfinite, looks.residuals), default=looks.residuals[0])
+            self.state = list(looks.best)
 
-    def look(self, residual: float, spent: list[AccelRef]) -> None:
+    def take_present(self, residual: float, spent: list[AccelRef]) -> None:
         """Take the present state if it is better; release the worse one, and the used arrays."""
         if residual < self.residual or not math.isfinite(self.residual):
             spent += [ref for ref in self.state if ref is not None]
             self.residual, self.state = residual, _state(self.method)
         _release(spent)
 
-    async def refine(self, most: int) -> None:
+    async def refine(self, max_steps: int) -> None:
         """Go back to the best look, and look after each of the steps up to the next look."""
         _set_state(self.method, self.state)
-        for _ in range(most):
+        for _ in range(max_steps):
             residual, spent = await _advance(self.method, None, 1)
             if not math.isfinite(residual):
                 break
-            self.look(residual, spent)
+            self.take_present(residual, spent)
         _set_state(self.method, self.state)
 
 
@@ -394,24 +399,26 @@ class _Rounds:
     every: int
     graph: Graph[tuple[AccelRef, ...]] | None = None
 
-    async def make(self, before: int, turns: int, looks: int, bounds: tuple[float, float]) -> list[float]:
+    async def make(
+        self, rounds_made: int, turns: int, looks: int, bounds: tuple[float, float]
+    ) -> list[float]:
         """Make rounds up to the next look, or up to several; return their residuals.
 
         Args:
-            before: The rounds made before.
+            rounds_made: The rounds made before.
             turns: Rounds up to each look.
             looks: The largest number of looks.
             bounds: The residual to reach, and the last one.
         """
-        made = await self.method.look(turns, looks, (*bounds, self.best.residual))
-        if made is not None:
-            self.best.take(made)
-            return made.residuals
+        result = await self.method.make_rounds(turns, looks, (*bounds, self.best.residual))
+        if result is not None:
+            self.best.take(result)
+            return result.residuals
         # A solver that ends soon needs no graph, and the first step of a method is another one.
-        if before == self.every * self.method.alone:
+        if rounds_made == self.every * self.method.looks_before_graph:
             self.graph = await _recorded(self.method, self.every)
         residual, spent = await _advance(self.method, self.graph if turns == self.every else None, turns)
-        self.best.look(residual, spent)
+        self.best.take_present(residual, spent)
         return [residual]
 
 
@@ -438,7 +445,7 @@ async def run(
     """Make steps until the residual is small enough: looked at once in `check_every` rounds."""
     name, n = problem.name, len(problem.b)
     rtol, atol = check_bound(name, "rtol", rtol), check_bound(name, "atol", atol)
-    most = 10 * n if maxiter is None else check_bound(name, "maxiter", maxiter, is_whole=True)
+    max_rounds = 10 * n if maxiter is None else check_bound(name, "maxiter", maxiter, is_whole=True)
     check_bound(name, "check_every", check_every, is_whole=True)
     length = await problem.size(problem.b)
     if not math.isfinite(length):
@@ -452,30 +459,32 @@ async def run(
     unit = unit_of(max(length, residual), problem.dtype)
     if unit != 1:
         problem.b, begin, r = [await _TIMES(x, 1 / unit) for x in (problem.b, begin, r)]
-    residual, problem.wanted = residual / unit, max(rtol * length, atol) / unit
-    method, wanted = start(problem, begin, r), problem.wanted
+    residual, problem.tolerance = residual / unit, max(rtol * length, atol) / unit
+    method, tolerance = start(problem, begin, r), problem.tolerance
     best = _Best(method, residual, _state(method))
     making = _Rounds(method, best, check_every)
     # A callback sees each look.
     looks = 1 if callback is not None else problem.most_looks(check_every)
-    while not residual <= wanted:
-        turns = min(check_every, most - rounds)
-        made = await making.make(rounds, turns, min(looks, (most - rounds) // turns), (wanted, residual))
-        *others, residual = residual, *made
-        previous, rounds = others[-1], rounds + turns * len(made)
-        told = None if callback is None else callback(await _given(method, unit))
-        if told is not None:
-            await told
-        if residual > wanted and rounds < most and residual != previous and math.isfinite(residual):
+    while not residual <= tolerance:
+        turns = min(check_every, max_rounds - rounds)
+        residuals = await making.make(
+            rounds, turns, min(looks, (max_rounds - rounds) // turns), (tolerance, residual)
+        )
+        *previous_residuals, residual = residual, *residuals
+        previous, rounds = previous_residuals[-1], rounds + turns * len(residuals)
+        awaitable = None if callback is None else callback(await _solution(method, unit))
+        if awaitable is not None:
+            await awaitable
+        if residual > tolerance and rounds < max_rounds and residual != previous and math.isfinite(residual):
             continue
-        if not residual <= wanted:
-            why = "it stands still" if residual == previous else "no more steps were allowed"
+        if not residual <= tolerance:
+            reason = "it stands still" if residual == previous else "no more steps were allowed"
             iterations = await _iterations(method, rounds)
             if residual != best.residual:
                 await best.refine(check_every)
-            why = why if math.isfinite(residual) else "it broke down"
-            raise _not_converged(best, iterations, unit, why, await _given(method, unit))
-    return SolveResult(await _given(method, unit), await _iterations(method, rounds), residual * unit)
+            reason = reason if math.isfinite(residual) else "it broke down"
+            raise _not_converged(best, iterations, unit, reason, await _solution(method, unit))
+    return SolveResult(await _solution(method, unit), await _iterations(method, rounds), residual * unit)
 
 
 async def _begin(problem: LinearProblem, x0: Operand | None) -> AccelRef:
@@ -484,11 +493,11 @@ async def _begin(problem: LinearProblem, x0: Operand | None) -> AccelRef:
     return await problem.device.put(x0) if isinstance(x0, np.ndarray) else on_device(x0)
 
 
-def _not_converged(best: _Best, iterations: int, unit: float, why: str, x: AccelRef) -> ConvergenceError:
+def _not_converged(best: _Best, iterations: int, unit: float, reason: str, x: AccelRef) -> ConvergenceError:
     problem, residual = best.method.problem, best.residual * unit
     return ConvergenceError(
         f"{problem.name}: the residual is {residual:.3g} at best after {iterations} steps, and "
-        f"{problem.wanted * unit:.3g} was asked for: {why}",
+        f"{problem.tolerance * unit:.3g} was asked for: {reason}",
         library="sparse",
         code="not_converged",
         iterations=iterations,
@@ -497,13 +506,13 @@ def _not_converged(best: _Best, iterations: int, unit: float, why: str, x: Accel
     )
 
 
-async def _given(method: IterativeMethod, unit: float) -> AccelRef:
+async def _solution(method: IterativeMethod, unit: float) -> AccelRef:
     """Return the solution of the caller's system."""
     return method.x if unit == 1 else await _TIMES(method.x, unit)
 
 
 async def _iterations(method: IterativeMethod, rounds: int) -> int:
-    return rounds if method.made is None else int(await method.made.item())
+    return rounds if method.step_count is None else int(await method.step_count.item())
 
 
 _Kind: TypeAlias = Literal["jacobi", "ilu0", "ic0"]
@@ -531,8 +540,10 @@ class Preconditioner:
         """The diagonal, or the arrays of both triangles, the lower one first."""
         if self._diagonal is not None:
             return (self._diagonal,)
-        triangles = [each for each in (self._lower, self._upper) if each is not None]
-        return tuple([array for each in triangles for array in (each.indptr, each.indices, each.data)])
+        triangles = [triangle for triangle in (self._lower, self._upper) if triangle is not None]
+        return tuple(
+            [array for triangle in triangles for array in (triangle.indptr, triangle.indices, triangle.data)]
+        )
 
     @property
     def is_recorded(self) -> bool:
@@ -586,8 +597,8 @@ async def precondition(matrix: CsrMatrix, kind: _Kind = "jacobi") -> Preconditio
     if kind != "jacobi":
         factors = await (ilu0 if kind == "ilu0" else ic0)(matrix)
         return Preconditioner(kind, matrix.shape, lower=await tril(factors), upper=await triu(factors))
-    found = await diagonal(matrix)
-    values: HostArray = await found.to_host()
+    main_diagonal = await diagonal(matrix)
+    values: HostArray = await main_diagonal.to_host()
     bad = np.flatnonzero((values == 0) | ~np.isfinite(values))
     if bad.size:
         row = int(bad[0])
@@ -596,4 +607,4 @@ async def precondition(matrix: CsrMatrix, kind: _Kind = "jacobi") -> Preconditio
             library="sparse",
             code=row + 1,
         )
-    return Preconditioner(kind, matrix.shape, diagonal=found)
+    return Preconditioner(kind, matrix.shape, diagonal=main_diagonal)

@@ -56,20 +56,20 @@ class _Cg(IterativeMethod):
             or (isinstance(m, Preconditioner) and m.shape == problem.a.shape and m.dtype is problem.dtype)
         )
 
-    async def look(self, turns: int, looks: int, bounds: tuple[float, float, float]) -> Looks | None:
+    async def make_rounds(self, turns: int, looks: int, bounds: tuple[float, float, float]) -> Looks | None:
         problem, m = self.problem, self.problem.m
         if not self._is_one_operation or not isinstance(problem.a, CsrMatrix):
             return None
         kind, arrays = (m.kind, m.arrays) if isinstance(m, Preconditioner) else ("", ())
-        state, all_bounds = (self.x, self._r, self._p, self._rz), (*bounds, problem.least)
+        state, all_bounds = (self.x, self._r, self._p, self._rz), (*bounds, problem.smallest_divisor)
         message = CgSteps(problem.a, problem.b, state, kind, arrays, all_bounds, steps=turns, looks=looks)
         try:
-            made = await problem.device.ask(message)
+            result = await problem.device.ask(message)
         except NotSupportedError:
             self._is_one_operation = False
             return None
-        self.x, self._r, self._p, self._rz = made.state
-        return made
+        self.x, self._r, self._p, self._rz = result.state
+        return result
 
     async def step(self) -> None:
         problem = self.problem
@@ -80,11 +80,13 @@ class _Cg(IterativeMethod):
         q = await problem.multiply(p)
         pq = await problem.dot(p, q)
         self.x, self._r = await problem.ask(
-            _CG_STEP.compute(least=problem.least, pq=pq, rz=rz, x=self.x, p=p, r=self._r, q=q)
+            _CG_STEP.compute(least=problem.smallest_divisor, pq=pq, rz=rz, x=self.x, p=p, r=self._r, q=q)
         )
         z = await problem.precondition(self._r)
         self._rz = await problem.dot(self._r, z)
-        self._p = await problem.ask(_CG_TURN.compute(least=problem.least, z=z, rz=rz, new=self._rz, p=p))
+        self._p = await problem.ask(
+            _CG_TURN.compute(least=problem.smallest_divisor, z=z, rz=rz, new=self._rz, p=p)
+        )
 
 
 async def _solve(
@@ -188,7 +190,7 @@ class _BiCgStab(IterativeMethod):
         if self._p is not None:
             p = await problem.ask(
                 _BI_TURN.compute(
-                    least=problem.least,
+                    least=problem.smallest_divisor,
                     r=r,
                     rho0=self._rho,
                     omega=self._omega,
@@ -201,13 +203,15 @@ class _BiCgStab(IterativeMethod):
         towards = await problem.precondition(p)
         v = await problem.multiply(towards)
         alpha = await problem.ask(
-            _QUOTIENT.compute(least=problem.least, y=await problem.dot(self._shadow, v), x=rho)
+            _QUOTIENT.compute(least=problem.smallest_divisor, y=await problem.dot(self._shadow, v), x=rho)
         )
         half = await problem.ask(_BI_HALF.compute(r=r, alpha=alpha, v=v))
         s = await problem.precondition(half)
         t = await problem.multiply(s)
         omega = await problem.ask(
-            _QUOTIENT.compute(least=problem.least, y=await problem.dot(t, t), x=await problem.dot(t, half))
+            _QUOTIENT.compute(
+                least=problem.smallest_divisor, y=await problem.dot(t, t), x=await problem.dot(t, half)
+            )
         )
         self.x, self._r = await problem.ask(
             _BI_STEP.compute(x=self.x, alpha=alpha, p=towards, omega=omega, s=s, half=half, t=t)
@@ -393,14 +397,14 @@ async def _least_residual(
 class _Gmres(IterativeMethod):
     """Cycles of minimal residuals (Saad and Schultz, 1986), preconditioned from the right."""
 
-    changing: ClassVar[Strs] = ("x", "made")
+    changing: ClassVar[Strs] = ("x", "step_count")
     # A cycle has more steps than what it takes to record it, and only a graph may run again after a loss.
-    alone: ClassVar[int] = 0
+    looks_before_graph: ClassVar[int] = 0
 
     def __init__(
-        self, restart: int, made: AccelRef, problem: LinearProblem, x: AccelRef, r: AccelRef
+        self, restart: int, step_count: AccelRef, problem: LinearProblem, x: AccelRef, r: AccelRef
     ) -> None:
-        self.problem, self.x, self.made = problem, x, made
+        self.problem, self.x, self.step_count = problem, x, step_count
         self._restart = restart
 
     async def step(self) -> None:
@@ -419,8 +423,10 @@ class _Gmres(IterativeMethod):
             await problem.ask(Nrm2(w, out=sizes[step]))
             await problem.ask(_NORMAL.compute(size=sizes[step], w=w, out=basis[step + 1]))
         await problem.ask(Axpy(1.0, rest, h))
-        assert self.made is not None
-        y, self.made = await problem.ask(LeastResidual(h, sizes, size, self.made, problem.wanted))
+        assert self.step_count is not None
+        y, self.step_count = await problem.ask(
+            LeastResidual(h, sizes, size, self.step_count, problem.tolerance)
+        )
         change = await problem.ask(Gemv(1.0, basis[:steps].T, y))
         self.x = await problem.ask(_ADD.compute(self.x, await problem.precondition(change)))
 
@@ -466,10 +472,10 @@ async def gmres(
     """
     problem = await make_problem("gmres", A, b, M, x0)
     steps = min(check_bound("gmres", "restart", restart, is_whole=True), max(len(problem.b), 1))
-    made = await problem.device.zeros((), real_of(problem.dtype))
+    step_count = await problem.device.zeros((), real_of(problem.dtype))
     return await run(
         problem,
-        functools.partial(_Gmres, steps, made),
+        functools.partial(_Gmres, steps, step_count),
         x0=x0,
         rtol=rtol,
         atol=atol,

@@ -146,14 +146,14 @@ _MINUS = _make("x - y", operation="sparse.rows")
 
 
 def _plan_find_rows(message: Any, planner: Planner) -> Planned[AccelRef]:
-    indptr, places = planner.read("indptr", message.indptr), planner.read("places", message.places)
-    out = planner.output(places.shape, DType.int64)
-    return Planned(SearchSpec("right", indptr, places, None, out.spec, planner.status(1)), out)
+    indptr, positions = planner.read("indptr", message.indptr), planner.read("positions", message.positions)
+    out = planner.output(positions.shape, DType.int64)
+    return Planned(SearchSpec("right", indptr, positions, None, out.spec, planner.status(1)), out)
 
 
 @operation(actor=ARRAYS, plan=_plan_find_rows)
-async def _find_rows(indptr: AccelRef, places: AccelRef) -> AccelRef:
-    """Find the row of each place, from 1."""
+async def _find_rows(indptr: AccelRef, positions: AccelRef) -> AccelRef:
+    """Find the row of each position, from 1."""
     ...
 
 
@@ -161,9 +161,9 @@ async def row_indices(matrix: CsrMatrix) -> AccelRef:
     """Find the row of each value, with the dtype of `indices`, once the structure is found right."""
     device, index = matrix.device, matrix.indices.dtype
     await device.ask(CheckStructure(matrix))
-    places = await device.ask(_ROW_INDEX.compute(shape=(matrix.nnz,)))
-    found = await _MINUS(await device.ask(FindRows(matrix.indptr, places)), 1)
-    return found if index is DType.int64 else await found.cast(index)
+    positions = await device.ask(_ROW_INDEX.compute(shape=(matrix.nnz,)))
+    rows = await _MINUS(await device.ask(FindRows(matrix.indptr, positions)), 1)
+    return rows if index is DType.int64 else await rows.cast(index)
 
 
 @composed
@@ -184,17 +184,17 @@ async def spmv(matrix: SparseMatrix, x: Operand, *, out: Out = None) -> AccelRef
     if isinstance(matrix, (BsrMatrix, CooMatrix, CscMatrix)):
         _check_vector(matrix, x, out)
         column = None if out is None else out.reshape(-1, 1)
-        made = (await spmm(matrix, x.reshape(-1, 1), out=column))[:, 0]
-        return made if out is None else out
+        product = (await spmm(matrix, x.reshape(-1, 1), out=column))[:, 0]
+        return product if out is None else out
     return await _spmv(matrix, x, out=out)
 
 
 def _check_vector(matrix: SparseMatrix, x: Operand, out: Out) -> None:
-    given: dict[str, Any] = {"x": (x, matrix.shape[1]), "out": (out, matrix.shape[0])}
-    for name, (vector, length) in given.items():
+    vectors: dict[str, Any] = {"x": (x, matrix.shape[1]), "out": (out, matrix.shape[0])}
+    for name, (vector, length) in vectors.items():
         if vector is not None and getattr(vector, "shape", None) != (length,):
-            told = getattr(vector, "shape", type(vector).__name__)
-            raise ValueError(f"sparse.Spmv: {name} must have shape {(length,)}, got {told}")
+            description = getattr(vector, "shape", type(vector).__name__)
+            raise ValueError(f"sparse.Spmv: {name} must have shape {(length,)}, got {description}")
 
 
 @composed
@@ -251,12 +251,12 @@ async def to_dense(matrix: SparseMatrix, *, out: Out = None) -> AccelRef:
     if isinstance(matrix, CscMatrix):
         return (await _to_dense(matrix.T, out=None if out is None else out.T)).T
     if isinstance(matrix, (BsrMatrix, CooMatrix)):
-        made = await _target("sparse.ToDense", matrix, matrix.shape, out, 0)
-        places = await _placed(matrix)
+        target = await _target("sparse.ToDense", matrix, matrix.shape, out, 0)
+        positions = await _placed(matrix)
         if matrix.nnz:
-            scatter = _scatter(("row", "col"), places.row, places.col)
-            await scatter(made, *places.indices, matrix.data, shape=matrix.data.shape)
-        return made
+            scatter = _scatter(("row", "col"), positions.row, positions.col)
+            await scatter(target, *positions.indices, matrix.data, shape=matrix.data.shape)
+        return target
     return await _to_dense(matrix, out=out)
 
 
@@ -301,21 +301,21 @@ async def _by_places(
         raise TypeError(f"{name}: b must have dtype {matrix.dtype}, got {b.dtype}")
     if out is None and beta != 0:
         raise ValueError(f"{name}: beta must be 0 without out, got {beta!r}")
-    places = await _placed(matrix)
-    made = await _target(name, matrix, (m, n), out, beta)
+    positions = await _placed(matrix)
+    target = await _target(name, matrix, (m, n), out, beta)
     if not (matrix.nnz and n):
-        return made
+        return target
     extra = matrix.data.ndim
     shape = (*matrix.data.shape, n)
-    indices = [one.reshape(*one.shape, 1) for one in places.indices]
+    indices = [array.reshape(*array.shape, 1) for array in positions.indices]
     dense = await matrix.device.put(b) if isinstance(b, np.ndarray) else on_device(b)
-    row, col = (places.row, places.col) if transpose == "N" else (places.col, places.row)
+    row, col = (positions.row, positions.col) if transpose == "N" else (positions.col, positions.row)
     named = {"row": indices[0], "col": indices[1]}
     to, of = ("row", "col") if transpose == "N" else ("col", "row")
     product = _product(of, col, extra, transpose == "C")
     values = await product(matrix.data.reshape(*matrix.data.shape, 1), dense, named[of], alpha, shape=shape)
-    await _scatter((to,), row, f"i({extra})")(made, named[to], values, shape=shape)
-    return made
+    await _scatter((to,), row, f"i({extra})")(target, named[to], values, shape=shape)
+    return target
 
 
 async def _target(
@@ -325,15 +325,15 @@ async def _target(
     if out is None:
         return await matrix.device.zeros(shape, matrix.dtype)
     if out.shape != shape or out.dtype is not matrix.dtype:
-        told = f"shape {out.shape} and dtype {out.dtype}"
-        raise ValueError(f"{name}: out must have shape {shape} and dtype {matrix.dtype}, got {told}")
+        description = f"shape {out.shape} and dtype {out.dtype}"
+        raise ValueError(f"{name}: out must have shape {shape} and dtype {matrix.dtype}, got {description}")
     return await out.fill(0) if beta == 0 else out if beta == 1 else await _SCALE(out, beta, out=out)
 
 
 @functools.cache
-def _product(of: str, place: str, axis: int, is_conjugated: bool) -> Elementwise[AccelRef]:
+def _product(of: str, row: str, axis: int, is_conjugated: bool) -> Elementwise[AccelRef]:
     """Multiply values by elements of a dense matrix, in rows computed by an expression of `of`."""
-    text = f"{'conj(x)' if is_conjugated else 'x'} * b[{place}, i({axis})] * alpha"
+    text = f"{'conj(x)' if is_conjugated else 'x'} * b[{row}, i({axis})] * alpha"
     return _make(text, inputs=("x", "b", of, "alpha"), operation="sparse.spmm", is_checked=True)
 
 

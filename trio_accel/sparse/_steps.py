@@ -61,15 +61,15 @@ class CgSpec(ops.OperationSpec):
     looks: int = ops.exact()
     is_first: bool = ops.exact()
     bounds: bytes = ops.packed()
-    read: tuple[ops.ArraySpec, ...] = ops.reads(many=True)
-    written: tuple[ops.ArraySpec, ...] = ops.writes(many=True)
+    read: tuple[ops.ArraySpec, ...] = ops.reads(variadic=True)
+    written: tuple[ops.ArraySpec, ...] = ops.writes(variadic=True)
     residuals: ops.StatusArray = ops.status()
 
 
 def _plan(message: Any, planner: Planner) -> Planned[Looks]:
     matrix, state = message.matrix, message.state
     is_first = state[2] is None
-    given = {
+    operands = {
         "matrix.indptr": matrix.indptr,
         "matrix.indices": matrix.indices,
         "matrix.data": matrix.data,
@@ -80,7 +80,7 @@ def _plan(message: Any, planner: Planner) -> Planned[Looks]:
         "rz": message.b if is_first else state[3],
         **{f"M.{number}": array for number, array in enumerate(message.preconditioner)},
     }
-    read = tuple([planner.read(name, array) for name, array in given.items()])
+    read = tuple([planner.read(name, array) for name, array in operands.items()])
     dtype, looks = read[3].dtype, message.looks
     shapes = [array.shape for array in read[3:6]]
     outputs = [planner.output(shape, dtype) for _ in range(2 if looks > 1 else 1) for shape in (*shapes, ())]
@@ -99,8 +99,8 @@ def _plan(message: Any, planner: Planner) -> Planned[Looks]:
 
     def finish() -> Looks:
         count, best, *norms = residuals.view(np.float64).tolist()
-        found = outputs[-_STATE:] if best >= 0 else None
-        return Looks(norms[: int(count)], outputs[:_STATE], found)
+        best_state = outputs[-_STATE:] if best >= 0 else None
+        return Looks(norms[: int(count)], outputs[:_STATE], best_state)
 
     return Planned(spec, finish=finish)
 

@@ -54,14 +54,14 @@ class MadeSpec(ops.OperationSpec):
 
     function: str = ops.exact()
     numbers: Ints = ops.exact()
-    arrays: tuple[ops.ArraySpec, ...] = ops.reads(many=True)
+    arrays: tuple[ops.ArraySpec, ...] = ops.reads(variadic=True)
     indptr: ops.ArraySpec | None = ops.writes(optional=True)
     indices: ops.ArraySpec | None = ops.writes(optional=True)
     data: ops.ArraySpec | None = ops.writes(optional=True)
     count: ops.StatusArray = ops.status()
 
 
-def _read(planner: Planner, argument: str, matrix: Any, wanted: type[Any]) -> tuple[ops.ArraySpec, ...]:
+def _read(planner: Planner, argument: str, matrix: Any, matrix_class: type[Any]) -> tuple[ops.ArraySpec, ...]:
     """Take the arrays of a matrix in one format.
 
     Raises:
@@ -69,25 +69,25 @@ def _read(planner: Planner, argument: str, matrix: Any, wanted: type[Any]) -> tu
         ValueError: Shapes that do not fit.
     """
     name = planner.name
-    if not isinstance(matrix, wanted):
-        refuse_format(name, argument, matrix, wanted)
-    fields = wanted.operand_fields
-    arrays = tuple([planner.read(f"{argument}.{one}", getattr(matrix, one)) for one in fields])
+    if not isinstance(matrix, matrix_class):
+        refuse_format(name, argument, matrix, matrix_class)
+    fields = matrix_class.operand_fields
+    arrays = tuple([planner.read(f"{argument}.{field}", getattr(matrix, field)) for field in fields])
     first, second, data = arrays
     ops.check_index(
-        name, [(f"{argument}.{one}", array) for one, array in zip(fields, arrays[:2], strict=False)]
+        name, [(f"{argument}.{field}", array) for field, array in zip(fields, arrays[:2], strict=False)]
     )
     if data.dtype not in NATIVE:
         allowed = ", ".join(map(str, NATIVE))
         raise TypeError(f"{name}: {argument}.data has dtype {data.dtype}; allowed: {allowed} (use cast())")
-    rows, columns = matrix.shape[::-1] if wanted is CscMatrix else matrix.shape
-    if wanted is BsrMatrix:
+    rows, columns = matrix.shape[::-1] if matrix_class is CscMatrix else matrix.shape
+    if matrix_class is BsrMatrix:
         if data.ndim != 3 or rows % data.shape[1] or columns % data.shape[2]:
             raise ValueError(f"{name}: blocks of shape {data.shape[1:]} do not fit into {argument}")
         rows //= data.shape[1]
     shapes = (
         (first.shape, second.shape),
-        ((data.shape[0] if wanted is CooMatrix else rows + 1,), data.shape[:1]),
+        ((data.shape[0] if matrix_class is CooMatrix else rows + 1,), data.shape[:1]),
     )
     if shapes[0] != shapes[1]:
         raise ValueError(
@@ -103,7 +103,7 @@ def _plan(
     numbers: Sequence[int],
     arrays: Sequence[ops.ArraySpec],
     *,
-    made: _Compressed = CsrMatrix,
+    result_class: _Compressed = CsrMatrix,
     shape: tuple[int, int],
     size: int | None,
     block: tuple[int, int] | None = None,
@@ -122,7 +122,7 @@ def _plan(
         raise ValueError(
             f"{planner.name}: up to {size} values need indices of int64, got {index}; cast indptr and indices"
         )
-    lines = shape[1] if made is CscMatrix else shape[0] // (block or (1, 1))[0]
+    lines = shape[1] if result_class is CscMatrix else shape[0] // (block or (1, 1))[0]
     indptr, indices = planner.output((lines + 1,), index), planner.output((size,), index)
     data = planner.output((size, *(block or ())), dtype)
     spec = MadeSpec(function, numbers, tuple(arrays), indptr.spec, indices.spec, data.spec, count)
@@ -136,7 +136,7 @@ def _plan(
                 library="sparse",
                 code="invalid_value",
             )
-        return made(
+        return result_class(
             shape, indptr, *([indices, data] if stored == size else [indices[:stored], data[:stored]])
         )
 
@@ -144,14 +144,25 @@ def _plan(
 
 
 def _of_one(
-    function: str, *numbers: str, of: type[Any] = CsrMatrix, made: _Compressed = CsrMatrix
+    function: str, *numbers: str, of: type[Any] = CsrMatrix, result_class: _Compressed = CsrMatrix
 ) -> Callable[[Any, Planner], Planned[Any]]:
     """Return the plan of a matrix with at most the values of another one: a conversion, or a part."""
 
     def plan(message: Any, planner: Planner) -> Planned[Any]:
         matrix, arrays = message.matrix, _read(planner, "matrix", message.matrix, of)
-        told = (*matrix.shape, *[whole(planner.name, one, getattr(message, one)) for one in numbers])
-        return _plan(planner, function, told, arrays, made=made, shape=matrix.shape, size=arrays[2].size)
+        values = (
+            *matrix.shape,
+            *[whole(planner.name, parameter, getattr(message, parameter)) for parameter in numbers],
+        )
+        return _plan(
+            planner,
+            function,
+            values,
+            arrays,
+            result_class=result_class,
+            shape=matrix.shape,
+            size=arrays[2].size,
+        )
 
     return plan
 
@@ -161,7 +172,7 @@ def _plan_to_bsr(message: Any, planner: Planner) -> Planned[Any]:
     block = cast("tuple[object, ...]", message.blocksize)
     if type(block) is not tuple or len(block) != 2:
         raise TypeError(f"{planner.name}: blocksize must be a pair of integers, got {block!r}")
-    rows, columns = (whole(planner.name, "blocksize", one) for one in block)
+    rows, columns = (whole(planner.name, "blocksize", extent) for extent in block)
     if rows < 1 or columns < 1 or matrix.shape[0] % rows or matrix.shape[1] % columns:
         raise ValueError(f"{planner.name}: blocks of shape {block} do not fit into shape {matrix.shape}")
     numbers = (*matrix.shape, rows, columns)
@@ -170,7 +181,7 @@ def _plan_to_bsr(message: Any, planner: Planner) -> Planned[Any]:
         "csr_to_bsr",
         numbers,
         arrays,
-        made=BsrMatrix,
+        result_class=BsrMatrix,
         shape=matrix.shape,
         size=message.size,
         block=(rows, columns),
@@ -196,14 +207,14 @@ def _plan_two(message: Any, planner: Planner) -> Planned[Any]:
 
 def _plan_rows(message: Any, planner: Planner) -> Planned[Any]:
     matrix, arrays = message.matrix, _read(planner, "matrix", message.matrix, CsrMatrix)
-    wanted = planner.read("indices", message.indices)
-    if wanted.ndim != 1 or wanted.dtype not in (DType.int32, DType.int64):
+    row_numbers = planner.read("indices", message.indices)
+    if row_numbers.ndim != 1 or row_numbers.dtype not in (DType.int32, DType.int64):
         raise TypeError(
-            f"{planner.name}: indices must be a vector of int32 or int64, got shape {wanted.shape} of "
-            f"{wanted.dtype}"
+            f"{planner.name}: indices must be a vector of int32 or int64, got shape {row_numbers.shape} of "
+            f"{row_numbers.dtype}"
         )
-    shape = wanted.size, matrix.shape[1]
-    return _plan(planner, "take_rows", matrix.shape, (*arrays, wanted), shape=shape, size=message.size)
+    shape = row_numbers.size, matrix.shape[1]
+    return _plan(planner, "take_rows", matrix.shape, (*arrays, row_numbers), shape=shape, size=message.size)
 
 
 @operation(actor=SparseActor, plan=_of_one("coo_to_csr", of=CooMatrix))
@@ -212,7 +223,7 @@ async def _coo_to_csr(matrix: CooMatrix) -> CsrMatrix:
     ...
 
 
-@operation(actor=SparseActor, plan=_of_one("csr_to_csc", made=CscMatrix))
+@operation(actor=SparseActor, plan=_of_one("csr_to_csc", result_class=CscMatrix))
 async def _csr_to_csc(matrix: CsrMatrix) -> CscMatrix:
     """Bring the values of rows into columns."""
     ...

@@ -24,7 +24,7 @@ SQUARE = "matrix(n, n), matrix.indptr: index(n+1), matrix.indices: index(e), mat
 _NOT_FINITE, _NOT_HERMITIAN = -1, -2
 
 
-def describe_failure(spec: DeclaredSpec, where: str, code: int, index: Ints) -> LibraryError:
+def describe_failure(spec: DeclaredSpec, matrix_name: str, code: int, index: Ints) -> LibraryError:
     """Name the row, from 0, with a wrong diagonal element or pivot, given its number from 1."""
     function, row = spec.declaration.function, code - 1
     if code == _NOT_FINITE:

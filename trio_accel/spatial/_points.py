@@ -24,7 +24,7 @@ __all__ = ["CellList", "cell_list", "neighbours"]
 
 _NAME, _NEIGHBOURS_NAME = "spatial.cell_list", "spatial.neighbours"
 _Floats: TypeAlias = npt.NDArray[np.float64]
-_Each: TypeAlias = "float | Sequence[float]"
+_PerAxis: TypeAlias = "float | Sequence[float]"
 # Cells have numbers of 32 bits, and so has the outside.
 _MAX_CELLS = (1 << 31) - 2
 _SCALARS = {"n": "int64", "axes": "int32", "radius": "float64", "lists": "bool", "total": "int64"}
@@ -50,7 +50,7 @@ _count = {
     )
     for dtype, c_type in (("uint16", "unsigned short"), ("int32", "int"))
 }
-_near = _kernel(
+_neighbour_kernel = _kernel(
     "neighbours",
     cpu=f"{__name__}:by_tree",
     parameters={
@@ -79,11 +79,11 @@ class CellList(NamedTuple):
 @composed
 async def cell_list(
     points: Operand,
-    size: _Each,
+    size: _PerAxis,
     *,
-    low: _Each | None = None,
-    shape: _Each | None = None,
-    box: _Each | None = None,
+    low: _PerAxis | None = None,
+    shape: _PerAxis | None = None,
+    box: _PerAxis | None = None,
 ) -> CellList:
     """Sort points by the cells of a grid: the points of cell c are ``order[starts[c]:starts[c + 1]]``.
 
@@ -145,20 +145,26 @@ async def cell_list(
         raise ValueError(f"{_NAME}: low and shape must be given together")
     total = math.prod(extents.tolist())
     if total > _MAX_CELLS or (extents % 1).any():
-        told = f"more than {_MAX_CELLS} cells; choose a larger size" if total > _MAX_CELLS else "no integers"
-        raise ValueError(f"{_NAME}: a grid of shape {tuple(extents.tolist())} has {told}")
+        problem = (
+            f"more than {_MAX_CELLS} cells; choose a larger size" if total > _MAX_CELLS else "no integers"
+        )
+        raise ValueError(f"{_NAME}: a grid of shape {tuple(extents.tolist())} has {problem}")
     cells = tuple(map(int, extents.tolist()))
     # A radix sort of 16 bits is the fastest (D191).
     dtype, device = "uint16" if total < 1 << 16 else "int32", points.device
-    made = _cells(axes, box is not None, dtype)
+    expression = _cells(axes, box is not None, dtype)
     grid = (corner.tolist(), sizes.tolist(), cells)
-    places = await made(*[points[:, axis] for axis in range(axes)], int(total), *itertools.chain(*grid))
-    order = await arrays.argsort(places)
+    cell_numbers = await expression(
+        *[points[:, axis] for axis in range(axes)], int(total), *itertools.chain(*grid)
+    )
+    order = await arrays.argsort(cell_numbers)
     if device.info.runs_kernels:
-        [counts] = await _count[dtype](points.shape[0], places, await device.zeros(int(total) + 1, "int64"))
+        [counts] = await _count[dtype](
+            points.shape[0], cell_numbers, await device.zeros(int(total) + 1, "int64")
+        )
         starts = (await arrays.cumulative_sum(counts, include_initial=True))[:-1]
     elif points.shape[0]:
-        starts = await _starts(await arrays.take(places, order), points.shape[0], shape=int(total) + 1)
+        starts = await _starts(await arrays.take(cell_numbers, order), points.shape[0], shape=int(total) + 1)
     else:
         starts = await device.zeros(int(total) + 1, "int64")
     return CellList(order, starts, *map(tuple, grid))
@@ -205,12 +211,12 @@ async def neighbours(
     grid = np.array([cells.low, cells.size, cells.shape, 0 * extents if box is None else extents])
     if not points.device.info.runs_kernels:
         return await _by_pairs(points, cells, grid, reach)
-    given = (points, cells.order, cells.starts, grid)
-    [counts] = await _near(count, axes, reach, False, count, *given, cells.starts)
+    inputs = (points, cells.order, cells.starts, grid)
+    [counts] = await _neighbour_kernel(count, axes, reach, False, count, *inputs, cells.starts)
     starts = await arrays.cumulative_sum(counts, include_initial=True)
     total = int(await starts[-1].item())
-    [found] = await _near(count, axes, reach, True, total, *given, starts)
-    return starts, found
+    [indices] = await _neighbour_kernel(count, axes, reach, True, total, *inputs, starts)
+    return starts, indices
 
 
 # Bisection of the points' cells in order, because the host would read a result of `searchsorted`.
@@ -248,11 +254,11 @@ async def _by_pairs(
     total = int(await ends[-1].item())
     numbers = await arrays.arange(device, total)
     rows = await arrays.searchsorted(ends, numbers, side="right")
-    given = (rows, numbers, ends, begins, cells.order, points, edges, radius)
-    pairs, is_near = await _is_near(axes)(*given, count)
-    found = await arrays.sort(await arrays.compress(is_near, pairs))
+    inputs = (rows, numbers, ends, begins, cells.order, points, edges, radius)
+    pairs, is_near = await _is_near(axes)(*inputs, count)
+    sorted_pairs = await arrays.sort(await arrays.compress(is_near, pairs))
     firsts = await arrays.arange(device, 0, (count + 1) * count, count)
-    return await arrays.searchsorted(found, firsts), await arrays.remainder(found, count)
+    return await arrays.searchsorted(sorted_pairs, firsts), await arrays.remainder(sorted_pairs, count)
 
 
 def by_counting(n: int, cells: HostArray, counts: HostArray) -> None:
@@ -323,7 +329,10 @@ async def _bounds(name: str, points: AccelRef) -> tuple[_Floats, _Floats]:
     """
     if not points.shape[0]:
         return np.zeros(points.shape[1]), np.zeros(points.shape[1])
-    ends = [(await one(points, axis=0).to_host()).astype(np.float64) for one in (arrays.min, arrays.max)]
+    ends = [
+        (await reduction(points, axis=0).to_host()).astype(np.float64)
+        for reduction in (arrays.min, arrays.max)
+    ]
     if not np.isfinite(ends).all():
         raise ValueError(f"{name}: points must be finite, got coordinates from {ends[0]} to {ends[1]}")
     with np.errstate(over="ignore"):
@@ -354,32 +363,32 @@ def _check_points(name: str, points: AccelRef) -> int:
     return points.shape[1]
 
 
-def _numbers(name: str, argument: str, given: Any, axes: int, *, is_positive: bool = True) -> _Floats:
+def _numbers(name: str, argument: str, value: Any, axes: int, *, is_positive: bool = True) -> _Floats:
     """Take a number for each axis, or one for all.
 
     Raises:
         TypeError: Something else.
         ValueError: Too few or too many, or one is not finite or not positive.
     """
-    found = np.asarray(given)
-    if found.dtype.kind not in "iuf":
-        raise TypeError(f"{name}: {argument} must be a real number or one for each axis, got {given!r}")
-    if found.shape not in ((), (axes,)) or not np.isfinite(found).all() or (is_positive and found.min() <= 0):
-        told = "finite and positive" if is_positive else "finite"
-        raise ValueError(f"{name}: {argument} must be {told}, one or {axes} numbers, got {given!r}")
-    return np.broadcast_to(found, axes).astype(np.float64)
+    array = np.asarray(value)
+    if array.dtype.kind not in "iuf":
+        raise TypeError(f"{name}: {argument} must be a real number or one for each axis, got {value!r}")
+    if array.shape not in ((), (axes,)) or not np.isfinite(array).all() or (is_positive and array.min() <= 0):
+        requirement = "finite and positive" if is_positive else "finite"
+        raise ValueError(f"{name}: {argument} must be {requirement}, one or {axes} numbers, got {value!r}")
+    return np.broadcast_to(array, axes).astype(np.float64)
 
 
 @functools.cache
 def _cells(axes: int, is_periodic: bool, dtype: str) -> Elementwise[AccelRef]:
     """Make the expression of a point's cell; points outside are in an additional one."""
-    places = range(axes)
-    steps = [f"f{a} = (float64(x{a}) - low{a}) / size{a}" for a in places]
+    dims = range(axes)
+    steps = [f"f{a} = (float64(x{a}) - low{a}) / size{a}" for a in dims]
     # A place below the upper end may round to it.
     wrapped = "floor(minimum(f{a} - floor(f{a} / n{a}) * n{a}, n{a} - 1))"
-    steps += [f"c{a} = " + (wrapped if is_periodic else "floor(f{a})").format(a=a) for a in places]
-    inside = " & ".join(f"(c{a} >= 0) & (c{a} < n{a})" for a in places)
-    cell = functools.reduce(lambda cell, a: f"({cell}) * n{a} + c{a}", places[1:], "c0")
+    steps += [f"c{a} = " + (wrapped if is_periodic else "floor(f{a})").format(a=a) for a in dims]
+    inside = " & ".join(f"(c{a} >= 0) & (c{a} < n{a})" for a in dims)
+    cell = functools.reduce(lambda cell, a: f"({cell}) * n{a} + c{a}", dims[1:], "c0")
     steps.append(f"y = {dtype}(where({inside}, {cell}, total))")
-    x, *grid = ([f"{name}{a}" for a in places] for name in ("x", "low", "size", "n"))
+    x, *grid = ([f"{name}{a}" for a in dims] for name in ("x", "low", "size", "n"))
     return Elementwise("; ".join(steps), inputs=[*x, "total", *itertools.chain(*grid)], operation=_NAME)

@@ -136,8 +136,8 @@ class HashMap:
                 return 0
             if old.used + keys.size > self.capacity:
                 old = await self._with_room(old, keys)
-            self._contents = made = await self._form.inserted(old, keys, values)
-            return made.count - old.count
+            self._contents = contents = await self._form.inserted(old, keys, values)
+            return contents.count - old.count
 
     @composed
     async def lookup(self, keys: Operand, default: complex = 0) -> LookupResult:
@@ -153,11 +153,11 @@ class HashMap:
         Raises:
             TypeError, ValueError: Keys of another dtype, or a default that the map's dtype cannot hold.
         """
-        other, now = element(NAME, "default", default, self.dtype), await self._now()
-        place = await self._form.find(now, keys)
+        default_value, now = element(NAME, "default", default, self.dtype), await self._now()
+        slots = await self._form.find(now, keys)
         # A truth value next to integers would become an integer.
-        other = bool(other) if self.dtype is DType.bool else other
-        return LookupResult(*await _looked_up(place, now.values, other))
+        default_value = bool(default_value) if self.dtype is DType.bool else default_value
+        return LookupResult(*await _looked_up(slots, now.values, default_value))
 
     @composed
     @enable_ki_protection
@@ -175,8 +175,8 @@ class HashMap:
         """
         async with self._turn:
             old = await self._now()
-            self._contents = made = await self._form.erased(old, keys)
-            return old.count - made.count
+            self._contents = contents = await self._form.erased(old, keys)
+            return old.count - contents.count
 
     @composed
     async def items(self) -> tuple[AccelRef, AccelRef]:
@@ -201,27 +201,27 @@ class HashMap:
             TypeError, ValueError: `capacity` is not an integer from 1 on.
             TableFullError: There are more keys. The map stays as it was.
         """
-        most = self.capacity if capacity is None else capacity
-        _slots(most)
+        new_capacity = self.capacity if capacity is None else capacity
+        _slots(new_capacity)
         async with self._turn:
             old = await self._now()
-            if old.count > most:
-                raise self._full(f"{old.count} keys", most)
-            self._contents, self.capacity = await self._rehashed(old, most), most
+            if old.count > new_capacity:
+                raise self._full(f"{old.count} keys", new_capacity)
+            self._contents, self.capacity = await self._rehashed(old, new_capacity), new_capacity
 
     async def _now(self) -> FrozenArrays:
         if self._contents is None:
-            made = await self._empty(self.capacity)
+            contents = await self._empty(self.capacity)
             # Another task may have been faster.
-            self._contents = self._contents or made
+            self._contents = self._contents or contents
         return self._contents
 
     async def _empty(self, capacity: int, dtype: DTypeLike | None = None) -> FrozenArrays:
         return await self._form.empty(self.device, _slots(capacity), DType.of(dtype or self.dtype))
 
     async def _rehashed(self, old: FrozenArrays, capacity: int) -> FrozenArrays:
-        made = await self._empty(capacity)
-        return await self._form.inserted(made, *await self._form.taken(old)) if old.count else made
+        contents = await self._empty(capacity)
+        return await self._form.inserted(contents, *await self._form.taken(old)) if old.count else contents
 
     async def _with_room(self, old: FrozenArrays, keys: Operand) -> FrozenArrays:
         """Count the new keys, and reclaim slots if the free ones do not suffice."""
@@ -234,9 +234,9 @@ class HashMap:
             raise self._full(f"{new} new keys beside {old.count}", self.capacity)
         return await self._rehashed(old, self.capacity) if old.used + new > self.capacity else old
 
-    def _full(self, what: str, capacity: int) -> TableFullError:
-        told = f"{what} are more than the capacity {capacity}; rehash() with a larger one makes room"
-        return TableFullError(f"{NAME}: {told}", device=self.device.name)
+    def _full(self, subject: str, capacity: int) -> TableFullError:
+        reason = f"{subject} are more than the capacity {capacity}; rehash() with a larger one makes room"
+        return TableFullError(f"{NAME}: {reason}", device=self.device.name)
 
 
 def _slots(capacity: int) -> int:

@@ -67,21 +67,23 @@ class Probing:
 
     async def empty(self, device: Device, slots: int, dtype: DType) -> FrozenArrays:
         """Make contents without keys."""
-        made = await device.full((slots + 1, 2), EMPTY, "int64")
-        return FrozenArrays(slots=made, values=await device.zeros(slots + 1, dtype))
+        table = await device.full((slots + 1, 2), EMPTY, "int64")
+        return FrozenArrays(slots=table, values=await device.zeros(slots + 1, dtype))
 
     async def find(self, now: FrozenArrays, keys: Operand) -> AccelRef:
         """Find the slots of keys."""
-        [place] = await FIND(keys.size, _mask(now), now.slots, keys)
-        return place
+        [slot_indices] = await FIND(keys.size, _mask(now), now.slots, keys)
+        return slot_indices
 
     async def inserted(self, old: FrozenArrays, keys: Operand, values: Any) -> FrozenArrays:
         """Stamp the slots of keys, and take the values by their stamps."""
         slots, count = await self._stamped(old, keys, old.stamp)
         flat = await reshape(values, -1) if isinstance(values, AccelRef) else values.reshape(-1)
-        made = await _stamped(slots, flat, old.values, old.stamp)
+        new_values = await _stamped(slots, flat, old.values, old.stamp)
         used = old.used + count - old.count
-        return FrozenArrays(slots=slots, values=made, stamp=old.stamp + keys.size, count=count, used=used)
+        return FrozenArrays(
+            slots=slots, values=new_values, stamp=old.stamp + keys.size, count=count, used=used
+        )
 
     async def erased(self, old: FrozenArrays, keys: Operand) -> FrozenArrays:
         """Take the stamps of keys, which keep their slots."""
@@ -103,20 +105,20 @@ def _mask(now: FrozenArrays) -> int:
     return now.slots.shape[0] - 2
 
 
-def hash_find(n: int, mask: int, slots: _Words, keys: _Words, places: _Words) -> None:
+def hash_find(n: int, mask: int, slots: _Words, keys: _Words, indices: _Words) -> None:
     """Compute `FIND`."""
-    found = _places_of(keys, slots, mask, claims=False)
-    places.reshape(-1)[:] = np.where((found >= 0) & (slots[found, 1] > 0), found, -1)
+    slot_indices = _places_of(keys, slots, mask, claims=False)
+    indices.reshape(-1)[:] = np.where((slot_indices >= 0) & (slots[slot_indices, 1] > 0), slot_indices, -1)
 
 
 def hash_stamp(n: int, mask: int, slots: _Words, keys: _Words, first: int) -> None:
     """Compute `STAMP`."""
-    places = _places_of(keys, slots, mask, claims=first > 0)
+    slot_indices = _places_of(keys, slots, mask, claims=first > 0)
     if first > 0:
         # The last one of several stamps for one slot stays.
-        slots[places, 1] = first + np.arange(n)
+        slots[slot_indices, 1] = first + np.arange(n)
     else:
-        slots[places[places >= 0], 1] = 0
+        slots[slot_indices[slot_indices >= 0], 1] = 0
 
 
 def _places_of(keys: _Words, slots: _Words, mask: int, *, claims: bool) -> _Words:
@@ -124,17 +126,17 @@ def _places_of(keys: _Words, slots: _Words, mask: int, *, claims: bool) -> _Word
     keys, table, word = keys.reshape(-1), slots[:, 0], keys.reshape(-1).astype(np.uint64)
     for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53, 1):
         word = (word ^ word >> np.uint64(33)) * np.uint64(factor)
-    places = np.where(keys == EMPTY, mask + 1, word.astype(np.int64) & mask)
-    left = np.arange(keys.size)
-    while left.size:
-        key, place = keys[left], places[left]
+    slot_indices = np.where(keys == EMPTY, mask + 1, word.astype(np.int64) & mask)
+    remaining = np.arange(keys.size)
+    while remaining.size:
+        key, slot = keys[remaining], slot_indices[remaining]
         if claims:
-            free = table[place] == EMPTY
+            free = table[slot] == EMPTY
             # One of several that want a slot gets it.
-            table[place[free]] = key[free]
-        there = table[place]
+            table[slot[free]] = key[free]
+        there = table[slot]
         is_other = there != key
-        places[left[is_other & (there == EMPTY)]] = -1
-        left = left[is_other & (there != EMPTY)]
-        places[left] = places[left] + 1 & mask
-    return places
+        slot_indices[remaining[is_other & (there == EMPTY)]] = -1
+        remaining = remaining[is_other & (there != EMPTY)]
+        slot_indices[remaining] = slot_indices[remaining] + 1 & mask
+    return slot_indices

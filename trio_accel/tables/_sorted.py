@@ -10,7 +10,7 @@ from ..devices import AccelRef, Device, Operand
 from ..expressions import Elementwise
 from ._contents import NAME, FrozenArrays
 
-_found = Elementwise[AccelRef](
+_matching_position = Elementwise[AccelRef](
     "at = maximum(minimum(place, n - 1), 0); y = where((place < n) & (k[at] == key), at, -1)",
     inputs=("place", "k", "key", "n"),
     operation=NAME,
@@ -30,8 +30,8 @@ class Sorted:
     async def find(self, now: FrozenArrays, keys: Operand) -> AccelRef:
         """Find the slots of keys, by bisection."""
         keys = await _placed(now, keys)
-        place = await searchsorted(now.slots, keys)
-        return await _found(place, now.slots, keys, now.count)
+        positions = await searchsorted(now.slots, keys)
+        return await _matching_position(positions, now.slots, keys, now.count)
 
     async def inserted(self, old: FrozenArrays, keys: Operand, values: Any) -> FrozenArrays:
         """Sort all keys; of equal keys the last one given is last."""
@@ -40,10 +40,10 @@ class Sorted:
         order = await argsort(together)
         in_order = await take(together, order)
         chosen = await compress(await _is_last(in_order, in_order, in_order.size), order)
-        made = await concat([old.values[: old.count], await reshape(values, -1)])
+        all_values = await concat([old.values[: old.count], await reshape(values, -1)])
         count = chosen.size
         return FrozenArrays(
-            slots=await take(together, chosen), values=await take(made, chosen), count=count, used=count
+            slots=await take(together, chosen), values=await take(all_values, chosen), count=count, used=count
         )
 
     async def erased(self, old: FrozenArrays, keys: Operand) -> FrozenArrays:
@@ -51,10 +51,12 @@ class Sorted:
         keys = await _placed(old, keys)
         have, values = await self.taken(old)
         stays = await isin(have, await reshape(keys, -1), invert=True)
-        left = await compress(stays, have)
-        if not left.size:
+        remaining = await compress(stays, have)
+        if not remaining.size:
             return await self.empty(old.slots.device, 1, old.values.dtype)
-        return FrozenArrays(slots=left, values=await compress(stays, values), count=left.size, used=left.size)
+        return FrozenArrays(
+            slots=remaining, values=await compress(stays, values), count=remaining.size, used=remaining.size
+        )
 
     async def taken(self, now: FrozenArrays) -> tuple[AccelRef, AccelRef]:
         """Take the keys as they are."""

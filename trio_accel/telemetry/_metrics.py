@@ -97,7 +97,7 @@ def _arrays(snapshot: SystemSnapshot) -> Iterator[Sample]:
             yield (device.path, actor.path), actor.used
 
 
-def _kept(snapshot: SystemSnapshot) -> Iterator[Sample]:
+def _kept_events(snapshot: SystemSnapshot) -> Iterator[Sample]:
     for device in snapshot.devices:
         for row in device.kept:
             for event in ("seen", "found", "recorded", "bound", "armed", "refused", "evicted"):
@@ -163,7 +163,7 @@ _READ: Mapping[str, Samples] = {
         _of_libraries, lambda row: {"waiting": row.waiting, "in_flight": row.in_flight}
     ),
     "device_plans": partial(_of_libraries, lambda row: _cache(row.plans)),
-    "device_kept": _kept,
+    "device_kept": _kept_events,
     "device_memory": _memory,
     "device_arrays": _arrays,
     "device_workspace": partial(_of_libraries, lambda row: {"": row.workspace} if row.workspace else {}),
@@ -193,20 +193,20 @@ def _families(snapshot: SystemSnapshot) -> Iterator[Metric]:
             _add(metric, dict(zip(names, (snapshot.system, *values), strict=True)), value)
         yield metric
     named: dict[str, Metric] = {}
-    for one in snapshot.readings:
+    for reading in snapshot.readings:
         # The program's own metrics keep their names, which do not begin with trio_accel.
-        name = f"trio_accel_{one.name}" if one.path else one.name
+        name = f"trio_accel_{reading.name}" if reading.path else reading.name
         if name not in named:
-            last = name.rpartition("_")[2]
-            stem = name.removesuffix("_total") if one.kind == "counter" else name
-            help_text = one.help or f"{one.name.replace('_', ' ').capitalize()}."
-            named[name] = Metric(stem, help_text, one.kind, last if last in _UNITS else "")
-        if one.kind == named[name].type:
-            told = {"system": snapshot.system, **dict(one.labels)}
-            if one.path:
-                told["path"] = one.path
-            spread = Histogram(bounds=one.bounds, counts=one.counts, total=one.value)
-            _add(named[name], told, spread if one.kind == "histogram" else one.value)
+            suffix = name.rpartition("_")[2]
+            stem = name.removesuffix("_total") if reading.kind == "counter" else name
+            help_text = reading.help or f"{reading.name.replace('_', ' ').capitalize()}."
+            named[name] = Metric(stem, help_text, reading.kind, suffix if suffix in _UNITS else "")
+        if reading.kind == named[name].type:
+            reading_labels = {"system": snapshot.system, **dict(reading.labels)}
+            if reading.path:
+                reading_labels["path"] = reading.path
+            spread = Histogram(bounds=reading.bounds, counts=reading.counts, total=reading.value)
+            _add(named[name], reading_labels, spread if reading.kind == "histogram" else reading.value)
     yield from named.values()
 
 
@@ -258,9 +258,9 @@ def exposition(recorder: TakesSnapshots) -> str:
     return generate_latest(registry).decode()
 
 
-def _add(metric: Metric, given: dict[str, str], value: float | Histogram) -> None:
+def _add(metric: Metric, raw_labels: dict[str, str], value: float | Histogram) -> None:
     """Add a value, under the names of its parts."""
-    labels = {key: _plain(text) for key, text in given.items()}
+    labels = {key: _plain(text) for key, text in raw_labels.items()}
     if not isinstance(value, Histogram):
         name = f"{metric.name}_total" if metric.type == "counter" else metric.name
         metric.add_sample(name, labels, value)

@@ -78,14 +78,14 @@ def busiest_first(rows: Iterable[OperationRow]) -> list[OperationRow]:
 def _lines(points: Iterable[_Figures]) -> dict[str, object]:
     rate: list[tuple[float, float]] = []
     latency: dict[str, dict[str, list[tuple[float, float]]]] = {}
-    before: _Figures | None = None
+    previous: _Figures | None = None
     for point in points:
-        if before is not None:
-            rate.append((1e3 * point.time, (point.ended - before.ended) / (point.uptime - before.uptime)))
-        before = point
+        if previous is not None:
+            rate.append((1e3 * point.time, (point.ended - previous.ended) / (point.uptime - previous.uptime)))
+        previous = point
         for name, values in point.latency.items():
-            kept = latency.setdefault(name, {"p50": [], "p99": []})
-            for line, value in zip(kept.values(), values, strict=True):
+            lines = latency.setdefault(name, {"p50": [], "p99": []})
+            for line, value in zip(lines.values(), values, strict=True):
                 if value is not None:
                     line.append((1e3 * point.time, value))
     return {"rate": rate, "latency": latency}

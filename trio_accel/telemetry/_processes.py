@@ -35,8 +35,10 @@ class ProcessRows:
         now, histories, rows = time.monotonic(), self._histories, list[ProcessRow]()
         self._histories = {}
         for pid, path in paths.items():
-            if (seen := ProcessStatistics.of(pid)) is not None:
-                used = seen.processor_seconds
+            if (statistics := ProcessStatistics.of(pid)) is not None:
+                used = statistics.processor_seconds
                 self._histories[pid] = history = histories.get(pid) or deque([(now, used)])
-                rows.append(ProcessRow(path=path, load=rate_of(history, now, used), **attrs.asdict(seen)))
+                rows.append(
+                    ProcessRow(path=path, load=rate_of(history, now, used), **attrs.asdict(statistics))
+                )
         return tuple(rows)

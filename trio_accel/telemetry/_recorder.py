@@ -221,9 +221,9 @@ class Recorder:
             rates[tally.path] += row.rate
         self._tallies.saw(now)
         nbytes = self._devices.array_bytes()
-        of_actors = [reading for one in actors for reading in one.readings]
+        of_actors = [reading for actor in actors for reading in actor.readings]
         of_program = [reading for metric in self._own.values() for reading in metric.readings()]
-        rows = [_actor(one, by_path[one.path], rates[one.path], nbytes[one.path]) for one in actors]
+        rows = [_actor(actor, by_path[actor.path], rates[actor.path], nbytes[actor.path]) for actor in actors]
         return SystemSnapshot(
             time=time.time(),
             system=self.system.name,
@@ -235,7 +235,7 @@ class Recorder:
             quarantined=self.system.quarantined,
             actors=tuple(rows),
             operations=tuple(operations),
-            devices=self._devices.rows({one.path: one for one in actors}),
+            devices=self._devices.rows({actor.path: actor for actor in actors}),
             failures=self._failures.rows,
             readings=(*of_program, *of_actors[:_MOST_READINGS]),
             processes=self._processes.rows(actors),
@@ -284,16 +284,16 @@ class Recorder:
             name = name.removesuffix("_total")
         if name.endswith(_SUFFIXES):
             raise ValueError(f"a {kind.kind}'s name must not end in {', '.join(_SUFFIXES)}, got {name!r}")
-        known = self._own.get(name)
-        if known is None:
+        metric = self._own.get(name)
+        if metric is None:
             if len(self._own) >= _MAX_METRICS:
                 raise ValueError(
                     f"there are {_MAX_METRICS} metrics already: tell values apart by labels, not names"
                 )
-            known = self._own[name] = kind(name, *rest)
-        if not isinstance(known, kind):
-            raise ValueError(f"{name} is a {known.kind} already")  # noqa: TRY004  # of a name
-        return known
+            metric = self._own[name] = kind(name, *rest)
+        if not isinstance(metric, kind):
+            raise ValueError(f"{name} is a {metric.kind} already")  # noqa: TRY004  # of a name
+        return metric
 
     async def refresh(self) -> None:
         """Wait for the counts of all devices, so that the next snapshot has fresh ones.
@@ -337,8 +337,8 @@ def check_system(verb: str, system: object) -> None:
         TypeError: It is none.
     """
     if not isinstance(system, ActorSystem):
-        told = f"got {system!r}{what_to_do(system)}"
-        raise TypeError(f"{verb}: system must be an open system, such as device.system, {told}")
+        received = f"got {system!r}{what_to_do(system)}"
+        raise TypeError(f"{verb}: system must be an open system, such as device.system, {received}")
 
 
 @contextmanager
@@ -360,9 +360,9 @@ def record(system: ActorSystem, *, operations: int = 1000, failures: int = 50) -
         RuntimeError: This is another thread or Trio run than the system's; or another meter measures it.
     """
     check_system("record", system)
-    for name, value, least in (("operations", operations, 1), ("failures", failures, 0)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ValueError(f"record: {name} must be an integer of at least {least}, got {value!r}")
+    for name, value, minimum in (("operations", operations, 1), ("failures", failures, 0)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+            raise ValueError(f"record: {name} must be an integer of at least {minimum}, got {value!r}")
     system.check_run("record")
     recorder = _recorders.get(system)
     if recorder is None:
@@ -376,10 +376,10 @@ def record(system: ActorSystem, *, operations: int = 1000, failures: int = 50) -
 
 def _actor(actor: ActorSnapshot, tallies: list[MessageTally], rate: float, array_bytes: int) -> ActorRow:
     p50, p99 = _quantiles(tallies)
-    known: dict[str, Any] = {name: getattr(actor, name) for name in _OF_ACTORS}
+    fields: dict[str, Any] = {name: getattr(actor, name) for name in _OF_ACTORS}
     if actor.last_error is not None:
-        known["last_error"] = actor.last_error[:LONGEST_LINE]
-    return ActorRow(**known, restarts=actor.restarts, rate=rate, p50=p50, p99=p99, array_bytes=array_bytes)
+        fields["last_error"] = actor.last_error[:LONGEST_LINE]
+    return ActorRow(**fields, restarts=actor.restarts, rate=rate, p50=p50, p99=p99, array_bytes=array_bytes)
 
 
 def _operation(tally: MessageTally, now: float) -> OperationRow:
@@ -406,9 +406,9 @@ def _quantiles(tallies: list[MessageTally]) -> tuple[float | None, float | None]
     count = len(seconds)
     if not count:
         return None, None
-    half, most = (count + 1) // 2 - 1, -(-99 * count // 100) - 1
-    ordered = np.partition(seconds, (half, most))
-    return float(ordered[half]), float(ordered[most])
+    p50_index, p99_index = (count + 1) // 2 - 1, -(-99 * count // 100) - 1
+    ordered = np.partition(seconds, (p50_index, p99_index))
+    return float(ordered[p50_index]), float(ordered[p99_index])
 
 
 @attrs.define(eq=False)
@@ -454,53 +454,53 @@ class _DeviceRows:
     def observe(self, event: Event) -> None:
         """Measure the time without a context for each device, and forget devices that have ended."""
         if isinstance(event, ActorTerminated):
-            for gone in [device for device in self._known if device.path == event.path]:
-                self._known.pop(gone).scope.cancel(reason="the device has ended")
+            for ended in [device for device in self._known if device.path == event.path]:
+                self._known.pop(ended).scope.cancel(reason="the device has ended")
             return
         if not isinstance(event, (ActorRestarted, ActorStarted)) or not event.path.endswith("/context"):
             return
         path = event.path.removesuffix("/context")
         for device in self.devices:
             if device.path == path:
-                known = self._known[device]
+                state = self._known[device]
                 now = trio.current_time()
                 if isinstance(event, ActorRestarted):
-                    if known.lost_at is None:
-                        known.lost_at = now
+                    if state.lost_at is None:
+                        state.lost_at = now
                     continue
-                known.served_since = now
-                if known.lost_at is not None:
-                    known.recovery_time = now - known.lost_at
-                    known.lost_at = None
+                state.served_since = now
+                if state.lost_at is not None:
+                    state.recovery_time = now - state.lost_at
+                    state.lost_at = None
 
     def ask(self, oldest: float = _FRESH) -> list[trio.Event]:
         """Request counts older than `oldest` seconds; return events that are set after the answers."""
         devices = self.devices
         now = trio.current_time()
         for device in devices:
-            known = self._known[device]
-            if known.asking is None and known.told_at <= now - oldest and not self._is_closed:
-                known.asking, known.scope = trio.Event(), trio.CancelScope()
-                asked = device, known, known.asking
+            state = self._known[device]
+            if state.asking is None and state.told_at <= now - oldest and not self._is_closed:
+                state.asking, state.scope = trio.Event(), trio.CancelScope()
+                asked = device, state, state.asking
                 trio.lowlevel.spawn_system_task(self._ask, *asked, name=f"statistics of {device.path}")
-        return [known.asking for known in self._known.values() if known.asking is not None]
+        return [state.asking for state in self._known.values() if state.asking is not None]
 
-    async def _ask(self, device: Device, known: _DeviceState, asking: trio.Event) -> None:
+    async def _ask(self, device: Device, state: _DeviceState, asking: trio.Event) -> None:
         try:
-            with known.scope:
-                known.statistics = await device.statistics()
-                known.told_at = trio.current_time()
+            with state.scope:
+                state.statistics = await device.statistics()
+                state.told_at = trio.current_time()
         except Exception:  # noqa: BLE001  # a device that is lost or closes says so to its own askers
             await trio.lowlevel.checkpoint_if_cancelled()
         finally:
-            known.asking = None
+            state.asking = None
             asking.set()
 
     def close(self) -> None:
         """Stop asking."""
         self._is_closed = True
-        for known in self._known.values():
-            known.scope.cancel(reason="recording ends")
+        for state in self._known.values():
+            state.scope.cancel(reason="recording ends")
 
     def rows(self, actors: dict[str, ActorSnapshot]) -> tuple[DeviceRow, ...]:
         """Return the current devices.
@@ -512,61 +512,68 @@ class _DeviceRows:
 
     def array_bytes(self) -> Counter[str]:
         """Return the bytes of all devices' arrays, by the path of the actor that made them."""
-        found: Counter[str] = Counter()
-        for known in self._known.values():
-            if known.statistics is not None:
-                found.update(known.statistics.actors)
-        return found
+        total: Counter[str] = Counter()
+        for state in self._known.values():
+            if state.statistics is not None:
+                total.update(state.statistics.actors)
+        return total
 
 
-def _row(device: Device, known: _DeviceState, actors: dict[str, ActorSnapshot]) -> DeviceRow:
+def _row(device: Device, device_state: _DeviceState, actors: dict[str, ActorSnapshot]) -> DeviceRow:
     context, cost = actors.get(f"{device.path}/context"), device.recovery
     state = "restarting" if context is None else context.state
     row = DeviceRow(
         **{name: getattr(device, name) for name in _OF_DEVICES},
         backend=device.info.backend,
         state=state if device.outage is None else "given up",
-        recovery_time=known.recovery_time,
+        recovery_time=device_state.recovery_time,
         recovery_cost=cost.seconds,
         recovery_text=None if cost.seconds is None else str(cost),
         pid=None if context is None else context.pid,
-        served=None if known.served_since is None else trio.current_time() - known.served_since,
+        served=None if device_state.served_since is None else trio.current_time() - device_state.served_since,
     )
-    told = known.statistics
-    if told is None:
+    statistics = device_state.statistics
+    if statistics is None:
         return row
     return attrs.evolve(
         row,
-        age=trio.current_time() - known.told_at,
-        launched=told.launched,
-        completed=told.completed,
-        in_flight=told.in_flight,
-        memory=told.memory,
+        age=trio.current_time() - device_state.told_at,
+        launched=statistics.launched,
+        completed=statistics.completed,
+        in_flight=statistics.in_flight,
+        memory=statistics.memory,
         libraries=tuple(
-            [_library(library, told) for library in sorted(told.queues.keys() | told.libraries.keys())]
+            [
+                _library(library, statistics)
+                for library in sorted(statistics.queues.keys() | statistics.libraries.keys())
+            ]
         ),
         kept=tuple(
-            [KeptRow(side=side, **attrs.asdict(row)) for side, row in told.kept.items() if row != _NONE_KEPT]
+            [
+                KeptRow(side=side, **attrs.asdict(row))
+                for side, row in statistics.kept.items()
+                if row != _NONE_KEPT
+            ]
         ),
-        actors=_actors(told),
+        actors=_actors(statistics),
     )
 
 
-def _actors(told: DeviceStatistics) -> tuple[ActorMemoryRow, ...]:
-    found = {path: nbytes for path, nbytes in told.actors.items() if path}
+def _actors(statistics: DeviceStatistics) -> tuple[ActorMemoryRow, ...]:
+    nbytes_by_path = {path: nbytes for path, nbytes in statistics.actors.items() if path}
     # A worker's use differs from the blocks known here while a message is in flight.
-    rest = told.memory.used - sum(found.values())
+    rest = statistics.memory.used - sum(nbytes_by_path.values())
     if rest > 0:
-        found[""] = rest
-    ordered = sorted(found.items(), key=lambda item: (-item[1], item[0]))
+        nbytes_by_path[""] = rest
+    ordered = sorted(nbytes_by_path.items(), key=lambda item: (-item[1], item[0]))
     rest = sum(nbytes for _, nbytes in ordered[_MOST_ACTORS:])
     shown = [*ordered[:_MOST_ACTORS], *([(OTHER_ACTORS, rest)] if rest else [])]
     return tuple([ActorMemoryRow(path=path, used=nbytes) for path, nbytes in shown])
 
 
-def _library(library: str, told: DeviceStatistics) -> LibraryRow:
-    queue = told.queues.get(library, _IDLE)
-    planned = told.libraries.get(library, _UNUSED)
+def _library(library: str, statistics: DeviceStatistics) -> LibraryRow:
+    queue = statistics.queues.get(library, _IDLE)
+    planned = statistics.libraries.get(library, _UNUSED)
     return LibraryRow(
         library=library,
         waiting=queue.waiting,

@@ -298,9 +298,9 @@ class SystemSnapshot:
         return json.dumps(self, default=_members, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
 
 
-def _members(one: attrs.AttrsInstance) -> dict[str, object]:
+def _members(row: attrs.AttrsInstance) -> dict[str, object]:
     """Convert a row to JSON types."""
-    return {field.name: getattr(one, field.name) for field in attrs.fields(type(one))}
+    return {field.name: getattr(row, field.name) for field in attrs.fields(type(row))}
 
 
 class TakesSnapshots(Protocol):

@@ -57,14 +57,14 @@ class MessageTally:
         path: The path of the actor.
         message_type: The name of the messages.
         times: Uncounted seconds in the queue and in the handler, alternating.
-        most: The maximum length of `times`.
+        max_times: The maximum length of `times`.
     """
 
     path: str
     message_type: str
     _on_failure: OnFailure
     _since: float
-    most: int = 2 * _AT_ONCE
+    max_times: int = 2 * _AT_ONCE
     times: list[float] = attrs.field(factory=list[float])
     failed_count: int = 0
     cancelled_count: int = 0
@@ -117,19 +117,19 @@ class MessageTally:
         # Use real seconds, because the program's clock does not determine how long something is remembered.
         self._counted_at = time.monotonic()
 
-    def add(self, other: MessageTally) -> None:
+    def add(self, tally: MessageTally) -> None:
         """Add the counts of another tally as earlier ones, so that no rate rises."""
         self.count()
-        other.count()
-        self._counted += other._counted
-        self._ranges += other._ranges
-        self._totals += other._totals
-        self.failed_count += other.failed_count
-        self.cancelled_count += other.cancelled_count
-        self.dropped_count += other.dropped_count
-        self._history = deque([(at, count + other._counted) for at, count in self._history])
-        self._recent = np.concatenate([self.recent(), other.recent()])[-_MAX_SAMPLES:]
-        self._counted_at = max(self._counted_at, other._counted_at)
+        tally.count()
+        self._counted += tally._counted
+        self._ranges += tally._ranges
+        self._totals += tally._totals
+        self.failed_count += tally.failed_count
+        self.cancelled_count += tally.cancelled_count
+        self.dropped_count += tally.dropped_count
+        self._history = deque([(moment, count + tally._counted) for moment, count in self._history])
+        self._recent = np.concatenate([self.recent(), tally.recent()])[-_MAX_SAMPLES:]
+        self._counted_at = max(self._counted_at, tally._counted_at)
 
     def queue(self) -> Histogram:
         """Return the seconds in the queue, as of the last `count`."""
@@ -162,17 +162,17 @@ def rate_of(history: deque[tuple[float, float]], now: float, count: float) -> fl
     """
     while len(history) > 1 and history[1][0] <= now - _SETTLED:
         history.popleft()
-    since, before = history[0]
+    since, first_count = history[0]
     if now >= history[-1][0] + _APART:
         history.append((now, count))
-    return (count - before) / (now - since) if now > since else 0.0
+    return (count - first_count) / (now - since) if now > since else 0.0
 
 
 class Tallies:
     """The tallies of a system: its meter.
 
     Args:
-        most: The maximum number of tallies. Above it, ended actors are counted together, and so are further
+        limit: The maximum number of tallies. Above it, ended actors are counted together, and so are further
             ones if that many are alive.
         on_failure: Called with each message that failed.
         now: The time on Trio's clock.
@@ -182,9 +182,9 @@ class Tallies:
         seen_at: The time when they were last read; the first rates of new ones are since then.
     """
 
-    def __init__(self, most: int, on_failure: OnFailure, now: float) -> None:
+    def __init__(self, limit: int, on_failure: OnFailure, now: float) -> None:
         self.by_key: dict[tuple[str, str], MessageTally] = {}
-        self._most = most
+        self._limit = limit
         self._on_failure = on_failure
         self._types: dict[str, list[str]] = {}
         # Paths of ended actors, the first to end first; their number is limited like the tallies.
@@ -195,10 +195,10 @@ class Tallies:
 
     def measured(self, path: str, message_type: str) -> MessageTally:
         """See `Meter.measured`."""
-        found = self.by_key.get((path, message_type))
-        if found is not None:
-            return found
-        if len(self.by_key) >= self._most:
+        tally = self.by_key.get((path, message_type))
+        if tally is not None:
+            return tally
+        if len(self.by_key) >= self._limit:
             # Ended actors are counted together: half of them at once, so that this is rare.
             for ended in list(islice(self._ended, (len(self._ended) + 1) // 2)):
                 self._join(ended)
@@ -206,7 +206,7 @@ class Tallies:
         # A counter may vanish and start again, but it must not fall, so a reader has to see that it is gone.
         is_joined = not is_known and path in self._seen
         # Message names are class names, so there are only a few of them.
-        is_other = is_joined or len(self.by_key) >= self._most
+        is_other = is_joined or len(self.by_key) >= self._limit
         return self._of(OTHER_ACTORS if is_other else path, message_type)
 
     def saw(self, now: float) -> None:
@@ -216,27 +216,27 @@ class Tallies:
 
     def began(self, path: str) -> None:
         """Record that an actor with this path takes messages."""
-        for each in self._with_parts(path):
-            self._ended.pop(each, None)
+        for part in self._with_parts(path):
+            self._ended.pop(part, None)
 
     def ended(self, path: str) -> None:
         """Record that it has ended for good. Its counts stay as long as there is room."""
         # It may lack a tally now, but messages dropped from now on make one.
         self._ended.update(dict.fromkeys(self._with_parts(path)))
-        while len(self._ended) > self._most:
+        while len(self._ended) > self._limit:
             self._join(next(iter(self._ended)))
 
     def _with_parts(self, path: str) -> list[str]:
         """Return an actor and the named parts of its work (`ActorContext.part`)."""
-        return [path, *[each for each, types in self._types.items() if each == f"{path}/{types[0]}"]]
+        return [path, *[part for part, types in self._types.items() if part == f"{path}/{types[0]}"]]
 
     def _of(self, path: str, message_type: str) -> MessageTally:
-        found = self.by_key.get((path, message_type))
-        if found is None:
-            found = MessageTally(path, message_type, self._on_failure, self.seen_at)
-            self.by_key[path, message_type] = found
+        tally = self.by_key.get((path, message_type))
+        if tally is None:
+            tally = MessageTally(path, message_type, self._on_failure, self.seen_at)
+            self.by_key[path, message_type] = tally
             self._types.setdefault(path, []).append(message_type)
-        return found
+        return tally
 
     def _join(self, path: str) -> None:
         del self._ended[path]
@@ -248,11 +248,11 @@ class Failures:
     """Keeps failures as text, because an exception would keep alive everything that its frames refer to.
 
     Args:
-        most: The maximum number of retained failures.
+        limit: The maximum number of retained failures.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
         # The row of each path and line, with the texts of its error and causes, and the time when it was last
         # seen, by a clock that cannot be set. The last seen row is at the end.
         self._rows: OrderedDict[tuple[str, str], tuple[FailureRow, frozenset[str], float]] = OrderedDict()
@@ -274,22 +274,22 @@ class Failures:
             self._add(event.path, _KINDS[type(event)], None, event.error)
 
     def _add(self, path: str, kind: str, message_type: str | None, error: BaseException) -> None:
-        if not self._most:
+        if not self._limit:
             return
-        now, at, line = time.time(), time.monotonic(), describe(error)[:LONGEST_LINE]
+        now, moment, line = time.time(), time.monotonic(), describe(error)[:LONGEST_LINE]
         is_message = kind == "message"
-        known, what, seen_at = self._rows.get((path, line), (None, frozenset[str](), 0.0))
-        if known is None or at - seen_at >= _ALIKE:
-            what = _what(error)
-            others = self._of_others(path, kind, what, at)
-            if others and (known is None or is_message):
-                known = others.pop(0)
-            if not is_message and known is not None:
+        earlier, texts, seen_at = self._rows.get((path, line), (None, frozenset[str](), 0.0))
+        if earlier is None or moment - seen_at >= _ALIKE:
+            texts = _failure_texts(error)
+            related = self._of_others(path, kind, texts, moment)
+            if related and (earlier is None or is_message):
+                earlier = related.pop(0)
+            if not is_message and earlier is not None:
                 # The messages of the last moment belong to the failure of the actor.
-                for other in others:
-                    del self._rows[other.path, other.error]
-                    known = attrs.evolve(known, message_type=other.message_type)
-        if known is None:
+                for related_row in related:
+                    del self._rows[related_row.path, related_row.error]
+                    earlier = attrs.evolve(earlier, message_type=related_row.message_type)
+        if earlier is None:
             row = FailureRow(
                 time=now,
                 first=now,
@@ -297,42 +297,44 @@ class Failures:
                 kind=kind,
                 message_type=message_type,
                 error=line,
-                traceback=self._written_out(error, line, at),
+                traceback=self._written_out(error, line, moment),
             )
         else:
             # A crash over a message is a failure of both; the later event has more information, and is
             # counted.
-            told = known.kind == "message"
+            is_earlier_message = earlier.kind == "message"
             row = attrs.evolve(
-                known,
+                earlier,
                 time=now,
-                path=known.path if is_message else path,
-                kind=known.kind if is_message else kind,
-                error=known.error if is_message else line,
-                message_type=message_type or known.message_type,
-                count=1 if told and not is_message else known.count + (told or not is_message),
+                path=earlier.path if is_message else path,
+                kind=earlier.kind if is_message else kind,
+                error=earlier.error if is_message else line,
+                message_type=message_type or earlier.message_type,
+                count=1
+                if is_earlier_message and not is_message
+                else earlier.count + (is_earlier_message or not is_message),
             )
-            del self._rows[known.path, known.error]
-        self._rows[row.path, row.error] = row, what, at
+            del self._rows[earlier.path, earlier.error]
+        self._rows[row.path, row.error] = row, texts, moment
         self._rows.move_to_end((row.path, row.error))
-        if len(self._rows) > self._most:
+        if len(self._rows) > self._limit:
             self._rows.popitem(last=False)
 
-    def _of_others(self, path: str, kind: str, what: frozenset[str], now: float) -> list[FailureRow]:
+    def _of_others(self, path: str, kind: str, texts: frozenset[str], now: float) -> list[FailureRow]:
         """Return rows of the same failure seen just now, for a message or for a restarting actor.
 
         That actor has served the message, or is its ancestor: an operation ends its context, which is above
         its library.
         """
-        found: list[FailureRow] = []
+        rows: list[FailureRow] = []
         for row, of_row, seen_at in reversed(self._rows.values()):
             if now - seen_at >= _ALIKE:
                 break
-            if of_row & what and (kind == "message") is not (row.kind == "message"):
+            if of_row & texts and (kind == "message") is not (row.kind == "message"):
                 below, above = (path, row.path) if kind == "message" else (row.path, path)
                 if f"{below}/".startswith(f"{above}/"):
-                    found.append(row)
-        return found
+                    rows.append(row)
+        return rows
 
     def _written_out(self, error: BaseException, line: str, now: float) -> str:
         if not self._second <= now < self._second + 1.0:
@@ -347,14 +349,14 @@ class Failures:
         return f"{text[:half]}\n[...]\n{text[-half:]}"
 
 
-def _what(error: BaseException) -> frozenset[str]:
+def _failure_texts(error: BaseException) -> frozenset[str]:
     """Return the texts of a failure and its cause, without the operation that device errors add."""
-    found: set[str] = set()
+    texts: set[str] = set()
     cause: BaseException | None = error
     for _ in range(_MOST_CAUSES):
         if cause is None:
             break
         text = cause.message if isinstance(cause, AccelError) else describe(cause)
-        found.add(f"{type(cause).__name__}: {text}"[:LONGEST_LINE])
+        texts.add(f"{type(cause).__name__}: {text}"[:LONGEST_LINE])
         cause = cause.__cause__
-    return frozenset(found)
+    return frozenset(texts)

@@ -54,13 +54,13 @@ class OperationSpan(Generic[WhereT]):
     """A validated operation.
 
     Attributes:
-        where: The place of its caller.
+        origin: The place of its caller.
         begun: The time of its launch, by the watch's clock in nanoseconds.
         completed: The time of its completion.
         process: The process that launched it.
     """
 
-    where: WhereT
+    origin: WhereT
     begun: int = 0
     completed: int = 0
     process: int = attrs.field(factory=os.getpid)
@@ -102,7 +102,7 @@ class Watch(abc.ABC, Generic[ServedT, WhereT]):
         """Return the place of an operation's caller; called in the caller's task."""
 
     @abc.abstractmethod
-    def _ended(self, device: OpenDevice, launch: Launch, seen: OperationSpan[WhereT]) -> None:
+    def _ended(self, device: OpenDevice, launch: Launch, operation: OperationSpan[WhereT]) -> None:
         """Handle an operation that is over."""
 
     def _now(self) -> int:
@@ -136,9 +136,9 @@ class Watch(abc.ABC, Generic[ServedT, WhereT]):
             if isinstance(event, ActorStarted) and not event.incarnation:
                 enter_devices()
             elif isinstance(event, ActorTerminated) and event.path in entered:
-                left = entered.pop(event.path)
+                stack = entered.pop(event.path)
                 below = tuple(f"{path}/" for path in entered)
-                left.close()
+                stack.close()
             self._observe(event)
 
         with system.subscribe(observe, every=False):
@@ -165,14 +165,14 @@ class Watch(abc.ABC, Generic[ServedT, WhereT]):
             if phase is Phase.VALIDATE:
                 self._seen[launch] = OperationSpan(self._validated(launch))
             elif phase is Phase.REPLY:
-                seen = self._seen.pop(launch, None)
-                if seen is not None and self._is_told(device, launch, seen):
-                    self._ended(device, launch, seen)
-            elif (seen := self._seen.get(launch)) is not None:
+                operation = self._seen.pop(launch, None)
+                if operation is not None and self._is_told(device, launch, operation):
+                    self._ended(device, launch, operation)
+            elif (operation := self._seen.get(launch)) is not None:
                 if phase is Phase.ENQUEUE:
-                    seen.begun = self._now()
+                    operation.begun = self._now()
                 elif phase is Phase.COMPLETE:
-                    seen.completed = self._now()
+                    operation.completed = self._now()
 
         def around(ask: Ask) -> Ask:
             @enable_ki_protection
@@ -183,13 +183,13 @@ class Watch(abc.ABC, Generic[ServedT, WhereT]):
 
         return device.observed(see, around)
 
-    def _is_told(self, device: OpenDevice, launch: Launch, seen: OperationSpan[WhereT]) -> bool:
+    def _is_told(self, device: OpenDevice, launch: Launch, operation: OperationSpan[WhereT]) -> bool:
         """Take the times from a worker, which launches there; return False if it died before its report."""
         if device.isolation == "process":
             if launch.times is None:
                 return False
-            seen.process, begun, completed = attrs.astuple(launch.times)
-            seen.begun, seen.completed = begun + self._epoch, completed + self._epoch
+            operation.process, begun, completed = attrs.astuple(launch.times)
+            operation.begun, operation.completed = begun + self._epoch, completed + self._epoch
         return True
 
 
@@ -288,8 +288,8 @@ class Timeline(Watch[_Served, _Asked]):
     def _observe(self, event: Event) -> None:
         """See `Watch`."""
         if isinstance(event, ActorRestarted):
-            why = None if event.error is None else describe(event.error)
-            self._instant(event.path, "restart", {"error": why})
+            error_text = None if event.error is None else describe(event.error)
+            self._instant(event.path, "restart", {"error": error_text})
         elif isinstance(event, ActorTerminated):
             self._instant(event.path, "end", {"reason": event.reason})
             # Its rows, and the rows of its parts, are not used again.
@@ -309,14 +309,14 @@ class Timeline(Watch[_Served, _Asked]):
         """See `Watch`."""
         if served is None:
             if isinstance(event, (MessageDropped, MessageWithdrawn)):
-                what = "dropped" if isinstance(event, MessageDropped) else "withdrawn"
-                self._instant(event.path, f"{what} {event.message_type}", {})
+                outcome = "dropped" if isinstance(event, MessageDropped) else "withdrawn"
+                self._instant(event.path, f"{outcome} {event.message_type}", {})
             return
         begun, track, name = served
-        about: dict[str, object] = {"outcome": _outcome_of(event)}
+        details: dict[str, object] = {"outcome": _outcome_of(event)}
         if isinstance(event, (MessageCompleted, MessageFailed, MessageCancelled)):
-            about["queued_us"] = round(event.queue_time * 1e6, 3)
-        self._slice((self._pid, event.path, track), name, "message", begun, self._now(), about)
+            details["queued_us"] = round(event.queue_time * 1e6, 3)
+        self._slice((self._pid, event.path, track), name, "message", begun, self._now(), details)
         self._tracks.get(event.path, set[int]()).discard(track)
         self._serving[event.path].remove(track)
         if not self._serving[event.path]:
@@ -362,19 +362,19 @@ class Timeline(Watch[_Served, _Asked]):
             self._slice(row, f"submit {launch.name}", "ask", now, now, {})
         return now, row
 
-    def _ended(self, device: OpenDevice, launch: Launch, seen: OperationSpan[_Asked]) -> None:
+    def _ended(self, device: OpenDevice, launch: Launch, operation: OperationSpan[_Asked]) -> None:
         """See `Watch`."""
-        process, begun, completed = seen.process, seen.begun, seen.completed
+        process, begun, completed = operation.process, operation.begun, operation.completed
         if process not in self._processes and process != self._pid:
             self._name_process(process, f"worker of {device.path}")
         name = f"{device.path} {launch.library.partition('?')[0]}"
         start = min(max(begun, self._over.get((process, name), 0)), completed)
         self._over[process, name] = completed
-        about = {"launched_us": self._us(begun), "behind_others_us": (start - begun) / 1000}
+        details = {"launched_us": self._us(begun), "behind_others_us": (start - begun) / 1000}
         row, number = (process, name, 0), next(self._ids)
-        self._slice(row, launch.name, "operation", start, completed, about)
+        self._slice(row, launch.name, "operation", start, completed, details)
         flow = {"name": "ask", "cat": "flow", "id": number}
-        asked, asker = seen.where
+        asked, asker = operation.origin
         self._event(asker, {"ph": "s", "ts": self._us(asked), **flow})
         self._event(row, {"ph": "f", "bp": "e", "ts": self._us(start), **flow})
 
@@ -391,14 +391,14 @@ class Timeline(Watch[_Served, _Asked]):
         """Return the microseconds since the beginning."""
         return max(moment - self._begin, 0) / 1000
 
-    def _slice(self, row: _Row, name: str, kind: str, begun: int, ended: int, about: object) -> None:
+    def _slice(self, row: _Row, name: str, kind: str, begun: int, ended: int, details: object) -> None:
         start = self._us(begun)
         event = {"ph": "X", "name": name, "cat": kind, "ts": start, "dur": self._us(ended) - start}
-        self._event(row, {**event, "args": about})
+        self._event(row, {**event, "args": details})
 
-    def _instant(self, path: str, name: str, about: object) -> None:
+    def _instant(self, path: str, name: str, details: object) -> None:
         event = {"ph": "i", "s": "t", "name": name, "cat": "actor", "ts": self._us(self._now())}
-        self._event((self._pid, path, 0), {**event, "args": about})
+        self._event((self._pid, path, 0), {**event, "args": details})
 
     def _event(self, row: _Row, event: dict[str, object]) -> None:
         process, name, track = row
@@ -546,8 +546,8 @@ class _Spans(Watch["Span", "TraceContext"]):
 
     def _span(self, event: MessageEvent, context: Context, seconds: float) -> tuple[Span, TraceContext]:
         parent = _run_in(context, self._contexts.get_current)
-        begun, about = self._begin() - int(seconds * 1e9), {_ACTOR: event.path}
-        span = self._tracer.start_span(event.message_type, parent, attributes=about, start_time=begun)
+        begun, attributes = self._begin() - int(seconds * 1e9), {_ACTOR: event.path}
+        span = self._tracer.start_span(event.message_type, parent, attributes=attributes, start_time=begun)
         return span, parent
 
     # Operations.
@@ -582,16 +582,18 @@ class _Spans(Watch["Span", "TraceContext"]):
             span.add_event("validated", timestamp=self._now())
         return parent
 
-    def _ended(self, device: OpenDevice, launch: Launch, seen: OperationSpan[TraceContext]) -> None:
+    def _ended(self, device: OpenDevice, launch: Launch, operation: OperationSpan[TraceContext]) -> None:
         """See `Watch`."""
         library, name = launch.library.partition("?")[0], f"launch {launch.name}"
-        about: dict[str, str | int] = {_DEVICE: device.path, _LIBRARY: library, _PID: seen.process}
-        span = self._tracer.start_span(name, seen.where, attributes=about, start_time=seen.begun)
+        attributes: dict[str, str | int] = {_DEVICE: device.path, _LIBRARY: library, _PID: operation.process}
+        span = self._tracer.start_span(
+            name, operation.origin, attributes=attributes, start_time=operation.begun
+        )
         for block in launch.outputs:
             if block.failure is not None and block.damaged_by == launch.name:
                 self._record(span, block.failure)
                 break
-        span.end(seen.completed)
+        span.end(operation.completed)
 
     def _record(self, span: Span, error: BaseException) -> None:
         cls = type(error)

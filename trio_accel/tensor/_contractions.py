@@ -14,9 +14,9 @@ from ..expressions import (
     ContractionFactor,
     Elementwise,
     Groups,
-    Made,
     Out,
     Reduction,
+    Track,
     check_operands,
     contraction_path,
     intermediates,
@@ -71,20 +71,21 @@ async def contract(
         ValueError: A letter is in one term only, or twice in one; lengths differ; or there is a `beta`
             without `c`.
     """
-    given = {"a": a, "b": b} if c is None else {"a": a, "b": b, "c": c}
-    dtype = check_operands("contract", **given)
+    named_operands = {"a": a, "b": b} if c is None else {"a": a, "b": b, "c": c}
+    dtype = check_operands("contract", **named_operands)
     _check_dtype("contract", dtype)
     alpha, beta = factor("contract", "alpha", alpha, dtype), factor("contract", "beta", beta, dtype)
-    left, right, output, shape = contraction_terms("contract", subscripts, a.shape, b.shape)
-    inner = "".join(letter for letter in left if letter not in output)
-    if inner and set(left) ^ set(right):
+    a_term, b_term, output, shape = contraction_terms("contract", subscripts, a.shape, b.shape)
+    inner = "".join(letter for letter in a_term if letter not in output)
+    if inner and set(a_term) ^ set(b_term):
         return await device_of("contract", a, b, c).ask(Contract(subscripts, a, b, c, alpha, beta, out))
     if c is None and beta:
         raise ValueError(f"contract: beta must be 0 without c, got {beta!r}")
     if c is not None and c.shape != shape:
         raise ValueError(f"contract: c must have shape {shape}, got shape {c.shape}")
     x, y = (
-        ContractionFactor(tuple(term), each).along(output + inner) for term, each in ((left, a), (right, b))
+        ContractionFactor(tuple(term), array).along(output + inner)
+        for term, array in ((a_term, a), (b_term, b))
     )
     if not inner:
         if c is None or not beta:
@@ -93,8 +94,8 @@ async def contract(
     add, axes = _sums("p * x * y", "sum", dtype=dtype.value), range(len(output), len(output + inner))
     if c is None or not beta:
         return await add(alpha, x, y, axis=axes, out=out)
-    with intermediates() as made:
-        product = made(await add(alpha, x, y, axis=axes))
+    with intermediates() as track:
+        product = track(await add(alpha, x, y, axis=axes))
         return await _expression("out = x + q * z")(product, beta, c, out=out)
 
 
@@ -113,11 +114,11 @@ def _check_dtype(name: str, dtype: DType) -> None:
 
 
 async def _by_contract(
-    left: ContractionFactor, right: ContractionFactor, groups: Groups, made: Made
+    lhs: ContractionFactor, rhs: ContractionFactor, groups: Groups, track: Track
 ) -> AccelRef:
     """Contract two tensors in one launch."""
-    message = Contract.of(left, right, groups)
-    return await device_of("einsum", left.array, right.array).ask(message)
+    message = Contract.of(lhs, rhs, groups)
+    return await device_of("einsum", lhs.array, rhs.array).ask(message)
 
 
 _CONTRACTING = Contracting("tensor.einsum", _by_contract)
@@ -152,8 +153,8 @@ async def einsum(
             differ, a search takes too long, or the order is not valid.
         OutOfMemoryError: No order was found that fits into memory. Nothing was launched.
     """
-    given = {f"operands[{number}]": each for number, each in enumerate(operands)}
-    _check_dtype("einsum", check_operands("einsum", **given))
+    named_operands = {f"operands[{number}]": operand for number, operand in enumerate(operands)}
+    _check_dtype("einsum", check_operands("einsum", **named_operands))
     return await _CONTRACTING.sum(subscripts, operands, optimize, memory_limit)
 
 

@@ -113,7 +113,9 @@ async def elementwise(
             fit.
     """
     name = "elementwise"
-    dtype = check_operands(name, **{f"operands[{number}]": each for number, each in enumerate(operands)})
+    dtype = check_operands(
+        name, **{f"operands[{number}]": operand for number, operand in enumerate(operands)}
+    )
     read, output, _ = factors_of(name, subscripts, operands)
     count = len(operands)
     ops = [op] * (count - 1) if isinstance(op, str) else [*op]
@@ -123,13 +125,15 @@ async def elementwise(
             f"{name}: {count} tensors have {count - 1} operators and {count} factors, got op={op!r} and "
             f"factors={factors!r}"
         )
-    for one in ops:
-        _check_operator(name, one)
+    for op_name in ops:
+        _check_operator(name, op_name)
     scales = [_scale(name, f"factors[{n}]", scale, dtype) for n, scale in enumerate(scales)]
-    more = sorted({str(label) for tensor in read for label in tensor.labels} - set(output))
-    if more:
-        raise ValueError(f"{name}: subscripts {subscripts!r}: the result has not {more[0]!r}: reduce it")
-    return await _combined(name, [each.along(output) for each in read], scales, ops, out)
+    extra_labels = sorted({str(label) for tensor in read for label in tensor.labels} - set(output))
+    if extra_labels:
+        raise ValueError(
+            f"{name}: subscripts {subscripts!r}: the result has not {extra_labels[0]!r}: reduce it"
+        )
+    return await _combined(name, [tensor.along(output) for tensor in read], scales, ops, out)
 
 
 async def _combined(
@@ -138,15 +142,15 @@ async def _combined(
     """Combine views of one shape from the left; low precision is rounded once."""
     # The name of each tensor, by its number, with its factor.
     text, *terms = (f"x{n}" if scale == 1 else f"p{n} * x{n}" for n, scale in enumerate(scales))
-    for one, term in zip(ops, terms, strict=True):
-        text = _TEXTS[one].format(text, term)
-    given: list[Operand | complex] = []
+    for op_name, term in zip(ops, terms, strict=True):
+        text = _TEXTS[op_name].format(text, term)
+    arguments: list[Operand | complex] = []
     for view, scale in zip(views, scales, strict=True):
-        given += [view] if scale == 1 else [scale, view]
+        arguments += [view] if scale == 1 else [scale, view]
     # Integers stay what they are.
     precision = "float32" if DType.of(views[0].dtype).is_inexact else None
     combine = _expression(f"out = {text}", operation=f"tensor.{name}", precision=precision)
-    return await combine(*given, out=out)
+    return await combine(*arguments, out=out)
 
 
 def _read(name: str, subscripts: str, a: Operand) -> tuple[ContractionFactor, str]:

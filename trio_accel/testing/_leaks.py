@@ -124,35 +124,41 @@ class Census:
             memory=memory or {},
             things=(*_threads(devices), *_processes(), *_chunks(devices)),
             workers=sum(1 + device.options.spares for device in devices if device.isolation == "process"),
-            launchers=sum(one.actor_class == _LAUNCHER_CLASS for one in top),
+            launchers=sum(actor.actor_class == _LAUNCHER_CLASS for actor in top),
         )
 
-    def leaks_since(self, before: Census) -> list[Leak]:
+    def leaks_since(self, baseline: Census) -> list[Leak]:
         """Return everything that was added and does not belong to an open device."""
-        arrays = [Leak("array", what) for block, what in self.arrays.items() if block not in before.arrays]
-        left = [Leak("device", f"{device.path} is open") for device in self.devices - before.devices]
-        if left:
+        arrays = [
+            Leak("array", description)
+            for block, description in self.arrays.items()
+            if block not in baseline.arrays
+        ]
+        device_leaks = [
+            Leak("device", f"{device.path} is open") for device in self.devices - baseline.devices
+        ]
+        if device_leaks:
             # That explains its memory, threads and processes.
-            return left + arrays
-        return [*arrays, *self._memory_since(before), *self._things_since(before)]
+            return device_leaks + arrays
+        return [*arrays, *self._memory_since(baseline), *self._things_since(baseline)]
 
-    def _memory_since(self, before: Census) -> Iterator[Leak]:
+    def _memory_since(self, baseline: Census) -> Iterator[Leak]:
         for path, (blocks, used) in self.memory.items():
-            blocks_before, used_before = before.memory.get(path, (0, 0))
-            more = blocks - blocks_before
-            if more > 0:
-                count = "1 block" if more == 1 else f"{more} blocks"
+            blocks_before, used_before = baseline.memory.get(path, (0, 0))
+            surplus = blocks - blocks_before
+            if surplus > 0:
+                count = "1 block" if surplus == 1 else f"{surplus} blocks"
                 yield Leak("memory", f"of {path}: {count} more, {used - used_before} bytes more")
 
-    def _things_since(self, before: Census) -> Iterator[Leak]:
-        may_be = Counter(thing.group for thing in before.things)
+    def _things_since(self, baseline: Census) -> Iterator[Leak]:
+        may_be = Counter(thing.group for thing in baseline.things)
         # Open devices and systems may have started processes since, or replaced them: so these are counted.
         may_be[_WORKER], may_be[_LAUNCHER] = self.workers, self.launchers
-        old = {thing.key for thing in before.things}
+        old = {thing.key for thing in baseline.things}
         for group, number in Counter(thing.group for thing in self.things).items():
             new = [thing.leak for thing in self.things if thing.group == group and thing.key not in old]
-            if (more := number - may_be[group]) > 0:
-                yield from new[-more:]
+            if (surplus := number - may_be[group]) > 0:
+                yield from new[-surplus:]
 
 
 def everything(device: OpenDevice) -> bool:
@@ -274,23 +280,23 @@ async def leak_check(*scope: Device | System) -> AsyncGenerator[None]:
         if not isinstance(item, (Device, System)):
             raise TypeError(f"leak_check: scope must be devices and systems, got {item!r}")
     belongs = partial(_belongs, scope)
-    before = await _take(belongs)
+    baseline = await _take(belongs)
     yield
     deadline = time.monotonic() + _SETTLE
-    while leaks := (await _take(belongs)).leaks_since(before):
+    while leaks := (await _take(belongs)).leaks_since(baseline):
         if time.monotonic() > deadline:
             raise LeakError(leaks)
         await _pause()
 
 
-def raise_leaks(before: Census, take: Callable[[], Census]) -> None:
+def raise_leaks(baseline: Census, take: Callable[[], Census]) -> None:
     """Do the final check of `leak_check` outside of Trio; blocks.
 
     Raises:
         LeakError: Resources have leaked.
     """
     deadline = time.monotonic() + _SETTLE
-    while leaks := take().leaks_since(before):
+    while leaks := take().leaks_since(baseline):
         if time.monotonic() > deadline:
             raise LeakError(leaks)
         time.sleep(_POLL_INTERVAL)

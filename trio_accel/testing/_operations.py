@@ -133,14 +133,14 @@ def inject_fault(
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise ValueError(f"inject_fault: count must be an integer of at least 1, got {count!r}")
     marked = {"hang": hang, "poison": poison, "segfault": segfault, "kill": kill}
-    given = [name for name, is_given in marked.items() if is_given]
-    given += [name for name, value in (("fail", fail), ("delay", delay)) if value is not None]
-    if len(given) != 1:
+    faults = [name for name, is_given in marked.items() if is_given]
+    faults += [name for name, value in (("fail", fail), ("delay", delay)) if value is not None]
+    if len(faults) != 1:
         raise ValueError(
             "inject_fault: give exactly one of fail, delay, hang, poison, segfault and kill, got "
-            f"{' and '.join(given) or 'none'}"
+            f"{' and '.join(faults) or 'none'}"
         )
-    (kind,) = given
+    (kind,) = faults
     hows = _HOWS.get(kind, ())
     if how is not None and how not in hows:
         raise ValueError(

@@ -103,7 +103,7 @@ def nothing_leaked(request: pytest.FixtureRequest) -> Generator[None]:
     The check runs after the test's Trio run, so that everything should be released. After a failed test it
     ignores arrays, because the error's frames keep them.
     """
-    before = Census.take(everything)
+    baseline = Census.take(everything)
     yield
     has_failed = cast("pytest.Item", request.node).stash.get(_HAS_FAILED, False)
 
@@ -111,7 +111,7 @@ def nothing_leaked(request: pytest.FixtureRequest) -> Generator[None]:
         now = Census.take(everything)
         return attrs.evolve(now, arrays={}) if has_failed else now
 
-    raise_leaks(before, take)
+    raise_leaks(baseline, take)
 
 
 @pytest.fixture
@@ -140,8 +140,8 @@ def _isolation_of(marker: pytest.Mark) -> Isolation:
         raise pytest.UsageError(
             f"the marker isolation takes 'inline' or 'process', got {marker.args} {marker.kwargs or ''}"
         )
-    where: Isolation = marker.args[0]
-    return where
+    isolation: Isolation = marker.args[0]
+    return isolation
 
 
 def _leaving_no_actors(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
@@ -152,12 +152,12 @@ def _leaving_no_actors(test: Callable[..., Awaitable[None]]) -> Callable[..., Aw
 
     @wraps(test)
     async def checked(**arguments: object) -> None:
-        before = _Alive.now()
+        baseline = _Alive.now()
         await test(**arguments)
         await trio.testing.wait_all_tasks_blocked()
-        left = _Alive.now().names_since(before)
-        if left:
-            pytest.fail("left behind by the test: " + ", ".join(left), pytrace=False)
+        leftovers = _Alive.now().names_since(baseline)
+        if leftovers:
+            pytest.fail("left behind by the test: " + ", ".join(leftovers), pytrace=False)
 
     return checked
 
@@ -194,11 +194,11 @@ class _Alive:
                 waiting.extend((child, is_of_an_actor) for child in nursery.child_tasks)
         return cls(frozenset(actors), frozenset(tasks))
 
-    def names_since(self, before: _Alive) -> list[str]:
+    def names_since(self, baseline: _Alive) -> list[str]:
         """Return the names of new actors and tasks; of nested actors only the topmost."""
-        paths = {cell.path for cell in self.actors - before.actors}
+        paths = {cell.path for cell in self.actors - baseline.actors}
         topmost = {path for path in paths if path.rpartition("/")[0] not in paths}
-        tasks = {f"task {task.name}" for task in self.tasks - before.tasks}
+        tasks = {f"task {task.name}" for task in self.tasks - baseline.tasks}
         return sorted({f"actor {path}" for path in topmost} | tasks)
 
 

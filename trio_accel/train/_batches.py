@@ -157,14 +157,14 @@ class Sources:
             position: The number of its first batch, if it is not known yet.
         """
         iterator = iterator_of(batches)
-        known = self._known.get(id(iterator))
-        if known is None or known[0].find() is not iterator:
-            known = Source(iterator, position, self._begin_task), iterator is batches
+        entry = self._known.get(id(iterator))
+        if entry is None or entry[0].find() is not iterator:
+            entry = Source(iterator, position, self._begin_task), iterator is batches
         # An iterable may return the same iterator each time, so remember the iterator of the last call.
         self._known = {
             key: (source, is_given)
             for key, (source, is_given) in self._known.items()
             if source.is_needed and (is_given or source.is_weak)
         }
-        self._known[id(iterator)] = known
-        return known[0], iterator
+        self._known[id(iterator)] = entry
+        return entry[0], iterator

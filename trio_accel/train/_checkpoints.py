@@ -193,20 +193,20 @@ class _Manifest:
         flat = self.flat_states
         parts = sum(cell.parts for cell in self.cells) if flat else 0
         _require(parts <= len(self.files), f"{_MANIFEST} lists fewer files than the {parts} parts")
-        wanted: set[str] = set()
+        expected: set[str] = set()
         for number, cell in enumerate(self.cells):
-            wanted |= {_FILES["parameters"].format(number)}
+            expected |= {_FILES["parameters"].format(number)}
             for name in ("buffers", SHAPED):
-                wanted |= {_FILES[name].format(number)} if getattr(cell, name).names else set()
-            wanted |= {_OPTIMIZER.format(number, part) for part in range(cell.parts) if flat}
-        different = sorted(wanted ^ self.files.keys())
+                expected |= {_FILES[name].format(number)} if getattr(cell, name).names else set()
+            expected |= {_OPTIMIZER.format(number, part) for part in range(cell.parts) if flat}
+        different = sorted(expected ^ self.files.keys())
         _require(not different, f"{_MANIFEST} has a wrong list of files: {different[:1]}")
 
 
 def _steps(folder: Path) -> dict[Path, int]:
     """Return the checkpoints of a folder with their steps, in that order."""
-    found = [(path, _STEP.fullmatch(path.name)) for path in (folder.iterdir() if folder.is_dir() else ())]
-    steps = {path: int(match[1]) for path, match in found if match}
+    matches = [(path, _STEP.fullmatch(path.name)) for path in (folder.iterdir() if folder.is_dir() else ())]
+    steps = {path: int(match[1]) for path, match in matches if match}
     return dict(sorted(steps.items(), key=lambda item: item[1]))
 
 
@@ -233,13 +233,13 @@ async def write(
             and buffers, and each has its part of the optimizer's arrays. Ranks with equal states share an
             entry.
     """
-    made = target.with_name(f".{target.name}-{secrets.token_hex(4)}")
-    await trio.to_thread.run_sync(partial(made.mkdir, parents=True))
+    staging = target.with_name(f".{target.name}-{secrets.token_hex(4)}")
+    await trio.to_thread.run_sync(partial(staging.mkdir, parents=True))
     files: dict[str, list[int]] = {}
 
     async def put(file: str, arrays: Mapping[str, AccelRef]) -> None:
-        await weights.save(made / file, arrays)
-        files[file] = await trio.to_thread.run_sync(_size_and_checksum, made / file)
+        await weights.save(staging / file, arrays)
+        files[file] = await trio.to_thread.run_sync(_size_and_checksum, staging / file)
 
     try:
         for cell, (layouts, states) in enumerate(cells):
@@ -247,14 +247,14 @@ async def write(
                 if name in states[0]:
                     await put(file.format(cell), layouts[name].views(states[0][name]))
             for number, state in enumerate(states):
-                kept = {name: array for name, array in state.items() if name not in layouts}
-                if kept:
-                    await put(_OPTIMIZER.format(cell, number), kept)
+                optimizer_arrays = {name: array for name, array in state.items() if name not in layouts}
+                if optimizer_arrays:
+                    await put(_OPTIMIZER.format(cell, number), optimizer_arrays)
         manifest = _manifest_of(progress, identity, cells, files)
-        await trio.to_thread.run_sync(_finish, made, target, manifest, keep)
+        await trio.to_thread.run_sync(_finish, staging, target, manifest, keep)
     finally:
         with trio.CancelScope(shield=True):
-            await trio.to_thread.run_sync(partial(shutil.rmtree, made, ignore_errors=True))
+            await trio.to_thread.run_sync(partial(shutil.rmtree, staging, ignore_errors=True))
 
 
 def _manifest_of(
@@ -268,14 +268,17 @@ def _manifest_of(
         **attrs.asdict(identity),
         "saved": time.time_ns(),
         "cells": [
-            {"parts": len(states), **{name: [one.names, one.shapes] for name, one in layouts.items()}}
+            {
+                "parts": len(states),
+                **{name: [layout.names, layout.shapes] for name, layout in layouts.items()},
+            }
             for layouts, states in cells
         ],
         "files": files,
     }
 
 
-def _finish(made: Path, target: Path, manifest: Mapping[str, Any], keep: int) -> None:
+def _finish(staging: Path, target: Path, manifest: Mapping[str, Any], keep: int) -> None:
     """Rename a checkpoint to its final name when all its files are on disk."""
     text = json.dumps({**manifest, "checksum": _checksum(manifest)})
     if len(text) > _MAX_MANIFEST_BYTES:
@@ -283,22 +286,22 @@ def _finish(made: Path, target: Path, manifest: Mapping[str, Any], keep: int) ->
             f"a checkpoint can have the names and shapes of as many parameters as fit into "
             f"{_MAX_MANIFEST_BYTES} bytes, and these take {len(text)}"
         )
-    with (made / _MANIFEST).open("w", encoding="utf-8") as file:
+    with (staging / _MANIFEST).open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-    _sync(made)
-    aside = made.with_name(f"{made.name}-old")
+    _sync(staging)
+    aside = staging.with_name(f"{staging.name}-old")
     if target.exists():
         target.rename(aside)
-    made.rename(target)
+    staging.rename(target)
     shutil.rmtree(aside, ignore_errors=True)
     _sync(target.parent)
     # Later ones belong to another training, or to a future that this one has left. Among the others, damaged
     # ones are removed first, then the ones saved first, because they may belong to another training.
     steps, damaged = _steps(target.parent), dict[Path, str]()
-    whole = _read_manifests(target.parent, damaged)
-    for path in [path for path in (*damaged, *whole) if steps[path] <= manifest["step"]][:-keep]:
+    manifests = _read_manifests(target.parent, damaged)
+    for path in [path for path in (*damaged, *manifests) if steps[path] <= manifest["step"]][:-keep]:
         if path in damaged or steps[path] != manifest["best_step"]:
             shutil.rmtree(path, ignore_errors=True)
 
@@ -331,9 +334,9 @@ async def load(
     """
     folder = Path(checkpoint.folder)
     damaged: dict[Path, str] = {}
-    found: tuple[TrainingProgress, list[HostState]] | None = None
+    result: tuple[TrainingProgress, list[HostState]] | None = None
     if checkpoint.load == "latest":
-        found = await _load_newest(folder, identity, cells, damaged)
+        result = await _load_newest(folder, identity, cells, damaged)
     elif checkpoint.load is not None:
         path = Path(checkpoint.load)
         if not await trio.Path(path).exists():
@@ -341,10 +344,10 @@ async def load(
                 f"{path} does not exist: load must be 'latest', None or the path of a checkpoint"
             )
         try:
-            found = await _read(path, await trio.to_thread.run_sync(_read_manifest, path), identity, cells)
+            result = await _read(path, await trio.to_thread.run_sync(_read_manifest, path), identity, cells)
         except _DamageError as error:
             raise CheckpointError(f"checkpoint {path} is damaged: {error}") from error
-    step = found[0].step if found is not None else 0
+    step = result[0].step if result is not None else 0
     there = await trio.to_thread.run_sync(_steps, folder)
     if later := [path.name for path in there if there[path] > step and path not in damaged]:
         warn_untold(
@@ -355,38 +358,38 @@ async def load(
             step,
             ", ".join(later),
         )
-    return found
+    return result
 
 
 async def _load_newest(
     folder: Path, identity: Identity, cells: Sequence[Layouts], damaged: dict[Path, str]
 ) -> tuple[TrainingProgress, list[HostState]] | None:
     """Read the newest complete checkpoint; map each damaged one to its reason in `damaged`."""
-    found: tuple[TrainingProgress, list[HostState]] | None = None
-    whole = await trio.to_thread.run_sync(_read_manifests, folder, damaged)
-    for path in reversed(whole):
+    result: tuple[TrainingProgress, list[HostState]] | None = None
+    manifests = await trio.to_thread.run_sync(_read_manifests, folder, damaged)
+    for path in reversed(manifests):
         try:
-            found = await _read(path, whole[path], identity, cells)
+            result = await _read(path, manifests[path], identity, cells)
             break
         except _DamageError as error:
             damaged[path] = str(error)
     for path, reason in damaged.items():
         warn_untold("trio_accel.train", "checkpoint %s is damaged and left out: %s", path, reason)
-    if damaged and found is None:
+    if damaged and result is None:
         path, reason = [*damaged.items()][-1]
         raise CheckpointError(f"all checkpoints in {folder} are damaged; {path.name}: {reason}")
-    return found
+    return result
 
 
 def _read_manifests(folder: Path, damaged: dict[Path, str]) -> dict[Path, _Manifest]:
     """Read the manifests of a folder, in the order in which the checkpoints were saved."""
-    whole: dict[Path, _Manifest] = {}
+    manifests: dict[Path, _Manifest] = {}
     for path in _steps(folder):
         try:
-            whole[path] = _read_manifest(path)
+            manifests[path] = _read_manifest(path)
         except _DamageError as error:
             damaged[path] = str(error)
-    return dict(sorted(whole.items(), key=lambda item: item[1].saved))
+    return dict(sorted(manifests.items(), key=lambda item: item[1].saved))
 
 
 def _read_manifest(path: Path) -> _Manifest:
@@ -453,15 +456,17 @@ async def _read(
         CheckpointError: It belongs to another model or optimizer.
         _DamageError: A file is missing or changed.
     """
-    told = [
+    descriptions = [
         f"{kind} with {len(parts)} parts of the model"
         for kind, parts in ((manifest.optimizer, manifest.cells), (identity.optimizer, cells))
     ]
-    if told[0] != told[1]:
-        raise CheckpointError(f"checkpoint {path} is of {told[0]}, and this is {told[1]}")
+    if descriptions[0] != descriptions[1]:
+        raise CheckpointError(f"checkpoint {path} is of {descriptions[0]}, and this is {descriptions[1]}")
     if manifest.states != [*identity.states]:
-        kept = [", ".join(one) or "nothing" for one in (manifest.states, identity.states)]
-        raise CheckpointError(f"checkpoint {path}: its optimizer keeps {kept[0]}, and this one {kept[1]}")
+        state_names = [", ".join(names) or "nothing" for names in (manifest.states, identity.states)]
+        raise CheckpointError(
+            f"checkpoint {path}: its optimizer keeps {state_names[0]}, and this one {state_names[1]}"
+        )
     for layouts, saved in zip(cells, manifest.cells, strict=True):
         for name, layout in layouts.items():
             if difference := layout.difference_to(getattr(saved, name)):
@@ -478,17 +483,17 @@ async def _read_cell(path: Path, manifest: _Manifest, cell: int, layouts: Layout
     saved, state = manifest.cells[cell], dict[str, npt.NDArray[Any]]()
     for name, layout in layouts.items():
         if layout.names:
-            shapes = {one: shape for one, _, shape in layout.places()}
+            shapes = {key: shape for key, _, shape in layout.entries()}
             arrays = await _arrays(path, manifest, _FILES[name].format(cell), shapes)
             state[name] = layout.flattened(arrays, next(iter(arrays.values())).dtype.name)[: layout.size]
     # The parameters may have been in another order.
-    layout, before = layouts["parameters"], attrs.evolve(saved.parameters, ranks=saved.parts)
-    part = dict.fromkeys(manifest.flat_states, (before.padded // saved.parts,))
+    layout, saved_layout = layouts["parameters"], attrs.evolve(saved.parameters, ranks=saved.parts)
+    part = dict.fromkeys(manifest.flat_states, (saved_layout.padded // saved.parts,))
     files = [_OPTIMIZER.format(cell, number) for number in range(saved.parts) if part]
     parts = [await _arrays(path, manifest, file, part) for file in files]
     for name in manifest.flat_states:
         flat = np.concatenate([arrays[name] for arrays in parts])
-        state[name] = layout.flattened(before.views(flat), flat.dtype.name)[: layout.size]
+        state[name] = layout.flattened(saved_layout.views(flat), flat.dtype.name)[: layout.size]
     return state
 
 
@@ -503,14 +508,14 @@ async def _arrays(
         _require(there == size, f"{name} has {there} bytes, and {size} were written")
         # The header is short, and shows whether the rest is worth reading.
         tensors = (await weights.inspect(file)).tensors
-        has_shapes = {one: tensor.shape for one, tensor in tensors.items()} == shapes
+        has_shapes = {key: tensor.shape for key, tensor in tensors.items()} == shapes
         is_floating = all(tensor.dtype.kind == "float" for tensor in tensors.values())
         _require(has_shapes and is_floating, f"{name} has other arrays than the model")
         data, now = await trio.to_thread.run_sync(_checked_bytes, file)
         _require((len(data), now) == (size, checksum), f"{name} was changed: its checksum is another")
     return {
-        one: np.frombuffer(data, tensor.dtype.dtype, tensor.size, tensor.offset).reshape(tensor.shape)
-        for one, tensor in tensors.items()
+        key: np.frombuffer(data, tensor.dtype.dtype, tensor.size, tensor.offset).reshape(tensor.shape)
+        for key, tensor in tensors.items()
     }
 
 

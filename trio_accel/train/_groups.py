@@ -51,16 +51,16 @@ def chosen(groups: Sequence[ParameterGroup], names: Iterable[str]) -> dict[str, 
     Raises:
         ValueError: A group matches no parameter, or two groups match the same parameter.
     """
-    found: dict[str, int] = {}
+    group_numbers: dict[str, int] = {}
     for name in names:
         numbers = [number for number, group in enumerate(groups, 1) if group.matches(name)]
         if len(numbers) > 1:
             raise ValueError(f"groups: parameter {name!r} belongs to groups {numbers[0]} and {numbers[1]}")
-        found[name] = numbers[0] if numbers else 0
+        group_numbers[name] = numbers[0] if numbers else 0
     for number in range(1, len(groups) + 1):
-        if number not in found.values():
-            raise ValueError(f"groups: group {number} matches no parameter; there are {[*found][:5]}")
-    return found
+        if number not in group_numbers.values():
+            raise ValueError(f"groups: group {number} matches no parameter; there are {[*group_numbers][:5]}")
+    return group_numbers
 
 
 @attrs.frozen
@@ -81,31 +81,37 @@ class GroupPart:
 def parts_of(layout: FlatLayout, groups: Mapping[str, int]) -> list[GroupPart]:
     """Return the parts of a layout in which the parameters of each group are adjacent."""
     parts: list[GroupPart] = []
-    for name, place, _ in layout.places():
-        number, start = groups[name], place.start
+    for name, span, _ in layout.entries():
+        number, start = groups[name], span.start
         if parts and parts[-1].group == number:
             start = parts.pop().start
-        parts.append(GroupPart(number, start, place.stop))
+        parts.append(GroupPart(number, start, span.stop))
     # The zeros at the end belong to the last part, so that a single part is the whole array.
     return [*parts[:-1], attrs.evolve(parts[-1], stop=layout.padded)]
 
 
-def within(parts: Sequence[GroupPart], own: slice) -> list[tuple[int, slice]]:
+def within(parts: Sequence[GroupPart], rank_slice: slice) -> list[tuple[int, slice]]:
     """Return the groups in a rank's slice of the flat array, and their places in the slice."""
-    found = [
-        (part.group, slice(max(part.start, own.start) - own.start, min(part.stop, own.stop) - own.start))
+    spans = [
+        (
+            part.group,
+            slice(
+                max(part.start, rank_slice.start) - rank_slice.start,
+                min(part.stop, rank_slice.stop) - rank_slice.start,
+            ),
+        )
         for part in parts
     ]
-    return [(group, place) for group, place in found if place.start < place.stop]
+    return [(group, span) for group, span in spans if span.start < span.stop]
 
 
 def rates_of(optimizer: Optimizer, groups: Sequence[ParameterGroup], step: int) -> list[float]:
     """Return the rate of the optimizer in a step, and the rate of each group."""
-    schedules = [optimizer.rate, *(optimizer.rate if one.lr is None else one.lr for one in groups)]
-    return [rate_of(one, step) for one in schedules]
+    schedules = [optimizer.rate, *(optimizer.rate if group.lr is None else group.lr for group in groups)]
+    return [rate_of(schedule, step) for schedule in schedules]
 
 
 def decays_of(optimizer: Optimizer, groups: Sequence[ParameterGroup]) -> list[Any]:
     """Return the weight decay of the optimizer, None without one, and of each group."""
-    own: Any = optimizer.numbers.get("weight_decay")
-    return [own, *(own if one.weight_decay is None else one.weight_decay for one in groups)]
+    default: Any = optimizer.numbers.get("weight_decay")
+    return [default, *(default if group.weight_decay is None else group.weight_decay for group in groups)]

@@ -43,13 +43,13 @@ class FlatLayout:
         """The number of elements in the flat array."""
         return -(-max(self.size, 1) // self.ranks) * self.ranks
 
-    def own(self, rank: int) -> slice:
+    def rank_slice(self, rank: int) -> slice:
         """Return the slice of a rank; numbers above `ranks` wrap around."""
         part = self.padded // self.ranks
         first = rank % self.ranks * part
         return slice(first, first + part)
 
-    def places(self) -> Iterator[tuple[str, slice, tuple[int, ...]]]:
+    def entries(self) -> Iterator[tuple[str, slice, tuple[int, ...]]]:
         """Yield each name, its slice of the flat array, and its shape."""
         stops = itertools.accumulate(map(math.prod, self.shapes))
         for name, shape, stop in zip(self.names, self.shapes, stops, strict=True):
@@ -57,7 +57,7 @@ class FlatLayout:
 
     def views(self, flat: Any) -> dict[str, Any]:
         """Return the named arrays as views of a flat one."""
-        return {name: flat[place].reshape(shape) for name, place, shape in self.places()}
+        return {name: flat[span].reshape(shape) for name, span, shape in self.entries()}
 
     def flattened(self, arrays: Mapping[str, Any], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """Return host arrays as one flat array.
@@ -68,17 +68,17 @@ class FlatLayout:
         if difference := self.difference({name: np.shape(array) for name, array in arrays.items()}):
             raise ValueError(difference)
         flat: npt.NDArray[Any] = np.zeros(self.padded, dtype)
-        for name, place, _ in self.places():
-            flat[place] = np.asarray(arrays[name]).reshape(-1)
+        for name, span, _ in self.entries():
+            flat[span] = np.asarray(arrays[name]).reshape(-1)
         return flat
 
-    def difference_to(self, other: FlatLayout) -> str:
+    def difference_to(self, layout: FlatLayout) -> str:
         """Describe the first difference to another layout in any order; see `difference`."""
-        return self.difference(dict(zip(other.names, other.shapes, strict=True)))
+        return self.difference(dict(zip(layout.names, layout.shapes, strict=True)))
 
     def difference(self, shapes: Mapping[str, Sequence[int]]) -> str:
         """Describe the first difference to these names and shapes; an empty text if there is none."""
-        mine = {name: tuple(shape) for name, _, shape in self.places()}
+        mine = {name: tuple(shape) for name, _, shape in self.entries()}
         for name in dict.fromkeys((*mine, *shapes)):
             if name not in mine or name not in shapes:
                 return f"{name!r} is {'not wanted' if name in shapes else 'missing'}"
@@ -158,12 +158,12 @@ class Work:
         for part in shared(batch, count):
             yield part, self.weight * rows_of(part) / rows_of(batch)
 
-    def clipped(self, squares: float, most: float | None) -> tuple[float, float]:
+    def clipped(self, squares: float, max_norm: float | None) -> tuple[float, float]:
         """Return the norm of a scaled gradient, and by which factor it is no longer scaled, and clipped.
 
         Args:
             squares: The sum of its squares.
-            most: The largest norm; None for any.
+            max_norm: The largest norm; None for any.
         """
         norm, factor = math.sqrt(squares) / self.scale, 1.0 / self.scale
-        return norm, factor if most is None or not norm > most else factor * most / norm
+        return norm, factor if max_norm is None or not norm > max_norm else factor * max_norm / norm

@@ -113,11 +113,11 @@ class Lora:
             ImportError: The package safetensors is not installed.
             AdapterError: The parameters do not belong to an adapter of this rank.
         """
-        arrays = {name: np.ascontiguousarray(one) for name, one in parameters.items()}
+        arrays = {name: np.ascontiguousarray(array) for name, array in parameters.items()}
         self._check(arrays, "parameters")
-        about = {"rank": self.rank, "alpha": self.alpha, "targets": [*self.targets], "base": base}
+        settings = {"rank": self.rank, "alpha": self.alpha, "targets": [*self.targets], "base": base}
         data: bytes = _safetensors("safetensors.numpy").save(
-            arrays, {"format": "pt", "lora": json.dumps(about)}
+            arrays, {"format": "pt", "lora": json.dumps(settings)}
         )
         path = Path(path)
         beside = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
@@ -147,18 +147,18 @@ class Lora:
         try:
             with safetensors.safe_open(path, framework="numpy") as file:
                 metadata: dict[str, str] = file.metadata() or {}
-                about: Any = json.loads(metadata.get("lora", "{}"))
+                settings: Any = json.loads(metadata.get("lora", "{}"))
                 arrays |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
         except (safetensors.SafetensorError, ValueError, RecursionError) as error:
             raise AdapterError(f"adapter {path} cannot be read: {error}") from error
-        if not fits(dict[str, object], about):
-            about = {}
-        for name, own in (("rank", self.rank), ("alpha", self.alpha)):
-            if about.get(name) != own:
+        if not fits(dict[str, object], settings):
+            settings = {}
+        for name, expected in (("rank", self.rank), ("alpha", self.alpha)):
+            if settings.get(name) != expected:
                 raise AdapterError(
-                    f"adapter {path} has the {name} {about.get(name)!r}, and {own!r} is wanted"
+                    f"adapter {path} has the {name} {settings.get(name)!r}, and {expected!r} is wanted"
                 )
-        if base and about.get("base") not in (0, base):
+        if base and settings.get("base") not in (0, base):
             raise AdapterError(f"adapter {path} is of another model: the parameters that it adapts differ")
         self._check(arrays, f"adapter {path}")
         return arrays
@@ -170,15 +170,15 @@ class Lora:
             AdapterError: See `load`; or the model has other layers or shapes.
         """
         torch, named = torch_of_model(), dict(model.named_parameters())
-        frozen = {name: on_host(one) for name, one in named.items() if not one.requires_grad}
+        frozen = {name: on_host(tensor) for name, tensor in named.items() if not tensor.requires_grad}
         arrays = self.load(path, base=self.base_of(frozen))
-        own = {name: one for name, one in named.items() if name.split(".")[-2] in _PARTS}
-        layout = FlatLayout([*own], [one.shape for one in own.values()])
-        if difference := layout.difference({name: one.shape for name, one in arrays.items()}):
+        adapter = {name: tensor for name, tensor in named.items() if name.split(".")[-2] in _PARTS}
+        layout = FlatLayout([*adapter], [tensor.shape for tensor in adapter.values()])
+        if difference := layout.difference({name: array.shape for name, array in arrays.items()}):
             raise AdapterError(f"adapter {path} is of another model: {difference}")
         with torch.no_grad():
-            for name, one in own.items():
-                one.copy_(torch.from_numpy(arrays[name]))
+            for name, parameter in adapter.items():
+                parameter.copy_(torch.from_numpy(arrays[name]))
 
     @staticmethod
     def base_of(parameters: Mapping[str, Any]) -> int:
@@ -200,14 +200,14 @@ class Lora:
             for layer in layers
         }
 
-    def _check(self, arrays: Mapping[str, npt.NDArray[Any]], what: str) -> None:
+    def _check(self, arrays: Mapping[str, npt.NDArray[Any]], source: str) -> None:
         for name, array in arrays.items():
             layer, _, part = name.removesuffix(".weight").rpartition(".")
-            other = f"{layer}.{_PARTS[part == _PARTS[0]]}.weight"
+            counterpart = f"{layer}.{_PARTS[part == _PARTS[0]]}.weight"
             rank = array.shape[part == _PARTS[1]] if array.ndim == 2 else None
-            if part not in _PARTS or other not in arrays or rank != self.rank:
+            if part not in _PARTS or counterpart not in arrays or rank != self.rank:
                 raise AdapterError(
-                    f"{what}: {name!r} of shape {array.shape} is not part of an adapter of rank {self.rank}"
+                    f"{source}: {name!r} of shape {array.shape} is not part of an adapter of rank {self.rank}"
                 )
         if not arrays:
-            raise AdapterError(f"{what}: the file contains no arrays")
+            raise AdapterError(f"{source}: the file contains no arrays")

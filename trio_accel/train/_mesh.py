@@ -86,8 +86,8 @@ class Mesh:
         extent, rest = divmod(array.shape[axis], self.tensor)
         if rest:
             raise ValueError(f"{self.tensor} ranks cannot share axis {axis} of shape {tuple(array.shape)}")
-        own = slice(self.tensor_rank * extent, (self.tensor_rank + 1) * extent)
-        return array[(slice(None),) * axis + (own,)]
+        span = slice(self.tensor_rank * extent, (self.tensor_rank + 1) * extent)
+        return array[(slice(None),) * axis + (span,)]
 
 
 def turns(order: Order, stage: int, stages: int, parts: int) -> Iterator[Turn]:
@@ -96,12 +96,12 @@ def turns(order: Order, stage: int, stages: int, parts: int) -> Iterator[Turn]:
     With ``"gpipe"`` (Huang et al., 2019), all parts go forward, and then backward. With ``"1f1b"`` (Narayanan
     et al., 2019), a stage keeps no more of them than there are stages from it to the last one.
     """
-    ahead = parts if order == "gpipe" else min(stages - 1 - stage, parts)
-    for number in range(parts + ahead):
+    warmup = parts if order == "gpipe" else min(stages - 1 - stage, parts)
+    for number in range(parts + warmup):
         if number < parts:
             yield "forward", number
-        if number >= ahead:
-            yield "backward", number - ahead
+        if number >= warmup:
+            yield "backward", number - warmup
 
 
 def column_linear(x: Any, weight: Any, bias: Any = None) -> Any:

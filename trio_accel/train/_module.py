@@ -28,7 +28,7 @@ __all__ = ["Module"]
 _logger = logging.getLogger("trio_accel.train")
 
 State: TypeAlias = "Mapping[str, Array]"
-Told: TypeAlias = "dict[str, float]"
+Metrics: TypeAlias = "dict[str, float]"
 
 
 class Beginning:
@@ -69,7 +69,7 @@ class Module:
     """A PyTorch model, which computes its gradients by autograd, in a program.
 
     Derive from it at the top level of a module that imports `torch`, and define `configure` and `loss`; for a
-    pipeline, define `stage` and `between` instead of `loss`. Parameters and buffers are the state of the
+    pipeline, define `stage` and `output_shape` instead of `loss`. Parameters and buffers are the state of the
     training. If the ranks of a shared layer each have a part of a parameter, set ``is_sharded = True`` on it.
     A parameter with ``requires_grad = False`` is not trained, and is not part of the state: each worker gets
     it by `configure`, which must therefore make the same numbers each time (the seed is set before it).
@@ -121,30 +121,34 @@ class Module:
         with CONFIGURING:
             torch_of_model().manual_seed(seed)
             self.model = model = self.configure(**options)
-        parameters = {name: on_host(one) for name, one in model.named_parameters() if one.requires_grad}
-        return parameters, {name: on_host(one) for name, one in model.named_buffers()}
+        parameters = {
+            name: on_host(tensor) for name, tensor in model.named_parameters() if tensor.requires_grad
+        }
+        return parameters, {name: on_host(tensor) for name, tensor in model.named_buffers()}
 
     def base(self) -> dict[str, int]:
         """Return the checksums of the frozen parameters, after `start`."""
         named = self.model.named_parameters()
-        return {name: checksum_of(name, on_host(one)) for name, one in named if not one.requires_grad}
+        return {
+            name: checksum_of(name, on_host(tensor)) for name, tensor in named if not tensor.requires_grad
+        }
 
-    def between(self, rows: int) -> tuple[int, ...]:
+    def output_shape(self, rows: int) -> tuple[int, ...]:
         """Return the shape of a stage's output for the next stage, for `rows` samples."""
-        raise NotImplementedError(f"{type(self).__name__} must define between(rows) for a pipeline")
+        raise NotImplementedError(f"{type(self).__name__} must define output_shape(rows) for a pipeline")
 
     @method(updates=["self.b"], idempotent=True)
-    def step_to_b(self, work: Mapping[str, Any], batch: Batch) -> Told:
+    def step_to_b(self, work: Mapping[str, Any], batch: Batch) -> Metrics:
         """Compute a step from `a` to `b`; see `_step`."""
         return self._step(self._a, self._b, Work(**work, batch=batch))
 
     @method(updates=["self.a"], idempotent=True)
-    def step_to_a(self, work: Mapping[str, Any], batch: Batch) -> Told:
+    def step_to_a(self, work: Mapping[str, Any], batch: Batch) -> Metrics:
         """Compute a step from `b` to `a`; see `_step`."""
         return self._step(self._b, self._a, Work(**work, batch=batch))
 
     @method(idempotent=True)
-    def evaluate(self, is_b: bool, name: str, batch: Batch) -> Told:
+    def evaluate(self, is_b: bool, name: str, batch: Batch) -> Metrics:
         """Return the metrics of a rank's samples, if any.
 
         Args:
@@ -156,36 +160,36 @@ class Module:
         flat = source[name]
         if name == AVERAGE and self.plan["shard"]:
             flat = self._empty((self.layout.padded,))
-            given = source[name] if flat.dtype == source[name].dtype else self._as(source[name], flat.dtype)
-            current_rank().group("data").all_gather(given, flat)
+            shard = source[name] if flat.dtype == source[name].dtype else self._as(source[name], flat.dtype)
+            current_rank().group("data").all_gather(shard, flat)
         self._load(flat, source.get("buffers"))
         return self._evaluated(batch) if batch else {}
 
-    def _step(self, source: State, target: State, work: Work) -> Told:
+    def _step(self, source: State, target: State, work: Work) -> Metrics:
         """Write the state after a step to `target`, which is not read.
 
         Returns:
             The mean loss of all samples, and the norm of its gradient before clipping.
         """
         mesh, is_apart, rank = self.mesh, self.plan["shard"], current_rank()
-        own, data = self.layout.own(mesh.data_rank), rank.group("data")
+        rank_slice, data = self.layout.rank_slice(mesh.data_rank), rank.group("data")
         self._begin(source, target, work)
         loss = self._backward_all(work)
         gradient = self._summed(data)
         if "buffers" in target:
-            for (_, place, shape), buffer in self._pairs():
-                target["buffers"][place].view(shape).copy_(buffer)
+            for (_, span, shape), buffer in self._pairs():
+                target["buffers"][span].view(shape).copy_(buffer)
             data.broadcast(target["buffers"])
-        squares = self._squares(gradient, own)
+        squares = self._squares(gradient, rank_slice)
         # Ranks with the same numbers each contribute a share, so that the sum is right.
-        told = self._numbers(loss / mesh.tensor, squares if is_apart else squares / mesh.data)
-        rank.all_reduce(told)
-        after = {**target, "parameters": target["parameters"][own]}
-        self._optimize(after, self._clipped(gradient, told[1], work), work)
+        totals = self._numbers(loss / mesh.tensor, squares if is_apart else squares / mesh.data)
+        rank.all_reduce(totals)
+        after = {**target, "parameters": target["parameters"][rank_slice]}
+        self._optimize(after, self._clipped(gradient, totals[1], work), work)
         if is_apart:
             data.all_gather(after["parameters"], target["parameters"])
         # Only here, because the host waits for the device, which has the whole step by now.
-        mean, total = told.tolist()
+        mean, total = totals.tolist()
         norm, _ = work.clipped(total, self.plan["clip_norm"])
         return {"loss": mean, "norm": norm}
 
@@ -195,29 +199,29 @@ class Module:
         samples = {name: self._native(array) for name, array in work.batch.items()}
         parts = [*work.parts(samples, self.plan["accumulate"])]
         order = [*turns(self.plan["schedule"], mesh.stage, mesh.pipeline, len(parts))]
-        kept: dict[int, Any] = {}
+        activations: dict[int, Any] = {}
         got = self._exchanged(None, None, order[0], parts)
         for turn, after in zip(order, (*order[1:], None), strict=True):
-            what, number = turn
+            direction, number = turn
             part, factor = parts[number]
-            if what == "forward":
-                made, kept[number] = self._forward(part, got)
+            if direction == "forward":
+                result, activations[number] = self._forward(part, got)
                 if mesh.is_last:
-                    loss = loss + made * factor
+                    loss = loss + result * factor
             else:
                 self._end_with(number + 1 == len(parts))
-                made = self._backward(kept.pop(number), factor * scale if mesh.is_last else got)
-            got = self._exchanged(turn, made, after, parts)
+                result = self._backward(activations.pop(number), factor * scale if mesh.is_last else got)
+            got = self._exchanged(turn, result, after, parts)
         return loss
 
-    def _exchanged(self, turn: Turn | None, made: Any, after: Turn | None, parts: Sequence[Any]) -> Any:
+    def _exchanged(self, turn: Turn | None, result: Any, after: Turn | None, parts: Sequence[Any]) -> Any:
         """Send a turn's result to the next stage, and receive the input of the following turn, at once."""
         mesh, ways, got = self.mesh, {"forward": 1, "backward": -1}, None
         sends, receives = list[Any](), list[Any]()
         if turn is not None and 0 <= (to := mesh.stage + ways[turn[0]]) < mesh.pipeline:
-            sends = [(made, to)]
+            sends = [(result, to)]
         if after is not None and 0 <= (source := mesh.stage - ways[after[0]]) < mesh.pipeline:
-            got = self._empty(self.between(rows_of(parts[after[1]][0])))
+            got = self._empty(self.output_shape(rows_of(parts[after[1]][0])))
             receives = [(got, source)]
         if sends or receives:
             current_rank().group("pipeline").exchange(sends, receives)
@@ -236,7 +240,7 @@ class Module:
     def _prepare(self, options: Mapping[str, Any]) -> None:
         torch, plan = torch_of_model(), self.plan
         self._master = getattr(torch, plan["master"])
-        where = self._a["parameters"].device
+        device = self._a["parameters"].device
         if plan["base"]:
             # Frozen parameters are equal on each device if the host makes them, and if no other rank of this
             # process uses PyTorch's generator meanwhile.
@@ -244,48 +248,48 @@ class Module:
                 torch.manual_seed(plan["seed"])
                 self.model = self.configure(**options)
             self._check_base()
-            self.model.to(where)
+            self.model.to(device)
         else:
-            with torch.device(where):
+            with torch.device(device):
                 # Its first parameters are nothing: a GPU makes them in no time.
                 self.model = self.configure(**options)
         recompute(self.model, plan["recompute"])
         compute = getattr(torch, plan["compute"])
-        for name, one in self.model.named_parameters():
-            one.requires_grad_(one.requires_grad and name not in plan["frozen"])
-            if not one.requires_grad:
-                one.data = one.data.to(compute)
+        for name, parameter in self.model.named_parameters():
+            parameter.requires_grad_(parameter.requires_grad and name not in plan["frozen"])
+            if not parameter.requires_grad:
+                parameter.data = parameter.data.to(compute)
         self._optimizer = Stepper(plan["optimizer"], plan["numbers"], plan["decays"])
         self._parts = [GroupPart(*part) for part in plan["parts"]]
         self._shapes = FlatLayout(*plan["shapes"])
         parameters = self._trained()
-        shapes = {name: one.shape for name, one in parameters.items()}
+        shapes = {name: parameter.shape for name, parameter in parameters.items()}
         if difference := self.layout.difference(shapes):
             raise ValueError(f"configure() has made another model than before: {difference}")
-        self._flat = torch.zeros(self.layout.padded, dtype=compute, device=where)
+        self._flat = torch.zeros(self.layout.padded, dtype=compute, device=device)
         self._slopes = self._total = torch.zeros_like(self._flat)
         if plan["reduce"] != plan["compute"]:
             self._total = torch.zeros_like(self._flat, dtype=getattr(torch, plan["reduce"]))
         # Buckets in the order of the backward pass, from the end: each with its slice and its parameters.
         self._buckets: list[tuple[slice, set[int]]] = []
-        stop, inside, least = self.layout.padded, set[int](), plan["bucket"] // self._flat.itemsize
-        for number, (name, place, shape) in reversed([*enumerate(self.layout.places())]):
-            parameters[name].data = self._flat[place].view(shape)
-            parameters[name].grad = self._slopes[place].view(shape)
+        stop, inside, min_elements = self.layout.padded, set[int](), plan["bucket"] // self._flat.itemsize
+        for number, (name, span, shape) in reversed([*enumerate(self.layout.entries())]):
+            parameters[name].data = self._flat[span].view(shape)
+            parameters[name].grad = self._slopes[span].view(shape)
             parameters[name].register_post_accumulate_grad_hook(partial(self._there, number))
             inside.add(number)
-            if stop - place.start >= least or not place.start:
-                self._buckets.append((slice(place.start, stop), inside))
-                stop, inside = place.start, set[int]()
-        self._side = torch.cuda.Stream(where) if where.type == "cuda" else None
+            if stop - span.start >= min_elements or not span.start:
+                self._buckets.append((slice(span.start, stop), inside))
+                stop, inside = span.start, set[int]()
+        self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
         # The buckets to sum, with their missing gradients; none before the last part.
         self._waiting: list[tuple[slice, set[int]]] = []
         self._data: Any = None
 
     def _check_base(self) -> None:
-        wanted = self.plan["base"]
-        for name, one in self.model.named_parameters():
-            if name in wanted and wanted[name] != checksum_of(name, on_host(one)):
+        checksums = self.plan["base"]
+        for name, parameter in self.model.named_parameters():
+            if name in checksums and checksums[name] != checksum_of(name, on_host(parameter)):
                 raise ValueError(
                     f"configure() has made other numbers for {name!r} than before: parameters that are not "
                     "trained must depend on its options and on the seed alone"
@@ -297,9 +301,9 @@ class Module:
         if self.mesh.pipeline > 1 or self.mesh.tensor > 1:
             return
         sample = self.plan["sample"].items()
-        where = self._flat.device
+        device = self._flat.device
         batch = {
-            name: torch.zeros(1, *shape, dtype=getattr(torch, dtype), device=where)
+            name: torch.zeros(1, *shape, dtype=getattr(torch, dtype), device=device)
             for name, (dtype, shape) in sample
         }
         try:
@@ -308,8 +312,8 @@ class Module:
             _logger.info("the model cannot be warmed up by zeros", exc_info=True)
         self._slopes.zero_()
         if not self._optimizer.has_shapes:
-            one = {name: self._flat[:1].to(self._master) for name in ("parameters", *self.plan["states"])}
-            pieces = self._optimizer.pieces(one, self._slopes[:1].to(self._master), [(0, slice(0, 1))])
+            state = {name: self._flat[:1].to(self._master) for name in ("parameters", *self.plan["states"])}
+            pieces = self._optimizer.pieces(state, self._slopes[:1].to(self._master), [(0, slice(0, 1))])
             self._optimizer.step(pieces, 1, [0.0])
         if self._side is not None:
             torch.cuda.synchronize()
@@ -329,10 +333,10 @@ class Module:
     def _load(self, flat: Any, buffers: Any) -> None:
         """Load parameters and buffers into the model."""
         self._flat.copy_(flat)
-        for (_, place, shape), buffer in self._pairs():
-            buffer.copy_(buffers[place].view(shape))
+        for (_, span, shape), buffer in self._pairs():
+            buffer.copy_(buffers[span].view(shape))
 
-    def _evaluated(self, batch: Batch) -> Told:
+    def _evaluated(self, batch: Batch) -> Metrics:
         torch, mesh = torch_of_model(), self.mesh
         samples = {name: self._native(array) for name, array in batch.items()}
         torch.manual_seed(self.plan["seed"])
@@ -341,23 +345,25 @@ class Module:
         try:
             with torch.no_grad():
                 if mesh.pipeline == 1:
-                    found = self.validate(samples)
+                    metrics = self.validate(samples)
                 else:
-                    whole = [(samples, 1.0)]
-                    got = self._exchanged(None, None, ("forward", 0), whole)
-                    made = self.stage(got, samples)
-                    self._exchanged(("forward", 0), made, None, whole)
-                    found = {"loss": made} if mesh.is_last else {}
+                    parts = [(samples, 1.0)]
+                    got = self._exchanged(None, None, ("forward", 0), parts)
+                    output = self.stage(got, samples)
+                    self._exchanged(("forward", 0), output, None, parts)
+                    metrics = {"loss": output} if mesh.is_last else {}
         finally:
             for module, is_training in modes:
                 module.training = is_training
-        return {name: float(value) for name, value in found.items()}
+        return {name: float(value) for name, value in metrics.items()}
 
     def _as(self, array: Any, dtype: Any) -> Any:
         return array.to(dtype)
 
     def _trained(self) -> dict[str, Any]:
-        return {name: one for name, one in self.model.named_parameters() if one.requires_grad}
+        return {
+            name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad
+        }
 
     def _empty(self, shape: tuple[int, ...]) -> Any:
         return self._flat.new_empty(shape)
@@ -365,15 +371,15 @@ class Module:
     def _forward(self, part: Batch, x: Any) -> tuple[Any, Any]:
         if x is not None:
             x.requires_grad_()
-        made = self.stage(x, part)
-        return made.detach().double() if self.mesh.is_last else made.detach().contiguous(), (x, made)
+        output = self.stage(x, part)
+        return output.detach().double() if self.mesh.is_last else output.detach().contiguous(), (x, output)
 
-    def _backward(self, kept: Any, slope: Any) -> Any:
-        x, made = kept
+    def _backward(self, activations: Any, slope: Any) -> Any:
+        x, output = activations
         if self.mesh.is_last:
-            (made * slope).backward()
+            (output * slope).backward()
         else:
-            made.backward(slope)
+            output.backward(slope)
         return None if x is None else x.grad
 
     def _end_with(self, is_last: bool) -> None:
@@ -420,30 +426,30 @@ class Module:
             data.reduce_scatter(self._total, total)
         return total.to(self._master)
 
-    def _squares(self, gradient: Any, own: slice) -> Any:
+    def _squares(self, gradient: Any, rank_slice: slice) -> Any:
         """Return the sum of a gradient's squares, of numbers that several ranks have its share."""
         # A sum in bfloat16 would have three digits.
         wide = gradient.float() if gradient.dtype == torch_of_model().bfloat16 else gradient
-        return wide @ (wide if self.mesh.tensor == 1 else wide * self._counts()[own])
+        return wide @ (wide if self.mesh.tensor == 1 else wide * self._counts()[rank_slice])
 
     def _clipped(self, gradient: Any, squares: Any, work: Work) -> Any:
         """Return a gradient no longer scaled, and clipped: as `Work.clipped` does, but on the device."""
-        factor, most = 1.0 / work.scale, self.plan["clip_norm"]
-        if most is not None:
+        factor, max_norm = 1.0 / work.scale, self.plan["clip_norm"]
+        if max_norm is not None:
             norm = squares.sqrt() / work.scale
-            return gradient * torch_of_model().where(norm > most, factor * most / norm, factor)
+            return gradient * torch_of_model().where(norm > max_norm, factor * max_norm / norm, factor)
         return gradient if factor == 1.0 else gradient * factor
 
     def _counts(self) -> Any:
         counts = self._flat.new_full((self.layout.padded,), 1.0 / self.mesh.tensor, dtype=self._master)
         parameters = self._trained()
-        for name, place, _ in self.layout.places():
+        for name, span, _ in self.layout.entries():
             if getattr(parameters[name], "is_sharded", False):
-                counts[place] = 1.0
+                counts[span] = 1.0
         return counts
 
     def _pairs(self) -> Iterator[tuple[tuple[str, slice, tuple[int, ...]], Any]]:
-        return zip(self.buffers.places(), self.model.buffers(), strict=True)
+        return zip(self.buffers.entries(), self.model.buffers(), strict=True)
 
     def _optimize(self, state: State, g: Any, work: Work) -> None:
         """Compute a step of the optimizer in place, by a gradient, and the average of the parameters."""
@@ -451,7 +457,9 @@ class Module:
         if optimizer.has_shapes:
             pieces = optimizer.shaped_pieces(state, g, self._parts, self.layout, self._shapes)
         else:
-            pieces = optimizer.pieces(state, g, within(self._parts, self.layout.own(self.mesh.data_rank)))
+            pieces = optimizer.pieces(
+                state, g, within(self._parts, self.layout.rank_slice(self.mesh.data_rank))
+            )
         optimizer.step(pieces, work.number, work.rates)
         if AVERAGE in state:
             share = 1.0 if work.number == 1 else 1.0 - self.plan["average"]
@@ -459,5 +467,7 @@ class Module:
 
     def _numbers(self, *numbers: Any) -> Any:
         torch = torch_of_model()
-        where = self._flat.device
-        return torch.stack([torch.as_tensor(one, dtype=torch.float64, device=where) for one in numbers])
+        device = self._flat.device
+        return torch.stack(
+            [torch.as_tensor(number, dtype=torch.float64, device=device) for number in numbers]
+        )

@@ -17,7 +17,7 @@ import trio
 
 __all__ = ["CsvLogger", "Hook", "Logger", "RecorderLogger", "TensorBoardLogger"]
 
-Told: TypeAlias = "Awaitable[None] | None"
+HookResult: TypeAlias = "Awaitable[None] | None"
 
 
 class Hook:
@@ -28,16 +28,16 @@ class Hook:
     `SystemOptions.held_after` warns of a line that holds the loop.
     """
 
-    def before_step(self, trainer: Any, batch: Mapping[str, Any]) -> Told:
+    def before_step(self, trainer: Any, batch: Mapping[str, Any]) -> HookResult:
         """Called with the batch before each step, but not again before a repetition."""
 
-    def after_step(self, trainer: Any, step: Any) -> Told:
+    def after_step(self, trainer: Any, step: Any) -> HookResult:
         """Called with each `Step` when it is committed and validated, before `Trainer.steps` yields it."""
 
-    def on_loss(self, trainer: Any, error: Exception) -> Told:
+    def on_loss(self, trainer: Any, error: Exception) -> HookResult:
         """Called with the error of a lost rank, before the work is done again."""
 
-    def at_end(self, trainer: Any, error: Exception | None) -> Told:
+    def at_end(self, trainer: Any, error: Exception | None) -> HookResult:
         """Called when `Trainer.steps` has no more steps, with None, or when it raises an error.
 
         A caller who leaves the loop early, or is cancelled, ends it without this.
@@ -47,9 +47,9 @@ class Hook:
 async def call_hooks(hooks: Iterable[Hook], method: str, *arguments: object) -> None:
     """Call a method of each hook, one after the other; raise the error of a hook."""
     for hook in hooks:
-        made = getattr(hook, method)(*arguments)
-        if inspect.isawaitable(made):
-            await made
+        result = getattr(hook, method)(*arguments)
+        if inspect.isawaitable(result):
+            await result
 
 
 class Logger(ABC):
@@ -108,14 +108,18 @@ class CsvLogger(Logger):
         if self._path.exists():
             with self._path.open(newline="", encoding="utf-8") as file:
                 # A killed program may have left the beginning of a row.
-                rows = [one for one in csv.DictReader(file) if None not in one.values() and one.get("step")]
-        kept = [one for one in rows if int(one["step"]) < step]
-        self._names = [*dict.fromkeys(name for one in (*kept[:1], row) for name in one)]
+                rows = [
+                    record
+                    for record in csv.DictReader(file)
+                    if None not in record.values() and record.get("step")
+                ]
+        previous_rows = [record for record in rows if int(record["step"]) < step]
+        self._names = [*dict.fromkeys(name for record in (*previous_rows[:1], row) for name in record)]
         beside = self._path.with_name(f".{self._path.name}-new")
         with beside.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, self._names)
             writer.writeheader()
-            writer.writerows(kept)
+            writer.writerows(previous_rows)
         beside.replace(self._path)
 
 

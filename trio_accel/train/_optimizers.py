@@ -58,10 +58,10 @@ def rate_of(rate: Schedule, step: int) -> float:
     Raises:
         ValueError: The rate of the schedule is not finite, or is below 0.
     """
-    found = rate(step)
-    if not 0 <= found < sys.float_info.max:
-        raise ValueError(f"the schedule gives {found!r} for step {step}; a rate is finite and at least 0")
-    return float(found)
+    value = rate(step)
+    if not 0 <= value < sys.float_info.max:
+        raise ValueError(f"the schedule gives {value!r} for step {step}; a rate is finite and at least 0")
+    return float(value)
 
 
 @named_options
@@ -177,8 +177,8 @@ def nadam(
         ValueError: A number out of its range.
     """
     _check_switch("nadam: decoupled_weight_decay", decoupled_weight_decay)
-    given = _numbers("nadam", eps=eps, weight_decay=weight_decay, momentum_decay=momentum_decay)
-    numbers = {**_betas("nadam", betas), **given, "decoupled_weight_decay": decoupled_weight_decay}
+    options = _numbers("nadam", eps=eps, weight_decay=weight_decay, momentum_decay=momentum_decay)
+    numbers = {**_betas("nadam", betas), **options, "decoupled_weight_decay": decoupled_weight_decay}
     return Optimizer("nadam", as_schedule("nadam", lr), numbers)
 
 
@@ -227,8 +227,8 @@ def adafactor(
         raise ValueError(f"adafactor: beta2_decay must be a number of at most 0, got {beta2_decay!r}")
     if not isinstance(eps, (tuple, list)) or len(eps) != 2:
         raise ValueError(f"adafactor: eps must be None or a number, and a number, got {eps!r}")
-    least = None if eps[0] is None else check_number("adafactor: eps", eps[0])
-    numbers = {"beta2_decay": float(beta2_decay), "eps": (least, check_number("adafactor: eps", eps[1]))}
+    eps1 = None if eps[0] is None else check_number("adafactor: eps", eps[0])
+    numbers = {"beta2_decay": float(beta2_decay), "eps": (eps1, check_number("adafactor: eps", eps[1]))}
     if check_number("adafactor: d", d) < 1.0:
         raise ValueError(f"adafactor: d must be at least 1, got {d!r}")
     return Optimizer(

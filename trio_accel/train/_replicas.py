@@ -22,7 +22,7 @@ from ._config import AVERAGE, LEAST_SCALE, Config
 from ._groups import GroupPart, chosen, decays_of, parts_of
 from ._layout import Batch, FlatLayout, Work, checksum_of
 from ._mesh import Mesh
-from ._module import Beginning, Module, Told
+from ._module import Beginning, Metrics, Module
 from ._optimizers import SHAPED
 from ._updates import changed, shaped_beginning
 
@@ -87,14 +87,14 @@ class Replicas(ABC, Generic[ModuleT]):
             raise NotSupportedError(
                 f"{optimizer.kind} depends on shapes, so shard_optimizer is not supported"
             )
-        made: dict[int, dict[str, dict[str, Any]]] = {}
+        beginnings: dict[int, dict[str, dict[str, Any]]] = {}
         for mesh in self.meshes:
-            if mesh.cell not in made:
-                made[mesh.cell] = await self.begin(mesh)
-        names = [name for named in made.values() for name in named["parameters"]]
+            if mesh.cell not in beginnings:
+                beginnings[mesh.cell] = await self.begin(mesh)
+        names = [name for named in beginnings.values() for name in named["parameters"]]
         self._groups = chosen(groups, dict.fromkeys(names))
         is_frozen = [False, *(group.is_frozen for group in groups)]
-        for cell, named in made.items():
+        for cell, named in beginnings.items():
             parameters = named["parameters"]
             # Parameters of a group are adjacent.
             order = sorted(parameters, key=self._groups.__getitem__)
@@ -104,9 +104,9 @@ class Replicas(ABC, Generic[ModuleT]):
             named["parameters"] = {name: parameters[name] for name in order if name not in fixed}
             if not named["parameters"]:
                 raise ValueError("every parameter of the model is frozen")
-            kept = named.get(SHAPED, {}).items()
-            named[SHAPED] = {name: one for name, one in kept if name.rpartition("/")[0] not in fixed}
-        return made
+            shaped = named.get(SHAPED, {}).items()
+            named[SHAPED] = {name: array for name, array in shaped if name.rpartition("/")[0] not in fixed}
+        return beginnings
 
     def parts(self, rank: int) -> list[GroupPart]:
         """Return the parameter groups of a rank, cached because layouts stay the same."""
@@ -122,7 +122,7 @@ class Replicas(ABC, Generic[ModuleT]):
         """
 
     @abstractmethod
-    async def evaluate(self, name: str, shares: Sequence[Batch]) -> list[Told]:
+    async def evaluate(self, name: str, shares: Sequence[Batch]) -> list[Metrics]:
         """Return the metrics of sample shares, one share for each data rank; some may be empty.
 
         Args:
@@ -135,7 +135,7 @@ class Replicas(ABC, Generic[ModuleT]):
         """Make the models, from `states`."""
 
     @abstractmethod
-    async def compute(self, works: Sequence[Work]) -> Told:
+    async def compute(self, works: Sequence[Work]) -> Metrics:
         """Compute a step without changing `states`; return the mean loss, and the norm of its gradient.
 
         Args:
@@ -146,27 +146,27 @@ class Replicas(ABC, Generic[ModuleT]):
     def commit(self) -> None:
         """Make the state of the last computed step the committed one."""
 
-    async def place(self, rank: int, flat: Mapping[str, np.ndarray]) -> dict[str, AccelRef]:
+    async def put_state(self, rank: int, flat: Mapping[str, np.ndarray]) -> dict[str, AccelRef]:
         """Put flat host arrays on a rank, with the rank's part of the optimizer's arrays."""
-        own, device = self.own(rank), self._world.devices[rank]
+        span, device = self.rank_slice(rank), self._world.devices[rank]
         return {
-            name: await device.put(array if name in self.layouts[rank] else array[own])
+            name: await device.put(array if name in self.layouts[rank] else array[span])
             for name, array in flat.items()
         }
 
-    def own(self, rank: int) -> slice:
+    def rank_slice(self, rank: int) -> slice:
         """Return a rank's slice of the optimizer's flat arrays."""
-        return self.layouts[rank]["parameters"].own(self.meshes[rank].data_rank)
+        return self.layouts[rank]["parameters"].rank_slice(self.meshes[rank].data_rank)
 
     async def _on_each(self, work: Callable[[int], Awaitable[T]]) -> list[T]:
         """Do work for all ranks at once; return the results, or raise the first error."""
-        made: dict[int, T] = {}
+        results: dict[int, T] = {}
 
-        async def one(rank: int) -> None:
-            made[rank] = await work(rank)
+        async def run_rank(rank: int) -> None:
+            results[rank] = await work(rank)
 
-        await run_together(partial(one, rank) for rank in range(self._world.size))
-        return [made[rank] for rank in range(self._world.size)]
+        await run_together(partial(run_rank, rank) for rank in range(self._world.size))
+        return [results[rank] for rank in range(self._world.size)]
 
 
 class ProgramReplicas(Replicas[Module]):
@@ -175,16 +175,16 @@ class ProgramReplicas(Replicas[Module]):
     async def begin(self, mesh: Mesh) -> dict[str, dict[str, Any]]:
         module, device = self._module, self._world.devices[mesh.rank]
         path = f"{module.__module__}:{module.__qualname__}"
-        given = path, self._config.seed, attrs.astuple(mesh), dict(self._options)
+        args = path, self._config.seed, attrs.astuple(mesh), dict(self._options)
         optimizer, decays = self._config.optimizer, decays_of(self._config.optimizer, self._config.groups)
         shaped = (optimizer.kind, dict(optimizer.numbers), decays) if optimizer.has_shapes else None
-        async with open_program(device, Beginning, *given, shaped) as program:
-            made: Any = await program.ask(Beginning.state)
+        async with open_program(device, Beginning, *args, shaped) as program:
+            state: Any = await program.ask(Beginning.state)
             base: Any = await program.ask(Beginning.base)
         self.base |= {f"{mesh.cell} {name}": checksum for name, checksum in base.items()}
         return {
             kind: {name: await array.to_host() for name, array in named.items()}
-            for kind, named in made.items()
+            for kind, named in state.items()
         }
 
     async def open(self) -> None:
@@ -219,26 +219,26 @@ class ProgramReplicas(Replicas[Module]):
             if rank not in self._programs:
                 state = self.states[rank], self._next[rank]
                 device, options = self._world.devices[rank], dict(self._options)
-                layouts = {kind: attrs.astuple(one) for kind, one in self.layouts[rank].items()}
-                own = plan | {kind: layouts[kind] for kind in ("parameters", "buffers")}
-                own["shapes"] = layouts[SHAPED]
-                own["parts"] = [attrs.astuple(part) for part in self.parts(rank)]
+                layouts = {kind: attrs.astuple(layout) for kind, layout in self.layouts[rank].items()}
+                rank_plan = plan | {kind: layouts[kind] for kind in ("parameters", "buffers")}
+                rank_plan["shapes"] = layouts[SHAPED]
+                rank_plan["parts"] = [attrs.astuple(part) for part in self.parts(rank)]
                 cell = f"{self.meshes[rank].cell} "
-                own["base"] = {
+                rank_plan["base"] = {
                     name.removeprefix(cell): checksum
                     for name, checksum in self.base.items()
                     if name.startswith(cell)
                 }
-                own["frozen"] = [*self._frozen[self.meshes[rank].cell]]
-                own["mesh"] = attrs.astuple(self.meshes[rank])
-                self._programs[rank] = await open_program(device, self._module, *state, own, options)
+                rank_plan["frozen"] = [*self._frozen[self.meshes[rank].cell]]
+                rank_plan["mesh"] = attrs.astuple(self.meshes[rank])
+                self._programs[rank] = await open_program(device, self._module, *state, rank_plan, options)
 
         await self._on_each(make)
 
-    async def compute(self, works: Sequence[Work]) -> Told:
+    async def compute(self, works: Sequence[Work]) -> Metrics:
         if len(self._programs) < self._world.size:
             await self._open_programs(works[0].batch)
-        told = await self._world.call(
+        metrics = await self._world.call(
             [self._programs[rank] for rank in range(self._world.size)],
             Module.step_to_b if self._to_b else Module.step_to_a,
             [
@@ -249,12 +249,12 @@ class ProgramReplicas(Replicas[Module]):
             within=self._config.timeout,
             groups=self.meshes[0].groups(),
         )
-        return cast("Told", told[0])
+        return cast("Metrics", metrics[0])
 
-    async def evaluate(self, name: str, shares: Sequence[Batch]) -> list[Told]:
+    async def evaluate(self, name: str, shares: Sequence[Batch]) -> list[Metrics]:
         if len(self._programs) < self._world.size:
             await self._open_programs(shares[0])
-        made: Any = await self._world.call(
+        metrics: Any = await self._world.call(
             [self._programs[rank] for rank in range(self._world.size)],
             Module.evaluate,
             [not self._to_b] * self._world.size,
@@ -265,7 +265,7 @@ class ProgramReplicas(Replicas[Module]):
         )
         # The last stage has the metrics.
         ranks = {mesh.data_rank: mesh.rank for mesh in self.meshes if mesh.is_last}
-        return [made[ranks[number]] for number in range(len(shares))]
+        return [metrics[ranks[number]] for number in range(len(shares))]
 
     def commit(self) -> None:
         self.states, self._next = self._next, self.states
@@ -316,44 +316,44 @@ class CallReplicas(Replicas[CallModule]):
                 "torch_optimizer is for a train.Module; a CallModule has train.adamw and others"
             )
         initial = dict(self._model.initial(np.random.default_rng(self._config.seed)))
-        made: dict[str, dict[str, Any]] = {"parameters": initial, "buffers": {}}
+        state: dict[str, dict[str, Any]] = {"parameters": initial, "buffers": {}}
         if self._config.optimizer.has_shapes:
-            made[SHAPED] = shaped_beginning({name: np.shape(array) for name, array in initial.items()})
-        return made
+            state[SHAPED] = shaped_beginning({name: np.shape(array) for name, array in initial.items()})
+        return state
 
     async def open(self) -> None:
         self._next = self.states
         self._fixed: list[Mapping[str, AccelRef]] = []
         for mesh in self.meshes:
-            frozen, found = self._frozen[mesh.cell], dict[str, AccelRef]()
+            frozen, views = self._frozen[mesh.cell], dict[str, AccelRef]()
             if frozen:
                 layout = FlatLayout([*frozen], [*map(np.shape, frozen.values())])
                 flat = layout.flattened(frozen, DType.of(self._config.precision.compute).dtype)
-                found = layout.views(await self._world.devices[mesh.rank].put(flat))
-            self._fixed.append(found)
+                views = layout.views(await self._world.devices[mesh.rank].put(flat))
+            self._fixed.append(views)
 
-    async def evaluate(self, name: str, shares: Sequence[Batch]) -> list[Told]:
+    async def evaluate(self, name: str, shares: Sequence[Batch]) -> list[Metrics]:
         flats = [state[name] for state in self.states]
         if name == AVERAGE and self.is_apart:
             flats = await self._world.all_gather(flats)
 
-        async def one(rank: int) -> Told:
+        async def evaluate_rank(rank: int) -> Metrics:
             if not shares[rank]:
                 return {}
             samples = await self._samples(shares[rank], flats[rank])
             layout = self.layouts[rank]["parameters"]
             views = layout.views(_as_dtype(flats[rank], self._config.precision.compute))
-            found = self._model.validate({**views, **self._fixed[rank]}, samples)
-            values = await gather(*(call.to_host() for call in found.values()))
-            return dict(zip(found, map(float, values), strict=True))
+            metrics = self._model.validate({**views, **self._fixed[rank]}, samples)
+            values = await gather(*(call.to_host() for call in metrics.values()))
+            return dict(zip(metrics, map(float, values), strict=True))
 
-        return await self._on_each(one)
+        return await self._on_each(evaluate_rank)
 
-    async def compute(self, works: Sequence[Work]) -> Told:
+    async def compute(self, works: Sequence[Work]) -> Metrics:
         config, size, clip = self._config, self._world.size, self._config.clip_norm
         with trio.fail_after(math.inf if config.timeout is None else config.timeout):
-            made = await self._on_each(lambda rank: self._gradient(rank, works[rank]))
-            totals = [total for _, total in made]
+            results = await self._on_each(lambda rank: self._gradient(rank, works[rank]))
+            totals = [total for _, total in results]
             if self.is_apart:
                 totals = await self._world.reduce_scatter(totals)
             elif size > 1:
@@ -364,13 +364,15 @@ class CallReplicas(Replicas[CallModule]):
                 _, factor = works[0].clipped(self._sum(squares), clip)
             changed = await self._on_each(lambda rank: self._changed(rank, totals[rank], factor, works[rank]))
             # If nothing is clipped, the norm arrives with the new state.
-            norm, _ = works[0].clipped(self._sum(squares or [one for _, one in changed]), clip)
+            norm, _ = works[0].clipped(
+                self._sum(squares or [rank_squares for _, rank_squares in changed]), clip
+            )
             self._next = [state for state, _ in changed]
             if self.is_apart:
                 wholes = await self._world.all_gather([state["parameters"] for state in self._next])
-                for state, whole in zip(self._next, wholes, strict=True):
-                    state["parameters"] = whole
-        return {"loss": sum(loss for loss, _ in made), "norm": norm}
+                for state, parameters in zip(self._next, wholes, strict=True):
+                    state["parameters"] = parameters
+        return {"loss": sum(loss for loss, _ in results), "norm": norm}
 
     def commit(self) -> None:
         self.states = self._next
@@ -388,7 +390,7 @@ class CallReplicas(Replicas[CallModule]):
             self.states[rank]["parameters"],
         )
         precision, loss = config.precision, 0.0
-        made: AccelRef | None = None
+        gradient: AccelRef | None = None
         end = np.zeros(layout.padded - layout.size, DType.of(precision.compute).dtype)
         for number, (part, factor) in enumerate(work.parts(work.batch, config.accumulate), 1):
             samples = await self._samples(part, state)
@@ -401,25 +403,25 @@ class CallReplicas(Replicas[CallModule]):
                 slopes = arrays.concat([slopes, end], axis=None)
             if factor * work.scale != within:
                 slopes = slopes * (factor * work.scale / within)
-            total = slopes if made is None else made + slopes
+            total = slopes if gradient is None else gradient + slopes
             if number == config.accumulate and precision.reduce not in (None, precision.compute):
                 total = total.cast(precision.reduce)
-            made, told = await gather(total, value.to_host())
-            loss += factor * float(told)
-        assert made is not None  # there is one part at least
-        return loss, made
+            gradient, loss_part = await gather(total, value.to_host())
+            loss += factor * float(loss_part)
+        assert gradient is not None  # there is one part at least
+        return loss, gradient
 
     def _loss(self, trained: Mapping[str, Any], fixed: Mapping[str, Any], batch: Mapping[str, Any]) -> Any:
         return self._model.loss({**trained, **fixed}, batch)
 
-    async def _samples(self, part: Batch, near: AccelRef) -> dict[str, Any]:
+    async def _samples(self, part: Batch, ref: AccelRef) -> dict[str, Any]:
         """Return samples as device arrays; small ones as calls that send them with a request."""
         hosts = [array for array in part.values() if type(array) is np.ndarray]
         is_sent = sum(host.nbytes for host in hosts) <= _MOST_SENT
         return {
-            name: _SAMPLES(array, near)
+            name: _SAMPLES(array, ref)
             if is_sent and type(array) is np.ndarray
-            else await near.device.put(array)
+            else await ref.device.put(array)
             for name, array in part.items()
         }
 
@@ -437,21 +439,21 @@ class CallReplicas(Replicas[CallModule]):
         """
         config, state, is_clipped = self._config, self.states[rank], self._config.clip_norm is not None
         # float16 holds neither the reciprocal of a small scale, nor a small gradient without its scale.
-        wide, own = _as_dtype(total, config.precision.master), self.own(rank)
-        before = {"parameters": state["parameters"][own] if self.is_apart else state["parameters"]}
-        before |= {name: state[name] for name in config.states}
+        wide, span = _as_dtype(total, config.precision.master), self.rank_slice(rank)
+        shard = {"parameters": state["parameters"][span] if self.is_apart else state["parameters"]}
+        shard |= {name: state[name] for name in config.states}
         gradient = wide * factor if factor != 1.0 else wide
-        calls = changed(config, before, gradient, work, self.layouts[rank], self.parts(rank), own)
+        calls = changed(config, shard, gradient, work, self.layouts[rank], self.parts(rank), span)
         if not is_clipped:
             calls = [*calls, self._squares(total).to_host()]
         after: Any = await gather(*calls)
         squares = None if is_clipped else after[-1]
-        return dict(zip(before, after[: len(before)], strict=True)), squares
+        return dict(zip(shard, after[: len(shard)], strict=True)), squares
 
 
-async def _placed(host: Any, near: AccelRef) -> AccelRef:
+async def _placed(host: Any, ref: AccelRef) -> AccelRef:
     # In a chain, `host` is already a placeholder on the device.
-    return host if isinstance(host, AccelRef) else await near.device.put(host)
+    return host if isinstance(host, AccelRef) else await ref.device.put(host)
 
 
 # The model sees the samples of a request as arrays on the device.

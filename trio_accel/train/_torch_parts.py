@@ -75,33 +75,33 @@ class Stepper:
         pieces = [
             Piece(0, torch.zeros(*shape), torch.zeros(*shape), {name: None}) for name, shape in shapes.items()
         ]
-        optimizer = self._made(pieces, [1e-3])
-        if "weight_decay" not in optimizer.defaults and any(one is not None for one in self._decays[1:]):
+        optimizer = self._optimizer_of(pieces, [1e-3])
+        if "weight_decay" not in optimizer.defaults and any(decay is not None for decay in self._decays[1:]):
             raise ValueError(f"groups: {self._kind} does not take weight_decay")
         try:
             optimizer.step()
         except TypeError as error:
             raise NotSupportedError(f"{self._kind} needs more than gradients for a step: {error}") from error
-        found: dict[str, Any] = {}
+        state: dict[str, Any] = {}
         for piece in pieces:
             [name] = piece.states
             for key, value in optimizer.state[piece.param].items():
                 if value is not None and not isinstance(value, (int, float, torch.Tensor)):
                     raise NotSupportedError(f"{self._kind} keeps {key!r}, which is not a tensor: {value!r}")
                 if value is not None:
-                    found[f"{name}/{key}"] = np.zeros(getattr(value, "shape", ()), np.float64)
-        return found
+                    state[f"{name}/{key}"] = np.zeros(getattr(value, "shape", ()), np.float64)
+        return state
 
-    def pieces(self, state: Mapping[str, Any], g: Any, places: Sequence[tuple[int, slice]]) -> list[Piece]:
+    def pieces(self, state: Mapping[str, Any], g: Any, spans: Sequence[tuple[int, slice]]) -> list[Piece]:
         """Return a piece for each group, if the state has the shape of the flat parameters."""
         return [
             Piece(
                 group,
-                state["parameters"][place],
-                g[place],
-                {name: state[name][place] for name in self._states},
+                state["parameters"][span],
+                g[span],
+                {name: state[name][span] for name in self._states},
             )
-            for group, place in places
+            for group, span in spans
         ]
 
     def shaped_pieces(
@@ -113,15 +113,15 @@ class Stepper:
         shapes: FlatLayout,
     ) -> list[Piece]:
         """Return a piece for each parameter."""
-        kept: dict[str, dict[str, Any]] = {name: {} for name in layout.names}
+        states: dict[str, dict[str, Any]] = {name: {} for name in layout.names}
         for name, view in shapes.views(state[SHAPED]).items():
             owner, _, key = name.rpartition("/")
-            kept[owner][key] = view
+            states[owner][key] = view
         groups = [
-            next(part.group for part in parts if place.stop <= part.stop) for _, place, _ in layout.places()
+            next(part.group for part in parts if span.stop <= part.stop) for _, span, _ in layout.entries()
         ]
         both = zip(layout.views(state["parameters"]).items(), layout.views(g).values(), groups, strict=True)
-        return [Piece(group, param, grad, kept[name]) for (name, param), grad, group in both]
+        return [Piece(group, param, grad, states[name]) for (name, param), grad, group in both]
 
     def step(self, pieces: Sequence[Piece], number: int, rates: Sequence[float]) -> None:
         """Take a step in place.
@@ -135,7 +135,7 @@ class Stepper:
             for piece in pieces:
                 self._lion(piece, rates[piece.group])
             return
-        optimizer = self._made(pieces, rates)
+        optimizer = self._optimizer_of(pieces, rates)
         for piece in pieces:
             if not self.has_shapes:
                 optimizer.state[piece.param] = {**piece.states, **self._scalars(piece, number)}
@@ -149,7 +149,7 @@ class Stepper:
                     view.copy_(torch_of_model().as_tensor(optimizer.state[piece.param][key]))
             piece.param.grad = None
 
-    def _made(self, pieces: Sequence[Piece], rates: Sequence[float]) -> Any:
+    def _optimizer_of(self, pieces: Sequence[Piece], rates: Sequence[float]) -> Any:
         optim, numbers = torch_of_model().optim, dict(self._numbers)
         numbers.pop("weight_decay", None)
         groups: dict[int, dict[str, Any]] = {}
@@ -161,19 +161,19 @@ class Stepper:
             groups.setdefault(piece.group, options)["params"].append(piece.param)
         if "beta1" in numbers:
             numbers["betas"] = numbers.pop("beta1"), numbers.pop("beta2")
-        given = [*groups.values()]
+        param_groups = [*groups.values()]
         if self._kind in ("adamw", "sgd"):
             # One launch for all elements of a group.
-            return {"adamw": optim.AdamW, "sgd": optim.SGD}[self._kind](given, fused=True, **numbers)
+            return {"adamw": optim.AdamW, "sgd": optim.SGD}[self._kind](param_groups, fused=True, **numbers)
         if self._kind == "nadam":
-            return optim.NAdam(given, **numbers)
+            return optim.NAdam(param_groups, **numbers)
         if not self.has_shapes:
             raise NotSupportedError(f"{self._kind} is not an optimizer of PyTorch")
         module, _, name = _CLASSES.get(self._kind, self._kind).partition(":")
         target: Any = operator.attrgetter(name)(importlib.import_module(module))
         if "weight_decay" in self._numbers:
             numbers["weight_decay"] = self._numbers["weight_decay"]
-        return target(given, lr=rates[0], **numbers)
+        return target(param_groups, lr=rates[0], **numbers)
 
     def _scalars(self, piece: Piece, number: int) -> dict[str, Any]:
         torch = torch_of_model()
@@ -181,8 +181,8 @@ class Stepper:
             return {"step": torch.full((), float(number - 1), device=piece.param.device)}
         if self._kind == "nadam":
             product = momentum_of(self._numbers, number)[2]
-            given = {"step": float(number - 1), "mu_product": product}
-            return {name: torch.tensor(one, dtype=torch.float64) for name, one in given.items()}
+            scalars = {"step": float(number - 1), "mu_product": product}
+            return {name: torch.tensor(value, dtype=torch.float64) for name, value in scalars.items()}
         return {}
 
     def _restored(self, piece: Piece) -> Iterator[tuple[str, Any]]:
@@ -225,8 +225,8 @@ def recompute(model: Any, patterns: Sequence[str]) -> None:
 
 def matches(pattern: str, name: str) -> bool:
     """Return whether a name with dots matches a pattern; stars match no dot."""
-    parts, wanted = name.split("."), pattern.split(".")
-    return len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted))
+    parts, pattern_parts = name.split("."), pattern.split(".")
+    return len(parts) == len(pattern_parts) and all(map(fnmatchcase, parts, pattern_parts))
 
 
 def on_host(tensor: Any) -> Any:

@@ -63,7 +63,7 @@ from ._checkpoints import Identity, TrainingProgress, load, name_of, write
 from ._config import AVERAGE, LARGEST_SCALE, LEAST_SCALE, Config
 from ._groups import rates_of
 from ._layout import Batch, FlatLayout, Work, base_of, rows_of, shared, shared_loosely
-from ._module import Module, Told
+from ._module import Metrics, Module
 from ._observers import call_hooks, log_figures
 from ._optimizers import SHAPED
 from ._replicas import CallModule, CallReplicas, ProgramReplicas, Replicas
@@ -150,13 +150,15 @@ async def open_trainer(
         ValueError: Devices or options do not fit.
         CheckpointError: The checkpoint is incomplete, or belongs to another model.
     """
-    given: object = module
-    if not isinstance(given, type) or not issubclass(given, (Module, CallModule)):
-        raise TypeError(f"open_trainer: module must be a class of train.Module or its like, got {given!r}")
+    model_class: object = module
+    if not isinstance(model_class, type) or not issubclass(model_class, (Module, CallModule)):
+        raise TypeError(
+            f"open_trainer: module must be a class of train.Module or its like, got {model_class!r}"
+        )
     kind: Any = ProgramReplicas
-    if issubclass(given, CallModule):
+    if issubclass(model_class, CallModule):
         kind = CallReplicas
-        bind_arguments(f"open_trainer: {given.__name__}", inspect.signature(given), (), options)
+        bind_arguments(f"open_trainer: {model_class.__name__}", inspect.signature(model_class), (), options)
     async with open_world(devices) as world, trio.open_nursery() as nursery:
         replicas = kind(world, config, module, options)
         trainer = Trainer(replicas, world.devices, config, nursery)
@@ -212,16 +214,18 @@ class Trainer:
         ranks = self._replicas.meshes[0].data if config.parallel.shard_optimizer else 1
         begun = {cell: self._flat(named, ranks) for cell, named in beginnings.items()}
         checkpoint, cells = config.checkpoint, [layouts for layouts, _ in begun.values()]
-        found = None if checkpoint is None else await load(checkpoint, self._identity, cells)
-        if found is not None:
-            self.progress, states = found
+        saved_state = None if checkpoint is None else await load(checkpoint, self._identity, cells)
+        if saved_state is not None:
+            self.progress, states = saved_state
             if config.precision.first_scale is None:
                 self.progress = attrs.evolve(self.progress, scale=1.0)
             for (_, flat), state in zip(begun.values(), states, strict=True):
                 for name, array in flat.items():
                     array[: len(state[name])] = state[name]
         replicas.layouts = [begun[mesh.cell][0] for mesh in replicas.meshes]
-        replicas.states = [await replicas.place(mesh.rank, begun[mesh.cell][1]) for mesh in replicas.meshes]
+        replicas.states = [
+            await replicas.put_state(mesh.rank, begun[mesh.cell][1]) for mesh in replicas.meshes
+        ]
         self.snapshot_bytes = sum(array.nbytes for array in replicas.states[0].values())
         await replicas.open()
 
@@ -261,7 +265,7 @@ class Trainer:
             ValueError: `averaged` is True, but the training keeps no averages.
         """
         name = self._name_of("parameters", averaged=averaged)
-        return (await self._again("a copy to the host", lambda: self._on_host(name)))[0]
+        return (await self._retry("a copy to the host", lambda: self._on_host(name)))[0]
 
     def _name_of(self, function: str, *, averaged: bool) -> str:
         if averaged and self.config.average is None:
@@ -269,7 +273,7 @@ class Trainer:
         return AVERAGE if averaged else "parameters"
 
     async def _on_host(self, name: str) -> dict[str, np.ndarray]:
-        found: dict[str, Any] = {}
+        parameters: dict[str, Any] = {}
         replicas = self._replicas
         flats: dict[int, list[Any]] = {}
         for mesh, state in zip(replicas.meshes, replicas.states, strict=True):
@@ -278,11 +282,11 @@ class Trainer:
         for mesh, layouts in zip(replicas.meshes, replicas.layouts, strict=True):
             if mesh.data_rank == 0:
                 flat = np.concatenate(flats[mesh.cell])
-                for own, array in layouts["parameters"].views(flat).items():
-                    found.setdefault(own, []).append(array)
+                for key, array in layouts["parameters"].views(flat).items():
+                    parameters.setdefault(key, []).append(array)
         if replicas.meshes[0].tensor == 1:
-            return {name: parts[0] for name, parts in found.items()}
-        return found
+            return {name: parts[0] for name, parts in parameters.items()}
+        return parameters
 
     async def validate(self, batches: Any = None, *, averaged: bool = False) -> dict[str, float]:
         """Compute the metrics of batches on all ranks, without gradients.
@@ -305,20 +309,20 @@ class Trainer:
             RankFailedError: See `steps`.
         """
         name = self._name_of("validate", averaged=averaged)
-        given = self.config.validate if batches is None else batches
-        if given is None:
+        source = self.config.validate if batches is None else batches
+        if source is None:
             raise TypeError("validate: batches must be given, because Config.validate is None")
-        iterator = iterator_of(given() if callable(given) else given)
+        iterator = iterator_of(source() if callable(source) else source)
         sums, rows, data = dict[str, float](), 0, self._replicas.meshes[0].data
         while (batch := await next_of(iterator)) is not END:
             shares = shared_loosely(batch, data)
             if not shares:
                 continue
-            what = f"the validation after step {self.progress.step}"
-            told, _ = await self._again(what, partial(self._replicas.evaluate, name, shares))
-            if (rows and sums.keys() != told[0].keys()) or not told[0]:
-                raise ValueError(f"validate: the model gives the metrics {[*told[0]]}, before {[*sums]}")
-            for share, metrics in zip(shares, told, strict=True):
+            label = f"the validation after step {self.progress.step}"
+            results, _ = await self._retry(label, partial(self._replicas.evaluate, name, shares))
+            if (rows and sums.keys() != results[0].keys()) or not results[0]:
+                raise ValueError(f"validate: the model gives the metrics {[*results[0]]}, before {[*sums]}")
+            for share, metrics in zip(shares, results, strict=True):
                 count = rows_of(share) if share else 0
                 rows += count
                 for metric, value in metrics.items():
@@ -389,11 +393,11 @@ class Trainer:
         keep = 3 if self.config.checkpoint is None else self.config.checkpoint.keep
         async with self._saving:
             progress, target = self.progress, folder / name_of(self.progress)
-            cells, _ = await self._again("the copy for a checkpoint", self._copied)
+            cells, _ = await self._retry("the copy for a checkpoint", self._copied)
             task_status.started()
-            given = target, keep, progress, self._identity, cells
+            args = target, keep, progress, self._identity, cells
             with trio.CancelScope(shield=is_behind):
-                await self._again("a checkpoint", lambda: write(*given))
+                await self._retry("a checkpoint", lambda: write(*args))
         return target
 
     async def _copied(self) -> _Cells:
@@ -403,8 +407,8 @@ class Trainer:
         for mesh, layouts, state in zip(replicas.meshes, replicas.layouts, replicas.states, strict=True):
             _, states = cells.setdefault(mesh.cell, (layouts, []))
             if not states or replicas.is_apart:
-                wanted = {name: one for name, one in state.items() if not states or name not in layouts}
-                states.append({name: await array.copy() for name, array in wanted.items()})
+                arrays = {name: array for name, array in state.items() if not states or name not in layouts}
+                states.append({name: await array.copy() for name, array in arrays.items()})
         return [*cells.values()]
 
     async def _save_behind(self, *, is_best: bool) -> None:
@@ -437,9 +441,9 @@ class Trainer:
                 validation is refused; see `validate`.
             Exception: A hook or a logger has raised it. The last step is committed.
         """
-        first, given = self.progress.batches, batches
-        source = given(first) if callable(given) else given
-        return Steps(self, source, first if callable(given) else 0, until, is_shown=progress)
+        first, batch_source = self.progress.batches, batches
+        source = batch_source(first) if callable(batch_source) else batch_source
+        return Steps(self, source, first if callable(batch_source) else 0, until, is_shown=progress)
 
     def begin_task(self, task: Callable[[], Awaitable[None]]) -> None:
         """Start a task that ends with the trainer, at the latest."""
@@ -457,12 +461,12 @@ class Trainer:
         works = [
             Work(number, rates, progress.scale, rows_of(share) / rows, share) for share in shared(batch, data)
         ]
-        told, replays = await self._again(f"step {number}", lambda: self._replicas.compute(works))
-        is_finite = math.isfinite(told["loss"]) and math.isfinite(told["norm"])
-        has_overflown = not is_finite and await self._has_overflown(works, told)
+        result, replays = await self._retry(f"step {number}", lambda: self._replicas.compute(works))
+        is_finite = math.isfinite(result["loss"]) and math.isfinite(result["norm"])
+        has_overflown = not is_finite and await self._has_overflown(works, result)
         if is_finite:
             self._replicas.commit()
-        elif not self._goes_on(number, told, has_overflown=has_overflown):
+        elif not self._goes_on(number, result, has_overflown=has_overflown):
             return None
         self._count(is_finite=is_finite, has_overflown=has_overflown)
         metrics = dict[str, float]()
@@ -471,8 +475,8 @@ class Trainer:
             await self._save_behind(is_best=is_best)
         step = Step(
             number=self.progress.step,
-            loss=told["loss"],
-            gradient_norm=told["norm"],
+            loss=result["loss"],
+            gradient_norm=result["norm"],
             rate=rates[0],
             samples=rows,
             tokens=0 if config.tokens is None else config.tokens(batch),
@@ -487,7 +491,7 @@ class Trainer:
         await call_hooks(config.hooks, "after_step", self, step)
         return step
 
-    async def _again(self, what: str, work: Callable[[], Awaitable[T]]) -> tuple[T, int]:
+    async def _retry(self, label: str, work: Callable[[], Awaitable[T]]) -> tuple[T, int]:
         """Do repeatable work, again after each loss; return its result and the number of losses."""
         for replays in itertools.count():
             try:
@@ -495,22 +499,22 @@ class Trainer:
             except Exception as error:
                 if not _is_loss(error) or replays >= self.config.replays:
                     raise
-                _logger.warning("%s is done again: %s", what, error)
+                _logger.warning("%s is done again: %s", label, error)
                 await call_hooks(self.config.hooks, "on_loss", self, error)
         raise AssertionError
 
-    async def _has_overflown(self, works: Sequence[Work], told: Told) -> bool:
+    async def _has_overflown(self, works: Sequence[Work], result: Metrics) -> bool:
         """Return whether only the scale made a gradient infinite: with the least scale it is finite."""
-        if self.config.precision.first_scale is None or not math.isfinite(told["loss"]):
+        if self.config.precision.first_scale is None or not math.isfinite(result["loss"]):
             return False
-        least = [attrs.evolve(work, scale=LEAST_SCALE) for work in works]
-        what = f"step {works[0].number} with the least scale"
-        found, _ = await self._again(what, lambda: self._replicas.compute(least))
-        return math.isfinite(found["norm"])
+        least_scaled = [attrs.evolve(work, scale=LEAST_SCALE) for work in works]
+        label = f"step {works[0].number} with the least scale"
+        least_result, _ = await self._retry(label, lambda: self._replicas.compute(least_scaled))
+        return math.isfinite(least_result["norm"])
 
-    def _goes_on(self, number: int, told: Told, *, has_overflown: bool) -> bool:
+    def _goes_on(self, number: int, result: Metrics, *, has_overflown: bool) -> bool:
         """Return whether to skip a step that is not finite, or raise the error by `on_nan`."""
-        text = f"step {number}: the loss is {told['loss']}, the norm of its gradient {told['norm']}"
+        text = f"step {number}: the loss is {result['loss']}, the norm of its gradient {result['norm']}"
         if has_overflown:
             text += f" with the scale {self.progress.scale:g}"
         elif self.config.precision.first_scale is not None:
@@ -584,9 +588,9 @@ class Steps:
             self._opened, self._is_over = None, True
             self._bar.close()
             if isinstance(error, Exception):
-                told = None if isinstance(error, StopAsyncIteration) else error
+                failure = None if isinstance(error, StopAsyncIteration) else error
                 hooks = self._trainer.config.hooks
-                await call_hooks(hooks, "at_end", self._trainer, told)  # noqa: ASYNC102  # not cancelled
+                await call_hooks(hooks, "at_end", self._trainer, failure)  # noqa: ASYNC102  # not cancelled
             raise
         if self._report is not None:
             self._report(step.number, note=_note_of(step))
@@ -615,9 +619,9 @@ def _figures(step: Step, rates: Sequence[float]) -> dict[str, float]:
 
 def _note_of(step: Step) -> str:
     """Return the figures of a step for its progress bar."""
-    told = f"loss {step.loss:.4f}  rate {step.rate:.2e}"
+    note = f"loss {step.loss:.4f}  rate {step.rate:.2e}"
     if step.tokens:
-        told += f"  {step.tokens_per_second:,.0f} tokens/s"
+        note += f"  {step.tokens_per_second:,.0f} tokens/s"
     if step.workers_lost:
-        told += f"  {step.workers_lost} workers lost"
-    return told
+        note += f"  {step.workers_lost} workers lost"
+    return note

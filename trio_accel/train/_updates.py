@@ -85,10 +85,10 @@ def _elementwise(
     if AVERAGE in state:
         varying["part"] = _part(config, number)
     step = _step_of(kind, len(optimizer.states), AVERAGE in state)
-    given: dict[str, Any] = {name: one for name, one in fixed.items() if name in step.inputs}
+    inputs: dict[str, Any] = {name: value for name, value in fixed.items() if name in step.inputs}
     # Numbers that differ from step to step are arrays: other numbers belong to the structure of a request.
-    given |= {name: np.array(one, dtype) for name, one in varying.items() if name in step.inputs}
-    return step(grad=gradient, **given, **state)
+    inputs |= {name: np.array(value, dtype) for name, value in varying.items() if name in step.inputs}
+    return step(grad=gradient, **inputs, **state)
 
 
 def _part(config: Config, number: int) -> float:
@@ -103,7 +103,7 @@ def changed(
     work: Work,
     layouts: Mapping[str, FlatLayout],
     parts: Sequence[GroupPart],
-    own: slice,
+    rank_slice: slice,
 ) -> list[Any]:
     """Return calls of an optimizer step, which make new arrays in the order of the state.
 
@@ -114,35 +114,35 @@ def changed(
         work: The step.
         layouts: The layouts of the arrays in the flat ones.
         parts: The parts of each group.
-        own: The slice of the rank.
+        rank_slice: The slice of the rank.
     """
     groups = [*zip(work.rates, decays_of(config.optimizer, config.groups), strict=True)]
     if config.optimizer.has_shapes:
         return _factored(config, state, gradient, work, layouts, parts, groups)
-    places = within(parts, own)
-    if len(places) == 1:
+    spans = within(parts, rank_slice)
+    if len(spans) == 1:
         # The parts leave no gaps, so the only one is the whole slice of the rank, and needs no views.
-        step = _elementwise(config, state, gradient, work, groups[places[0][0]])
-        return [step[at] for at in range(len(state))]
+        step = _elementwise(config, state, gradient, work, groups[spans[0][0]])
+        return [step[index] for index in range(len(state))]
     steps = [
         _elementwise(
-            config, {name: one[place] for name, one in state.items()}, gradient[place], work, groups[group]
+            config, {name: array[span] for name, array in state.items()}, gradient[span], work, groups[group]
         )
-        for group, place in places
+        for group, span in spans
     ]
-    return [arrays.concat([step[at] for step in steps], axis=None) for at in range(len(state))]
+    return [arrays.concat([step[index] for step in steps], axis=None) for index in range(len(state))]
 
 
 def shaped_beginning(shapes: Mapping[str, Sequence[int]]) -> dict[str, Any]:
     """Return Adafactor's initial state, with the names of `torch.optim.Adafactor`."""
-    found: dict[str, Any] = {}
+    state: dict[str, Any] = {}
     for name, shape in shapes.items():
         if len(shape) > 1:
-            found[f"{name}/row_var"] = np.zeros((*shape[:-1], 1))
-            found[f"{name}/col_var"] = np.zeros((*shape[:-2], 1, shape[-1]))
+            state[f"{name}/row_var"] = np.zeros((*shape[:-1], 1))
+            state[f"{name}/col_var"] = np.zeros((*shape[:-2], 1, shape[-1]))
         else:
-            found[f"{name}/variance"] = np.zeros(tuple(shape))
-    return found
+            state[f"{name}/variance"] = np.zeros(tuple(shape))
+    return state
 
 
 def _factored(
@@ -155,17 +155,19 @@ def _factored(
     groups: Sequence[tuple[float, float]],
 ) -> list[Any]:
     """Return calls of an Adafactor step, parameter by parameter; see `changed`."""
-    layout, after, kept = layouts["parameters"], list[Any](), dict[str, Any]()
+    layout, after, shaped_states = layouts["parameters"], list[Any](), dict[str, Any]()
     shaped = layouts[SHAPED].views(state[SHAPED])
-    for name, place, shape in layout.places():
-        group = next(part.group for part in parts if place.stop <= part.stop)
-        param, g = (one[place].reshape(shape) for one in (state["parameters"], gradient))
-        own = {key.rpartition("/")[2]: one for key, one in shaped.items() if key.rpartition("/")[0] == name}
-        made, states = _adafactor(config, param, g, own, work.number, groups[group])
-        after.append(made)
-        kept |= {f"{name}/{key}": one for key, one in states.items()}
+    for name, span, shape in layout.entries():
+        group = next(part.group for part in parts if span.stop <= part.stop)
+        param, g = (array[span].reshape(shape) for array in (state["parameters"], gradient))
+        param_states = {
+            key.rpartition("/")[2]: array for key, array in shaped.items() if key.rpartition("/")[0] == name
+        }
+        new_param, states = _adafactor(config, param, g, param_states, work.number, groups[group])
+        after.append(new_param)
+        shaped_states |= {f"{name}/{key}": array for key, array in states.items()}
     flats = [arrays.concat(after, axis=None)]
-    flats.append(arrays.concat([kept[name] for name in layouts[SHAPED].names], axis=None))
+    flats.append(arrays.concat([shaped_states[name] for name in layouts[SHAPED].names], axis=None))
     if AVERAGE in state:
         share = np.array(_part(config, work.number), config.precision.master)
         flats.append(state[AVERAGE] + (flats[0] - state[AVERAGE]) * share)
@@ -182,8 +184,8 @@ def _adafactor(
 ) -> tuple[Any, dict[str, Any]]:
     """Return calls of a parameter and its states after a step, by the formulas of PyTorch."""
     dtype, (rate, decay), numbers = config.precision.master, group, config.optimizer.numbers
-    least, smallest = numbers["eps"]
-    least = float(np.finfo(dtype).eps) if least is None else least
+    eps1, smallest = numbers["eps"]
+    eps1 = float(np.finfo(dtype).eps) if eps1 is None else eps1
     # Numbers that differ from step to step are arrays.
     forget = np.array(number ** numbers["beta2_decay"], dtype)
     relative = np.array(min(rate, number**-0.5), dtype)
@@ -194,12 +196,12 @@ def _adafactor(
         row, column = states["row_var"], states["col_var"]
         row = row + (arrays.mean(squares, axis=-1, keepdims=True) - row) * forget
         column = column + (arrays.mean(squares, axis=-2, keepdims=True) - column) * forget
-        estimate = row @ column / arrays.maximum(arrays.mean(row, axis=-2, keepdims=True), least)
+        estimate = row @ column / arrays.maximum(arrays.mean(row, axis=-2, keepdims=True), eps1)
         after = {"row_var": row, "col_var": column}
     else:
         estimate = states["variance"] + (squares - states["variance"]) * forget
         after = {"variance": estimate}
-    update = g / arrays.sqrt(arrays.maximum(estimate, least * least))
+    update = g / arrays.sqrt(arrays.maximum(estimate, eps1 * eps1))
     length = arrays.maximum(arrays.sqrt(arrays.sum(update * update) / size) / numbers["d"], 1.0)
     step = arrays.maximum(arrays.sqrt(arrays.sum(param * param) / size), smallest) * relative
     return param * shrink - update * (step / length), after

@@ -138,12 +138,12 @@ def parse_header(text: bytes, data: int) -> Contents:
     return Contents(tensors={tensor.name: tensor for tensor in tensors}, metadata=metadata)
 
 
-def parse_json(text: bytes, what: str, number: Callable[[str], object] = float) -> Any:
+def parse_json(text: bytes, label: str, number: Callable[[str], object] = float) -> Any:
     """Parse untrusted text in a thread, while the loop continues.
 
     Args:
         text: The text.
-        what: Its name in errors.
+        label: Its name in errors.
         number: Called with each number that is not an integer.
 
     Raises:
@@ -154,7 +154,7 @@ def parse_json(text: bytes, what: str, number: Callable[[str], object] = float) 
     marks = sum(int(np.count_nonzero(codes == ord(mark))) for mark in ",[{")
     if marks > _MOST_MARKS:
         raise WeightsError(
-            f"{what} has {marks} commas and opening brackets, more than {_MOST_MARKS}: those of "
+            f"{label} has {marks} commas and opening brackets, more than {_MOST_MARKS}: those of "
             f"{_MOST_MARKS // 8} tensors"
         )
     try:
@@ -163,15 +163,15 @@ def parse_json(text: bytes, what: str, number: Callable[[str], object] = float) 
             object_pairs_hook=_distinct,
             parse_constant=number,
             parse_float=number,
-            parse_int=_whole,
+            parse_int=_parse_int,
         )
     except RecursionError:
-        raise WeightsError(f"{what} is nested too deeply") from None
+        raise WeightsError(f"{label} is nested too deeply") from None
     except WeightsError:
         raise
     except ValueError as error:
         # The text may not be UTF-8, or may have numbers with thousands of digits.
-        raise WeightsError(f"{what} is not JSON: {error}") from None
+        raise WeightsError(f"{label} is not JSON: {error}") from None
 
 
 def check_text(text: str) -> None:
@@ -211,16 +211,16 @@ def encode_header(arrays: Iterable[tuple[str, DType, Ints, int]], metadata: Mapp
 
 
 def _distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
         [(name, _)] = Counter(name for name, _ in pairs).most_common(1)
         raise WeightsError(f"it has {name!r} twice")
-    for name in found:
+    for name in entries:
         check_text(name)
-    return found
+    return entries
 
 
-def _whole(digits: str) -> int:
+def _parse_int(digits: str) -> int:
     # This is a Python function, so that the lock can be released between many numbers with thousands of
     # digits.
     return int(digits)
@@ -274,10 +274,10 @@ def _bits(element: str) -> int:
     return _FOREIGN.get(element, 0) if dtype is None else 8 * dtype.itemsize
 
 
-def _numbers(name: str, field: str, value: object, most: int) -> Ints:
+def _numbers(name: str, field: str, value: object, max_count: int) -> Ints:
     numbers = cast("list[Any]", value)
-    if not isinstance(value, (list, tuple)) or len(numbers) > most:
-        raise WeightsError(f"{name!r}: {field} must be a list of at most {most}, got {_shown(numbers)}")
+    if not isinstance(value, (list, tuple)) or len(numbers) > max_count:
+        raise WeightsError(f"{name!r}: {field} must be a list of at most {max_count}, got {_shown(numbers)}")
     for number in numbers:
         if type(number) is not int or not 0 <= number <= _MOST_BYTES:
             raise WeightsError(f"{name!r}: {field} must hold sizes, got {_shown(number)}")
@@ -286,14 +286,14 @@ def _numbers(name: str, field: str, value: object, most: int) -> Ints:
 
 def _check_tiling(tensors: list[TensorInfo], start: int, data: int) -> None:
     """Require that each byte of the data belongs to one tensor."""
-    end, before = start, "the header"
+    end, previous_name = start, "the header"
     for tensor in tensors:
         if tensor.offset != end:
-            what = "overlap" if tensor.offset < end else "have a hole between them"
-            raise WeightsError(f"{before} and {tensor.name!r} {what}")
-        end, before = tensor.offset + tensor.nbytes, repr(tensor.name)
+            problem = "overlap" if tensor.offset < end else "have a hole between them"
+            raise WeightsError(f"{previous_name} and {tensor.name!r} {problem}")
+        end, previous_name = tensor.offset + tensor.nbytes, repr(tensor.name)
     if end != start + data:
-        raise WeightsError(f"{start + data - end} bytes behind {before} belong to no tensor")
+        raise WeightsError(f"{start + data - end} bytes behind {previous_name} belong to no tensor")
 
 
 def _shown(value: object) -> str:
@@ -357,8 +357,8 @@ class OpenFile:
             raise WeightsError(f"{self.path} was changed while it was read")
 
     def _state(self) -> tuple[int, int]:
-        found = os.fstat(self._file.fileno())
-        return found.st_size, found.st_mtime_ns
+        status = os.fstat(self._file.fileno())
+        return status.st_size, status.st_mtime_ns
 
     def _read_header(self) -> Contents:
         size, _ = self._as_opened
@@ -443,13 +443,13 @@ def paths_of(path: StrPath | Iterable[StrPath]) -> list[str]:
     several = [path] if isinstance(path, (str, bytes, os.PathLike)) else list(path)
     if not several:
         raise ValueError("path: give one file at least")
-    found: list[str] = []
-    for one in several:
-        text: object = os.fspath(one)
+    paths: list[str] = []
+    for item in several:
+        text: object = os.fspath(item)
         if not isinstance(text, str):
             raise TypeError(f"path must be text or a path, got {text!r}")
-        found.append(text)
-    return found
+        paths.append(text)
+    return paths
 
 
 def open_regular(path: str) -> IO[bytes]:
@@ -480,18 +480,22 @@ def _read_index(path: str) -> Mapping[str, set[str]]:
 
 
 def _shards_of(path: str, index: object) -> Mapping[str, set[str]]:
-    places: Any = cast("dict[str, Any]", index).get("weight_map") if isinstance(index, dict) else None
-    if not isinstance(places, dict):
+    weight_map: Any = cast("dict[str, Any]", index).get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(weight_map, dict):
         raise WeightsError("weight_map is missing, so it is not an index of a model")
     folder = os.path.dirname(path)
     shards: dict[str, set[str]] = {}
-    for name, place in cast("dict[str, object]", places).items():
-        if not isinstance(place, str) or os.path.basename(place) != place or place in ("", ".", ".."):
-            raise WeightsError(f"{name!r} must be in a file of the same folder, got {place!r:.80}")
-        check_text(place)
-        if "\0" in place:
-            raise WeightsError(f"{name!r} must be in a file, and no file has the name {place!r:.80}")
-        shards.setdefault(os.path.join(folder, place), set()).add(name)
+    for name, file_name in cast("dict[str, object]", weight_map).items():
+        if (
+            not isinstance(file_name, str)
+            or os.path.basename(file_name) != file_name
+            or file_name in ("", ".", "..")
+        ):
+            raise WeightsError(f"{name!r} must be in a file of the same folder, got {file_name!r:.80}")
+        check_text(file_name)
+        if "\0" in file_name:
+            raise WeightsError(f"{name!r} must be in a file, and no file has the name {file_name!r:.80}")
+        shards.setdefault(os.path.join(folder, file_name), set()).add(name)
     return shards
 
 

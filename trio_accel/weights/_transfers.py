@@ -104,7 +104,7 @@ async def load(
         DeviceLostError: The device is closed, or gave up.
     """
     check_device("load", device)
-    wanted = None if dtype is None else _check_dtype(DType.of(dtype))
+    target_dtype = None if dtype is None else _check_dtype(DType.of(dtype))
     paths = paths_of(path)
     chosen = None if names is None else _check_names(names)
     losses = 0
@@ -112,7 +112,7 @@ async def load(
         await trio.to_thread.run_sync(OpenFiles, paths) as files,
         track_progress("load weights", unit="B") as report,
     ):
-        tensors = _choose(files, chosen, wanted)
+        tensors = _choose(files, chosen, target_dtype)
         while True:
             try:
                 return await _Loading(
@@ -156,14 +156,14 @@ class _Loading:
     _done: int = 0
     # Blocks of memory as 1-d arrays; and for each tensor its block and its first element.
     _sizes: dict[_Block, int] = attrs.field(factory=dict[_Block, int])
-    _places: dict[str, tuple[_Block, int]] = attrs.field(init=False)
+    _positions: dict[str, tuple[_Block, int]] = attrs.field(init=False)
     _blocks: dict[_Block, AccelRef] = attrs.field(factory=dict[_Block, AccelRef])
     # A piece of a tensor before its conversion, as it is in the file.
     _raw: npt.NDArray[np.uint8] = attrs.field(factory=lambda: np.empty(0, np.uint8), init=False)
 
     def __attrs_post_init__(self) -> None:
         self._total = sum(tensor.info.nbytes for tensor in self._tensors)
-        self._places = {tensor.info.name: self._place(tensor) for tensor in self._tensors}
+        self._positions = {tensor.info.name: self._position_of(tensor) for tensor in self._tensors}
 
     async def run(self) -> LoadedArrays:
         """Load all tensors, or release everything."""
@@ -180,7 +180,7 @@ class _Loading:
             {tensor.info.name: self._array(tensor.info) for tensor in self._tensors}, self._files.metadata
         )
 
-    def _place(self, tensor: _Tensor) -> tuple[_Block, int]:
+    def _position_of(self, tensor: _Tensor) -> tuple[_Block, int]:
         """Return a tensor's place: in a separate block, or after the earlier tensors of its dtype."""
         block = (tensor.dtype.value, "" if self._packed else tensor.info.name)
         step = _ALIGNMENT // tensor.dtype.itemsize
@@ -189,23 +189,23 @@ class _Loading:
         return block, start
 
     def _array(self, info: TensorInfo) -> AccelRef:
-        block, start = self._places[info.name]
+        block, start = self._positions[info.name]
         return self._blocks[block][start : start + info.size].reshape(info.shape)
 
     async def _check_memory(self) -> None:
         """Refuse to load more than the device can hold, before anything is allocated."""
-        wanted = sum(count * DType(dtype).itemsize for (dtype, _), count in self._sizes.items())
+        required = sum(count * DType(dtype).itemsize for (dtype, _), count in self._sizes.items())
         memory = (await self._device.statistics()).memory
-        if wanted > memory.limit - memory.used:
+        if required > memory.limit - memory.used:
             # Some memory may be released but not freed yet.
             await self._device.synchronize()
             memory = (await self._device.statistics()).memory
         free = max(memory.limit - memory.used, 0)
-        if wanted > free:
+        if required > free:
             raise OutOfMemoryError(
-                f"the weights take {wanted} bytes, {free} are free of {memory.limit}: release arrays, or "
+                f"the weights take {required} bytes, {free} are free of {memory.limit}: release arrays, or "
                 "load fewer (names=) or smaller ones (dtype=)",
-                requested=wanted,
+                requested=required,
                 free=free,
                 total=memory.limit,
                 device=self._device.name,
@@ -231,8 +231,8 @@ class _Loading:
                 await self._put(tensor, host, start, buffer)
             except StaleRefError:
                 # An earlier piece has failed, or the context was lost, and the caller should get that error.
-                for other in buffers:
-                    await self._settle(other)  # noqa: ASYNC120  # who cancels it needs no error
+                for pending_buffer in buffers:
+                    await self._settle(pending_buffer)  # noqa: ASYNC120  # who cancels it needs no error
                 raise
         for buffer in buffers:
             await self._settle(buffer)
@@ -256,11 +256,11 @@ class _Loading:
 
     async def _put(self, tensor: _Tensor, host: HostArray, start: int, buffer: _Buffer) -> None:
         """Submit a piece to the device."""
-        block, first = self._places[tensor.info.name]
+        block, first = self._positions[tensor.info.name]
         part = (slice(first + start, first + start + host.size),)
-        made = self._blocks.get(block)
+        array = self._blocks.get(block)
         operation: Operation[Any, AccelRef] = (
-            PutFirst(host, (tensor.info.size,), part) if made is None else PutPart(host, made, part)
+            PutFirst(host, (tensor.info.size,), part) if array is None else PutPart(host, array, part)
         )
         nbytes = host.size * tensor.info.dtype.itemsize
         try:
@@ -275,16 +275,16 @@ class _Loading:
 
     def _read(self, tensor: _Tensor, start: int, stop: int, memory: npt.NDArray[np.uint8]) -> HostArray:
         """Read elements from the file, converted. Runs in a thread."""
-        stored, wanted = tensor.info.dtype, tensor.dtype
+        stored, target = tensor.info.dtype, tensor.dtype
         count = stop - start
-        raw = (memory if stored is wanted else self._raw)[: count * stored.itemsize]
+        raw = (memory if stored is target else self._raw)[: count * stored.itemsize]
         tensor.file.read(raw, tensor.info.offset + start * stored.itemsize)
         if stored is DType.bool and raw.size and int(raw.max()) > 1:
             raise WeightsError(f"{tensor.file.path}: {tensor.info.name!r} has bytes that are not booleans")
         elements: HostArray = raw.view(stored.dtype)
-        if stored is wanted:
+        if stored is target:
             return elements
-        converted: HostArray = memory[: count * wanted.itemsize].view(wanted.dtype)
+        converted: HostArray = memory[: count * target.itemsize].view(target.dtype)
         with np.errstate(all="ignore"):
             for first in range(0, count, _AT_ONCE):
                 those = slice(first, first + _AT_ONCE)
@@ -306,24 +306,26 @@ def _bytes_of(tensor: _Tensor, count: int) -> int:
     return count * max(tensor.info.dtype.itemsize, tensor.dtype.itemsize)
 
 
-def _choose(files: OpenFiles, names: list[str] | None, wanted: DType | None) -> list[_Tensor]:
+def _choose(files: OpenFiles, names: list[str] | None, target_dtype: DType | None) -> list[_Tensor]:
     unknown = [name for name in names or () if name not in files.tensors]
     if unknown:
-        where = ", ".join(file.path for file in files.files)
-        raise ValueError(f"load: names has {unknown[0]!r}, which {where} does not hold")
+        paths = ", ".join(file.path for file in files.files)
+        raise ValueError(f"load: names has {unknown[0]!r}, which {paths} does not hold")
     chosen = None if names is None else set(names)
-    found: list[_Tensor] = []
+    tensors: list[_Tensor] = []
     for name, (file, info) in files.tensors.items():
         if chosen is not None and name not in chosen:
             continue
         stored = info.dtype
-        if wanted is None or not stored.is_inexact:
-            found.append(_Tensor(file, info, stored))
+        if target_dtype is None or not stored.is_inexact:
+            tensors.append(_Tensor(file, info, stored))
             continue
-        if stored.kind == "complex" and wanted.kind != "complex":
-            raise TypeError(f"load: {name!r} is {stored}: as {wanted} it would lose its imaginary parts")
-        found.append(_Tensor(file, info, wanted))
-    return found
+        if stored.kind == "complex" and target_dtype.kind != "complex":
+            raise TypeError(
+                f"load: {name!r} is {stored}: as {target_dtype} it would lose its imaginary parts"
+            )
+        tensors.append(_Tensor(file, info, target_dtype))
+    return tensors
 
 
 def _check_dtype(dtype: DType) -> DType:
@@ -459,9 +461,9 @@ def _check(arrays: Mapping[str, object], metadata: Mapping[str, object]) -> None
 
 def _make(target: str, header: bytes) -> IO[bytes]:
     """Make a file next to the target, with a new name, and remove the files of killed processes."""
-    folder, last = os.path.split(target)
-    remove_stale(folder or ".", rf"\.{re.escape(last)}\.[0-9a-f]{{16}}")
-    name = os.path.join(folder, f".{last}.{secrets.token_hex(8)}")
+    folder, base_name = os.path.split(target)
+    remove_stale(folder or ".", rf"\.{re.escape(base_name)}\.[0-9a-f]{{16}}")
+    name = os.path.join(folder, f".{base_name}.{secrets.token_hex(8)}")
     mode = _mode_of(target)
     # From the start, only readers of the old file may read it; the umask removes further bits.
     file = open(  # noqa: SIM115  # closed by who asked
@@ -483,14 +485,14 @@ def _make(target: str, header: bytes) -> IO[bytes]:
 def _mode_of(target: str) -> int | None:
     """Return the permissions of the file to replace; None without one."""
     try:
-        found = os.stat(target).st_mode
+        mode = os.stat(target).st_mode
     except FileNotFoundError:
         return None
-    if stat.S_ISDIR(found):
+    if stat.S_ISDIR(mode):
         raise IsADirectoryError(f"save: {target} is a folder")
-    if not stat.S_ISREG(found):
+    if not stat.S_ISREG(mode):
         raise WeightsError(f"save: {target} is there and no regular file, so it is not replaced")
-    return found & 0o777
+    return mode & 0o777
 
 
 def _discard(file: IO[bytes]) -> None:

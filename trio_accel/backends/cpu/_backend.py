@@ -101,8 +101,14 @@ class CpuDevice(BlockDevice[CpuStream, HostArray, HostArray]):
 
     def usage(self) -> dict[str, LibraryUsage]:
         """Count expressions: plans are compiled ones, and NumPy computed what found none."""
-        made, found = (now - then for now, then in zip(_compiler.counts.now(), self._before, strict=True))
-        return {"arrays": LibraryUsage(CacheCounts(found=max(0, found - made), made=made))} if found else {}
+        compilations, lookups = (
+            now - then for now, then in zip(_compiler.counts.now(), self._before, strict=True)
+        )
+        return (
+            {"arrays": LibraryUsage(CacheCounts(found=max(0, lookups - compilations), made=compilations))}
+            if lookups
+            else {}
+        )
 
     def reaches(self, peer: DeviceInfo) -> bool:
         """True: all of it is the machine's memory."""
@@ -164,10 +170,14 @@ class CpuBackend(AccelBackend):
     def describe(self) -> BackendReport:
         """Describe the one device, which computes with packages that are always installed."""
         (info,) = self.list_devices()
-        found = _compiler.compiler()
-        told = "NumPy: there is no C++ compiler" if found is None else f"{found.title} ({_compiler.mode()})"
+        cxx_compiler = _compiler.compiler()
+        evaluator = (
+            "NumPy: there is no C++ compiler"
+            if cxx_compiler is None
+            else f"{cxx_compiler.title} ({_compiler.mode()})"
+        )
         report = DeviceReport(
-            info=info, libraries=tuple(sorted(LIBRARIES)), properties=(("expressions by", told),)
+            info=info, libraries=tuple(sorted(LIBRARIES)), properties=(("expressions by", evaluator),)
         )
         return BackendReport(name=self.name, devices=(report,))
 

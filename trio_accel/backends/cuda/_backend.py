@@ -65,27 +65,27 @@ class CudaBackend(AccelBackend):
 
     def list_devices(self) -> tuple[DeviceInfo, ...]:
         """Describe the usable GPUs; child processes query the driver and look for libraries."""
-        return tuple(device.info for device in self._look()[1] if device.problem is None)
+        return tuple(device.info for device in self._detect()[1] if device.problem is None)
 
     def unavailable_reason(self, index: int | None = None) -> str | None:
         """Return why there is no usable GPU, or why the given one is not usable, with the remedy."""
-        found, devices, libraries = self._look()
+        findings, devices, libraries = self._detect()
         if index is not None:
             return next((device.problem for device in devices if device.info.index == index), None)
-        if found.reason is not None or libraries is None:
-            return found.reason
+        if findings.reason is not None or libraries is None:
+            return findings.reason
         if any(device.problem is None for device in devices):
             return None
         return libraries.reason or devices[0].problem
 
     def describe(self) -> BackendReport:
         """Describe the GPUs, the driver and CUDA's libraries."""
-        found, devices, libraries = self._look()
+        findings, devices, libraries = self._detect()
         driver = Software(
             name="NVIDIA driver",
-            version=found.driver,
-            source=None if found.version is None else "system",
-            problem=None if found.devices else found.reason,
+            version=findings.driver,
+            source=None if findings.version is None else "system",
+            problem=None if findings.devices else findings.reason,
         )
         software = () if libraries is None else libraries.software
         problem = self.unavailable_reason()
@@ -93,7 +93,7 @@ class CudaBackend(AccelBackend):
 
     def links(self) -> tuple[DeviceLink, ...]:
         """Return the links between GPUs and to the processor; a child process queries the driver."""
-        return find_links([facts.info for facts in self._look()[0].devices])
+        return find_links([facts.info for facts in self._detect()[0].devices])
 
     def open_device(
         self, index: int, *, memory_limit: int | None, keeper: ChunkKeeper | None = None
@@ -107,8 +107,8 @@ class CudaBackend(AccelBackend):
             OutOfMemoryError: There is not enough memory left for a context.
         """
         info, limit = choose(self.list_devices(), self.name, index, memory_limit)
-        found, _, libraries = self._look()
-        facts = found.devices[index]
+        findings, _, libraries = self._detect()
+        facts = findings.devices[index]
         assert libraries is not None  # there is a device that can be used
         if keeper is not None and not facts.keeps_memory:
             raise NotSupportedError(
@@ -124,14 +124,14 @@ class CudaBackend(AccelBackend):
         """Ask the driver in this process."""
         self._is_worker = True
 
-    def _look(self) -> tuple[ProbeResult, tuple[DeviceReport, ...], Installed | None]:
+    def _detect(self) -> tuple[ProbeResult, tuple[DeviceReport, ...], Installed | None]:
         """Find the devices; libraries are looked for where a device could use them."""
-        found = probe(is_worker=self._is_worker)
+        findings = probe(is_worker=self._is_worker)
         libraries = None
-        if found.version is not None and found.devices:
-            libraries = installed(found.version, is_worker=self._is_worker)
-        devices = tuple(_report(facts, libraries) for facts in found.devices)
-        return found, devices, libraries
+        if findings.version is not None and findings.devices:
+            libraries = installed(findings.version, is_worker=self._is_worker)
+        devices = tuple(_report(facts, libraries) for facts in findings.devices)
+        return findings, devices, libraries
 
 
 def _report(facts: DeviceFacts, libraries: Installed | None) -> DeviceReport:

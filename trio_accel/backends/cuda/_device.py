@@ -113,7 +113,7 @@ class CudaDevice(LibraryDevice):
             ) from error
         except Exception as error:
             # The library may have met what only the driver can name.
-            self.context.look()
+            self.context.detect_loss()
             failure = self.context.failure()
             if failure is None or error is failure:
                 raise
@@ -156,7 +156,7 @@ class CudaDevice(LibraryDevice):
         if self.info.index == peer.index:
             return True
         with self.context:
-            numbers = [self.context.check(driver.cuDeviceGet(one.index)) for one in (self.info, peer)]
+            numbers = [self.context.check(driver.cuDeviceGet(info.index)) for info in (self.info, peer)]
             return bool(self.context.check(driver.cuDeviceCanAccessPeer(*numbers)))
 
     def lend(self, array: ArraySpec, *, write: bool, stream: object = None) -> CudaLease:
@@ -165,7 +165,7 @@ class CudaDevice(LibraryDevice):
         failure = self.context.failure()
         if failure is not None:
             raise failure
-        return self._lending.lend(self.at(array), write=write, stream=stream)
+        return self._lending.lend(self.device_array(array), write=write, stream=stream)
 
     def memory(self) -> MemoryStatistics:
         """Count the memory."""
@@ -211,5 +211,5 @@ class CudaDevice(LibraryDevice):
         if not priority:
             return 0
         with self.context:
-            least, greatest = self.context.check(driver.cuCtxGetStreamPriorityRange())
-        return max(int(greatest), min(int(least), -priority))
+            lowest, highest = self.context.check(driver.cuCtxGetStreamPriorityRange())
+        return max(int(highest), min(int(lowest), -priority))

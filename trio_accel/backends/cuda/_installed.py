@@ -45,8 +45,10 @@ class Installed:
     def libraries(self) -> Strs:
         """Libraries of the backend that can be used, sorted."""
         needing = {name for software in self.software if not software.problem for name in software.needed_by}
-        own = {name for name, library in LIBRARIES.items() if not library.needs and library.has_package}
-        return tuple(sorted(name for name in own | needing if self.problem(name) is None))
+        standalone = {
+            name for name, library in LIBRARIES.items() if not library.needs and library.has_package
+        }
+        return tuple(sorted(name for name in standalone | needing if self.problem(name) is None))
 
     def problem(self, library: str) -> str | None:
         """Return why a library of the backend cannot be used, or None."""
@@ -85,9 +87,9 @@ def installed(version: tuple[int, int], *, is_worker: bool = False) -> Installed
             process.
     """
     if is_worker:
-        return _understood(_probe_process.look(VERSIONS), version)
+        return _understood(_probe_process.query_libraries(VERSIONS), version)
     try:
-        answer = ask("look", {"versions": VERSIONS}, search_path())
+        answer = ask("query_libraries", {"versions": VERSIONS}, search_path())
     except ChildError as error:
         return Installed(
             bindings=None,
@@ -104,11 +106,11 @@ def _understood(answer: Mapping[str, Any], version: tuple[int, int]) -> Installe
         _software(name, vendor, answer["found"][name], version) for name, vendor in VENDOR.items()
     )
     reason = _bindings_too_new(bindings, version)
-    if reason is None and all(one.source is None for one in software):
+    if reason is None and all(entry.source is None for entry in software):
         reason = f"the NVIDIA driver is there, but CUDA's libraries are not installed: {extra_for(version)}"
     elif reason is None and software[0].problem is not None:
         reason = f"NVRTC, by which kernels are compiled, {software[0].problem}"
-    if any(one.name == "cuDNN" and one.problem is None for one in software):
+    if any(entry.name == "cuDNN" and entry.problem is None for entry in software):
         software = (*software, _front_end(version))
     return Installed(bindings=bindings, software=software, reason=reason)
 
@@ -117,17 +119,22 @@ def _front_end(version: tuple[int, int]) -> Software:
     """Describe the front end of cuDNN; without it, convolutions and attention take kernels of our own."""
     software = Software(name="cuDNN front end", needed_by=("dnn",))
     try:
-        found = metadata.version("nvidia-cudnn-frontend")
+        installed_version = metadata.version("nvidia-cudnn-frontend")
     except metadata.PackageNotFoundError:
-        found, state = None, "is not installed"
+        installed_version, state = None, "is not installed"
     else:
         state = f"is not of {FRONT_END[0]}.{FRONT_END[1]}"
-    is_known = found is not None and tuple(found.split(".")[:2]) == tuple(map(str, FRONT_END))
+    is_known = installed_version is not None and tuple(installed_version.split(".")[:2]) == tuple(
+        map(str, FRONT_END)
+    )
     problem = (
         f"{state}, so convolutions and attention take up to 10 and 37 times as long: {extra_for(version)}"
     )
     return attrs.evolve(
-        software, version=found, source=found and "wheel", problem=None if is_known else problem
+        software,
+        version=installed_version,
+        source=installed_version and "wheel",
+        problem=None if is_known else problem,
     )
 
 
@@ -151,34 +158,34 @@ def _bindings_too_new(bindings: str, version: tuple[int, int]) -> str | None:
 
 
 def _software(
-    name: str, vendor: SharedLibrary, found: Mapping[str, Any] | None, version: tuple[int, int]
+    name: str, vendor: SharedLibrary, finding: Mapping[str, Any] | None, version: tuple[int, int]
 ) -> Software:
     needed_by = tuple(ours for ours, library in LIBRARIES.items() if name in (library.needs, library.uses))
     software = Software(name=vendor.title, needed_by=needed_by)
     folder = os.environ.get(STAND_IN)
     # NVIDIA's own libraries may also be installed, and would call the stand-in as a real driver.
-    if folder and (found is None or Path(found.get("path", "")).parent != Path(folder)):
+    if folder and (finding is None or Path(finding.get("path", "")).parent != Path(folder)):
         return attrs.evolve(software, problem="the stand-in driver does not have")
-    if found is None:
+    if finding is None:
         return attrs.evolve(software, problem=f"is not installed: {extra_for(version)}")
-    if "error" in found:
-        problem = f"cannot be loaded ({found['error']}); reinstall it: {extra_for(version)}"
+    if "error" in finding:
+        problem = f"cannot be loaded ({finding['error']}); reinstall it: {extra_for(version)}"
         return attrs.evolve(software, source="damaged", problem=problem)
-    numbers = found["version"]
+    numbers = finding["version"]
     return attrs.evolve(
         software,
         version=".".join(map(str, numbers)) if numbers else None,
-        source=_SOURCES.get(found["source"], found["source"]),
-        path=found["path"],
+        source=_SOURCES.get(finding["source"], finding["source"]),
+        path=finding["path"],
         problem=_too_new(vendor, numbers, version),
     )
 
 
 def _too_new(vendor: SharedLibrary, numbers: list[int] | None, version: tuple[int, int]) -> str | None:
     """Return why a library is too new for the driver, or None; later minor versions of its CUDA work."""
-    if not numbers or vendor.behind is None:
+    if not numbers or vendor.major_offset is None:
         return None
-    major = numbers[0] + vendor.behind
+    major = numbers[0] + vendor.major_offset
     if major <= version[0]:
         return None
     return (

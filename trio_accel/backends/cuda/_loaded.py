@@ -9,4 +9,4 @@ from . import _probe_process
 from .manifest import VERSIONS
 
 # A missing or damaged library raises later, when a device is opened.
-_probe_process.look(VERSIONS)
+_probe_process.query_libraries(VERSIONS)

@@ -113,10 +113,10 @@ def probe(*, is_worker: bool = False) -> ProbeResult:
     """
     key = (os.environ.get(_VISIBLE), os.environ.get(_ORDER))
     if key not in _answers:
-        found = _probe(key[0], is_worker)
-        if found.is_passing:
-            return found
-        _answers[key] = found
+        result = _probe(key[0], is_worker)
+        if result.is_passing:
+            return result
+        _answers[key] = result
     return _answers[key]
 
 
@@ -144,9 +144,9 @@ def _understood(answer: dict[str, Any], visible: str | None) -> ProbeResult:
         return ProbeResult(version=version, reason=refusal, is_passing=answer["detail"] in _PASSING)
     if number < _OLDEST:
         return ProbeResult(version=version, reason=_too_old(version or (0, 0)))
-    devices = tuple(_facts(*each) for each in enumerate(answer["devices"]))
+    devices = tuple(_facts(*entry) for entry in enumerate(answer["devices"]))
     is_passing = any(device["context"] in _PASSING for device in answer["devices"])
-    reason = devices[0].why_not if devices else _none(visible)
+    reason = devices[0].why_not if devices else _no_gpu_reason(visible)
     if any(device.why_not is None for device in devices):
         reason = None
     return ProbeResult(version=version, devices=devices, reason=reason, is_passing=is_passing)
@@ -163,11 +163,11 @@ def _no_driver(detail: str) -> str:
 
 def _refusal(name: str, visible: str | None) -> str:
     if name in ("CUDA_ERROR_NO_DEVICE", "CUDA_ERROR_INVALID_DEVICE"):
-        return _none(visible)
+        return _no_gpu_reason(visible)
     return f"the NVIDIA driver does not start ({name}): {_ADVICE.get(name, _LOG_ADVICE)}"
 
 
-def _none(visible: str | None) -> str:
+def _no_gpu_reason(visible: str | None) -> str:
     if visible is None:
         return "the NVIDIA driver finds no GPU; see whether `nvidia-smi` does, also outside of a container"
     setting = f"{_VISIBLE}={visible!r}"

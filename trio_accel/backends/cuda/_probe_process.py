@@ -134,7 +134,7 @@ def _name(driver: ctypes.CDLL, code: int) -> str:
     return (name.value or f"error {code}".encode()).decode()
 
 
-def look(versions: Mapping[str, Sequence[object]]) -> dict[str, object]:
+def query_libraries(versions: Mapping[str, Sequence[object]]) -> dict[str, object]:
     """Look for the bindings, and use them to look for every library.
 
     Args:
@@ -205,19 +205,19 @@ def ask_links(count: int) -> dict[str, object]:
     if code:
         return {"error": f"cuInit failed with error {code}"}
 
-    def told(function: str, *args: int | None) -> int | None:
+    def query(function: str, *args: int | None) -> int | None:
         value = ctypes.c_int()
         failed = getattr(driver, function)(ctypes.byref(value), *args)
         return None if failed else value.value
 
-    devices = [told("cuDeviceGet", index) for index in range(count)]
+    devices = [query("cuDeviceGet", index) for index in range(count)]
     peers: list[object] = []
     for pair in itertools.combinations(range(count), 2):
         both = [devices[index] for index in pair]
-        if all(told("cuDeviceCanAccessPeer", *each) == 1 for each in (both, both[::-1])):
-            rank = told("cuDeviceGetP2PAttribute", _RANK, *both)
-            peers.append((pair, rank, told("cuDeviceGetP2PAttribute", _ATOMICS, *both) == 1))
-    shares = [told("cuDeviceGetAttribute", _USES_HOST_PAGE_TABLES, device) == 1 for device in devices]
+        if all(query("cuDeviceCanAccessPeer", *direction) == 1 for direction in (both, both[::-1])):
+            rank = query("cuDeviceGetP2PAttribute", _RANK, *both)
+            peers.append((pair, rank, query("cuDeviceGetP2PAttribute", _ATOMICS, *both) == 1))
+    shares = [query("cuDeviceGetAttribute", _USES_HOST_PAGE_TABLES, device) == 1 for device in devices]
     return {"shares_page_tables": shares, "peers": peers}
 
 
@@ -225,5 +225,9 @@ if __name__ == "__main__":
     _function, _path, _arguments = json.load(sys.stdin)
     # The application's path may have folders unknown to the environment.
     sys.path[:] = _path or sys.path
-    _functions: dict[str, Callable[..., object]] = {"probe": probe, "look": look, "ask_links": ask_links}
+    _functions: dict[str, Callable[..., object]] = {
+        "probe": probe,
+        "query_libraries": query_libraries,
+        "ask_links": ask_links,
+    }
     print(json.dumps(_functions[_function](**_arguments)))  # noqa: T201  # that is what it is for

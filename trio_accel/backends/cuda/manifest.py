@@ -22,21 +22,21 @@ class SharedLibrary:
         title: NVIDIA's name of it.
         version: Function that returns its version.
         asked: Its signature: one part of the version at a time, both parts, or one number for all.
-        behind: CUDA's major version minus its own; None if its number does not show that.
+        major_offset: CUDA's major version minus its own; None if its number does not show that.
     """
 
     title: str
     version: str
     asked: Literal["part", "pair", "number"] = "part"
-    behind: int | None = None
+    major_offset: int | None = None
 
 
 VENDOR: Mapping[str, SharedLibrary] = {
     # NVRTC compiles kernels: every device needs it.
-    "nvrtc": SharedLibrary("NVRTC", "nvrtcVersion", asked="pair", behind=0),
-    "cublas": SharedLibrary("cuBLAS", "cublasGetProperty", behind=0),
-    "cufft": SharedLibrary("cuFFT", "cufftGetProperty", behind=1),
-    "cusolver": SharedLibrary("cuSOLVER", "cusolverGetProperty", behind=1),
+    "nvrtc": SharedLibrary("NVRTC", "nvrtcVersion", asked="pair", major_offset=0),
+    "cublas": SharedLibrary("cuBLAS", "cublasGetProperty", major_offset=0),
+    "cufft": SharedLibrary("cuFFT", "cufftGetProperty", major_offset=1),
+    "cusolver": SharedLibrary("cuSOLVER", "cusolverGetProperty", major_offset=1),
     "cusparse": SharedLibrary("cuSPARSE", "cusparseGetProperty"),
     "cudnn": SharedLibrary("cuDNN", "cudnnGetProperty"),
     "cutensor": SharedLibrary("cuTENSOR", "cutensorGetVersion", asked="number"),

@@ -67,7 +67,7 @@ class BackgroundCalls:
     def start(self, name: str, function: Callable[[], None]) -> None:
         """Begin a call; an exception that it raises is logged with its name."""
         thread = threading.Thread(target=_call, args=(name, function), name=name, daemon=True)
-        self._threads = [other for other in self._threads if other.is_alive()]
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
         self._threads.append(thread)
         thread.start()
 
@@ -141,14 +141,14 @@ class CallThread:
 
 def failure_of(error: BaseException) -> Exception:
     """Return the error of a call as an exception that keeps its lines, and nothing alive."""
-    left: list[BaseException | None] = [error]
-    seen: set[int] = set()
-    while left:
-        one = left.pop()
-        if one is not None and id(one) not in seen:
-            seen.add(id(one))
-            traceback.clear_frames(one.__traceback__)
-            left += [one.__cause__, one.__context__]
+    pending: list[BaseException | None] = [error]
+    visited: set[int] = set()
+    while pending:
+        exception = pending.pop()
+        if exception is not None and id(exception) not in visited:
+            visited.add(id(exception))
+            traceback.clear_frames(exception.__traceback__)
+            pending += [exception.__cause__, exception.__context__]
     if isinstance(error, Exception):
         return error
     failure = RuntimeError(f"a thread raised {type(error).__name__}")

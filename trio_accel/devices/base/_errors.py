@@ -67,12 +67,12 @@ def leaves_unchanged(error: BaseException | None) -> bool:
 
 def damage_to_memory(error: BaseException | None) -> ContextLostError | None:
     """Return the hardware's report on its memory, among an error and its causes."""
-    losses = (each for each in _with_causes(error) if isinstance(each, ContextLostError))
+    losses = (exception for exception in _with_causes(error) if isinstance(exception, ContextLostError))
     return next((loss for loss in losses if loss.is_memory_damaged), None)
 
 
 def lost(
-    cause: BaseException | None, state: str, advice: str, *, is_closing: bool = False, why: str = ""
+    cause: BaseException | None, state: str, advice: str, *, is_closing: bool = False, blame: str = ""
 ) -> ContextLostError | DeviceLostError:
     """Make the error of an operation, or of a lease, that ends with its context; see `locate`.
 
@@ -83,13 +83,13 @@ def lost(
         state: The state of the operation, as a part of a sentence.
         advice: What to do next.
         is_closing: Whether the device is closing. Then no context follows, and there is no advice.
-        why: The text that blames the operation for the loss; empty if it is not to blame.
+        blame: The text that blames the operation for the loss; empty if it is not to blame.
     """
     if is_closing:
         return DeviceLostError(f"the device was closed while this operation {state}")
-    is_poisoned = any(isinstance(each, ContextPoisonedError) for each in _with_causes(cause))
-    text = f"the device's context was lost while this operation {state}{why}; {advice}"
-    error = (ContextPoisonedError if is_poisoned else ContextLostError)(text, is_to_blame=bool(why))
+    is_poisoned = any(isinstance(exception, ContextPoisonedError) for exception in _with_causes(cause))
+    text = f"the device's context was lost while this operation {state}{blame}; {advice}"
+    error = (ContextPoisonedError if is_poisoned else ContextLostError)(text, is_to_blame=bool(blame))
     error.__cause__ = cause
     return error
 
@@ -121,7 +121,10 @@ _EXHAUSTION_ERRNOS = _FILES | frozenset({errno.ENOMEM, errno.ENOBUFS, errno.ETOO
 
 def is_shortage(error: BaseException | None) -> bool:
     """Return whether an error or a cause of it is temporary, so that nothing is wrong with a worker."""
-    return any(isinstance(each, OSError) and each.errno in _EXHAUSTION_ERRNOS for each in _with_causes(error))
+    return any(
+        isinstance(exception, OSError) and exception.errno in _EXHAUSTION_ERRNOS
+        for exception in _with_causes(error)
+    )
 
 
 def is_out_of_files(error: OSError) -> bool:

@@ -135,7 +135,7 @@ class HostPool:
         self._is_shared = is_shared
         cache = min(max(_CACHE_LEAST, total_bytes() // _CACHE_SHARE), _CACHE_MOST)
         self._allocator = ChunkAllocator(
-            self._make, self._give_back, first=_FIRST, largest=_LARGEST, keep=cache, most=_MAX_SLABS
+            self._make, self._give_back, first=_FIRST, largest=_LARGEST, keep=cache, max_chunks=_MAX_SLABS
         )
         self._slab_numbers = itertools.count(1)
         self._region_numbers = itertools.count(1)
@@ -179,11 +179,11 @@ class HostPool:
         self.drain()
         number = next(self._region_numbers)
         try:
-            place = self._allocator.allocate(number, -(-nbytes // _PAGE) * _PAGE)
+            allocation = self._allocator.allocate(number, -(-nbytes // _PAGE) * _PAGE)
         except MemoryError:
             self._allocator.trim()
-            place = self._allocator.allocate(number, -(-nbytes // _PAGE) * _PAGE)
-        return SlabRegion(number, self.slabs[place.chunk], place.offset, nbytes, self._drop)
+            allocation = self._allocator.allocate(number, -(-nbytes // _PAGE) * _PAGE)
+        return SlabRegion(number, self.slabs[allocation.chunk], allocation.offset, nbytes, self._drop)
 
     def stage(self, nbytes: int) -> SlabRegion:
         """Allocate memory for the transit of an array.
@@ -225,8 +225,8 @@ class HostPool:
     def copy_of(self, array: HostArray) -> HostArray | None:
         """Return the copy of an array passed to `keep`; None if there is none."""
         # An entry ends with its array, before another object can get the same `id`.
-        kept = self._copies.get(id(array))
-        return None if kept is None else kept[1]
+        entry = self._copies.get(id(array))
+        return None if entry is None else entry[1]
 
     def keep(self, array: HostArray, copy: HostArray) -> None:
         """Keep an array's copy, which is in the pool, while the array lives."""
@@ -371,9 +371,9 @@ class Registrations:
     """
 
     def __init__(self) -> None:
-        self._coming, come = trio.open_memory_channel[_Change](inf)
-        self._going, gone = trio.open_memory_channel[_Change](inf)
-        self._pending = come, gone
+        self._coming, to_register = trio.open_memory_channel[_Change](inf)
+        self._going, to_unregister = trio.open_memory_channel[_Change](inf)
+        self._pending = to_register, to_unregister
 
     async def run(self) -> None:
         """Register and unregister, until cancelled."""

@@ -20,10 +20,10 @@ def why_not_found(target: Any) -> str | None:
         return "is defined in __main__, where it cannot be found by name; move it to a module that you import"
     if "<locals>" in name or "<lambda>" in name:
         return "is defined in a function; move it to the level of its module"
-    found: object = sys.modules.get(module)
+    resolved: object = sys.modules.get(module)
     for part in name.split("."):
-        found = getattr(found, part, None)
-    return None if found is target else "is not what its module has under this name"
+        resolved = getattr(resolved, part, None)
+    return None if resolved is target else "is not what its module has under this name"
 
 
 def argument_of(path: str) -> str | None:
@@ -81,7 +81,7 @@ class LibrariesInUse:
     def discard(self, path: str) -> None:
         """Forget a closed library."""
         self._now.pop(path, None)
-        self._before = tuple(other for other in self._before if other != path)
+        self._before = tuple(library for library in self._before if library != path)
 
     def begin(self) -> None:
         """Begin a generation."""

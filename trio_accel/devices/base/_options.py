@@ -276,12 +276,12 @@ def _modules(
 ) -> None:
     validator(
         "be a tuple of names of modules or of Preload",
-        lambda each: fits(tuple[str | Preload, ...], each),
+        lambda candidate: fits(tuple[str | Preload, ...], candidate),
         TypeError,
     )(instance, attribute, value)
-    for each in value:
-        if isinstance(each, str):
-            Preload(each)
+    for module in value:
+        if isinstance(module, str):
+            Preload(module)
 
 
 def _is_strategy(value: object) -> bool:

@@ -132,9 +132,9 @@ class WatchedPort(CompletionPort):
         while not self._events:
             await self._changed.wait()
 
-    def look(self) -> bool:
+    def poll_events(self) -> bool:
         """Let the engine reap if any event is done; return whether one is."""
-        found = False
+        has_done = False
         # A copy, because streams without events are removed meanwhile.
         for stream, events in tuple(self._events.items()):
             # A stream runs in order: while its first event is not done, no later one is.
@@ -143,17 +143,17 @@ class WatchedPort(CompletionPort):
                 del events[:count]
                 if not events:
                     del self._events[stream]
-                self._seen(stream, count)
-                found = True
+                self._record_done(stream, count)
+                has_done = True
         # One call serves all streams, because the engine checks each of them anyway.
-        if found:
+        if has_done:
             self._reap()
-        return found
+        return has_done
 
     def _begin(self, stream: AccelStream) -> None:
         """Record that a stream without events gets its first event."""
 
-    def _seen(self, stream: AccelStream, count: int) -> None:
+    def _record_done(self, stream: AccelStream, count: int) -> None:
         """Record that `count` events of a stream are done."""
 
 
@@ -185,7 +185,7 @@ class PolledPort(WatchedPort):
             await self.wait()
             # Pause first, because a newly launched operation is not done yet.
             await trio.sleep(self._interval)
-            self.look()
+            self.poll_events()
 
 
 _MOST_ESTIMATORS = 64
@@ -204,7 +204,7 @@ class AdaptivePort(WatchedPort):
 
     Args:
         reap: Checks the engine's events.
-        most: The maximum seconds to poll before the stream is asked to notify.
+        poll_limit: The maximum seconds to poll before the stream is asked to notify.
         window: The maximum seconds to poll around the time when an operation is due.
     """
 
@@ -212,10 +212,10 @@ class AdaptivePort(WatchedPort):
     # In less time than this, a second check is impossible.
     _MIN_SLEEP_SECONDS = 5e-6
 
-    def __init__(self, reap: Callable[[], None], most: float, window: float) -> None:
+    def __init__(self, reap: Callable[[], None], poll_limit: float, window: float) -> None:
         super().__init__(reap)
-        self._most = most
-        self._budget = most
+        self._poll_limit = poll_limit
+        self._budget = poll_limit
         self._half = window / 2
         self._may_be_quick = current_fast_paths().spin_wait
         self._began = 0.0
@@ -250,7 +250,7 @@ class AdaptivePort(WatchedPort):
         estimator = self._estimators[stream]
         now = time.perf_counter()
         estimator.begin(now)
-        end, late = now + LONGEST_LOOK, estimator.due + self._half
+        end, deadline = now + LONGEST_LOOK, estimator.due + self._half
         for turn in itertools.count(1):
             # Shielded, because a cancelled caller has a grace that begins when it is parked (D72).
             await trio.lowlevel.cancel_shielded_checkpoint()
@@ -261,9 +261,9 @@ class AdaptivePort(WatchedPort):
                 estimator.end(time.perf_counter())
                 return True
             # The check for cancellation costs half of a turn's calls.
-            is_over = now >= late or now >= end or (turn % _TURNS == 0 and _is_cancelled())
+            is_over = now >= deadline or now >= end or (turn % _TURNS == 0 and _is_cancelled())
             if is_over or not goes_on():
-                estimator.is_steady = now < late
+                estimator.is_steady = now < deadline
                 return event.is_done
         raise AssertionError  # the count never ends
 
@@ -287,13 +287,13 @@ class AdaptivePort(WatchedPort):
             await self.wait()
             if self.calls:
                 # A thread runs Python, and polling would keep taking the interpreter's lock from it.
-                if not self.look():
+                if not self.poll_events():
                     self._arm()
                     await self._changed.wait()
                 continue
             self._began = time.perf_counter()
             if await self._search(self._began + self._budget):
-                self._budget = min(2 * self._budget, self._most)
+                self._budget = min(2 * self._budget, self._poll_limit)
                 # Such an operation is as short as the operations that `poll` waits for.
                 self.is_quick = self._may_be_quick and time.perf_counter() - self._began < _SHORT_WAIT_SECONDS
             elif self._events:
@@ -307,12 +307,12 @@ class AdaptivePort(WatchedPort):
             end: The time by `time.perf_counter`.
             estimator: Estimates when an operation is due.
         """
-        while not self.look():
+        while not self.poll_events():
             # The rest of the program runs between two checks.
             await trio.lowlevel.checkpoint()
             now = time.perf_counter()
             if now >= end or not self._events or self.calls:
-                return self.look()
+                return self.poll_events()
             if estimator is not None and estimator.is_near(now):
                 _poll([events[0] for events in self._events.values()], now + _POLL)
         return True  # noqa: ASYNC910  # the number of events that can end is finite
@@ -339,7 +339,7 @@ class AdaptivePort(WatchedPort):
         if not await self._search(first.due + half, first):
             first.is_steady = False
 
-    def _seen(self, stream: AccelStream, count: int) -> None:
+    def _record_done(self, stream: AccelStream, count: int) -> None:
         estimator = self._estimators.get(stream)
         if estimator is not None:
             estimator.end(time.perf_counter(), count)
@@ -357,9 +357,9 @@ class AdaptivePort(WatchedPort):
             for stream, event in self._armed.items()
             if self._events.get(stream, (None,))[0] is event
         }
-        if self.look() and time.perf_counter() - self._began <= self._most:
+        if self.poll_events() and time.perf_counter() - self._began <= self._poll_limit:
             # Polling would have seen it in time.
-            self._budget = self._most
+            self._budget = self._poll_limit
         self._changed.notify()
 
 

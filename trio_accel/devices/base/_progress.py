@@ -109,18 +109,18 @@ def track_progress(
         yield _ignore
         return
     event = ProgressEvent(work=next(_numbers), name=name, done=0, total=total, unit=unit)
-    last: ProgressEvent | None = None
+    latest: ProgressEvent | None = None
 
     def report(done: float, total: float | None = None, note: str = "") -> None:
-        nonlocal last
-        last = attrs.evolve(event, done=done, total=event.total if total is None else total, note=note)
-        listener(last)
+        nonlocal latest
+        latest = attrs.evolve(event, done=done, total=event.total if total is None else total, note=note)
+        listener(latest)
 
     try:
         yield report
     finally:
-        if last is not None:
-            listener(attrs.evolve(last, is_over=True))
+        if latest is not None:
+            listener(attrs.evolve(latest, is_over=True))
 
 
 def _ignore(done: float, total: float | None = None, note: str = "") -> None:

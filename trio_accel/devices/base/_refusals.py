@@ -45,36 +45,45 @@ def what_to_do(value: object, *, is_array: bool = True) -> str:
         return _AWAITED
     if isinstance(value, (type, FunctionType)):
         is_class = isinstance(value, type)
-        told = "it is a class: make a message of it:" if is_class else "call it by itself: await"
-        return f"; {told} {value.__name__}(...)"
+        advice = "it is a class: make a message of it:" if is_class else "call it by itself: await"
+        return f"; {advice} {value.__name__}(...)"
     if is_array and isinstance(value, np.ndarray):
         return "; copy it to the device first: await device.put(array)"
     if is_array and isinstance(value, (list, tuple, numbers.Number)):
         parts = () if isinstance(value, numbers.Number) else cast("Sequence[object]", value)
-        has_arrays = any(isinstance(one, OnDevice) for one in parts)
+        has_arrays = any(isinstance(item, OnDevice) for item in parts)
         one_of_all = "one array of its arrays: await ta.arrays.stack(value)"
         return f"; make {one_of_all if has_arrays else 'it one: np.asarray(value)'}"
     return ""
 
 
-def refuse_dtypes(name: str, given: Mapping[str, DType], hosts: Collection[str]) -> NoReturn:
+def refuse_dtypes(name: str, dtypes: Mapping[str, DType], hosts: Collection[str]) -> NoReturn:
     """Refuse operands with different dtypes, with advice on their conversion.
 
     Args:
         name: The operation.
-        given: The dtypes by argument.
+        dtypes: The dtypes by argument.
         hosts: The arguments that are NumPy arrays.
 
     Raises:
         TypeError: Always.
     """
     # An array on the device stays unchanged, unless a conversion to its dtype would lose information.
-    best = max(given, key=lambda one: (given[one].kind == "complex", given[one].is_inexact, one not in hosts))
-    others = [one for one in given if given[one] is not given[best]]
-    verbs = [f"{one}.astype" if one in hosts else f"await {one}.cast" for one in others]
-    told = [f"{verb}('{given[best]}')" for verb in verbs]
-    got = ", ".join(f"{one} {dtype}" for one, dtype in given.items())
-    raise TypeError(f"{name}: operands must share a dtype, got {got}; write {' and '.join(told)}")
+    best = max(
+        dtypes,
+        key=lambda argument: (
+            dtypes[argument].kind == "complex",
+            dtypes[argument].is_inexact,
+            argument not in hosts,
+        ),
+    )
+    mismatched = [argument for argument in dtypes if dtypes[argument] is not dtypes[best]]
+    verbs = [
+        f"{argument}.astype" if argument in hosts else f"await {argument}.cast" for argument in mismatched
+    ]
+    conversions = [f"{verb}('{dtypes[best]}')" for verb in verbs]
+    got = ", ".join(f"{argument} {dtype}" for argument, dtype in dtypes.items())
+    raise TypeError(f"{name}: operands must share a dtype, got {got}; write {' and '.join(conversions)}")
 
 
 class OnDevice(Silenced):
@@ -116,10 +125,10 @@ class OnDevice(Silenced):
             silence(*args)
             return self.refuse_numpy(function.__module__.partition(".")[2], function.__name__)
 
-        def __format__(self, given: str) -> str:
-            if given:
-                told = f"it is on the device; use await {self.first}.item()"
-                self.refuse(f"format {given!r} of {self.noun}: {told}")
+        def __format__(self, spec: str) -> str:
+            if spec:
+                hint = f"it is on the device; use await {self.first}.item()"
+                self.refuse(f"format {spec!r} of {self.noun}: {hint}")
             return str(self)
 
         def __getattr__(self, name: str) -> NoReturn:
@@ -161,8 +170,8 @@ _REFUSED = {
 
 
 def _refusing(text: str) -> Callable[..., NoReturn]:
-    def refuse(self: OnDevice, *given: object, **_: object) -> NoReturn:
-        silence(*given)
+    def refuse(self: OnDevice, *args: object, **_: object) -> NoReturn:
+        silence(*args)
         self.refuse(text.format(noun=self.noun, first=self.first))
 
     return refuse
@@ -225,8 +234,8 @@ def wholes(
         TypeError: It is neither.
         ValueError: An integer does not fit.
     """
-    given: Any = value if is_several(value) else (value,)
-    return tuple([take(name, argument, one, allowed) for one in given])
+    values: Any = value if is_several(value) else (value,)
+    return tuple([take(name, argument, item, allowed) for item in values])
 
 
 def real(name: str, argument: str, value: Any) -> Any:
@@ -243,21 +252,21 @@ def real(name: str, argument: str, value: Any) -> Any:
 def shown(value: object) -> str:
     """Show a value for an error, in one line."""
     silence(value)
-    given: Any = value
-    if isinstance(value, np.ndarray) and given.ndim:
-        return f"an array of {given.dtype} and of shape {given.shape}"
+    untyped: Any = value
+    if isinstance(value, np.ndarray) and untyped.ndim:
+        return f"an array of {untyped.dtype} and of shape {untyped.shape}"
     if isinstance(value, int) and value.bit_length() > 64:
         # Python refuses to print numbers of thousands of digits.
         return f"a number of {value.bit_length()} bits"
     try:
-        text = value.__name__ if isinstance(value, type) else repr(given)
+        text = value.__name__ if isinstance(value, type) else repr(untyped)
     except ValueError:
         # A sequence may contain such a number.
-        return f"an object of {type(given).__name__}"
-    return text if len(text) <= 100 and " at 0x" not in text else f"an object of {type(given).__name__}"
+        return f"an object of {type(untyped).__name__}"
+    return text if len(text) <= 100 and " at 0x" not in text else f"an object of {type(untyped).__name__}"
 
 
-def said(where: str, error: Exception) -> Exception:
+def said(operation: str, error: Exception) -> Exception:
     """Copy a NumPy error with its place; `ValueError` for a number that does not fit NumPy's types."""
     kind = ValueError if isinstance(error, OverflowError) else type(error)
-    return kind(f"{where}: {error}")
+    return kind(f"{operation}: {error}")

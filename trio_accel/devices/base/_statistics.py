@@ -191,7 +191,7 @@ class LaunchTimes:
     completed: int
 
 
-Ahead: TypeAlias = Literal["fully", "refused", "pending", "inline"]
+PreloadState: TypeAlias = Literal["fully", "refused", "pending", "inline"]
 
 
 @attrs.frozen(kw_only=True)
@@ -214,7 +214,7 @@ class ProgramCost:
     module: str
     imports: float
     makes: float
-    preloading: Ahead
+    preloading: PreloadState
     reason: str | None = None
 
 
@@ -242,36 +242,37 @@ class RecoveryCost:
         """The sum without a spare worker; None before the first context."""
         if self.context is None:
             return None
-        return self.context + sum(self._imports().values()) + sum(each.makes for each in self.programs)
+        return self.context + sum(self._imports().values()) + sum(program.makes for program in self.programs)
 
     @property
     def reason(self) -> str | None:
         """The reason why each worker imports modules; None if none does."""
-        found = {each.module: each.reason for each in self.programs if each.reason is not None}
+        reasons = {program.module: program.reason for program in self.programs if program.reason is not None}
         lines = [
-            f"module {module} is imported in each worker, because {why}" for module, why in found.items()
+            f"module {module} is imported in each worker, because {reason}"
+            for module, reason in reasons.items()
         ]
         return "; ".join(lines) or None
 
     def __str__(self) -> str:
         if self.context is None:
             return "restart not measured yet"
-        is_inline = any(each.preloading == "inline" for each in self.programs)
+        is_inline = any(program.preloading == "inline" for program in self.programs)
         parts = [f"{'context' if is_inline else 'worker and context'} {self.context:.2f} s"]
         parts += [f"import of {module} {seconds:.2f} s" for module, seconds in self._imports().items()]
-        parts += [f"constructor of {each.program} {each.makes:.2f} s" for each in self.programs]
+        parts += [f"constructor of {program.program} {program.makes:.2f} s" for program in self.programs]
         ready = ", which a spare has done" if self.spares else ""
-        why = f"; {self.reason}" if self.reason else ""
-        what = "first start" if self.is_first else "restart"
-        return f"{what} {self.seconds:.2f} s{ready}: {', '.join(parts)}{why}"
+        reason = f"; {self.reason}" if self.reason else ""
+        label = "first start" if self.is_first else "restart"
+        return f"{label} {self.seconds:.2f} s{ready}: {', '.join(parts)}{reason}"
 
     def _imports(self) -> dict[str, float]:
         """Return the seconds by module, because the first program of a worker pays for the others."""
-        found: dict[str, float] = {}
-        for each in self.programs:
-            if each.preloading not in ("fully", "inline"):
-                found[each.module] = max(found.get(each.module, 0.0), each.imports)
-        return found
+        imports: dict[str, float] = {}
+        for program in self.programs:
+            if program.preloading not in ("fully", "inline"):
+                imports[program.module] = max(imports.get(program.module, 0.0), program.imports)
+        return imports
 
 
 @attrs.define(eq=False)
@@ -294,7 +295,7 @@ class Recoveries:
     def __init__(self) -> None:
         self.context: float | None = None
         self._starts = 0
-        self.judge: Callable[[str], tuple[Ahead, str | None]] = lambda _: ("inline", None)
+        self.judge: Callable[[str], tuple[PreloadState, str | None]] = lambda _: ("inline", None)
         self.spares: Callable[[], int] = lambda: 0
         # The programs, by the backend's names of their libraries.
         self._programs: dict[str, _Program] = {}
@@ -318,7 +319,7 @@ class Recoveries:
         """Forget a closed program, or one after a failed opening."""
         self._programs.pop(library, None)
 
-    def made(self, library: str, seconds: float, imports: float) -> None:
+    def record_program(self, library: str, seconds: float, imports: float) -> None:
         """Record that a context has made a program; unknown programs are ignored.
 
         Args:
@@ -333,23 +334,23 @@ class Recoveries:
     def cost(self, libraries: Iterable[str] | None = None) -> RecoveryCost:
         """Return the cost of the next recovery, or only the part for some libraries."""
         chosen = self._programs if libraries is None else libraries
-        found = [self._programs[library] for library in chosen if library in self._programs]
+        programs = [self._programs[library] for library in chosen if library in self._programs]
         return RecoveryCost(
             context=self.context,
-            programs=tuple(map(self._of, found)),
+            programs=tuple(map(self._of, programs)),
             spares=self.spares(),
             is_first=self._starts == 1,
         )
 
     def _of(self, program: _Program) -> ProgramCost:
-        ahead, reason = self.judge(program.module)
+        preloading, reason = self.judge(program.module)
         # Another program of the module has paid for the import, which this program would pay without it.
-        paid = max(each.imports for each in self._programs.values() if each.module == program.module)
+        paid = max(sibling.imports for sibling in self._programs.values() if sibling.module == program.module)
         return ProgramCost(
             program=program.name,
             module=program.module,
-            imports=0.0 if ahead in ("fully", "inline") else paid,
+            imports=0.0 if preloading in ("fully", "inline") else paid,
             makes=program.makes,
-            preloading=ahead,
+            preloading=preloading,
             reason=reason,
         )

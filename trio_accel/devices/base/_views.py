@@ -31,7 +31,7 @@ def indexed(spec: ArraySpec, index: Index) -> ArraySpec:
         IndexError: An index is out of range, or there are too many.
     """
     parts: list[Any] = list(index) if isinstance(index, tuple) else [index]
-    for place, part in enumerate(parts):
+    for position, part in enumerate(parts):
         if part is None or part is Ellipsis or isinstance(part, slice):
             continue
         if not _is_whole(part):
@@ -40,13 +40,13 @@ def indexed(spec: ArraySpec, index: Index) -> ArraySpec:
                 "await ta.arrays.take(x, indices) of elements, await ta.arrays.compress(mask, x) by a mask"
             )
         # With a 0-d array as an index, NumPy would make a copy.
-        parts[place] = operator.index(part)
-        if abs(parts[place]) > sys.maxsize:
+        parts[position] = operator.index(part)
+        if abs(parts[position]) > sys.maxsize:
             raise IndexError(f"index {shown(part)} is out of bounds for shape {spec.shape}")
     if not any(part is Ellipsis for part in parts):
         # Without it, NumPy would read an element if all indices are integers.
         parts.append(...)
-    return seen(spec, lambda shadow: shadow[tuple(parts)])
+    return view_layout(spec, lambda shadow: shadow[tuple(parts)])
 
 
 def reshaped(spec: ArraySpec, shape: Sequence[int]) -> ArraySpec:
@@ -59,7 +59,7 @@ def reshaped(spec: ArraySpec, shape: Sequence[int]) -> ArraySpec:
     if min(sizes, default=0) < -1:
         raise ValueError(f"reshape: sizes must be at least 0, and one may be -1, got {sizes}")
     try:
-        return seen(spec, lambda shadow: np.reshape(shadow, sizes, copy=False))
+        return view_layout(spec, lambda shadow: np.reshape(shadow, sizes, copy=False))
     except ValueError as error:
         if "copy" not in str(error):
             raise ValueError(f"reshape: {error}") from None
@@ -75,7 +75,7 @@ def broadcast(spec: ArraySpec, shape: Ints) -> ArraySpec:
     Raises:
         ValueError: The array does not broadcast to this shape.
     """
-    return spec if spec.shape == shape else seen(spec, lambda shadow: np.broadcast_to(shadow, shape))
+    return spec if spec.shape == shape else view_layout(spec, lambda shadow: np.broadcast_to(shadow, shape))
 
 
 def permuted(spec: ArraySpec, order: Sequence[int]) -> ArraySpec:
@@ -89,7 +89,7 @@ def permuted(spec: ArraySpec, order: Sequence[int]) -> ArraySpec:
         raise np.exceptions.AxisError(f"axes {tuple(order)} are not those of shape {spec.shape}")
     if len({axis % len(spec.shape) for axis in order}) < len(spec.shape):
         raise ValueError(f"axes must name each axis of shape {spec.shape} once, got {tuple(order)}")
-    return seen(spec, lambda shadow: shadow.transpose(order))
+    return view_layout(spec, lambda shadow: shadow.transpose(order))
 
 
 def transposed(spec: ArraySpec) -> ArraySpec:
@@ -156,7 +156,7 @@ def reach(spec: ArraySpec) -> tuple[int, int]:
     return start, end
 
 
-def seen(spec: ArraySpec, change: Callable[[HostArray], HostArray]) -> ArraySpec:
+def view_layout(spec: ArraySpec, change: Callable[[HostArray], HostArray]) -> ArraySpec:
     """Return the layout of a NumPy view of an array with this layout, without memory.
 
     Raises:

@@ -58,11 +58,11 @@ class Availability:
 
     async def watch(self) -> AsyncGenerator[int]:
         """Iterate over the generations: the current one, then each new one, until the end."""
-        seen = 0
+        generation = 0
         while not self.is_ended:
-            if self.is_ready and self.generation != seen:
-                seen = self.generation
-                yield seen
+            if self.is_ready and self.generation != generation:
+                generation = self.generation
+                yield generation
             else:
                 await self._changed.park()
 
@@ -119,7 +119,7 @@ class Alarms:
 
     def set(self, key: Hashable, deadline: float, callback: Callable[[], None]) -> None:
         """Call back at the deadline; only one alarm per key."""
-        is_next = all(deadline < other for other, _ in self._alarms.values())
+        is_next = all(deadline < scheduled for scheduled, _ in self._alarms.values())
         self._alarms[key] = (deadline, callback)
         if is_next:
             self._changed.set()
@@ -220,13 +220,13 @@ class SubmissionTurn:
         if self.ready is not None:
             self.ready.set()
 
-    def follow(self, other: SubmissionTurn) -> None:
+    def follow(self, earlier: SubmissionTurn) -> None:
         """Follow another turn, unless it is over."""
-        if other.is_over or other is self:
+        if earlier.is_over or earlier is self:
             return
-        if other.followers is None:
-            other.followers = []
-        other.followers.append(self)
+        if earlier.followers is None:
+            earlier.followers = []
+        earlier.followers.append(self)
         self.waits_for += 1
 
     def end(self) -> list[SubmissionTurn]:
@@ -293,7 +293,7 @@ class SubmissionOrder:
             writers[block] = turn
         return turn
 
-    def leave(self, turn: SubmissionTurn, made: Iterable[int] = ()) -> None:
+    def leave(self, turn: SubmissionTurn, outputs: Iterable[int] = ()) -> None:
         """Leave the order after the launch, or without one: operations that wait for this turn continue.
 
         An operation withdrawn during its wait keeps its place until its turn, because later operations follow
@@ -301,12 +301,12 @@ class SubmissionOrder:
 
         Args:
             turn: Its turn.
-            made: The blocks that it was to make. No earlier operation uses them. So after a withdrawal,
+            outputs: The blocks that it was to make. No earlier operation uses them. So after a withdrawal,
                 another operation that makes them need not follow this turn.
         """
         turn.is_leaving = True
         if turn.waits_for or turn.is_over:
-            for block in made:
+            for block in outputs:
                 if self._writers.get(block) is turn:
                     del self._writers[block]
             return
@@ -316,9 +316,9 @@ class SubmissionOrder:
             return
         leaving = turn.end()
         while leaving:
-            left = leaving.pop()
-            self._forget(left)
-            leaving += left.end()
+            follower = leaving.pop()
+            self._forget(follower)
+            leaving += follower.end()
 
     def _forget(self, turn: SubmissionTurn) -> None:
         writers, readers = self._writers, self._readers

@@ -164,8 +164,8 @@ class AnswerHandler:
         if link.is_serving:
             self.on_prepared()
 
-    def _on_made(self, link: WorkerLink, library: str, taken: int, imports: int) -> None:
-        self._device.recoveries.made(library, taken * 1e-9, imports * 1e-9)
+    def _on_program_opened(self, link: WorkerLink, library: str, taken: int, imports: int) -> None:
+        self._device.recoveries.record_program(library, taken * 1e-9, imports * 1e-9)
 
     def _on_closed(self, link: WorkerLink) -> None:
         expect(self._outcomes.is_closing, "closed: it was not told to")
@@ -261,7 +261,7 @@ class AnswerHandler:
         """Count an operation for the tree. The next workers open a library in advance after its success."""
         library = request.library
         if error is None and request.suspicion is not None:
-            request.suspicion.left.discard(request.number)
+            request.suspicion.remaining.discard(request.number)
         if isinstance(error, ActorFailedError):
             self.actors.failed[library] += 1
         else:
@@ -310,7 +310,7 @@ class AnswerHandler:
                 raise NonsenseError(f"granted: request {number} is not a lease")
             expect(address[0] == request.array.block, f"granted: another block than that of request {number}")
             if isinstance(request, BorrowRequest):
-                request.known(link)
+                request.record_mapped(link)
             else:
                 self._chunks.check_address(address)
             request.address = address
@@ -355,7 +355,7 @@ class AnswerHandler:
                 self._chunks.missing[number] = error
                 self._nursery.start_soon(self._ask_for_chunk, link, number)
             else:
-                link.send(_orders.kept(number))
+                link.send(_orders.chunk_received(number))
                 self._pool.share(chunk, link)
                 return
         # The worker has failed for good, and the application knows of no block in this chunk.
@@ -407,9 +407,9 @@ def _check_done(
     Raises:
         NonsenseError: It contains others, or an address is impossible.
     """
-    made = request.launch.allocations if isinstance(request, OperationRequest) else ()
+    allocations = request.launch.allocations if isinstance(request, OperationRequest) else ()
     for address in addresses:
-        if address[:2] not in made:
+        if address[:2] not in allocations:
             block, nbytes, *_ = address
             raise NonsenseError(f"request {request.number} makes no block {block} of {nbytes} bytes")
         chunks.check_address(address)
@@ -463,4 +463,4 @@ def record_of(name: str, level: int, text: str, pid: int, device: str) -> loggin
     return record
 
 
-_HANDLERS = handlers(_answers.KINDS, AnswerHandler, given=("link",))
+_HANDLERS = handlers(_answers.KINDS, AnswerHandler, leading=("link",))

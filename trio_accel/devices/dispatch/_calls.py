@@ -84,7 +84,7 @@ from ._requests import RequestSender
 
 @attrs.define(eq=False)
 class _Question:
-    what: str
+    kind: str
     done: trio.Event = attrs.field(factory=trio.Event)
     value: Any = None
     is_lost: bool = False
@@ -107,11 +107,11 @@ class Questions:
     def __len__(self) -> int:
         return len(self._calls)
 
-    async def ask(self, what: str, path: str = "") -> Any:
+    async def ask(self, kind: str, path: str = "") -> Any:
         """Ask the active worker, and the next one if it is lost before it answers.
 
         Args:
-            what: ``"count"``, ``"synchronize"``, or ``"close"`` with the import path of a library.
+            kind: ``"count"``, ``"synchronize"``, or ``"close"`` with the import path of a library.
             path: The import path of the library to close.
 
         Raises:
@@ -128,8 +128,8 @@ class Questions:
             sender.send_released()
             self._last += 1
             number = self._last
-            call = self._calls[number] = _Question(what)
-            sender.link.send(_orders.call(number, what, path), now=True)
+            call = self._calls[number] = _Question(kind)
+            sender.link.send(_orders.call(number, kind, path), now=True)
             try:
                 await call.done.wait()
             finally:
@@ -149,7 +149,7 @@ class Questions:
             NonsenseError: The question is unknown, or the answer does not fit it.
         """
         call = self._calls.get(number)
-        if number > self._last or (call is not None and (value is None) is (call.what == "count")):
+        if number > self._last or (call is not None and (value is None) is (call.kind == "count")):
             raise NonsenseError(f"result: it answers no call that was made, {number}")
         # Count now, and not when the caller runs, because more may have happened by then.
         counted = None if value is None else self._count(pid, value)
@@ -159,7 +159,7 @@ class Questions:
 
     def _count(self, pid: int, value: Any) -> DeviceStatistics:
         """Combine the current counts of the worker and this process."""
-        launched, completed, in_flight, memory, usage, kept = value
+        launched, completed, in_flight, memory, usage, kept_counts = value
         link = self._sender.link
         templates = KeptCounts() if link is None else link.templates.kept.counts
         return DeviceStatistics(
@@ -174,7 +174,7 @@ class Questions:
             libraries=by_title(_libraries(usage)),
             kept={
                 "link": KeptStatistics.of(templates),
-                "executor": KeptStatistics(**dict(zip(KEPT_COUNTS, kept, strict=True))),
+                "executor": KeptStatistics(**dict(zip(KEPT_COUNTS, kept_counts, strict=True))),
             },
             actors=self._device.blocks.bytes_by_actor(),
             process=ProcessStatistics.of(pid),
@@ -243,14 +243,14 @@ class WorkerLeases:
     def borrow(self, loan: Loan, stay: Stay | None) -> Borrowed:
         """Make a leased array, of another device or this one, known to the worker."""
         assert isinstance(loan, WorkerLoan)  # a worker cannot reach other memory
-        assert loan.place is not None
+        assert loan.location is not None
         block = BorrowedBlock(self._device.blocks, loan.ref.block)
         is_own = loan.ref.block.table is self._device.blocks
         array = attrs.evolve(loan.ref.spec, block=block.id)
         number = self._requests.next_number()
-        chunk = loan.place.chunk
-        told = chunk.number if is_own else chunk.abroad
-        request = BorrowRequest(number, array, loan.place, told, loan.end, stay=stay)
+        chunk = loan.location.chunk
+        chunk_number = chunk.number if is_own else chunk.abroad
+        request = BorrowRequest(number, array, loan.location, chunk_number, loan.end, stay=stay)
         loan.users += 1
         # If the worker has the chunk mapped, later operations can be sent without waiting for its answer.
         link = self._sender.link
@@ -314,33 +314,33 @@ class WorkerLoan(Loan):
     """An array that a worker holds for other devices.
 
     Attributes:
-        place: The place of its block, once the lease is granted.
+        location: The place of its block, once the lease is granted.
     """
 
     _request: LeaseRequest
     _leases: WorkerLeases
-    place: Place | None = attrs.field(default=None, init=False)
+    location: Place | None = attrs.field(default=None, init=False)
 
     async def wait(self, verb: str) -> None:
         """See `Loan.wait`."""
         _, nbytes, number, offset = await self._leases.granted(self._request, self.ref.block, verb)
-        self.place = Place(self._leases.chunk(number, nbytes), offset, nbytes)
+        self.location = Place(self._leases.chunk(number, nbytes), offset, nbytes)
         # Readers may need the chunk's descriptor again.
-        self.place.chunk.loans += 1
+        self.location.chunk.loans += 1
 
     def map_to(self, device: AccelDevice, block: int) -> int:
         """See `Loan.map_to`."""
-        assert self.place is not None
-        chunk, number = self.place.chunk, next_abroad()
+        assert self.location is not None
+        chunk, number = self.location.chunk, next_abroad()
         device.map_chunk(number, chunk.nbytes, chunk.open_to_read(), write=False)
-        device.expect((PlacedBlock(block, self.place.nbytes, number, self.place.offset),))
+        device.expect((PlacedBlock(block, self.location.nbytes, number, self.location.offset),))
         return number
 
     def give_back(self) -> None:
         """See `Loan.give_back`."""
         self._leases.give_back(self._request)
-        if self.place is not None:
-            self.place.chunk.end_loan()
+        if self.location is not None:
+            self.location.chunk.end_loan()
 
 
 @attrs.frozen(eq=False)
@@ -448,15 +448,17 @@ class WorkerActors:
     ) -> ActorSnapshot:
         node = self._nodes[path]
 
-        def counted(now: Mapping[str, int], before: Mapping[str, int]) -> int:
+        def counted(now: Mapping[str, int], previous: Mapping[str, int]) -> int:
             return sum(
-                count - before.get(library, 0)
+                count - previous.get(library, 0)
                 for library, count in now.items()
                 if is_actor_of(path, node.actor_class, library)
             )
 
-        own = (queue for library, queue in queues.items() if is_actor_of(path, node.actor_class, library))
-        queue = next(own, _IDLE)
+        matching = (
+            queue for library, queue in queues.items() if is_actor_of(path, node.actor_class, library)
+        )
+        queue = next(matching, _IDLE)
         return ActorSnapshot(
             path=path,
             actor_class=node.actor_class,

@@ -350,7 +350,7 @@ class LeftMemory:
 
     def leave(self, system: ActorSystem) -> None:
         """Leave the memory to the system, because no device owns it any longer."""
-        _left.setdefault(system, set()).add(self)
+        _left_memory.setdefault(system, set()).add(self)
         self.generation = max(self.generation, self.blocks.availability.generation)
         # No worker maps the chunks any longer.
         self.chunks.on_drop = lambda chunk: None
@@ -359,7 +359,7 @@ class LeftMemory:
 
     def take(self, system: ActorSystem) -> None:
         """Take it back for a device."""
-        _left.get(system, set()).discard(self)
+        _left_memory.get(system, set()).discard(self)
 
     def free(self) -> None:
         """Free everything; the arrays are lost."""
@@ -372,10 +372,10 @@ class LeftMemory:
 
 
 # The table must not keep the system alive.
-_left: weakref.WeakKeyDictionary[ActorSystem, set[LeftMemory]] = weakref.WeakKeyDictionary()
+_left_memory: weakref.WeakKeyDictionary[ActorSystem, set[LeftMemory]] = weakref.WeakKeyDictionary()
 
 
 def free_left_memory(system: ActorSystem) -> None:
     """End with the system: the memory that its devices left can no longer be adopted."""
-    for memory in _left.pop(system, set()):
+    for memory in _left_memory.pop(system, set()):
         memory.free()

@@ -100,25 +100,25 @@ class Travel:
         if not isinstance(spec, (CopyFromHostSpec, CopyToHostSpec)):
             return spec
         host, copies = spec.host, self._copies
-        place = copies.pool.find(host) if host.flags.c_contiguous else None
-        if place is not None:
-            copies.await_slab(place[0], arrivals)
+        slab_position = copies.pool.find(host) if host.flags.c_contiguous else None
+        if slab_position is not None:
+            copies.await_slab(slab_position[0], arrivals)
             return spec
         if host.nbytes <= ON_THE_SPOT:
             return spec
         region = copies.pool.stage(host.nbytes)
         copies.await_slab(region.slab.number, arrivals)
-        between = region.array(host.shape, host.dtype)
+        staged = region.array(host.shape, host.dtype)
         self._replaced.append(host)
         if isinstance(spec, CopyToHostSpec):
-            self._downloads.append(Copying(host, between))
+            self._downloads.append(Copying(host, staged))
         else:
             filled = Arrival()
             arrivals.append(filled)
-            self._uploads.append((Copying(between, host), filled))
+            self._uploads.append((Copying(staged, host), filled))
             copies.nursery.start_soon(copies.fill, *self._uploads[-1])
         same: Any = spec
-        changed: _SpecT = attrs.evolve(same, host=between)
+        changed: _SpecT = attrs.evolve(same, host=staged)
         return changed
 
     async def fetch(self) -> None:
@@ -195,10 +195,10 @@ class InlineCopies:
 
     def _goes_straight(self, host: HostArray) -> bool:
         """Return whether the device itself transfers a host array now, or copies it on the spot."""
-        place = self.pool.find(host) if host.flags.c_contiguous else None
-        if place is None:
+        slab_position = self.pool.find(host) if host.flags.c_contiguous else None
+        if slab_position is None:
             return host.nbytes <= ON_THE_SPOT
-        return self._registrar.registration(place[0]) is None
+        return self._registrar.registration(slab_position[0]) is None
 
     def await_slab(self, slab: int, arrivals: list[Arrival]) -> None:
         """Add the arrival of a slab's registration, unless it has finished."""
@@ -241,7 +241,7 @@ class InlineDispatch:
         self.options: DeviceOptions = device.options
         self.hooks: list[EngineHook] = device.hooks
         self.blocks: BlockTable = device.blocks
-        self.made: Callable[[str, float, float], None] = device.recoveries.made
+        self.program_opened: Callable[[str, float, float], None] = device.recoveries.record_program
         # Operations have the submitter's context variables, and no other process counts their launches.
         self.variables: Context | None = None
         self.nursery: trio.Nursery
@@ -291,7 +291,7 @@ class InlineDispatch:
             ContextActor, self, name="context", policy=context_policy(self.options)
         )
 
-    def place(self, path: str) -> InPlace | None:
+    def in_place(self, path: str) -> InPlace | None:
         """Return the object that computes chains in their callers' tasks; None if impossible.
 
         Args:
@@ -299,10 +299,10 @@ class InlineDispatch:
         """
         session = self.session
         library = None if session is None else session.libraries.get(path)
-        found = None if library is None else unobserved_actor(library)
-        if session is None or library is None or found is None or not self.options.in_place:
+        unobserved = None if library is None else unobserved_actor(library)
+        if session is None or library is None or unobserved is None or not self.options.in_place:
             return None
-        actor = found[0]
+        actor = unobserved[0]
         if self._place is None or self._place.actor is not actor:
             self._place = InPlace(session.engine, library, actor) if actor.is_plain else None
         return self._place
@@ -331,10 +331,10 @@ class InlineDispatch:
         blocks = self._device.blocks
         blocks.valid_since = session.generation
         blocks.release = session.engine.release_all
-        for one in self.borrowed:
+        for loan in self.borrowed:
             # If the memory of a borrowed array was freed, the array is lost here as well.
             with suppress(AccelError):
-                one.begin(session)
+                loan.begin(session)
         self._device.availability.begin(session.generation)
 
     def prepared(self) -> None:
@@ -401,8 +401,8 @@ class InlineDispatch:
                 continue
             except (ActorFailedError, ContextLostError) as error:
                 losses += 1
-                why = self._policy.why_it_fails(losses, is_repeatable=_are_borrowed(uses))
-                self._check_loss(error, launch, library, engine, may_run_again=why is None)
+                reason = self._policy.why_it_fails(losses, is_repeatable=_are_borrowed(uses))
+                self._check_loss(error, launch, library, engine, may_run_again=reason is None)
                 continue
             finally:
                 self._asking -= 1

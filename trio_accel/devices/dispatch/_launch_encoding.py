@@ -119,10 +119,10 @@ class TemplateTable:
                 self.kept.counts.found += 1
                 order = tuple(map(_BLOCK, spec.read + spec.updated + spec.written))
                 return framed.number, order, (spec.given,)
-        found = _spec_key(launch.spec, host)
-        if found is None:
+        parts = _spec_key(launch.spec, host)
+        if parts is None:
             return None
-        key, blocks, packed = found
+        key, blocks, packed = parts
         key += launch.name, launch.library
         for block, nbytes in launch.allocations:
             key.append(nbytes)
@@ -138,19 +138,19 @@ class TemplateTable:
         positions: dict[int, int] = {}
         position_of = positions.setdefault
         key += [position_of(block, len(positions)) for block in blocks]
-        whole = tuple(key)
-        kept = self.kept
-        plan = kept.plans.get(whole)
+        full_key = tuple(key)
+        cache = self.kept
+        plan = cache.plans.get(full_key)
         if plan is not None:
             plan.is_used = True
-            kept.counts.found += 1
-        elif not kept.see(whole):
+            cache.counts.found += 1
+        elif not cache.see(full_key):
             # Many launches occur only once, so the second makes the template.
-            kept.counts.seen += 1
+            cache.counts.seen += 1
             return None
         else:
             plain = _encode(launch, positions, host)
-            plan = kept.record(whole, launch.name)
+            plan = cache.record(full_key, launch.name)
             if self._forgotten:
                 # Sent in order with the launches, so that the worker forgets at the same point.
                 self._send(_orders.forget_templates(tuple(self._forgotten)))
@@ -202,7 +202,7 @@ def _spec_key(
     if described.packed or described.status:
         values, packed = _without_contents(described, list(values))
     array: Any
-    told: tuple[object, ...] | None
+    key_part: tuple[object, ...] | None
     value: object
     for value in values:
         kind = type(value)
@@ -221,10 +221,10 @@ def _spec_key(
             blocks += [array.block for array in arrays]
             key += len(arrays), *[array_key(array) for array in arrays]
         else:
-            told = address(cast("HostArray", value)) if kind is np.ndarray else value_key(value)
-            if told is None:
+            key_part = address(cast("HostArray", value)) if kind is np.ndarray else value_key(value)
+            if key_part is None:
                 return None
-            key += told
+            key += key_part
     return key, blocks, packed
 
 

@@ -91,7 +91,7 @@ class WorkerLink:
     _error: Exception | None = None
     _free_words: list[int] = attrs.field(factory=list[int])
     # The values of the words at its death.
-    _last: dict[str, int] | None = None
+    _final_words: dict[str, int] | None = None
     _changed: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
     _is_over: trio.Event = attrs.field(factory=trio.Event)
 
@@ -127,13 +127,13 @@ class WorkerLink:
     def forget_library(self, library: str) -> None:
         """Free the shared word of a closed library."""
         # A dead worker's words stay, because its requests are sorted by them (D58).
-        if self._last is None and library in self.words:
+        if self._final_words is None and library in self.words:
             self._free_words.append(self.words.pop(library))
 
     def started(self, library: str) -> int:
         """Return the number of a library's last request that it began to launch, even after its end."""
-        if self._last is not None:
-            return self._last.get(library, 0)
+        if self._final_words is not None:
+            return self._final_words.get(library, 0)
         word = self.words.get(library)
         return 0 if word is None else self.page.words[word]
 
@@ -215,12 +215,12 @@ class WorkerLink:
             _logger.info("device %s: worker process %d %s", self._path, pid, how, extra=extra)
         self.notify()
 
-    def kill_worker(self, why: str, error: Exception | None = None) -> None:
+    def kill_worker(self, reason: str, error: Exception | None = None) -> None:
         """Kill the worker. Messages that it has sent are still handled."""
         # The error belongs to the first reason, so it is stored before `_end` sets that.
         if self.how is None:
             self._error = error
-        self._end(why)
+        self._end(reason)
         self.process.kill()
 
     async def wait(self, condition: Callable[[], Any]) -> None:
@@ -287,20 +287,20 @@ class WorkerLink:
                     f"has requests and did not run for stuck_after = {stuck_after:g} s, and was killed"
                 )
 
-    async def _stands_still(self, tick: float, ticks: float, look: Callable[[], object]) -> bool:
-        """Wait until `look` has returned the same value, other than None, `ticks` times in a row.
+    async def _stands_still(self, tick: float, ticks: float, probe: Callable[[], object]) -> bool:
+        """Wait until `probe` has returned the same value, other than None, `ticks` times in a row.
 
         Checks are counted instead of seconds: if this process was stopped, time has passed for both.
 
         Returns:
             True when that happens; False once the worker has ended.
         """
-        last, still = None, 0
+        previous, still = None, 0
         while self.how is None:
             await trio.sleep(tick)
-            seen = look()
-            still = still + 1 if seen is not None and seen == last else 0
-            last = seen
+            value = probe()
+            still = still + 1 if value is not None and value == previous else 0
+            previous = value
             if still >= ticks:
                 return True
         return False
@@ -309,7 +309,7 @@ class WorkerLink:
         self.process.close()
         self.channel.close()
         # D58: the words are read after the death of the process, so they are its last state.
-        self._last = {library: self.page.words[word] for library, word in self.words.items()}
+        self._final_words = {library: self.page.words[word] for library, word in self.words.items()}
         self.page.close()
         # Waiting tasks continue last, when nothing of the worker is left.
         self._is_over.set()

@@ -45,9 +45,11 @@ class LossPolicy:
         firsts: dict[str, OperationRequest] = {}
         for request in begun:
             firsts.setdefault(request.library, request)
-        found = [first for library, first in firsts.items() if library != _COPIES] or list(firsts.values())
+        suspects = [first for library, first in firsts.items() if library != _COPIES] or list(firsts.values())
         # If all others run without a fault, the last suspect need not run again.
-        return sorted(found, key=lambda one: (self.guilty[one.library], -done.get(one.library, 0)))
+        return sorted(
+            suspects, key=lambda suspect: (self.guilty[suspect.library], -done.get(suspect.library, 0))
+        )
 
     def why_it_fails(self, losses: int, *, is_repeatable: bool, is_to_blame: bool = False) -> str | None:
         """Decide about an operation in flight at the loss.

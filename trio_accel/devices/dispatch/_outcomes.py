@@ -203,25 +203,25 @@ class OutcomePolicy:
         error: BaseException | None = None
         is_launched, invalid = True, ()
         if trouble is not None or request.failure is not None:
-            fate, is_launched, is_hit, found, invalid = trouble or _FINE
+            fate, is_launched, is_hit, reported_error, invalid = trouble or _FINE
             if fate == "withdrawn":
                 self._copies.unwind(request)
                 return (), None
-            if self._may_try_again(request, found, is_launched=is_launched):
+            if self._may_try_again(request, reported_error, is_launched=is_launched):
                 return None
-            error = self._error_of(found or request.failure, is_launched=is_launched)
+            error = self._error_of(reported_error or request.failure, is_launched=is_launched)
             if is_hit:
                 _strike(launch)
         if error is not None or results or request.hosts.is_used:
             self._copy(request, results, error)
         generation = device.availability.generation
-        made: list[int] = []
+        live_blocks: list[int] = []
         for block in launch.keep:
             # A departed caller's arrays are already released.
             if isinstance(block, Block) and not block.is_released:
                 # It may have been planned while the device lacked a context.
                 block.generation = generation
-                made.append(block.id)
+                live_blocks.append(block.id)
         if invalid or request.failure is not None:
             # If a copy failed, all arrays are invalid.
             launch.mark_damaged(error, None if request.failure is not None else invalid)
@@ -230,7 +230,7 @@ class OutcomePolicy:
             notify(device.hooks, launch, *_PHASES)
         # Deliver the outcome last, because its callback may use the arrays at once.
         request.finish(error)
-        return [address for address in addresses if address[0] in made] if addresses else (), error
+        return [address for address in addresses if address[0] in live_blocks] if addresses else (), error
 
     def end_plainly(self, request: OperationRequest, results: Sequence[bytes]) -> None:
         """End a successful operation, as `done` does without copies and hooks.
@@ -260,12 +260,12 @@ class OutcomePolicy:
             self._copies.fetch(request)
 
     def _may_try_again(
-        self, request: OperationRequest, found: Exception | None, *, is_launched: bool
+        self, request: OperationRequest, error: Exception | None, *, is_launched: bool
     ) -> bool:
         # The arrays that it changes in place may be partly changed.
         is_as_it_was = not is_launched or request.reads.isdisjoint(request.writes)
         # If all memory is too little, garbage cannot help, and collecting it blocks the loop.
-        is_short = isinstance(found, OutOfMemoryError) and found.requested <= found.total
+        is_short = isinstance(error, OutOfMemoryError) and error.requested <= error.total
         # A request runs again only once, and not if other requests may have been refused because of it.
         return is_short and is_as_it_was and not (request.shortages or request.invalidates or self.is_closing)
 
@@ -294,7 +294,11 @@ class OutcomePolicy:
             The requests for the next worker.
         """
         requests = list(requests)
-        begun = [one for one in requests if isinstance(one, OperationRequest) and _has_begun(one, link)]
+        begun = [
+            request
+            for request in requests
+            if isinstance(request, OperationRequest) and _has_begun(request, link)
+        ]
         if link.is_stuck and begun:
             requests.remove(begun[0])
             self._end_stuck(begun.pop(0))
@@ -305,19 +309,19 @@ class OutcomePolicy:
                 # the end of a lease on this device.
                 request.end()
         suspects = self._policy.suspects(begun, done) if link.has_faulted else []
-        suspicion = Suspicion(cause, self._device.generation, {one.number for one in suspects})
+        suspicion = Suspicion(cause, self._device.generation, {request.number for request in suspects})
         for rank, suspect in enumerate(suspects):
             suspect.rank, suspect.suspicion = rank, suspicion
         if not begun:
-            requests = [one for one in requests if not self._fails_to_open(one, link, cause)]
-        left: list[RemoteRequest] = []
+            requests = [request for request in requests if not self._fails_to_open(request, link, cause)]
+        repeated: list[RemoteRequest] = []
         needed: set[int] = set()
         for request in requests:
             if self._runs_again(request, link, cause, suspects, needed, lost_blocks):
-                left.append(request)
+                repeated.append(request)
                 if isinstance(request, OperationRequest):
                     needed |= request.needed
-        return left
+        return repeated
 
     def _fails_to_open(self, request: RemoteRequest, link: WorkerLink, cause: Exception) -> bool:
         """Fail a request if its library was being opened at repeated losses; return whether it failed.
@@ -362,9 +366,9 @@ class OutcomePolicy:
             _strike(request.launch)
             may = request.may_run_again(needed) and request.is_apart_from(lost_blocks)
             is_to_blame = suspects == [request]
-            why = self._policy.why_it_fails(request.losses, is_repeatable=may, is_to_blame=is_to_blame)
-            if why is not None:
-                self._fail_in_flight(request, cause, self._device.generation, why)
+            reason = self._policy.why_it_fails(request.losses, is_repeatable=may, is_to_blame=is_to_blame)
+            if reason is not None:
+                self._fail_in_flight(request, cause, self._device.generation, reason)
                 return False
             # An injected fault has struck, and would end the next context as well.
             request.launch = request.launch.without_fault()
@@ -401,18 +405,20 @@ class OutcomePolicy:
     def fail_if_guilty(self, request: RemoteRequest) -> bool:
         """Fail a suspect if all other suspects have run without a fault; return whether it failed."""
         assert isinstance(request, OperationRequest)  # leases cannot be suspects
-        found = request.suspicion
-        why = self._policy.why_it_fails(request.losses, is_repeatable=True, is_to_blame=True)
-        if found is None or found.left != {request.number} or why is None:
+        suspicion = request.suspicion
+        reason = self._policy.why_it_fails(request.losses, is_repeatable=True, is_to_blame=True)
+        if suspicion is None or suspicion.remaining != {request.number} or reason is None:
             return False
-        self._fail_in_flight(request, found.cause, found.generation, why)
+        self._fail_in_flight(request, suspicion.cause, suspicion.generation, reason)
         return True
 
-    def _fail_in_flight(self, request: OperationRequest, cause: Exception, generation: int, why: str) -> None:
-        """Fail an operation in flight at a loss; `why` is not empty if it caused the loss."""
-        self._policy.guilty[request.library] += bool(why) and not self.is_closing
+    def _fail_in_flight(
+        self, request: OperationRequest, cause: Exception, generation: int, reason: str
+    ) -> None:
+        """Fail an operation in flight at a loss; `reason` is not empty if it caused the loss."""
+        self._policy.guilty[request.library] += bool(reason) and not self.is_closing
         advice = request.launch.advice(is_kept=self._device.info.keeps_memory)
-        error = lost(cause, IN_FLIGHT, advice, is_closing=self.is_closing, why=why)
+        error = lost(cause, IN_FLIGHT, advice, is_closing=self.is_closing, blame=reason)
         error.generation = generation
         self._device.locate(error, request.launch.name)
         self._end_in_flight(request, error)

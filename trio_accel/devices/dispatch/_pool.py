@@ -20,7 +20,7 @@ from ..base._errors import is_shortage
 from ..base._host_pool import HostPool, Slab
 from ..base._library_paths import LibrariesInUse
 from ..base._options import SyncCompletion, window_of
-from ..base._statistics import Ahead
+from ..base._statistics import PreloadState
 from ..engine._device_state import DeviceState
 from ..engine._library_opener import blocks_of, modules_of
 from ..launcher._launcher import Launcher, LauncherError
@@ -70,17 +70,17 @@ def check_options(device: DeviceState) -> None:
         )
     for name in ("completion", "streams"):
         strategy = getattr(options, name)
-        why = None
+        problem = None
         if type(strategy).__module__ == "__main__":
-            why = "its class is defined in __main__; move it to a module"
+            problem = "its class is defined in __main__; move it to a module"
         else:
             try:
                 pickle.dumps(strategy)
             except Exception as error:  # noqa: BLE001  # a foreign class may raise anything
-                why = describe(error)
-        if why is not None:
+                problem = describe(error)
+        if problem is not None:
             raise NotSupportedError(
-                f"{name}={strategy!r} cannot be given to a worker process ({why}); "
+                f"{name}={strategy!r} cannot be given to a worker process ({problem}); "
                 "or open the device with isolation='inline'"
             )
 
@@ -157,7 +157,7 @@ class WorkerPool:
         self._recoveries.judge, self._recoveries.spares = self._judge, lambda: self.spares
         self._slabs.open(launcher)
 
-    def _judge(self, module: str) -> tuple[Ahead, str | None]:
+    def _judge(self, module: str) -> tuple[PreloadState, str | None]:
         """Return whether the next worker begins with a module, and why not."""
         if not self._preload:
             return "refused", "the backend has nothing imported ahead"
@@ -195,10 +195,10 @@ class WorkerPool:
 
     async def _wait_gone(self, successor: WorkerLink | None) -> None:
         """Wait for the end of abandoned workers that may still write to memory (D4)."""
-        for other in self.links:
-            is_over = other is not successor and other not in self._spares and other.how is not None
-            if is_over and not (other.is_silent and successor is not None):
-                await other.wait_gone()
+        for link in self.links:
+            is_over = link is not successor and link not in self._spares and link.how is not None
+            if is_over and not (link.is_silent and successor is not None):
+                await link.wait_gone()
 
     def refill(self) -> None:
         """Start as many spares as the options demand."""
@@ -226,9 +226,9 @@ class WorkerPool:
 
     def _prepare(self, link: WorkerLink, library: str) -> None:
         """Let a worker open a library in advance, if the places of its blocks are known."""
-        places = [self._chunks.blocks.get(block) for block in blocks_of(library)]
-        addresses = [place for place in places if place is not None and place[2] in self._chunks.chunks]
-        if len(addresses) == len(places):
+        entries = [self._chunks.blocks.get(block) for block in blocks_of(library)]
+        addresses = [entry for entry in entries if entry is not None and entry[2] in self._chunks.chunks]
+        if len(addresses) == len(entries):
             link.send(_orders.prepare(library, tuple(addresses)))
 
     def forget(self, library: str) -> None:
@@ -333,7 +333,7 @@ class WorkerPool:
         )
         # The link counts before it is ready, so that it gets memory made meanwhile.
         self._links.add(link)
-        self._nursery.start_soon(link.run, self._handle, self._on_end, self._gone)
+        self._nursery.start_soon(link.run, self._handle, self._on_end, self._forget_worker)
         in_use = self.in_use.paths
         placed = [library for library in in_use if blocks_of(library)]
         try:
@@ -362,7 +362,7 @@ class WorkerPool:
             raise
         return link
 
-    def _gone(self, link: WorkerLink) -> None:
+    def _forget_worker(self, link: WorkerLink) -> None:
         """Forget a worker after its end, and replace it if it was a spare."""
         self._links.discard(link)
         if link in self._spares:

@@ -391,12 +391,12 @@ class Suspicion:
     Attributes:
         cause: The loss of the context.
         generation: The lost generation of the device.
-        left: The numbers of the suspects without a faultless run since.
+        remaining: The numbers of the suspects without a faultless run since.
     """
 
     cause: Exception
     generation: int
-    left: set[int]
+    remaining: set[int]
 
 
 class OperationRequest(RemoteRequest):
@@ -466,21 +466,21 @@ class OperationRequest(RemoteRequest):
         self.launch.check_inputs()
         hosts, launch = self.hosts, self.launch
         # D59: a request sent to a lost worker without a template has copies known by index, and keeps them.
-        found = None if hosts.is_used else templates.find(launch, hosts.address)
-        if found is not None:
-            template, blocks, packed = found
+        template_parts = None if hosts.is_used else templates.find(launch, hosts.address)
+        if template_parts is not None:
+            template, blocks, packed = template_parts
             described = DESCRIPTORS[type(launch.spec)]
             if described.has_status:
                 words = [getattr(launch.spec, described.fields[index].name) for index in described.status]
-                hosts.filled = [one for one in words if one is not None]
+                hosts.filled = [status for status in words if status is not None]
             # A plain tuple, like the next one: this runs for each operation, and a constructor costs a call.
             return "replay", self.number, word, self.invalidates, template, blocks, released, packed
         # A template may have been used for a lost worker.
         if hosts.is_used or hosts.filled:
             hosts.begin()
         read, write = partial(hosts.tell, is_upload=True), partial(hosts.tell, is_upload=False)
-        whole = encode_launch(launch, read, write, hosts.fill_later)
-        return "request", self.number, word, self.invalidates, whole, released
+        encoded_launch = encode_launch(launch, read, write, hosts.fill_later)
+        return "request", self.number, word, self.invalidates, encoded_launch, released
 
     def _let_go(self) -> None:
         if self.hosts.is_used:
@@ -530,7 +530,7 @@ class BorrowRequest(LeaseRequest):
     Args:
         number: Its position in the order of the device's requests.
         array: The layout of the array, with its block's id in these operations.
-        place: Its place.
+        location: Its place.
         chunk: The number of its memory on this device: `Chunk.number` of its own memory, else `Chunk.abroad`.
         on_end: Called when no worker of this device reads it any longer.
         stay: Determines how long the worker keeps the memory mapped; None while it reads the array.
@@ -545,7 +545,7 @@ class BorrowRequest(LeaseRequest):
         self,
         number: int,
         array: ArraySpec,
-        place: Place,
+        location: Place,
         chunk: int,
         on_end: Callable[[], None],
         *,
@@ -553,11 +553,11 @@ class BorrowRequest(LeaseRequest):
     ) -> None:
         # It counts as a writer, so that waiting requests that read the array follow it.
         super().__init__(number, array, write=True)
-        self._place = place
+        self._place = location
         self._number = chunk
         self._on_end = on_end
         self._stay = stay
-        self.chunk: Chunk = place.chunk
+        self.chunk: Chunk = location.chunk
 
     def send(self, worker: WorkerLink, released: Ints) -> None:
         """Send it to a worker, with the chunk's descriptor unless the worker has mapped it.
@@ -565,11 +565,11 @@ class BorrowRequest(LeaseRequest):
         Raises:
             OutOfMemoryError: There are too many open files.
         """
-        place, chunk, stay = self._place, self.chunk, self._stay
+        location, chunk, stay = self._place, self.chunk, self._stay
         is_own = self._number == chunk.number
         is_known = is_own or worker in chunk.borrowers
         stays = stay is not None and not stay.is_over and not is_own
-        address = self.array.block, place.nbytes, self._number, place.offset
+        address = self.array.block, location.nbytes, self._number, location.offset
         descriptors: list[int] = []
         try:
             if not is_known:
@@ -578,13 +578,13 @@ class BorrowRequest(LeaseRequest):
                 _orders.borrow(self.number, released, address, chunk.nbytes, stays), descriptors, now=True
             )
         except OSError as error:
-            raise out_of_descriptors(place.nbytes, error) from error
+            raise out_of_descriptors(location.nbytes, error) from error
         finally:
             close_all(descriptors)
         if stay is not None and stays:
             stay.add(chunk, worker)
 
-    def known(self, worker: WorkerLink) -> None:
+    def record_mapped(self, worker: WorkerLink) -> None:
         """Record that a worker has the chunk mapped."""
         if worker in self.chunk.borrowers:
             self.chunk.borrowers[worker] = True

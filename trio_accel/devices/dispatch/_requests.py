@@ -319,13 +319,13 @@ class RequestSender:
         nursery.start_soon(self._send_released_soon)
         nursery.start_soon(self._drain_meanwhile)
 
-    def begin(self, link: WorkerLink, told: Iterable[int]) -> None:
+    def begin(self, link: WorkerLink, known_blocks: Iterable[int]) -> None:
         """Begin with a worker that knows these blocks."""
         self.link = link
         link.is_serving = True
         # The program may have released blocks since the list for this worker was made.
         self._released, self._released_bytes = [], 0.0
-        self._release([block for block in told if block not in self._chunks.blocks])
+        self._release([block for block in known_blocks if block not in self._chunks.blocks])
         self._device.blocks.release = self._release
 
     def end(self) -> None:

@@ -138,11 +138,13 @@ class Generations:
         link = self._sender.link
         return self.answers.actors.snapshots({} if link is None else self._requests.queues_by(link.started))
 
-    def _begin(self, context: ActorContext, link: WorkerLink, number: int, told: Iterable[int]) -> None:
+    def _begin(
+        self, context: ActorContext, link: WorkerLink, number: int, known_blocks: Iterable[int]
+    ) -> None:
         # The callbacks are set before the requests are sent, because they report the first success of these.
         self.answers.on_first_success = partial(self._progress, context)
         self.answers.on_prepared = partial(self._prepared, context)
-        self._sender.begin(link, told)
+        self._sender.begin(link, known_blocks)
         self._device.availability.begin(number)
         path, pid = self._device.path, link.process.pid
         extra = {"device": path, "pid": pid, "generation": number}
@@ -213,9 +215,9 @@ class Generations:
             error.generation = self._device.generation
         for request in (*self._requests.close(), *self._requests.take_waiting()):
             # Each gets its own object, because tasks that raise the same object would write to one traceback.
-            again = attrs.evolve(error)
-            again.__cause__ = given_up
-            self._outcomes.refuse(request, again)
+            copied_error = attrs.evolve(error)
+            copied_error.__cause__ = given_up
+            self._outcomes.refuse(request, copied_error)
         self._calls.lose()
 
     def _ended(self, link: WorkerLink) -> None:
@@ -254,11 +256,11 @@ class Generations:
             self._chunks.blocks.clear()
             self._device.blocks.lose()
             self._device.blocks.valid_since = self._device.generation + 1
-        again = self._outcomes.sort(had, link, error, self.answers.actors.handled, lost_blocks)
+        repeated = self._outcomes.sort(had, link, error, self.answers.actors.handled, lost_blocks)
         if not self._device.info.keeps_memory:
-            waiting = [*again, *self._requests.take_waiting()]
-            again = list(self._outcomes.without_lost(waiting, lost_blocks))
-        self._requests.put_back(again)
+            waiting = [*repeated, *self._requests.take_waiting()]
+            repeated = list(self._outcomes.without_lost(waiting, lost_blocks))
+        self._requests.put_back(repeated)
         self.answers.actors.clear()
         if self._context is not None and not self._outcomes.is_closing:
             self._context.crash(error)
@@ -485,7 +487,7 @@ class WorkerDispatch:
                 request.launch.forget()
         return planned.result()
 
-    def place(self, _path: str) -> None:
+    def in_place(self, _path: str) -> None:
         """Return None, because the memory belongs to the worker."""
 
     def due(self) -> tuple[Channel, Take] | None:
@@ -577,7 +579,7 @@ class WorkerDispatch:
         if link is not None and not request.hosts.is_copied:
             # The worker gets this before the end of the copies, because no kernel may see data that they did
             # not copy.
-            link.send(_orders.left(request.number), now=True)
+            link.send(_orders.caller_left(request.number), now=True)
         self._copies.cancel(request)
         request.leave()
 

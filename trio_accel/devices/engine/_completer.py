@@ -87,7 +87,7 @@ def _leave_hosts(launch: Launch) -> bool | None:
         Whether the operation no longer uses any. False if that will be so soon, None if it may take as long
         as the operation.
     """
-    is_seen = not launch.writes <= launch.made
+    is_seen = not launch.writes <= launch.new_blocks
     if launch.staged and not is_seen:
         # Do this first, because a kernel, perhaps code of the program, must not see missing data.
         launch.spec.is_withdrawn = True
@@ -95,10 +95,10 @@ def _leave_hosts(launch: Launch) -> bool | None:
         spec for spec in (launch.spec, *launch.staged) if isinstance(spec, (CopyFromHostSpec, CopyToHostSpec))
     ]
     is_free = True
-    for kept in launch.keep:
-        if isinstance(kept, (Block, tuple)):
+    for item in launch.keep:
+        if isinstance(item, (Block, tuple)):
             continue
-        by = [spec for spec in copies if spec.host is kept]
+        by = [spec for spec in copies if spec.host is item]
         if not by:
             # The operation itself uses the array while it runs.
             return None
@@ -249,9 +249,9 @@ class Completer:
         if load.finished == finished:
             return
         # Queues of other libraries on the same stream may also have waited for room.
-        for other in tuple(self.queues.all) if was_full else (queue,):
-            if other.load is load and other.changed is not None:
-                other.notify()
+        for neighbour in tuple(self.queues.all) if was_full else (queue,):
+            if neighbour.load is load and neighbour.changed is not None:
+                neighbour.notify()
         if queue.on_idle is not None:
             self.queues.sweep(queue)
 
@@ -303,7 +303,7 @@ class Completer:
         # A library that refuses has not changed anything; a program's own method may have.
         is_damaged = classify(error) is FailureClass.SUSPECT or isinstance(error, Refused)
         self._mark_damaged(launch, error, is_damaged=is_damaged)
-        self._memory.release_all(launch.made)
+        self._memory.release_all(launch.new_blocks)
         if reply is not None:
             self._tell(operation, reply, error)
         notify(self._hooks, launch, Phase.REPLY)
@@ -311,7 +311,7 @@ class Completer:
     def _mark_damaged(self, launch: Launch, error: Exception, *, is_damaged: bool) -> None:
         """Invalidate the arrays that a failed operation made, and the changed ones if they are damaged."""
         is_damaged = is_damaged and not leaves_unchanged(error)
-        launch.mark_damaged(error, None if is_damaged else launch.made)
+        launch.mark_damaged(error, None if is_damaged else launch.new_blocks)
 
     def _tell(self, operation: InFlight, reply: Reply, error: Exception) -> None:
         # This may lose the context. The operation has already left its queue, or lost its reply there, so
@@ -324,8 +324,8 @@ class Completer:
         else:
             # Others may still wait for the event, which keeps its error. The caller's frames, which are added
             # when the error is raised there, would keep the arrays that the operation was to make alive.
-            told = bare(error).with_traceback(error.__traceback__)
-            reply.fail(cast("Exception", told))
+            bare_error = bare(error).with_traceback(error.__traceback__)
+            reply.fail(cast("Exception", bare_error))
 
     def fail_all(self, cause: BaseException | None) -> None:
         """Fail everything in flight, because the context is lost."""

@@ -155,7 +155,7 @@ class ContextActor(LibraryOpener):
         )
         session = Session(engine.generation, engine, context, self.discard, owner.variables)
         self._engine, self._libraries = engine, session.libraries
-        self._found = session.submissions.found
+        self._take_library = session.submissions.take_library
         cause: BaseException | None = None
         try:
             async with trio.open_nursery() as nursery:
@@ -295,7 +295,7 @@ class Submissions:
         self._engine.over(launch)
         return True
 
-    def found(self, path: str, library: Ref[LibraryActor]) -> None:
+    def take_library(self, path: str, library: Ref[LibraryActor]) -> None:
         """Take an open library: operations that wait for it precede all later operations.
 
         Other operations rely on that order, and would otherwise wait for each other for ever: see

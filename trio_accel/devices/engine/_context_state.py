@@ -35,7 +35,7 @@ class EngineObserver(Protocol):
     def looked(self, number: int, /) -> None:
         """Record the number of the engine's checks of operations in flight; 0 if there are none."""
 
-    def made(self, library: str, seconds: float, imports: float, /) -> None:
+    def program_opened(self, library: str, seconds: float, imports: float, /) -> None:
         """Record that a program was made: its library's name, the total seconds, and the import's share."""
 
     def progressed(self) -> None:
@@ -76,7 +76,7 @@ class ContextState:
         """Lose the context: end everything in flight, and start its replacement."""
         raise NotImplementedError
 
-    def give_up(self, cause: Exception | None, why: str) -> None:
+    def give_up(self, cause: Exception | None, reason: str) -> None:
         """End everything in flight, because the context's actor has failed or will fail."""
         raise NotImplementedError
 
@@ -137,7 +137,7 @@ class Watchdog:
     async def run(self) -> None:
         """Watch operations in flight, until cancelled."""
         number, blocks, watched = 0, self._blocks, 0.0
-        most = max(_INTERVAL, _MOST_OF_LIMIT * (self._stuck_after or 0.0))
+        max_elapsed = max(_INTERVAL, _MOST_OF_LIMIT * (self._stuck_after or 0.0))
         try:
             while True:
                 if not self._leases.tails and not any(queue.operations for queue in self._queues):
@@ -153,10 +153,10 @@ class Watchdog:
                 self._observer.looked(number)
                 since = trio.current_time()
                 await trio.sleep(_INTERVAL)
-                watched += min(trio.current_time() - since, most)
+                watched += min(trio.current_time() - since, max_elapsed)
                 blocks.drain()
                 if not self._context.is_lost:
-                    self._look(watched)
+                    self._check(watched)
         finally:
             # From here on, dropped blocks notify the loop again. The end of the context drains the rest.
             blocks.is_watched = False
@@ -176,7 +176,7 @@ class Watchdog:
         if idle is not None:
             idle.set()
 
-    def _look(self, now: float) -> None:
+    def _check(self, now: float) -> None:
         for queue in self._queues:
             # D9: after a fault the driver calls no host function, so only a query detects the loss.
             if queue.operations and (failure := queue.stream.failure) is not None:

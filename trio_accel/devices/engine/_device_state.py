@@ -179,8 +179,8 @@ class DeviceState:
             return self._given_up_for_now()
         ended = self.actor.terminated
         if ended is None:
-            gone = f"the device is closed, or was given up{self.tell_arrays()}"
-            return DeviceLostError(gone, device=self.name)
+            message = f"the device is closed, or was given up{self.tell_arrays()}"
+            return DeviceLostError(message, device=self.name)
         error = ended.error
         if error is None:
             return DeviceLostError("the device is closed", device=self.name)
@@ -188,9 +188,9 @@ class DeviceState:
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, DeviceLostError):
             cause = cause.__cause__
-        why = describe(error) if cause is None else cause.message
+        reason = describe(error) if cause is None else cause.message
         lost = DeviceLostError(
-            f"{self.path}: the device was given up: {why}{self.tell_arrays()}",
+            f"{self.path}: the device was given up: {reason}{self.tell_arrays()}",
             device=self.name,
             generation=self.generation,
         )
@@ -198,15 +198,15 @@ class DeviceState:
         return lost
 
     def _given_up_for_now(self) -> DeviceLostError:
-        left = max(self._opened_again - trio.current_time(), 0.0)
+        remaining = max(self._opened_again - trio.current_time(), 0.0)
         cause = self._rests_over
-        why = "its context ended by itself" if cause is None else describe(cause)
-        when = f"in {left:.2f} s" if left else "now"
+        reason = "its context ended by itself" if cause is None else describe(cause)
+        when = f"in {remaining:.2f} s" if remaining else "now"
         lost = DeviceLostError(
-            f"{self.path}: the device was given up: {why}; it is opened again {when}: ask again then",
+            f"{self.path}: the device was given up: {reason}; it is opened again {when}: ask again then",
             device=self.name,
             generation=self.generation,
-            retry_after=left,
+            retry_after=remaining,
         )
         lost.__cause__ = cause
         return lost

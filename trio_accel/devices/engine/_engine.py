@@ -46,13 +46,13 @@ class KernelLibraries:
 
     Args:
         device: The device of the context.
-        made: Called when a program's library is open, with its name, the seconds of the opening, and those of
-            the import.
+        on_opened: Called when a program's library is open, with its name, the seconds of the opening, and the
+            seconds of the import.
     """
 
-    def __init__(self, device: AccelDevice, made: Callable[[str, float, float], None]) -> None:
+    def __init__(self, device: AccelDevice, on_opened: Callable[[str, float, float], None]) -> None:
         self._device = device
-        self._made = made
+        self._on_opened = on_opened
         self._nursery: trio.Nursery
         self._openings: dict[str, list[_Opening]] = {}
 
@@ -122,7 +122,7 @@ class KernelLibraries:
             library = await trio.to_thread.run_sync(self._device.open_library, name)
             opening.library = library
             if isinstance(library, ImportsCode):
-                self._made(name, time.perf_counter() - began, library.import_seconds)
+                self._on_opened(name, time.perf_counter() - began, library.import_seconds)
         except Exception as error:  # noqa: BLE001  # raised in the actor that waits for it
             opening.error = error
         finally:
@@ -196,7 +196,7 @@ class Engine(ContextState):
     ) -> None:
         super().__init__(device.info.name, generation)
         self.device = device
-        self.libraries: KernelLibraries = KernelLibraries(device, observer.made)
+        self.libraries: KernelLibraries = KernelLibraries(device, observer.program_opened)
         self.named: dict[str, str] = {}
         self._memory = memory
         self._lose = lose
@@ -320,14 +320,14 @@ class Engine(ContextState):
             self.give_up(cause, str(cause))
             self._lose(cause)
 
-    def give_up(self, cause: Exception | None, why: str) -> None:
+    def give_up(self, cause: Exception | None, reason: str) -> None:
         """End everything in flight, because the context's actor has failed or will fail."""
         self._close_grace = min(self._close_grace, _GRACE_OF_A_LOST_CONTEXT)
         # D136: only operations still in flight can be the cause.
         self.completer.reap_ended()
         self.fail_all(cause)
         # D129: loops of graphs on the device must end, because otherwise the streams never do.
-        self.device.give_up(why)
+        self.device.give_up(reason)
 
     def fail_all(self, cause: BaseException | None) -> None:
         """Fail everything in flight, because the context is lost."""

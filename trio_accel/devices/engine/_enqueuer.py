@@ -192,7 +192,7 @@ class Enqueuer:
     def end_call(self, launch: Launch, stream: AccelStream) -> None:
         """Put the injected fault on the stream, after the backend call."""
         if launch.fault is not None:
-            launch.fault.fault.behind(self._device, stream, sorted(launch.writes), self._holds)
+            launch.fault.fault.after_enqueue(self._device, stream, sorted(launch.writes), self._holds)
 
     def add(self, launch: Launch, queue: StreamQueue, event: AccelEvent) -> InFlight:
         """Put an operation in flight, until its event is done.
@@ -258,9 +258,9 @@ class Enqueuer:
             self._port.watch(stream, copies.event)
         else:
             notify(self._hooks, launch, Phase.RELEASE)
-        made = launch.made
-        launch.mark_damaged(error, made)
-        self._memory.release_all(made)
+        new_blocks = launch.new_blocks
+        launch.mark_damaged(error, new_blocks)
+        self._memory.release_all(new_blocks)
         self._context.locate(error, launch)
 
     def call_of(self, launch: Launch, library: KernelLibrary) -> Enqueue:
@@ -269,10 +269,10 @@ class Enqueuer:
         return partial(self._with_copies, call, launch.behind) if launch.behind else call
 
     def _with_copies(
-        self, call: Enqueue, behind: Sequence[CopySpec], spec: OperationSpec, stream: AccelStream
+        self, call: Enqueue, copies: Sequence[CopySpec], spec: OperationSpec, stream: AccelStream
     ) -> None:
         call(spec, stream)
-        for copy in behind:
+        for copy in copies:
             self._copies.enqueue(copy, stream)
 
     def end_holds(self) -> None:
@@ -296,7 +296,7 @@ class Enqueuer:
         hit = launch.fault
         if hit is not None:
             hit.strike()
-            hit.fault.before(self._device, queue.stream, self._alarms, self._holds)
+            hit.fault.before_enqueue(self._device, queue.stream, self._alarms, self._holds)
 
     def _hold(self, launch: Launch, queue: StreamQueue, event: AccelEvent, *, is_whole: bool) -> InFlight:
         """Put enqueued work in flight until it is done: the whole operation, or only its copies."""

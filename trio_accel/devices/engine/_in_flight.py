@@ -199,8 +199,8 @@ class BlockUse:
                 else:
                     wait(written)
         if is_write and self.reads:
-            for other, event in self.reads.items():
-                if other is not stream and not event.is_done:
+            for reader, event in self.reads.items():
+                if reader is not stream and not event.is_done:
                     wait(event)
 
     def read(self, stream: AccelStream, event: AccelEvent) -> None:
@@ -212,8 +212,8 @@ class BlockUse:
         if stream not in reads:
             # Remove completed reads, so that an array read by one stream after the other does not collect
             # events.
-            for other in [other for other, last in reads.items() if last.is_done]:
-                del reads[other]
+            for reader in [reader for reader, last_read in reads.items() if last_read.is_done]:
+                del reads[reader]
         reads[stream] = event
 
     def write(self, stream: AccelStream, event: AccelEvent) -> None:
@@ -260,20 +260,20 @@ class MemoryInUse:
         for block in blocks:
             self.uses[block].is_allocated = True
 
-    def exchange(self, table: BlockTable, wanted: Sequence[tuple[int, int]]) -> None:
+    def exchange(self, table: BlockTable, allocations: Sequence[tuple[int, int]]) -> None:
         """Free the blocks that the program has released, each once nothing uses it, and make others.
 
         Args:
             table: The released blocks.
-            wanted: The ids and sizes of the others.
+            allocations: The ids and sizes of the others.
 
         Raises:
             OutOfMemoryError: See `allocate`.
         """
         if table.dropped:
             self.release_all(table.take_some())
-        if wanted:
-            self.allocate(wanted, table.make_room)
+        if allocations:
+            self.allocate(allocations, table.make_room)
 
     def allocate(self, blocks: Iterable[tuple[int, int]], make_room: Callable[[], None]) -> None:
         """Make blocks; an existing block is made again in place.

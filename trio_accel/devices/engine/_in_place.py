@@ -76,23 +76,24 @@ class BoundWork:
 
     Attributes:
         works: The callables that compute it.
-        given: The bytes for the host data of each run; None if there are none.
+        host_buffer: The bytes for the host data of each run; None if there are none.
         result: The array that is returned to the host; None if there is none.
         uses: The uses of the blocks, and whether it writes them.
         is_dropped: Whether a block was freed.
-        left: The remaining runs until it is bound again, because code may have been compiled by then.
+        remaining_runs: The remaining runs until it is bound again, because code may have been compiled by
+            then.
     """
 
     works: Sequence[Callable[[], object]]
-    given: HostArray | None
+    host_buffer: HostArray | None
     result: HostArray | None
     uses: Sequence[tuple[BlockUse, bool]]
     is_dropped: bool = False
-    left: int = _FRESH
+    remaining_runs: int = _FRESH
 
     def drop(self) -> None:
         """Drop all references to the memory."""
-        self.works, self.given, self.result = (), None, None
+        self.works, self.host_buffer, self.result = (), None, None
         self.is_dropped = True
 
 
@@ -114,7 +115,7 @@ class InPlace:
         self.computed: int = 0
         self._engine = engine
         self._library = library
-        kernels, self._queue = actor.place()
+        kernels, self._queue = actor.kernels_and_queue()
         self._kernels = kernels if isinstance(kernels, ComputesInPlace) else None
         self._turn = LoopTurn()
         self._thread = get_ident()
@@ -145,10 +146,10 @@ class InPlace:
         # The first success of an incarnation has to be reported.
         if queue.on_progress is not None:
             return False
-        found = unobserved_actor(self._library)
-        if found is None or found[0] is not self.actor:
+        unobserved = unobserved_actor(self._library)
+        if unobserved is None or unobserved[0] is not self.actor:
             return False
-        self._outcomes = found[1]
+        self._outcomes = unobserved[1]
         return self._turn.has_room(seconds)
 
     def stop(self) -> None:
@@ -181,12 +182,12 @@ class InPlace:
         )
         for use, _ in uses:
             use.bound = [
-                one for one in use.bound or () if not isinstance(one, BoundWork) or not one.is_dropped
+                work for work in use.bound or () if not isinstance(work, BoundWork) or not work.is_dropped
             ]
             use.bound.append(bound)
         return bound
 
-    def compute(self, bound: BoundWork, given: bytes) -> int:
+    def compute(self, bound: BoundWork, payload: bytes) -> int:
         """Compute a bound chain.
 
         Returns:
@@ -198,9 +199,9 @@ class InPlace:
         for use, is_written in bound.uses:
             if use.pins and (is_written or (use.last_write is not None and not use.last_write[1].is_done)):
                 return -1
-        if bound.given is not None:
-            bound.given[: len(given)] = np.frombuffer(given, np.uint8)
-        bound.left -= 1
+        if bound.host_buffer is not None:
+            bound.host_buffer[: len(payload)] = np.frombuffer(payload, np.uint8)
+        bound.remaining_runs -= 1
         began, turn, used = perf_counter(), self._turn, thread_time_ns()
         self._quiet.run(_run, bound.works)
         turn.spent += perf_counter() - began

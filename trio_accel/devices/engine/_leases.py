@@ -373,12 +373,14 @@ class Leases:
         # done.
         await held.turn.wait()
         for queue in tuple(self._queues):
-            while queue.operations and any(one.touches(block, write=write) for one in queue.operations):
+            while queue.operations and any(
+                operation.touches(block, write=write) for operation in queue.operations
+            ):
                 # Its operations can no longer be observed. The caller checks afterwards for a lost context.
                 if queue.is_lost:
                     break
                 await queue.wait_changed()
-        while self.tails and any(one.use.block == block and (write or one.write) for one in self.tails):
+        while self.tails and any(tail.use.block == block and (write or tail.write) for tail in self.tails):
             await self._changed.park()
         if write:
             self._memory.renew((block,))
@@ -393,20 +395,20 @@ class Leases:
     def _end(self, lease: Lease, block: Block, *, write: bool) -> None:
         """Take an array back before later operations get their turn."""
         try:
-            last = lease.take_back()
+            last_event = lease.take_back()
         except Exception as error:
             # The end of the program's work cannot be observed, so the memory is never used again.
             self._memory.pin(block.id)
             if write:
                 block.mark_damaged("lease", error)
             raise
-        if last is None:
+        if last_event is None:
             return
         use = self._memory.pin(block.id)
         # The block stays pinned after a loss, because the program's work may run until the device is closed.
         if self._lost is not None:
             return
-        stream, event = last
+        stream, event = last_event
         if write:
             use.write(stream, event)
         else:

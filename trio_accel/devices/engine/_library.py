@@ -145,7 +145,7 @@ class LibraryActor(Actor):
         context.report_progress()
         self._engine.observer.progressed()
 
-    def place(self) -> tuple[KernelLibrary, StreamQueue]:
+    def kernels_and_queue(self) -> tuple[KernelLibrary, StreamQueue]:
         """Return the library and the stream of this incarnation."""
         return self._kernels, self._queue
 
@@ -262,20 +262,20 @@ class LibraryActor(Actor):
                 # The launch leaves the gate even after a failure, because later operations must continue.
                 self._gate.leave(launch)
         start_grace = partial(self._cancel_grace.start, queue, operation)
-        given: Reply
+        answer: Reply
         if reply is not None:
             reply.served(context)
-            reply.on_cancel, given = start_grace, reply
+            reply.on_cancel, answer = start_grace, reply
         else:
             deferred: DeferredReply[None] = context.defer(on_cancel=lambda: start_grace(deferred.context))
-            given = deferred
+            answer = deferred
         # The operation gets its reply before the port, because a poll may see the end and reply at once.
-        operation.crash, operation.reply = context.crash, given
+        operation.crash, operation.reply = context.crash, answer
         if call is not None:
-            self._threaded.start(call, self._kernels, given)
+            self._threaded.start(call, self._kernels, answer)
         else:
-            self._completer.see_to(operation, queue, given)
-        return given
+            self._completer.see_to(operation, queue, answer)
+        return answer
 
     def _refused(self, error: Exception) -> DeferredReply[None]:
         """Reply with the library's error; called while it is handled.

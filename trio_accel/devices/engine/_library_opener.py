@@ -84,7 +84,7 @@ class LibraryOpener(Actor):
         self._engine: Engine
         self._libraries: dict[str, Ref[LibraryActor]]
         # Called with each library before any other task can submit an operation to it.
-        self._found: Callable[[str, Ref[LibraryActor]], None] = lambda path, library: None
+        self._take_library: Callable[[str, Ref[LibraryActor]], None] = lambda path, library: None
         # The lock of each import path is held while its actor is started, or its library is opened in
         # advance.
         self._turns: dict[str, trio.Lock] = {}
@@ -116,7 +116,7 @@ class LibraryOpener(Actor):
                 self._found_lost = error
                 raise
             self._libraries[message.library] = library
-            self._found(message.library, library)
+            self._take_library(message.library, library)
             return library
 
     @handles(PrepareLibrary, group=_GROUP, limit=_LIMIT, ki_protected=True)
@@ -131,12 +131,12 @@ class LibraryOpener(Actor):
         async with self._turn(path):
             running, supervisor = self._libraries.pop(path, None), self._supervisors.pop(path, None)
             if running is not None:
-                alone = self._engine.closed_alone
-                alone.add(running.path)
+                closed_alone = self._engine.closed_alone
+                closed_alone.add(running.path)
                 try:
                     await running.stop(drain=True)
                 finally:
-                    alone.discard(running.path)
+                    closed_alone.discard(running.path)
             if supervisor is not None:
                 await supervisor.stop()
             if path in self._ahead:
@@ -164,8 +164,8 @@ class LibraryOpener(Actor):
                         self._engine.lose_context(error)
                     elif not self._engine.is_lost:
                         shown = title_of(path), describe(error)
-                        own, text = self.context.path, "%s: %s was not opened ahead: %s"
-                        _logger.warning(text, own, *shown, extra={"path": own})
+                        context_path, text = self.context.path, "%s: %s was not opened ahead: %s"
+                        _logger.warning(text, context_path, *shown, extra={"path": context_path})
 
     async def _prepare(self, path: str) -> None:
         actor_class = await find_actor(path, "a device")
@@ -194,19 +194,19 @@ class LibraryOpener(Actor):
         actor_class = await find_actor(path, message.named_by)
         argument = argument_of(path)
         self._engine.named[path] = actor_class.library_of(argument)
-        own = None if argument is None else actor_class.supervision(argument)
+        supervision = None if argument is None else actor_class.supervision(argument)
         refs = (*self._libraries.values(), *self._supervisors.values())
         running = {ref.path.rpartition("/")[2] for ref in refs if not ref.is_terminated}
-        name = _name_of(actor_class, path, running | self._starting, own)
+        name = _name_of(actor_class, path, running | self._starting, supervision)
         self._starting.add(name)
         policy = recovery_policy(options, grace=options.close_grace)
         try:
-            if own is None:
+            if supervision is None:
                 # A class of the program may accept only the engine.
                 arguments = () if argument is None else (argument,)
                 spawn: Callable[..., Awaitable[Ref[LibraryActor]]] = self.context.spawn
                 return await spawn(actor_class, self._engine, *arguments, name=name, policy=policy)
-            return await self._start_alone(path, actor_class, argument, name, own)
+            return await self._start_alone(path, actor_class, argument, name, supervision)
         finally:
             self._starting.discard(name)
 
@@ -216,14 +216,14 @@ class LibraryOpener(Actor):
         actor_class: type[LibraryActor],
         argument: str | None,
         name: str,
-        own: OwnSupervision,
+        supervision: OwnSupervision,
     ) -> Ref[LibraryActor]:
         """Start an actor below its own supervisor, so that its failure ends no other actor."""
         options = self._options
-        if own.intensity is not None:
-            options = attrs.evolve(options, intensity=own.intensity)
-        if own.backoff is not None:
-            options = attrs.evolve(options, backoff=own.backoff)
+        if supervision.intensity is not None:
+            options = attrs.evolve(options, intensity=supervision.intensity)
+        if supervision.backoff is not None:
+            options = attrs.evolve(options, backoff=supervision.backoff)
         policy = recovery_policy(options, grace=options.close_grace)
         started: list[Ref[LibraryActor]] = []
         self._supervisors[path] = await self.context.spawn(
@@ -272,9 +272,9 @@ async def _raise_end(supervisor: Ref[LibrarySupervisor]) -> None:
     ended = (await supervisor.wait_terminated()).error
     if not isinstance(ended, ActorFailedError):
         raise ActorStoppedError(f"{supervisor.path} has ended with its context", path=supervisor.path)
-    why = "" if ended.__cause__ is None else f" with {describe(ended.__cause__)}"
+    detail = "" if ended.__cause__ is None else f" with {describe(ended.__cause__)}"
     raise ActorFailedError(
-        f"{supervisor.path} has ended for good: it failed too often, last{why}; "
+        f"{supervisor.path} has ended for good: it failed too often, last{detail}; "
         "`await program.reset()` makes it again",
         path=supervisor.path,
     ) from ended.__cause__
@@ -295,12 +295,12 @@ def modules_of(path: str) -> Strs:
 def _imported(path: str) -> type[LibraryActor] | None:
     """Return the class of a library actor, if its module is imported here."""
     module, _, name = path.partition("?")[0].partition(":")
-    found: object = getattr(sys.modules.get(module), name, None)
-    return found if isinstance(found, type) and issubclass(found, LibraryActor) else None
+    attribute: object = getattr(sys.modules.get(module), name, None)
+    return attribute if isinstance(attribute, type) and issubclass(attribute, LibraryActor) else None
 
 
 def _name_of(
-    actor_class: type[LibraryActor], path: str, names: Container[str], own: OwnSupervision | None
+    actor_class: type[LibraryActor], path: str, names: Container[str], supervision: OwnSupervision | None
 ) -> str:
     """Return the name of a library's actor in the tree.
 
@@ -309,7 +309,7 @@ def _name_of(
     """
     package = __name__.partition(".")[0]
     name = actor_class.library if actor_class.__module__.partition(".")[0] == package else path
-    name = name if own is None else own.name
+    name = name if supervision is None else supervision.name
     # Several import paths may name the same actor class.
     numbered = (f"{name}#{number}" for number in itertools.count(2))
     return next(free for free in itertools.chain([name], numbered) if free not in names)
@@ -341,10 +341,10 @@ def load_actor(path: str, named_by: str) -> type[LibraryActor]:
             "process can import, so no class of __main__"
         )
     try:
-        found = getattr(importlib.import_module(module), name, None)
+        attribute = getattr(importlib.import_module(module), name, None)
     except ModuleNotFoundError as error:
         text = f"{named_by}: library: {path!r} cannot be imported: {error}"
         raise ModuleNotFoundError(text, name=error.name, path=error.path) from error
-    if not (isinstance(found, type) and issubclass(found, LibraryActor)):
+    if not (isinstance(attribute, type) and issubclass(attribute, LibraryActor)):
         raise TypeError(f"{named_by}: library: {path!r} names no subclass of LibraryActor")
-    return found
+    return attribute

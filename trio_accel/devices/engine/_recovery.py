@@ -71,7 +71,7 @@ class Losses:
     _availability: Availability
     _intensity: Intensity | None
     count: int = 0
-    _last: int = 0
+    _last_generation: int = 0
     _recent: deque[float] = attrs.field(factory=deque[float])
     _summed_up: float = attrs.field(default=float("-inf"), init=False)
 
@@ -82,11 +82,11 @@ class Losses:
         level = logging.ERROR if event.is_paused else logging.WARNING
         when = f"starts in {event.delay:.2f} s" if event.delay else "starts at once"
         next_one = f"{'the device is given up; ' if event.is_paused else ''}the next one {when}"
-        if generation == self._last:
+        if generation == self._last_generation:
             text = "device %s: no context of generation %d could be made: %s; %s"
             self._tell(level, text, generation + 1, cause, next_one)
             return
-        self._last = generation
+        self._last_generation = generation
         self.count += 1
         without = "" if event.has_progressed else ", which had completed no request"
         text = "device %s lost its context of generation %d%s: %s; %s"
@@ -99,11 +99,11 @@ class Losses:
         Args:
             arrays: Text on the fate of the arrays, or nothing.
         """
-        if self._availability.generation > self._last:
-            self._last = self._availability.generation
+        if self._availability.generation > self._last_generation:
+            self._last_generation = self._availability.generation
             self.count += 1
         text = "device %s is given up in generation %d; contexts lost since it was opened: %d%s"
-        self._tell(logging.ERROR, text, self._last, self.count, arrays)
+        self._tell(logging.ERROR, text, self._last_generation, self.count, arrays)
 
     def _sum_up(self) -> None:
         """Log, at most once a minute, that a device keeps losing contexts."""
@@ -114,9 +114,11 @@ class Losses:
         if len(self._recent) < _MAX_SEPARATE_REPORTS or now < self._summed_up + _WITHIN:
             return
         self._summed_up = now
-        given = self._intensity
+        intensity = self._intensity
         advice = (
-            "set" if given is None else f"lower the {given.restarts} restarts within {given.within:g} s of"
+            "set"
+            if intensity is None
+            else f"lower the {intensity.restarts} restarts within {intensity.within:g} s of"
         )
         _logger.error(
             "device %s has lost %d contexts within %g s, %d since it was opened: requests lose them, or the "
@@ -126,12 +128,12 @@ class Losses:
             _WITHIN,
             self.count,
             advice,
-            extra=self._extra(self._last),
+            extra=self._extra(self._last_generation),
         )
 
-    def _tell(self, level: int, text: str, generation: int, *told: object) -> None:
+    def _tell(self, level: int, text: str, generation: int, *args: object) -> None:
         """Log a text with the device, the generation and further arguments."""
-        _logger.log(level, text, self._device, generation, *told, extra=self._extra(generation))
+        _logger.log(level, text, self._device, generation, *args, extra=self._extra(generation))
 
     def _extra(self, generation: int) -> dict[str, object]:
         return {"device": self._device, "generation": generation, "losses": self.count}

@@ -62,7 +62,7 @@ class StreamQueue:
     on_end: Callable[[], None] | None = None
     """The same, but called before that, and in the loop if it still runs."""
     changed: trio.Event | None = None
-    _seen: tuple[int, int] | None = None
+    _mark: tuple[int, int] | None = None
     _seen_since: float = 0.0
 
     @property
@@ -109,14 +109,14 @@ class StreamQueue:
         """
         if not self.operations:
             return False
-        seen = self.operations[0].number, self.load.finished
-        if seen != self._seen:
-            self._seen, self._seen_since = seen, now
+        mark = self.operations[0].number, self.load.finished
+        if mark != self._mark:
+            self._mark, self._seen_since = mark, now
         return now - self._seen_since > limit
 
     def forget_seen(self) -> None:
         """Start the time without progress again."""
-        self._seen = None
+        self._mark = None
 
     def end_thread(self) -> None:
         """Let the thread end after its last call."""
@@ -185,7 +185,7 @@ class StreamQueues:
             on_progress: Called once, when the first operation has succeeded.
         """
         stream = self._streams.acquire(library)
-        load = next((other.load for other in self.all if other.stream is stream), StreamLoad())
+        load = next((queue.load for queue in self.all if queue.stream is stream), StreamLoad())
         queue = StreamQueue(stream, load, self._limit, owner, on_progress)
         self.all.append(queue)
         return queue
@@ -246,8 +246,12 @@ class StreamQueues:
         """Wait until all operations now in flight have ended, whatever is launched meanwhile."""
         for queue in tuple(self.all):
             # Operations of a stream end in order: after the present last operation, all have ended.
-            last = queue.operations[-1] if queue.operations else None
-            while last is not None and last in queue.operations and not last.is_lost:
+            last_operation = queue.operations[-1] if queue.operations else None
+            while (
+                last_operation is not None
+                and last_operation in queue.operations
+                and not last_operation.is_lost
+            ):
                 await queue.wait_changed()
 
     def finish(self, seconds: float) -> bool:

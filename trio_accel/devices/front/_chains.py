@@ -158,7 +158,7 @@ class RunChain(Operation[Any, Any]):
     operation: str  # pyright: ignore[reportIncompatibleMethodOverride]
     # The contents of the host arrays. The first `plan` copies them, because the program may change the arrays
     # afterwards.
-    given: bytes | None = attrs.field(default=None, init=False)
+    payload: bytes | None = attrs.field(default=None, init=False)
     # The plan of a step, and the blocks of its arguments; unused by chains.
     armed: Armed | None = attrs.field(default=None, init=False)
     frame: LaunchFrame | None = attrs.field(default=None, init=False)
@@ -170,116 +170,116 @@ class RunChain(Operation[Any, Any]):
         """Fill in this run's arrays. Their layouts match the template, because layouts are in the key."""
         template, refs = self.template, self.refs
         read: list[ArraySpec] = []
-        for place, name, nbytes in template.reads:
-            ref = refs[place]
+        for index, name, nbytes in template.reads:
+            ref = refs[index]
             planner.read(name, ref)
             read.append(ArraySpec(ref.block.id, 0, _UINT8, (nbytes,), (1,)))
         updated: list[ArraySpec] = []
-        for place, name, nbytes in template.updates:
-            block = planner.update(name, refs[place]).block
+        for index, name, nbytes in template.updates:
+            block = planner.update(name, refs[index]).block
             updated.append(ArraySpec(block, 0, _UINT8, (nbytes,), (1,)))
-        made, written = self.outputs(planner)
+        outputs, written = self.outputs(planner)
         hosts = self.hosts
-        given = self.given
-        if given is None:
-            given = b"" if not hosts else hosts[0].tobytes() if len(hosts) == 1 else self._joined()
-            self.given = given
+        payload = self.payload
+        if payload is None:
+            payload = b"" if not hosts else hosts[0].tobytes() if len(hosts) == 1 else self._joined()
+            self.payload = payload
         result = template.result
         words = np.zeros(-(-result[2] // 4), np.int32) if result else None
         spec = ChainSpec(
             template.recipe,
             template.result,
-            given,
+            payload,
             tuple(read),
             tuple(updated),
             written,
             words,
         )
-        return Planned(spec, self.reply_of(made, words), None, is_checked=True)
+        return Planned(spec, self.reply_of(outputs, words), None, is_checked=True)
 
     def outputs(self, planner: Planner) -> tuple[dict[int, AccelRef], tuple[ArraySpec, ...]]:
         """Make the output arrays; returns them by their blocks in the template, and all written arrays."""
-        made: dict[int, AccelRef] = {}
+        outputs: dict[int, AccelRef] = {}
         written: list[ArraySpec] = []
         layout = self.template.layout
-        for number, nbytes in layout.made.items():
-            made[number] = new = planner.output((nbytes,), _UINT8)
+        for number, nbytes in layout.output_sizes.items():
+            outputs[number] = new = planner.output((nbytes,), _UINT8)
             written.append(new.spec)
         if layout.scratch:
             blocks, nbytes = self.chains.blocks, layout.scratch
             # Chains of a stream run one after another, so they share the memory for intermediate results.
-            kept: AccelRef | None = blocks.spares.get(self.stream) if self.stream else blocks.spare
-            block = None if kept is None else kept.block
+            scratch: AccelRef | None = blocks.spares.get(self.stream) if self.stream else blocks.spare
+            block = None if scratch is None else scratch.block
             if (
-                kept is not None
+                scratch is not None
                 and block is not None
                 and block.nbytes >= nbytes
                 and not block.is_released
                 and block.damaged_by is None
                 and block.generation >= block.table.valid_since
             ):
-                written.append(planner.again(kept).spec)
+                written.append(planner.reuse(scratch).spec)
             else:
-                kept = planner.output((nbytes,), _UINT8)
-                written.append(kept.spec)
+                scratch = planner.output((nbytes,), _UINT8)
+                written.append(scratch.spec)
                 if nbytes <= _SPARE_BYTES and self.stream:
-                    blocks.spares[self.stream] = kept
+                    blocks.spares[self.stream] = scratch
                 elif nbytes <= _SPARE_BYTES:
-                    blocks.spare = kept
-        return made, tuple(written)
+                    blocks.spare = scratch
+        return outputs, tuple(written)
 
-    def reply_of(self, made: Mapping[int, AccelRef], words: StatusArray | None) -> Any:
+    def reply_of(self, outputs: Mapping[int, AccelRef], words: StatusArray | None) -> Any:
         """Make the reply of a run, with host arrays in the given status words."""
         template = self.template
-        reply, whole = template.reply, None if words is None else words.view(np.uint8)
-        if whole is not None and type(reply) is HostResult:
+        reply, host_bytes = template.reply, None if words is None else words.view(np.uint8)
+        if host_bytes is not None and type(reply) is HostResult:
             # `HostResult.of` does the same, with more calls.
             layout = reply.ref.spec
-            reply = whole[: template.result[2]].view(layout.dtype.dtype).reshape(layout.shape)
-        elif type(reply) is AccelRef and reply.block.id in made:
-            reply = _on(made[reply.block.id].block, reply)
+            reply = host_bytes[: template.result[2]].view(layout.dtype.dtype).reshape(layout.shape)
+        elif type(reply) is AccelRef and reply.block.id in outputs:
+            reply = _on(outputs[reply.block.id].block, reply)
         elif reply is not None:
-            reply = self._reply(made, whole)
+            reply = self._reply(outputs, host_bytes)
         return reply
 
     def sent(self, chain: Chain) -> dict[int, Any]:
         """Return the host arrays as they were sent, keyed by the `id` of the program's array."""
-        if self.given is None or _writes_to_host(chain):
+        if self.payload is None or _writes_to_host(chain):
             return {}
         return {
-            id(host): np.frombuffer(self.given, host.dtype, host.size, offset).reshape(host.shape)
+            id(host): np.frombuffer(self.payload, host.dtype, host.size, offset).reshape(host.shape)
             for host, offset in zip(chain.hosts, self.template.offsets, strict=False)
         }
 
     def _joined(self) -> bytes:
         """Concatenate the host arrays at their offsets."""
         hosts, offsets = self.hosts, self.template.offsets
-        given = bytearray(offsets[-1] + hosts[-1].nbytes)
+        buffer = bytearray(offsets[-1] + hosts[-1].nbytes)
         for offset, host in zip(offsets, hosts, strict=True):
-            given[offset : offset + host.nbytes] = host.tobytes()
-        return bytes(given)
+            buffer[offset : offset + host.nbytes] = host.tobytes()
+        return bytes(buffer)
 
-    def _reply(self, made: Mapping[int, AccelRef], words: npt.NDArray[np.uint8] | None) -> Any:
+    def _reply(self, outputs: Mapping[int, AccelRef], words: npt.NDArray[np.uint8] | None) -> Any:
         """Return the reply with the arrays of this run; a repeated placeholder becomes the same array."""
-        seen: dict[int, Any] = {}
+        results: dict[int, Any] = {}
 
         def see(leaf: Any) -> Any:
-            if id(leaf) not in seen:
+            if id(leaf) not in results:
                 is_host = isinstance(leaf, HostResult)
                 if is_host and leaf.start is not None and words is not None:
-                    seen[id(leaf)] = leaf.of(words)
+                    results[id(leaf)] = leaf.of(words)
                 else:
-                    seen[id(leaf)] = self._seen(leaf.ref if is_host else leaf, made)
-            return seen[id(leaf)]
+                    results[id(leaf)] = self._array_of(leaf.ref if is_host else leaf, outputs)
+            return results[id(leaf)]
 
         return map_tree(self.template.reply, see)
 
-    def _seen(self, ref: AccelRef, made: Mapping[int, AccelRef]) -> AccelRef:
+    def _array_of(self, ref: AccelRef, outputs: Mapping[int, AccelRef]) -> AccelRef:
         number = ref.block.id
-        place, is_same = self.template.leaves.get(number, (0, False))
+        index, is_same = self.template.leaves.get(number, (0, False))
         if is_same:
-            return self.refs[place]
-        return _on(made[number].block if number in made else self.refs[place].block, ref)
+            return self.refs[index]
+        return _on(outputs[number].block if number in outputs else self.refs[index].block, ref)
 
 
 def _on(block: Block, ref: AccelRef) -> AccelRef:
@@ -322,18 +322,18 @@ class Chains:
         """See `Device.ask_chain`."""
         if chain.steps[-1].function is GATHER and len(tables_of(chain)) > 1 and (parts := by_device(chain)):
             return await _ask_all(parts)
-        plan, hosts, given = self._find(chain), chain.hosts, dict[int, Any]()
+        plan, hosts, copies = self._find(chain), chain.hosts, dict[int, Any]()
         template = plan.value
         if (template is None or template.until_joined == 1) and chain.has_expansions:
-            whole = self._expanded(chain, plan)
-            if whole is not chain:
-                return await self.ask(whole)
+            expanded = self._expanded(chain, plan)
+            if expanded is not chain:
+                return await self.ask(expanded)
         plan.in_flight += 1
         if hosts and (template is None or template.until_joined == 1):
             # Recording and running step by step take several turns of the loop. The program may change a
             # host array in that time.
-            given = _copied(chain)
-            hosts = [given.get(id(host), host) for host in hosts]
+            copies = _copied(chain)
+            hosts = [copies.get(id(host), host) for host in hosts]
         try:
             if plan is not _BY_STEPS and (template is None or template.until_joined):
                 template = await self._due(chain, plan)
@@ -351,10 +351,10 @@ class Chains:
                         raise
                     # No array was changed, so the chain can run again step by step. That happens below,
                     # outside of this handler: the step's error must not have this one as its context.
-                    given = message.sent(chain)
+                    copies = message.sent(chain)
                 else:
                     return reply
-            return await run_by_steps(chain, given)
+            return await run_by_steps(chain, copies)
         finally:
             plan.in_flight -= 1
             chain.let_go()
@@ -397,11 +397,11 @@ class Chains:
     def look_ahead(self, chain: Chain, /) -> Layouts:
         """See `Device.look_ahead`."""
         for step in chain.steps:
-            if step.ahead is None:
-                step.ahead = self._ahead_of(step)
-        found = chain.steps[-1].ahead
-        assert found is not None  # the loop has set it
-        return found
+            if step.layouts is None:
+                step.layouts = self._ahead_of(step)
+        layouts = chain.steps[-1].layouts
+        assert layouts is not None  # the loop has set it
+        return layouts
 
     def _find(self, chain: Chain) -> KeptPlan[Template]:
         """Return the plan of a chain, a new one to be recorded, or `_BY_STEPS`."""
@@ -436,23 +436,23 @@ class Chains:
         """Return a plan to record if the key was seen before."""
         return self.kept.new(key) if self.kept.see(key) else None
 
-    def _without_numbers(self, chain: Chain, whole: tuple[object, ...]) -> KeptPlan[Template] | None:
+    def _without_numbers(self, chain: Chain, full_key: tuple[object, ...]) -> KeptPlan[Template] | None:
         """Return the plan of chains with other numbers, or a new one to be recorded."""
-        kept = self.kept
+        cache = self.kept
         key, numbers = chain.without_numbers()
         if key is None or not numbers:
-            return kept.new(whole)
-        plan = kept.plans.get(key)
+            return cache.new(full_key)
+        plan = cache.plans.get(key)
         if plan is not None and plan.state == "refused":
             # The number must stay in the key. Record it only if it repeats, because each value has a plan.
-            return self._seen_before(whole)
-        if plan is not None or kept.see(key) >= _MAX_SAME_NUMBERS:
+            return self._seen_before(full_key)
+        if plan is not None or cache.see(key) >= _MAX_SAME_NUMBERS:
             if chain.has_expansions:
                 # Expanded steps may contain the numbers as well, so the expanded chain passes them.
                 return None
             chain.numbers = numbers
-            return plan or kept.new(key)
-        return kept.new(whole)
+            return plan or cache.new(key)
+        return cache.new(full_key)
 
     async def _template(self, chain: Chain, plan: KeptPlan[Template]) -> Template | None:
         """Record a chain, or fuse its template; None to run step by step."""
@@ -502,20 +502,22 @@ class Chains:
         chain: Chain,
         is_joined: bool,
         recorder: ChainRecorder | None = None,
-        ahead: Sequence[AccelRef] = (),
+        step_hosts: Sequence[AccelRef] = (),
     ) -> Template | None:
         """Record a chain; return None if a graph cannot hold it."""
         recorder = recorder or ChainRecorder(self.device, self.state, None)
         token = RECORDING.set(recorder)
         try:
             hosts = [recorder.stand_in_for(host.shape, DType.of(host.dtype)) for host in chain.hosts]
-            given: dict[int, Any] = {id(host): ref for host, ref in zip(chain.hosts, hosts, strict=True)}
+            placeholders: dict[int, Any] = {
+                id(host): ref for host, ref in zip(chain.hosts, hosts, strict=True)
+            }
             numbers = _NumbersAsArguments(recorder)
-            reply = await _run_recorded(chain, recorder, numbers, given)
+            reply = await _run_recorded(chain, recorder, numbers, placeholders)
             reply = await settle_results(recorder, self.state, reply)
-            hosts = [*ahead, *hosts, *numbers.stand_ins]
+            hosts = [*step_hosts, *hosts, *numbers.stand_ins]
             unjoined = self.state.backend.unjoined
-            return await _made(
+            return await _make_template(
                 chain, recorder, hosts, numbers.stand_ins, reply, is_joined=is_joined, unjoined=unjoined
             )
         except Exception:  # the chain runs step by step next, and raises the error if it is a real one
@@ -533,22 +535,24 @@ class Chains:
             finally:
                 call.close()
         if step.function is GATHER:
-            return tuple([each.ahead if type(each) in _CALLS else each.spec for each in step.args])
+            return tuple(
+                [argument.layouts if type(argument) in _CALLS else argument.spec for argument in step.args]
+            )
         # Calls inside a traced step use the placeholders of its recording.
         outer = recording_now()
         recorder = LookingAhead(
             self.device, self.state, outer if isinstance(outer, OperationRecorder) else None
         )
-        operands: list[Any] = [each for each in arguments_of(step) if type(each) in _CALLS]
-        given: dict[int, Any] = {
-            id(each): map_tree(each.ahead, lambda one: recorder.stand_in_for(one.shape, one.dtype))
-            for each in operands
+        operands: list[Any] = [argument for argument in arguments_of(step) if type(argument) in _CALLS]
+        placeholders: dict[int, Any] = {
+            id(operand): map_tree(operand.layouts, lambda spec: recorder.stand_in_for(spec.shape, spec.dtype))
+            for operand in operands
         }
-        slots = [each for each in arguments_of(step) if isinstance(each, Slot)]
+        slots = [argument for argument in arguments_of(step) if isinstance(argument, Slot)]
         # The layout of `x * scale` does not depend on the scale, but `linspace` depends on its number.
         is_free = takes_number(step)
-        given.update({id(each): 1.0 if is_free else each.value_for_layout() for each in slots})
-        args, named = replaced(step, given)
+        placeholders.update({id(slot): 1.0 if is_free else slot.value_for_layout() for slot in slots})
+        args, named = replaced(step, placeholders)
         asked = evaluate(step.function, args, named)
         token = RECORDING.set(recorder)
         try:
@@ -593,16 +597,16 @@ class _NumbersAsArguments:
 
 
 async def _run_recorded(
-    chain: Chain, recorder: OperationRecorder, numbers: _NumbersAsArguments, given: Mapping[int, Any]
+    chain: Chain, recorder: OperationRecorder, numbers: _NumbersAsArguments, placeholders: Mapping[int, Any]
 ) -> Any:
     """Run the steps of a chain, with the functions that record in place of the usual ones."""
-    functions, others = [step.function for step in chain.steps], recorded_functions(recorder)
+    functions, replacements = [step.function for step in chain.steps], recorded_functions(recorder)
     try:
         for step in chain.steps:
-            step.function = others.get(id(step.function), step.function)
-        for place, _ in chain.numbers:
-            chain.steps[place].function = numbers.function(functions[place])
-        return await run_steps(chain.steps, given)
+            step.function = replacements.get(id(step.function), step.function)
+        for index, _ in chain.numbers:
+            chain.steps[index].function = numbers.function(functions[index])
+        return await run_steps(chain.steps, placeholders)
     finally:
         for step, function in zip(chain.steps, functions, strict=True):
             step.function = function
@@ -612,12 +616,12 @@ async def _ask_all(parts: Sequence[tuple[Sequence[int], Call[Any]]]) -> tuple[An
     """Run calls concurrently, and return their results by position."""
     results: dict[int, Any] = {}
 
-    async def ask(places: Sequence[int], call: Call[Any]) -> None:
-        results.update(zip(places, await call, strict=True))
+    async def ask(positions: Sequence[int], call: Call[Any]) -> None:
+        results.update(zip(positions, await call, strict=True))
 
     try:
-        await run_together(partial(ask, places, call) for places, call in parts)
-        return tuple([results[place] for place in sorted(results)])
+        await run_together(partial(ask, positions, call) for positions, call in parts)
+        return tuple([results[position] for position in sorted(results)])
     finally:
         results.clear()
         for _, call in parts:
@@ -663,7 +667,7 @@ class _Results:
     """
 
     def __init__(self, chain: Chain, recorder: OperationRecorder) -> None:
-        self.places = {ref.block.id: place for place, ref in reversed(list(enumerate(chain.refs)))}
+        self.places = {ref.block.id: index for index, ref in reversed(list(enumerate(chain.refs)))}
         self.returned: list[int] = []
         self.kept: list[int] = []
         self.leaves: dict[int, tuple[int, bool]] = {}
@@ -686,17 +690,17 @@ class _Results:
         if not isinstance(leaf, AccelRef):
             raise NotSupportedError(f"{type(leaf).__name__} is in no graph")
         self.returned.append(leaf.block.id)
-        if leaf.block.id in self._recorder.made:
+        if leaf.block.id in self._recorder.output_sizes:
             return leaf
         # A template must not keep the program's arrays alive.
         stand_in = self._recorder.stand_in_for((), leaf.dtype)
-        same = [place for place, one in enumerate(self._refs) if one is leaf]
+        same = [index for index, ref in enumerate(self._refs) if ref is leaf]
         # If an array is passed twice, take the last position, because written arguments come last.
         self.leaves[stand_in.block.id] = (same or [self.places[leaf.block.id]])[-1], bool(same)
         return _on(stand_in.block, leaf)
 
 
-async def _made(
+async def _make_template(
     chain: Chain,
     recorder: OperationRecorder,
     hosts: Sequence[AccelRef],
@@ -709,22 +713,22 @@ async def _made(
     """Make the template of a recorded chain; return None if it would not behave like the single steps."""
     recorded = recorder.recorded()
     results = _Results(chain, recorder)
-    reply, places = map_tree(reply, results.note), results.places
-    if not (recorded.nodes and recorded.constants.keys() <= places.keys()):
+    reply, positions = map_tree(reply, results.note), results.places
+    if not (recorded.nodes and recorded.constants.keys() <= positions.keys()):
         return None
-    given = {ref.block.id: ref.block.nbytes for ref in hosts}
-    between = recorded.made.keys() - {*results.returned, *results.kept}
-    may_join = not is_joined and has_neighbours(recorded.nodes, between, unjoined)
+    host_sizes = {ref.block.id: ref.block.nbytes for ref in hosts}
+    intermediates = recorded.output_sizes.keys() - {*results.returned, *results.kept}
+    may_join = not is_joined and has_neighbours(recorded.nodes, intermediates, unjoined)
     if is_joined:
-        recorded = attrs.evolve(recorded, nodes=await joined(recorded.nodes, between, unjoined))
-    layout = lay_out(recorded, (), results.returned, given, results.kept)
+        recorded = attrs.evolve(recorded, nodes=await joined(recorded.nodes, intermediates, unjoined))
+    layout = lay_out(recorded, (), results.returned, host_sizes, results.kept)
     uses: dict[str, list[tuple[int, str, int]]] = {"read": [], "update": []}
     for constant in layout.constants:
-        ref = chain.refs[places[constant.ref.block.id]]
+        ref = chain.refs[positions[constant.ref.block.id]]
         if constant.use == "update" and ref.nbytes != ref.block.nbytes:
             # If this run failed, the whole block would count as damaged, and not only the view.
             return None
-        uses[constant.use].append((places[ref.block.id], constant.name, ref.block.nbytes))
+        uses[constant.use].append((positions[ref.block.id], constant.name, ref.block.nbytes))
     reply, result = place_results(reply, layout)
     return Template(
         name=_name_of(chain),
@@ -732,7 +736,7 @@ async def _made(
         recipe=layout.recipe.encode(),
         reads=uses["read"],
         updates=uses["update"],
-        offsets=[layout.places[ref.block.id][1] for ref in hosts],
+        offsets=[layout.positions[ref.block.id][1] for ref in hosts],
         result=result,
         reply=reply,
         is_finished=is_finished(reply),
@@ -750,17 +754,17 @@ def _name_of(chain: Chain) -> str:
 
 
 def _layout_of(step: ChainStep, value: object) -> Layouts:
-    def see(one: object) -> ArraySpec | None:
-        if isinstance(one, AccelRef):
-            return one.spec
-        if isinstance(one, np.ndarray):
-            host: HostArray = cast("Any", one)
+    def see(leaf: object) -> ArraySpec | None:
+        if isinstance(leaf, AccelRef):
+            return leaf.spec
+        if isinstance(leaf, np.ndarray):
+            host: HostArray = cast("Any", leaf)
             dtype = DType.of(host.dtype)
             return ArraySpec(0, 0, dtype, host.shape, contiguous_strides(host.shape, dtype.itemsize))
-        if one is not value and isinstance(one, (int, float)):
+        if leaf is not value and isinstance(leaf, (int, float)):
             # Numbers cannot be operands, but arrays in the same result can.
             return None
-        raise _no_operand(step, type(one).__name__)
+        raise _no_operand(step, type(leaf).__name__)
 
     layouts: Layouts | None = map_tree(value, see)
     if layouts is None:
@@ -768,8 +772,8 @@ def _layout_of(step: ChainStep, value: object) -> Layouts:
     return layouts
 
 
-def _no_operand(step: ChainStep, what: str) -> NotSupportedError:
+def _no_operand(step: ChainStep, kind: str) -> NotSupportedError:
     name = step.function.name
     return NotSupportedError(
-        f"{name} returns {what}, which cannot be an operand; await it first", operation=name
+        f"{name} returns {kind}, which cannot be an operand; await it first", operation=name
     )

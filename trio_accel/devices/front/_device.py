@@ -105,8 +105,8 @@ class OpenDevice(Device):
     if not TYPE_CHECKING:  # with it, type checkers would find every attribute
 
         def __getattr__(self, name: str) -> NoReturn:
-            told = "" if name.startswith("_") else elsewhere(name)
-            raise AttributeError(f"a Device has no attribute {name!r}{told}", name=name, obj=self)
+            hint = "" if name.startswith("_") else elsewhere(name)
+            raise AttributeError(f"a Device has no attribute {name!r}{hint}", name=name, obj=self)
 
     def __reduce__(self) -> NoReturn:
         raise not_copied("a Device", "open one where it is needed, and send arrays by await ref.to_host()")
@@ -336,24 +336,26 @@ class OpenDevice(Device):
             check_apart("lease: the array", ref.spec)
         self.state.check_run("lease")
         refuse_recording("lease", "hold the array before the capture, or after a replay")
-        own = owned("lease", ref)
+        owned_ref = owned("lease", ref)
         try:
-            async with opened(own.device).dispatch.lease(own, write=write, stream=stream) as array:
-                hold = own.block.hold()
+            async with opened(owned_ref.device).dispatch.lease(
+                owned_ref, write=write, stream=stream
+            ) as array:
+                hold = owned_ref.block.hold()
                 if not isinstance(array, np.ndarray):
                     # A library keeps this object in the arrays that it makes of a GPU's array. The object
                     # refuses use after the lease.
                     weakref.finalize(array, _let_go, hold).atexit = False
                     yield array
                     return
-                given = held(cast("HostArray", array), hold)
+                host = held(cast("HostArray", array), hold)
                 try:
-                    yield given
+                    yield host
                 finally:
-                    given.flags.writeable = False
+                    host.flags.writeable = False
         finally:
             for recorder in self._recorders if write else ():
-                recorder.written(own.block)
+                recorder.written(owned_ref.block)
 
     @opens("the array is not borrowed yet: async with device.borrow(ref) as borrowed")
     @enable_ki_protection
@@ -362,8 +364,8 @@ class OpenDevice(Device):
         self.state.check_run("borrow")
         refuse_recording("borrow", "copy the array to the device before the capture")
         if not isinstance(cast("object", ref), AccelRef):
-            told = f"{type(ref).__name__}{what_to_do(ref)}"
-            raise TypeError(f"borrow: ref must be an AccelRef of another device, got {told}")
+            description = f"{type(ref).__name__}{what_to_do(ref)}"
+            raise TypeError(f"borrow: ref must be an AccelRef of another device, got {description}")
         ref = owned("borrow", ref)
         ref.block.check("borrow", ref.spec)
         if ref.device is self:
@@ -394,9 +396,9 @@ class OpenDevice(Device):
     async def statistics(self) -> DeviceStatistics:
         """See `Device.statistics`."""
         self.state.check_run("statistics")
-        found = await self.dispatch.statistics()
+        statistics = await self.dispatch.statistics()
         chains = KeptStatistics.of(self.chains.kept.counts)
-        return attrs.evolve(found, kept={"application": chains, **found.kept})
+        return attrs.evolve(statistics, kept={"application": chains, **statistics.kept})
 
     @enable_ki_protection
     async def close(self) -> None:
@@ -453,12 +455,12 @@ class OpenDevice(Device):
         async with lend("copy_to", [ref], [self]) as lent, lent.to(self) as borrowed:
             return await self.ask(PeerCopy(borrowed[0]))
 
-    async def _pinned(self, given: object) -> HostArray:
+    async def _pinned(self, array: object) -> HostArray:
         """Return the copy of a read-only array that the device transfers on its own, or make it.
 
         If no copy is needed, return the array.
         """
-        host, pool = _check_lasting(given), self.state.host_pool
+        host, pool = _check_lasting(array), self.state.host_pool
         if (
             pool is None
             or pool.is_closed
@@ -506,7 +508,7 @@ def opened(device: Device) -> OpenDevice:
 @asynccontextmanager
 @enable_ki_protection
 async def lend(
-    where: str, refs: Sequence[AccelRef], devices: Sequence[Device], stay: Stay | None = None
+    reader: str, refs: Sequence[AccelRef], devices: Sequence[Device], stay: Stay | None = None
 ) -> AsyncGenerator[Lent]:
     """Lease arrays to devices that read them. Operations that write to them wait until the last reader ends.
 
@@ -517,7 +519,7 @@ async def lend(
     `PeerCopyActor`.
 
     Args:
-        where: The name of the reader, for errors.
+        reader: The name of the reader, for errors.
         refs: The arrays.
         devices: The devices.
         stay: Determines how long their workers keep the memory mapped; None while they read the arrays.
@@ -526,10 +528,10 @@ async def lend(
         StaleRefError, DeviceLostError: As for a lease.
         OutOfMemoryError: There is not enough memory for a copy.
     """
-    refuse_recording(where, "read arrays of other devices before or after a replay")
-    owners = [owned(where, ref) for ref in refs]
+    refuse_recording(reader, "read arrays of other devices before or after a replay")
+    owners = [owned(reader, ref) for ref in refs]
     for ref in owners:
-        ref.block.check(where, ref.spec)
+        ref.block.check(reader, ref.spec)
     homes, readers = [opened(ref.device) for ref in owners], [opened(device) for device in devices]
     await trio.lowlevel.checkpoint_if_cancelled()
     copies: dict[tuple[int, Device], AccelRef] = {}
@@ -548,8 +550,8 @@ async def lend(
         for number, ref in reached.items():
             loans[number] = homes[number].dispatch.lend(ref)
         for loan in loans.values():
-            await loan.wait(where)
-        yield Lent(where, len(owners), loans, copies, stay)
+            await loan.wait(reader)
+        yield Lent(reader, len(owners), loans, copies, stay)
     finally:
         for loan in loans.values():
             loan.end()
@@ -591,7 +593,7 @@ async def poll_answers(devices: Iterable[Device], goes_on: Callable[[], bool]) -
         goes_on: Returns whether an answer is still awaited.
     """
     dispatches = [opened(device).dispatch for device in devices]
-    due = [one.due() for one in dispatches if isinstance(one, WorkerDispatch)]
+    due = [dispatch.due() for dispatch in dispatches if isinstance(dispatch, WorkerDispatch)]
     ends = [end for end in due if end is not None]
     if ends:
         await spin_together(ends, goes_on)
@@ -599,27 +601,27 @@ async def poll_answers(devices: Iterable[Device], goes_on: Callable[[], bool]) -
 
 async def _have_contexts(devices: Iterable[OpenDevice]) -> None:
     """Wait until devices of this process have contexts. Devices in workers queue their requests."""
-    inline = [one.dispatch for one in devices if isinstance(one.dispatch, InlineDispatch)]
-    while any(one.session is None for one in inline):
-        for one in inline:
-            await one.ready()
+    inline = [device.dispatch for device in devices if isinstance(device.dispatch, InlineDispatch)]
+    while any(dispatch.session is None for dispatch in inline):
+        for dispatch in inline:
+            await dispatch.ready()
 
 
-async def _reaches(one: OpenDevice, other: OpenDevice) -> bool:
+async def _reaches(reader: OpenDevice, owner: OpenDevice) -> bool:
     """Return whether operations of a device can read the memory of another device, or of the same one."""
-    if one is other or one.state.backend is not other.state.backend:
-        return one is other
-    if isinstance(one.dispatch, InlineDispatch):
-        return (await one.dispatch.ready()).engine.device.reaches(other.info)
+    if reader is owner or reader.state.backend is not owner.state.backend:
+        return reader is owner
+    if isinstance(reader.dispatch, InlineDispatch):
+        return (await reader.dispatch.ready()).engine.device.reaches(owner.info)
     # A worker cannot map this process's memory, because it lacks a descriptor.
-    return isinstance(other.dispatch, WorkerDispatch)
+    return isinstance(owner.dispatch, WorkerDispatch)
 
 
 @attrs.frozen(eq=False)
 class Lent:
     """Arrays leased to reading devices."""
 
-    _where: str
+    _reader: str
     _count: int
     _loans: Mapping[int, Loan]
     _copies: Mapping[tuple[int, Device], AccelRef]
@@ -644,12 +646,12 @@ class Lent:
                     borrowed.append(dispatch.borrow(self._loans[number], self._stay))
                     copy = borrowed[-1].array
                 arrays.append(copy)
-            for one in borrowed:
-                await one.wait(self._where)
+            for loan in borrowed:
+                await loan.wait(self._reader)
             yield arrays
         finally:
-            for one in borrowed:
-                one.end()
+            for loan in borrowed:
+                loan.end()
 
 
 def _check_host(host: object) -> None:
@@ -662,8 +664,8 @@ def _check_host(host: object) -> None:
     if inspect.isawaitable(host) or isinstance(host, NotAwaited):
         raise TypeError(f"put: host must be an array, got {type(host).__name__}{what_to_do(host)}")
     if host is None or isinstance(host, (dict, set)):
-        told = "" if host is None else "; put each of its arrays by itself"
-        raise TypeError(f"put: host must be an array, got {shown(cast('Any', host))}{told}")
+        advice = "" if host is None else "; put each of its arrays by itself"
+        raise TypeError(f"put: host must be an array, got {shown(cast('Any', host))}{advice}")
 
 
 def _check_lasting(host: object) -> HostArray:
@@ -675,15 +677,15 @@ def _check_lasting(host: object) -> HostArray:
         )
     array = cast("HostArray", host)
     owner: object = array
-    place = "array"
+    path = "array"
     while isinstance(owner, np.ndarray):
         if owner.flags.writeable:
             raise ValueError(
                 "put: pinned=True keeps a copy, so the array and what it is a view of must be read-only; set "
-                f"{place}.flags.writeable = False; an array that changes is best made by "
+                f"{path}.flags.writeable = False; an array that changes is best made by "
                 "device.host_empty(), and put without pinned=True"
             )
-        owner, place = owner.base, f"{place}.base"
+        owner, path = owner.base, f"{path}.base"
     return array
 
 

@@ -218,7 +218,7 @@ class _Hints:
         if whole("place", "memory", self.memory, "bytes, an integer") < 0:
             raise ValueError(f"place: memory must be at least 0, got {self.memory}")
         if not isinstance(self.exclude, Collection) or not all(
-            isinstance(one, Device) for one in self.exclude
+            isinstance(device, Device) for device in self.exclude
         ):
             raise TypeError(f"place: exclude must be open devices, got {self.exclude!r}")
         if self.owner_of is not None:
@@ -231,7 +231,7 @@ class _Hints:
         device, info = load.device, load.device.info
         if load.is_dead:
             yield "was given up" if opened(device).state.is_given_up else "was closed"
-        if any(device is one for one in self.exclude):
+        if any(device is excluded for excluded in self.exclude):
             yield "is excluded"
         if self.owner_of is not None and self.owner_of.device is not device:
             yield "does not have the array"
@@ -272,7 +272,10 @@ class DeviceGroup:
         members = self._members.values()
         return html_table(
             ("device", "hardware", "state", "generation", "waiting requests"),
-            [(one.path, one.info.description, one.condition, one.generation, one.pending) for one in members],
+            [
+                (device.path, device.info.description, device.condition, device.generation, device.pending)
+                for device in members
+            ],
         )
 
     @property
@@ -297,8 +300,8 @@ class DeviceGroup:
             raise TypeError("a DeviceGroup cannot be indexed; index its tuple of devices: devices.devices[0]")
 
         def __getattr__(self, name: str) -> NoReturn:
-            told = f"; its devices have it: group.devices[0].{name}" if hasattr(Device, name) else ""
-            raise AttributeError(f"a DeviceGroup has no attribute {name!r}{told}", name=name, obj=self)
+            hint = f"; its devices have it: group.devices[0].{name}" if hasattr(Device, name) else ""
+            raise AttributeError(f"a DeviceGroup has no attribute {name!r}{hint}", name=name, obj=self)
 
     def __reduce__(self) -> NoReturn:
         raise not_copied("a DeviceGroup", "open one where it is needed")
@@ -388,16 +391,16 @@ class DeviceGroup:
         self._home.check_run("place")
         hints = _Hints(backend, product, memory, exclude, owner_of)
         loads = tuple(self._loads())
-        reasons = {load.device.path: why for load in loads if (why := next(hints.refusals(load), None))}
+        reasons = {load.device.path: reason for load in loads if (reason := next(hints.refusals(load), None))}
         fitting = available(
             [load for load in loads if load.device.path not in reasons],
             # D149: cached data for a key is on its device, and exists again with the next context.
             skips=key is None,
         )
         if not fitting:
-            told = "; ".join(f"{path} {why}" for path, why in reasons.items())
+            details = "; ".join(f"{path} {reason}" for path, reason in reasons.items())
             raise PlacementError(
-                f"place: no device of the group {self.path} meets the hints: {told}", reasons=reasons
+                f"place: no device of the group {self.path} meets the hints: {details}", reasons=reasons
             )
         chosen = self._policy(fitting) if key is None else by_key(key, fitting)
         if not any(chosen is load for load in fitting):
@@ -412,8 +415,8 @@ class DeviceGroup:
         # Devices outside of the group also count, because all contexts share the hardware's memory.
         held = {device: opened(device).state.blocks.held() for device in self._home.devices}
         taken: Counter[str] = Counter()
-        for other, nbytes in held.items():
-            taken[other.name] += nbytes
+        for holder, nbytes in held.items():
+            taken[holder.name] += nbytes
         for name, device in self._members.items():
             limit = device.options.memory_limit
             free = device.info.total_memory - taken[device.name]

@@ -73,27 +73,27 @@ class GraphLayout:
     Attributes:
         inputs: The arguments, in order.
         constants: The other arrays of the device.
-        made: The sizes of the arrays that each replay makes, by placeholder block.
+        output_sizes: The sizes of the arrays that each replay makes, by placeholder block.
         scratch: The bytes of the memory for intermediate results.
         recipe: The chain.
-        places: For each block: the position of the array that contains it, and the difference of their
+        positions: For each block: the position of the array that contains it, and the difference of their
             offsets.
     """
 
     inputs: tuple[Input, ...]
     constants: tuple[Constant, ...]
-    made: Mapping[int, int]
+    output_sizes: Mapping[int, int]
     scratch: int
     recipe: GraphRecipe
-    places: Mapping[int, tuple[int, int]]
+    positions: Mapping[int, tuple[int, int]]
 
 
 def lay_out(
     recorded: Recorded,
     arguments: Sequence[tuple[str, ArraySpec]],
     returned: Iterable[int],
-    given: Mapping[int, int] | None = None,
-    kept: Iterable[int] = (),
+    prefilled: Mapping[int, int] | None = None,
+    retained: Iterable[int] = (),
 ) -> GraphLayout:
     """Assign positions to the arrays of a recorded chain.
 
@@ -101,12 +101,12 @@ def lay_out(
         recorded: The chain.
         arguments: The name and layout of each argument.
         returned: The blocks of the arrays that it returns.
-        given: The sizes of blocks that are filled before it runs, at the beginning of the scratch memory, by
-            id.
-        kept: The blocks of intermediate results that stay to the end, next to each other.
+        prefilled: The sizes of blocks that are filled before it runs, at the beginning of the scratch memory,
+            by id.
+        retained: The blocks of intermediate results that stay to the end, next to each other.
     """
     filled, start = dict[int, int](), 0
-    for block, nbytes in (given or {}).items():
+    for block, nbytes in (prefilled or {}).items():
         filled[block] = start
         start += aligned(nbytes)
     layouts = dict(zip(recorded.inputs, [spec for _, spec in arguments], strict=True))
@@ -118,24 +118,28 @@ def lay_out(
     constants = tuple(
         Constant(name, ref, uses.get(block, "none")) for block, (ref, name) in recorded.constants.items()
     )
-    made = {block: recorded.made[block] for block in dict.fromkeys(returned) if block in recorded.made}
-    places: dict[int, tuple[int, int]] = {}
+    outputs = {
+        block: recorded.output_sizes[block]
+        for block in dict.fromkeys(returned)
+        if block in recorded.output_sizes
+    }
+    positions: dict[int, tuple[int, int]] = {}
     for use in ("read", "update", "write"):
         for argument in inputs:
             if argument.use == use:
-                places[argument.block] = len(places), -argument.spec.offset
+                positions[argument.block] = len(positions), -argument.spec.offset
         for constant in constants:
             if constant.use == use:
-                places[constant.ref.block.id] = len(places), -constant.ref.spec.offset
-    for block in made:
-        places[block] = len(places), 0
-    between = {block: nbytes for block, nbytes in recorded.made.items() if block not in made}
-    offsets, scratch = _share(recorded.nodes, between, kept)
-    position = len(places)
-    places |= {block: (position, offset) for block, offset in filled.items()}
-    places |= {block: (position, start + offset) for block, offset in offsets.items()}
-    recipe = GraphRecipe(_placed(node, places) for node in recorded.nodes)
-    return GraphLayout(inputs, constants, made, start + scratch, recipe, places)
+                positions[constant.ref.block.id] = len(positions), -constant.ref.spec.offset
+    for block in outputs:
+        positions[block] = len(positions), 0
+    intermediates = {block: nbytes for block, nbytes in recorded.output_sizes.items() if block not in outputs}
+    offsets, scratch = _share(recorded.nodes, intermediates, retained)
+    position = len(positions)
+    positions |= {block: (position, offset) for block, offset in filled.items()}
+    positions |= {block: (position, start + offset) for block, offset in offsets.items()}
+    recipe = GraphRecipe(_placed(node, positions) for node in recorded.nodes)
+    return GraphLayout(inputs, constants, outputs, start + scratch, recipe, positions)
 
 
 def aligned(nbytes: int) -> int:
@@ -143,19 +147,19 @@ def aligned(nbytes: int) -> int:
     return max(-(-nbytes // ALIGNMENT), 1) * ALIGNMENT
 
 
-def _uses(nodes: Iterable[GraphNode], given: Mapping[int, ArraySpec]) -> dict[int, Use]:
+def _uses(nodes: Iterable[GraphNode], layouts: Mapping[int, ArraySpec]) -> dict[int, Use]:
     """Determine the access of a chain to each block."""
     uses: dict[int, Use] = {}
 
     def note(array: ArraySpec, *, is_read: bool, is_written: bool) -> None:
         block = array.block
-        before = uses.get(block, "none")
+        previous = uses.get(block, "none")
         # After an overwrite, the chain reads only its own data.
-        if before in ("update", "write"):
+        if previous in ("update", "write"):
             return
-        base = given.get(block)
+        base = layouts.get(block)
         is_whole = base is not None and attrs.evolve(base, block=block) == array
-        if is_written and not is_read and is_whole and before == "none":
+        if is_written and not is_read and is_whole and previous == "none":
             uses[block] = "write"
         else:
             uses[block] = "update" if is_written else "read"
@@ -172,7 +176,7 @@ def _uses(nodes: Iterable[GraphNode], given: Mapping[int, ArraySpec]) -> dict[in
 
 
 def _share(
-    nodes: Sequence[GraphNode], sizes: Mapping[int, int], kept: Iterable[int]
+    nodes: Sequence[GraphNode], sizes: Mapping[int, int], retained: Iterable[int]
 ) -> tuple[dict[int, int], int]:
     """Place intermediate results in one memory, which results with separate lifetimes share.
 
@@ -182,7 +186,7 @@ def _share(
     Args:
         nodes: The operations.
         sizes: The sizes of the results, by block.
-        kept: The results that stay to the end, next to each other.
+        retained: The results that stay to the end, next to each other.
 
     Returns:
         The offset of each used result, and the length of the memory.
@@ -193,7 +197,7 @@ def _share(
             if array.block in sizes:
                 spans[array.block] = spans.get(array.block, (number, 0))[0], number
     # They are next to each other, in order.
-    stay = {block: (0, len(nodes)) for block in kept if block in spans}
+    stay = {block: (0, len(nodes)) for block in retained if block in spans}
     offsets: dict[int, int] = {}
     # The living results, as last use, start and end; and the gaps between them, which do not touch.
     living: list[tuple[int, int, int]] = []
@@ -201,45 +205,45 @@ def _share(
     top = length = 0
     # The blocks are in the order of their first use.
     rest = {block: spans[block] for block in spans if block not in stay}
-    for block, (first, last) in (stay | rest).items():
+    for block, (first, last_use) in (stay | rest).items():
         while living and living[0][0] < first:
             _, start, end = heapq.heappop(living)
             top = _add_gap(gaps, start, end, top)
         nbytes, offset = aligned(sizes[block]), top
-        for place, (start, end) in enumerate(gaps):
+        for index, (start, end) in enumerate(gaps):
             if start + nbytes <= end:
                 offset = start
-                gaps[place : place + 1] = [(start + nbytes, end)] if start + nbytes < end else []
+                gaps[index : index + 1] = [(start + nbytes, end)] if start + nbytes < end else []
                 break
         top = max(top, offset + nbytes)
-        heapq.heappush(living, (last, offset, offset + nbytes))
+        heapq.heappush(living, (last_use, offset, offset + nbytes))
         offsets[block], length = offset, max(length, top)
     return offsets, length
 
 
 def _add_gap(gaps: list[tuple[int, int]], start: int, end: int, top: int) -> int:
     """Merge a gap with its neighbours; return the new end of the used memory."""
-    place = bisect.bisect(gaps, (start, end))
-    if place < len(gaps) and gaps[place][0] == end:
-        _, end = gaps.pop(place)
-    if place and gaps[place - 1][1] == start:
-        place -= 1
-        start, _ = gaps.pop(place)
+    index = bisect.bisect(gaps, (start, end))
+    if index < len(gaps) and gaps[index][0] == end:
+        _, end = gaps.pop(index)
+    if index and gaps[index - 1][1] == start:
+        index -= 1
+        start, _ = gaps.pop(index)
     if end == top:
         return start
-    gaps.insert(place, (start, end))
+    gaps.insert(index, (start, end))
     return top
 
 
-def _placed(node: GraphNode, places: Mapping[int, tuple[int, int]]) -> GraphNode:
+def _placed(node: GraphNode, positions: Mapping[int, tuple[int, int]]) -> GraphNode:
     """Return a node with positions in place of blocks."""
 
-    def place(array: ArraySpec) -> ArraySpec:
-        position, shift = places[array.block]
+    def relocate(array: ArraySpec) -> ArraySpec:
+        position, shift = positions[array.block]
         return attrs.evolve(array, block=position, offset=array.offset + shift)
 
     described = node.spec.descriptor()
-    spec = described.make([map_arrays(value, place) for value in described.values(node.spec)])
+    spec = described.make([map_arrays(value, relocate) for value in described.values(node.spec)])
     return attrs.evolve(node, spec=spec)
 
 
@@ -259,25 +263,25 @@ def _body(nodes: Sequence[GraphNode], prefix: str) -> Iterator[str]:
             yield from _body(graph_recipe(node.spec.recipe).nodes, f"{prefix}{number}_")
             yield "  }"
     for number, node in enumerate(nodes):
-        for before in _followed(nodes[:number], node):
-            yield f"  {prefix}{before} -> {prefix}{number};"
+        for predecessor in _followed(nodes[:number], node):
+            yield f"  {prefix}{predecessor} -> {prefix}{number};"
 
 
 def _followed(earlier: Sequence[GraphNode], node: GraphNode) -> Iterator[int]:
     """Yield the operations that a node must follow, except operations that these follow by the same array."""
     reads, writes = list(node.spec.inputs()), list(node.spec.outputs())
     for number in reversed(range(len(earlier))):
-        made, used = earlier[number].spec.outputs(), earlier[number].spec.inputs()
-        if _meet(made, (*reads, *writes)) or _meet(used, writes):
+        outputs, used = earlier[number].spec.outputs(), earlier[number].spec.inputs()
+        if _meet(outputs, (*reads, *writes)) or _meet(used, writes):
             yield number
             # Earlier operations of the chain made the blocks that this operation overwrites completely.
-            reads = [array for array in reads if array not in made]
-            writes = [array for array in writes if array not in made]
+            reads = [array for array in reads if array not in outputs]
+            writes = [array for array in writes if array not in outputs]
 
 
 def _meet(first: Sequence[ArraySpec], second: Sequence[ArraySpec]) -> bool:
     """Return whether arrays of two operations may share an element."""
-    return any(overlaps(one, other) for one in first for other in second)
+    return any(overlaps(lhs, rhs) for lhs in first for rhs in second)
 
 
 def map_refs(reply: ReplyT, function: Callable[[AccelRef], AccelRef]) -> ReplyT:
@@ -287,7 +291,7 @@ def map_refs(reply: ReplyT, function: Callable[[AccelRef], AccelRef]) -> ReplyT:
         TypeError: The reply contains another object.
     """
 
-    def one(value: object) -> AccelRef:
+    def map_leaf(value: object) -> AccelRef:
         if isinstance(value, AccelRef):
             return function(value)
         raise TypeError(
@@ -295,7 +299,7 @@ def map_refs(reply: ReplyT, function: Callable[[AccelRef], AccelRef]) -> ReplyT:
             f"these, got {type(value).__name__}"
         )
 
-    return cast("ReplyT", map_tree(reply, one))
+    return cast("ReplyT", map_tree(reply, map_leaf))
 
 
 def leaves_of(value: object) -> list[Any]:

@@ -130,12 +130,12 @@ class ToHost(_OfMemory[HostArray]):
             )
         check_plain(f"{planner.name}: out", host)
         if host.shape != source.shape or host.dtype != source.dtype.dtype or not host.flags.writeable:
-            given = (
+            description = (
                 "a read-only array" if not host.flags.writeable else f"shape {host.shape}, dtype {host.dtype}"
             )
             raise ValueError(
                 f"{planner.name}: out must be a writable array of shape {source.shape} and dtype "
-                f"{source.dtype}, got {given}"
+                f"{source.dtype}, got {description}"
             )
         if overlaps_itself(host):
             raise ValueError(
@@ -200,8 +200,10 @@ class Assign(_OfMemory[AccelRef]):
         name, value, array = planner.name, self.value, planner.update("array", self.array)
         if not isinstance(value, (AccelRef, np.ndarray)):
             if not isinstance(cast("object", value), (int, float, complex, np.generic)):
-                told = f"{type(value).__name__}{what_to_do(value)}"
-                raise TypeError(f"{name}: value must be an AccelRef, a NumPy array or a number, got {told}")
+                description = f"{type(value).__name__}{what_to_do(value)}"
+                raise TypeError(
+                    f"{name}: value must be an AccelRef, a NumPy array or a number, got {description}"
+                )
             return Planned(FillSpec(element(name, "value", value, array.dtype), array), self.array)
         dtype = value.dtype if isinstance(value.dtype, DType) else planner.dtype("value", value.dtype)
         check_same_kind(name, "value", dtype, array.dtype)
@@ -235,8 +237,8 @@ class Empty(_OfMemory[AccelRef]):
         for extent in self.shape:
             is_size = isinstance(extent, (int, np.integer)) and not isinstance(extent, bool)
             if not is_size or not 0 <= extent <= sys.maxsize:
-                told = f"sizes from 0 to 2**63 - 1, got {shown(self.shape)}"
-                raise ValueError(f"{planner.name}: shape must hold {told}")
+                requirement = f"sizes from 0 to 2**63 - 1, got {shown(self.shape)}"
+                raise ValueError(f"{planner.name}: shape must hold {requirement}")
         shape = tuple(int(extent) for extent in self.shape)
         out = planner.output(shape, self.dtype)
         return Planned(FillSpec(element(planner.name, "value", self.value, self.dtype), out.spec), out)
@@ -273,8 +275,8 @@ class Stack(_OfMemory[AccelRef]):
                     f"{planner.name}: arrays must share dtype and {kind}, got {first.dtype} "
                     f"{first.shape} and, as number {index}, {source.dtype} {source.shape}"
                 )
-        place = tuple(max(extents) for extents in zip(*(one.shape for one in sources), strict=True))
-        out = planner.output((len(sources), *place), first.dtype)
+        max_shape = tuple(max(extents) for extents in zip(*(source.shape for source in sources), strict=True))
+        out = planner.output((len(sources), *max_shape), first.dtype)
         pad = element(planner.name, "pad", 0 if self.pad is None else self.pad, first.dtype)
         expanded = tuple([indexed(source, None) for source in sources])
         return Planned(JoinSpec(0, expanded, pad, out.spec), out)
@@ -337,7 +339,7 @@ async def copy_between(backend: AccelBackend, source: AccelRef | HostArray, targ
 async def _copy(
     backend: AccelBackend, source: AccelRef | HostArray, target: Device, report: ProgressReport
 ) -> AccelRef:
-    first, *others = _parts(source.shape, source.dtype.itemsize, _CHUNK_BYTES)
+    first, *rest = _parts(source.shape, source.dtype.itemsize, _CHUNK_BYTES)
     async with AsyncExitStack() as stack:
         readers: Sequence[_Shared | _Staged]
         if not isinstance(source, AccelRef):
@@ -348,11 +350,11 @@ async def _copy(
             readers = [_Staged(source) for _ in range(_IN_FLIGHT)]
         piece = await readers[0].read(first)
         out, done = await target.ask(PutFirst(piece, source.shape, first)), piece.nbytes
-        left = iter(others)
+        remaining = iter(rest)
 
         async def carry(reader: _Shared | _Staged) -> None:
             nonlocal done
-            for part in left:
+            for part in remaining:
                 piece = await reader.read(part)
                 await target.ask(PutPart(piece, out, part))
                 done += piece.nbytes
@@ -424,9 +426,9 @@ def _to_host(ref: Any, out: HostArray | None = None) -> Any:
         # The owning device reads a borrowed array.
         return ToHost(owned("to_host", ref), out)
     if out is not None or not isinstance(cast("object", ref), (tuple, list)):
-        told = "" if out is None else "; leave out= away"
-        raise TypeError(f"to_host: the call must return one array, it returned {shown(ref)}{told}")
-    return map_tree(ref, lambda one: _to_host(one) if isinstance(one, AccelRef) else one)
+        hint = "" if out is None else "; leave out= away"
+        raise TypeError(f"to_host: the call must return one array, it returned {shown(ref)}{hint}")
+    return map_tree(ref, lambda leaf: _to_host(leaf) if isinstance(leaf, AccelRef) else leaf)
 
 
 def _ask_owner(message: Any) -> Awaitable[Any]:
@@ -484,7 +486,12 @@ async def _ask_in_pieces(message: ToHost) -> HostArray:
 
 
 async def _ask_each(messages: Any) -> Any:
-    replies = iter([await _ask_owner(one) if isinstance(one, ToHost) else one for one in leaves_of(messages)])
+    replies = iter(
+        [
+            await _ask_owner(message) if isinstance(message, ToHost) else message
+            for message in leaves_of(messages)
+        ]
+    )
     return map_tree(messages, lambda _: next(replies))
 
 

@@ -28,15 +28,19 @@ _MOST_NODES = 1024
 _MOST_ARGUMENTS = 2048
 
 
-def has_neighbours(nodes: Sequence[GraphNode], between: Collection[int], unjoined: frozenset[str]) -> bool:
+def has_neighbours(
+    nodes: Sequence[GraphNode], intermediates: Collection[int], unjoined: frozenset[str]
+) -> bool:
     """Return whether `joined` may find operations to fuse; see there for the arguments."""
     uses, makers = _uses(nodes), _makers(nodes)
-    places = range(len(nodes) if len(nodes) <= _MOST_NODES else 0)
-    return any(_find_ahead(nodes, place, between, uses, makers, unjoined) is not None for place in places)
+    indexes = range(len(nodes) if len(nodes) <= _MOST_NODES else 0)
+    return any(
+        _find_ahead(nodes, index, intermediates, uses, makers, unjoined) is not None for index in indexes
+    )
 
 
 async def joined(
-    nodes: Sequence[GraphNode], between: Collection[int], unjoined: frozenset[str]
+    nodes: Sequence[GraphNode], intermediates: Collection[int], unjoined: frozenset[str]
 ) -> list[GraphNode]:
     """Fuse neighbouring expressions.
 
@@ -44,28 +48,28 @@ async def joined(
 
     Args:
         nodes: The operations in order. Their arrays have block ids.
-        between: The blocks of intermediate results, which nobody else reads.
+        intermediates: The blocks of intermediate results, which nobody else reads.
         unjoined: See `AccelBackend.unjoined`.
 
     Returns:
         The operations. If exactly one other expression reads the result of an operation, element by element,
         the operation has become a part of that expression.
     """
-    left = list(nodes)
+    remaining = list(nodes)
     uses, makers = _uses(nodes), _makers(nodes)
-    place = 0
-    while place < len(left):
-        found = _find_ahead(left, place, between, uses, makers, unjoined)
-        made = None if found is None else _one(left[found], left[place])
-        if found is None or made is None:
-            place += 1
+    index = 0
+    while index < len(remaining):
+        producer = _find_ahead(remaining, index, intermediates, uses, makers, unjoined)
+        fused = None if producer is None else _fuse(remaining[producer], remaining[index])
+        if producer is None or fused is None:
+            index += 1
             continue
-        left[place] = made
-        del left[found]
-        makers = _makers(left)
-        place -= 1
+        remaining[index] = fused
+        del remaining[producer]
+        makers = _makers(remaining)
+        index -= 1
         await trio.lowlevel.checkpoint()
-    return left
+    return remaining
 
 
 def _uses(nodes: Sequence[GraphNode]) -> Counter[int]:
@@ -75,28 +79,35 @@ def _uses(nodes: Sequence[GraphNode]) -> Counter[int]:
 
 def _makers(nodes: Sequence[GraphNode]) -> dict[int, int]:
     """Return the index of the operation that makes each block, among operations with one result."""
-    return {made[0].block: place for place, node in enumerate(nodes) if len(made := node.spec.outputs()) == 1}
+    return {
+        outputs[0].block: index
+        for index, node in enumerate(nodes)
+        if len(outputs := node.spec.outputs()) == 1
+    }
 
 
 def _find_ahead(
     nodes: Sequence[GraphNode],
-    place: int,
-    between: Collection[int],
+    index: int,
+    intermediates: Collection[int],
     uses: Mapping[int, int],
     makers: Mapping[int, int],
     unjoined: frozenset[str],
 ) -> int | None:
     """Return the first operation that can be fused into the operation at an index, which reads its result."""
-    spec = nodes[place].spec
+    spec = nodes[index].spec
     if not isinstance(spec, ExpressionSpec) or not _may_be_joined(spec, unjoined):
         return None
     # A block with two users has only one maker, so other operations need not be checked.
-    ahead = sorted({one for array in spec.arrays if (one := makers.get(array.block, place)) < place})
+    producers = sorted(
+        {producer for array in spec.arrays if (producer := makers.get(array.block, index)) < index}
+    )
     return next(
         (
-            one
-            for one in ahead
-            if _may_be_joined(nodes[one].spec, unjoined) and _goes_into(nodes, one, place, between, uses)
+            producer
+            for producer in producers
+            if _may_be_joined(nodes[producer].spec, unjoined)
+            and _goes_into(nodes, producer, index, intermediates, uses)
         ),
         None,
     )
@@ -111,45 +122,49 @@ def _may_be_joined(spec: object, unjoined: frozenset[str]) -> bool:
 
 
 def _goes_into(
-    nodes: Sequence[GraphNode], first: int, second: int, between: Collection[int], uses: Mapping[int, int]
+    nodes: Sequence[GraphNode],
+    first: int,
+    second: int,
+    intermediates: Collection[int],
+    uses: Mapping[int, int],
 ) -> bool:
     """Return whether an expression can be fused into another expression that reads its result."""
-    ahead, behind = nodes[first].spec, nodes[second].spec
-    assert isinstance(behind, ExpressionSpec)  # the caller has tested it
-    if type(ahead) is not ExpressionSpec:
+    producer, consumer = nodes[first].spec, nodes[second].spec
+    assert isinstance(consumer, ExpressionSpec)  # the caller has tested it
+    if type(producer) is not ExpressionSpec:
         return False
     if (
-        len(ahead.results) != 1
-        or ahead.axes
-        or behind.stored
+        len(producer.results) != 1
+        or producer.axes
+        or consumer.stored
         or nodes[first].library != nodes[second].library
     ):
         return False
-    result = ahead.results[0]
+    result = producer.results[0]
     # Only the other expression reads it: the two uses are by its maker and by that expression.
-    if result.block not in between or uses[result.block] != 2 or result not in behind.arrays:
+    if result.block not in intermediates or uses[result.block] != 2 or result not in consumer.arrays:
         return False
     # Loaded elements must be in memory, which a fused operation does not write.
-    if any(array.block == result.block for array in behind.loaded):
+    if any(array.block == result.block for array in consumer.loaded):
         return False
-    if any(array.block == result.block and array != result for array in behind.arrays):
+    if any(array.block == result.block and array != result for array in consumer.arrays):
         return False
     # Its inputs must not change before the second operation.
     changed = {block for node in nodes[first + 1 : second + 1] for block in node.spec.blocks()[1]}
-    is_whole = result.shape == behind.shape and changed.isdisjoint(ahead.blocks()[0])
-    return is_whole and _keeps_order(ahead, behind)
+    is_whole = result.shape == consumer.shape and changed.isdisjoint(producer.blocks()[0])
+    return is_whole and _keeps_order(producer, consumer)
 
 
-def _keeps_order(ahead: ExpressionSpec, behind: ExpressionSpec) -> bool:
+def _keeps_order(producer: ExpressionSpec, consumer: ExpressionSpec) -> bool:
     """Return whether a reduction finds the first operation's arrays in the same order of elements.
 
     The strides of arrays determine the order in which a backend reduces. The result is contiguous.
     """
-    program = decode_program(behind.program).program
+    program = decode_program(consumer.program).program
     if not program.reductions:
         return True
-    first = decode_program(ahead.program).program
-    arrays = (*ahead.results, *ahead.arrays, *behind.arrays)
+    first = decode_program(producer.program).program
+    arrays = (*producer.results, *producer.arrays, *consumer.arrays)
     return not (first.loads or first.axes) and all(array.is_contiguous for array in arrays)
 
 
@@ -168,31 +183,31 @@ def _keys(spec: ExpressionSpec, program: EncodedProgram) -> list[Hashable]:
     return keys
 
 
-def _one(first: GraphNode, second: GraphNode) -> GraphNode | None:
+def _fuse(first: GraphNode, second: GraphNode) -> GraphNode | None:
     """Fuse two operations; return None if they are too large for one program."""
-    ahead, behind = first.spec, second.spec
-    assert isinstance(ahead, ExpressionSpec)  # the caller has tested it
-    assert isinstance(behind, ExpressionSpec)
-    programs = decode_program(ahead.program), decode_program(behind.program)
-    keys = _keys(ahead, programs[0]), _keys(behind, programs[1])
-    at = [number for number, key in enumerate(keys[1]) if key == ahead.results[0]]
+    producer, consumer = first.spec, second.spec
+    assert isinstance(producer, ExpressionSpec)  # the caller has tested it
+    assert isinstance(consumer, ExpressionSpec)
+    programs = decode_program(producer.program), decode_program(consumer.program)
+    keys = _keys(producer, programs[0]), _keys(consumer, programs[1])
+    positions = [number for number, key in enumerate(keys[1]) if key == producer.results[0]]
     try:
-        made = joined_programs(*programs, at=at, inputs=keys)
+        fused = joined_programs(*programs, links=positions, inputs=keys)
     except ValueError:
         return None
-    specs = ahead, behind
-    arrays = tuple([specs[which].arrays[place] for which, place in made.arrays])
-    loaded = tuple([specs[which].loaded[place] for which, place in made.loaded])
-    program = made.program.program
-    count = len(arrays) + len(loaded) + len(behind.results)
-    axes = max([array.ndim for array in (*arrays, *loaded, *behind.results)])
-    is_large = len(program.steps) > _MOST_STEPS or len(made.program.arguments) > _MOST_INPUTS
+    specs = producer, consumer
+    arrays = tuple([specs[which].arrays[index] for which, index in fused.arrays])
+    loaded = tuple([specs[which].loaded[index] for which, index in fused.loaded])
+    program = fused.program.program
+    count = len(arrays) + len(loaded) + len(consumer.results)
+    axes = max([array.ndim for array in (*arrays, *loaded, *consumer.results)])
+    is_large = len(program.steps) > _MOST_STEPS or len(fused.program.arguments) > _MOST_INPUTS
     if is_large or program.checked or 8 * count * (axes + 2) > _MOST_ARGUMENTS:
         return None
     numbers = [
-        specs[which].scalars[place * SCALAR_BYTES : (place + 1) * SCALAR_BYTES]
-        for which, place in made.scalars
+        specs[which].scalars[index * SCALAR_BYTES : (index + 1) * SCALAR_BYTES]
+        for which, index in fused.scalars
     ]
-    text = encode_program(program, made.program.arguments, made.program.usual)
-    spec = ExpressionSpec(text, behind.axes, arrays, loaded, behind.results, (), b"".join(numbers))
+    text = encode_program(program, fused.program.arguments, fused.program.usual)
+    spec = ExpressionSpec(text, consumer.axes, arrays, loaded, consumer.results, (), b"".join(numbers))
     return GraphNode(f"{first.operation}, {second.operation}", second.library, spec)

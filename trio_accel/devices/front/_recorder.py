@@ -35,13 +35,13 @@ class Recorded:
         constants: The other arrays that the operations use, by block: the usable part of the block, and the
             place of its first use, for errors. They belong to the device, or to a step in which this step was
             recorded.
-        made: The sizes of the blocks that the operations make, by id.
+        output_sizes: The sizes of the blocks that the operations make, by id.
     """
 
     nodes: Sequence[GraphNode]
     inputs: Sequence[int]
     constants: Mapping[int, tuple[AccelRef, str]]
-    made: Mapping[int, int]
+    output_sizes: Mapping[int, int]
 
 
 class OperationRecorder:
@@ -55,7 +55,7 @@ class OperationRecorder:
         outer: The recording of the step in which this one began, if any.
         nodes: The recorded operations.
         constants: See `Recorded`.
-        made: See `Recorded`.
+        output_sizes: See `Recorded`.
         is_over: Whether the step has ended.
         takes_status: Whether it accepts operations with status words, because these are checked.
         is_ahead: Whether it only determines layouts, so that nothing else may change.
@@ -73,7 +73,7 @@ class OperationRecorder:
         self.device: BlockTable = state.blocks
         self.nodes: list[GraphNode] = []
         self.constants: dict[int, tuple[AccelRef, str]] = {}
-        self.made: dict[int, int] = {}
+        self.output_sizes: dict[int, int] = {}
         self.is_over: bool = False
         self._state = state
         # The blocks that somebody references.
@@ -136,7 +136,7 @@ class OperationRecorder:
     def recorded(self, inputs: Sequence[AccelRef] = ()) -> Recorded:
         """Return the operations recorded so far, for a step with these arguments."""
         blocks = tuple([ref.block.id for ref in inputs])
-        return Recorded(tuple(self.nodes), blocks, self.constants, self.made)
+        return Recorded(tuple(self.nodes), blocks, self.constants, self.output_sizes)
 
     def _record(
         self, device: PlannedFor, operation: Operation[Any, ReplyT], actor: type[LibraryActor]
@@ -163,7 +163,7 @@ class OperationRecorder:
         for node in nodes:
             self._check(node)
         self.nodes += nodes
-        self.made.update(launch.allocations)
+        self.output_sizes.update(launch.allocations)
         self._named.update([item for item in launch.keep if isinstance(item, Block)])
         self.constants = {**planner.constants, **self.constants}
         return planned
@@ -176,12 +176,12 @@ class OperationRecorder:
             value for number, value in enumerate(described.values(spec)) if number not in described.status
         ]
         if any(isinstance(value, (np.ndarray, ForeignArray)) for value in values):
-            why = "it uses an array of the host; put arrays before, and read results after a replay"
-            self._refuse(node.operation, why)
+            reason = "it uses an array of the host; put arrays before, and read results after a replay"
+            self._refuse(node.operation, reason)
 
-    def _refuse(self, name: str, why: str) -> NoReturn:
+    def _refuse(self, name: str, reason: str) -> NoReturn:
         device = self.blocks.device_name
-        raise NotSupportedError(f"{name}: a graph cannot record it: {why}", device=device, operation=name)
+        raise NotSupportedError(f"{name}: a graph cannot record it: {reason}", device=device, operation=name)
 
 
 class RecordingPlanner(Planner):
@@ -229,12 +229,12 @@ class LookingAhead(OperationRecorder):
         planned = operation.plan(RecordingPlanner(self, operation))
         if planned.finish is not None:
             self._refuse(operation.operation, "what it returns depends on what the device computes")
-        found = planned.result()
-        host: Any = found
+        result = planned.result()
+        host: Any = result
         if isinstance(host, np.ndarray) and getattr(operation, "out", None) is None:
             # Functions that check elements see ones, as for a norm, or values of a full-rank matrix.
             host.fill(1)
-        return found
+        return result
 
     def submit(self, device: PlannedFor, operation: Operation[Any, ReplyT]) -> Pending[ReplyT]:
         """Plan an operation without a waiting task."""

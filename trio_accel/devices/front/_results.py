@@ -51,10 +51,10 @@ def recorded_functions(recorder: OperationRecorder) -> dict[int, ArrayFunction]:
         return HostResult(value, False, len(recorder.nodes))
 
     def note_item(value: Any) -> HostResult:
-        found: HostResult = value if isinstance(value, HostResult) else note(value)
-        if found.ref.size != 1:
+        result: HostResult = value if isinstance(value, HostResult) else note(value)
+        if result.ref.size != 1:
             raise NotSupportedError("the step refuses it in its own words")
-        return attrs.evolve(found, is_item=True)
+        return attrs.evolve(result, is_item=True)
 
     def note_all(value: Any) -> Any:
         return map_tree(value, note)
@@ -75,35 +75,37 @@ async def settle_results(recorder: OperationRecorder, state: DeviceState, reply:
     Raises:
         NotSupportedError: A later operation changes a result.
     """
-    found: dict[int, HostResult] = {}
+    results: dict[int, HostResult] = {}
     stays: set[int] = set()
 
     for leaf in leaves_of(reply):
         if isinstance(leaf, HostResult):
-            found[id(leaf)] = leaf
+            results[id(leaf)] = leaf
         elif isinstance(leaf, AccelRef):
             stays.add(leaf.block.id)
-    if not found:
+    if not results:
         return reply
-    written = {block: place for place, node in enumerate(recorder.nodes) for block in node.spec.blocks()[1]}
-    used, small = 0, list[int]()
-    for key, one in found.items():
-        if written.get(one.ref.block.id, -1) >= one.nodes:
+    written = {block: index for index, node in enumerate(recorder.nodes) for block in node.spec.blocks()[1]}
+    used, inline_keys = 0, list[int]()
+    for key, result in results.items():
+        if written.get(result.ref.block.id, -1) >= result.nodes:
             raise NotSupportedError("a later operation changes a result that goes to the host")
-        if used + one.ref.nbytes <= MAX_INLINE_BYTES:
-            used += aligned(one.ref.nbytes)
-            small.append(key)
+        if used + result.ref.nbytes <= MAX_INLINE_BYTES:
+            used += aligned(result.ref.nbytes)
+            inline_keys.append(key)
         else:
-            stays.add(one.ref.block.id)
-    for key in small:
-        one, ref = found[key], found[key].ref
-        is_own = ref.spec.is_contiguous and ref.block.id in recorder.made and ref.block.id not in stays
+            stays.add(result.ref.block.id)
+    for key in inline_keys:
+        result, ref = results[key], results[key].ref
+        is_own = (
+            ref.spec.is_contiguous and ref.block.id in recorder.output_sizes and ref.block.id not in stays
+        )
         # Neighbouring results must not have other bytes between them.
-        if not is_own or (len(small) > 1 and ref.nbytes != recorder.made[ref.block.id]):
+        if not is_own or (len(inline_keys) > 1 and ref.nbytes != recorder.output_sizes[ref.block.id]):
             ref = await recorder.ask(state, Copy(ref))
         stays.add(ref.block.id)
-        found[key] = attrs.evolve(one, ref=ref, start=0)
-    return map_tree(reply, lambda leaf: found.get(id(leaf), leaf))
+        results[key] = attrs.evolve(result, ref=ref, start=0)
+    return map_tree(reply, lambda leaf: results.get(id(leaf), leaf))
 
 
 def place_results(reply: Any, layout: GraphLayout) -> tuple[Any, Ints]:
@@ -116,7 +118,7 @@ def place_results(reply: Any, layout: GraphLayout) -> tuple[Any, Ints]:
     position, end = 0, 0
     for leaf in leaves_of(reply):
         if isinstance(leaf, HostResult) and leaf.start is not None:
-            position, offset = layout.places[leaf.ref.block.id]
+            position, offset = layout.positions[leaf.ref.block.id]
             starts[id(leaf)] = offset + leaf.ref.spec.offset
             end = max(end, starts[id(leaf)] + leaf.ref.nbytes)
     if not starts:
@@ -124,14 +126,14 @@ def place_results(reply: Any, layout: GraphLayout) -> tuple[Any, Ints]:
     first = min(starts.values())
     placed: dict[int, HostResult] = {}
 
-    def place(leaf: Any) -> Any:
+    def set_start(leaf: Any) -> Any:
         if id(leaf) not in starts:
             return leaf
         if id(leaf) not in placed:
             placed[id(leaf)] = attrs.evolve(leaf, start=starts[id(leaf)] - first)
         return placed[id(leaf)]
 
-    return map_tree(reply, place), (position, first, end - first)
+    return map_tree(reply, set_start), (position, first, end - first)
 
 
 def is_finished(reply: Any) -> bool:
@@ -148,10 +150,10 @@ async def finish_results(template: Any, reply: Any) -> Any:
         reply: The reply of one run.
     """
     pairs = list(zip(leaves_of(template), leaves_of(reply), strict=True))
-    made: dict[int, Any] = {}
+    fetched: dict[int, Any] = {}
     for leaf, value in pairs:
-        if isinstance(leaf, HostResult) and id(leaf) not in made:
+        if isinstance(leaf, HostResult) and id(leaf) not in fetched:
             host = await value.to_host() if leaf.start is None else value
-            made[id(leaf)] = host.item() if leaf.is_item else host
-    replies = iter([made.get(id(leaf), value) for leaf, value in pairs])
+            fetched[id(leaf)] = host.item() if leaf.is_item else host
+    replies = iter([fetched.get(id(leaf), value) for leaf, value in pairs])
     return map_tree(reply, lambda _: next(replies))

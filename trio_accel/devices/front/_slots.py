@@ -89,16 +89,16 @@ class Slot:
             self.refuse()
         first, second = inputs
         is_reflected = first is not self
-        other = first if is_reflected else second
-        made = self.combined(getattr(operator, name), other, is_reflected=is_reflected)
-        return self.refuse() if made is NotImplemented else made
+        operand = first if is_reflected else second
+        result = self.combined(getattr(operator, name), operand, is_reflected=is_reflected)
+        return self.refuse() if result is NotImplemented else result
 
-    def combined(self, function: Callable[..., float], *others: object, is_reflected: bool = False) -> Any:
+    def combined(self, function: Callable[..., float], *operands: object, is_reflected: bool = False) -> Any:
         """Return the slot for a function of this number and others; NotImplemented for other operands."""
-        if not all(isinstance(other, (int, float, Slot)) for other in others):
+        if not all(isinstance(operand, (int, float, Slot)) for operand in operands):
             # An array's own operator accepts the slot.
             return NotImplemented
-        parts = [self, *others][:: -1 if is_reflected else 1]
+        parts = [self, *operands][:: -1 if is_reflected else 1]
 
         def compute(numbers: Sequence[float]) -> float:
             return function(*[part.compute(numbers) if isinstance(part, Slot) else part for part in parts])
@@ -108,7 +108,7 @@ class Slot:
 
 def _have_arithmetic() -> None:
     def of_two(function: Callable[..., float], *, is_reflected: bool) -> Callable[[Slot, object], Any]:
-        return lambda self, other: self.combined(function, other, is_reflected=is_reflected)
+        return lambda self, operand: self.combined(function, operand, is_reflected=is_reflected)
 
     def of_one(function: Callable[..., float]) -> Callable[[Slot], Any]:
         return lambda self: self.combined(function)
@@ -166,25 +166,25 @@ class StandIns:
         return (
             tuple(
                 [
-                    self._one(each, name, place)
-                    for place, (each, name) in enumerate(zip(args, names, strict=True))
+                    self._replace(argument, name, index)
+                    for index, (argument, name) in enumerate(zip(args, names, strict=True))
                 ]
             ),
-            {name: self._one(each, name, name) for name, each in named.items()},
+            {name: self._replace(argument, name, name) for name, argument in named.items()},
         )
 
-    def _one(self, given: Any, name: str, parameter: int | str) -> Any:
+    def _replace(self, argument: Any, name: str, parameter: int | str) -> Any:
         is_static = parameter in self._static
 
-        def one(each: Any) -> Any:
-            if type(each) is np.ndarray:
-                host: HostArray = cast("Any", each)
+        def replace_leaf(leaf: Any) -> Any:
+            if type(leaf) is np.ndarray:
+                host: HostArray = cast("Any", leaf)
                 self.hosts.append(self._recorder.stand_in_for(host.shape, DType.of(host.dtype)))
                 return self.hosts[-1]
-            if type(each) is float and self._has_slots and not is_static:
+            if type(leaf) is float and self._has_slots and not is_static:
                 compute = operator.itemgetter(len(self.numbers.values))
-                self.numbers.values.append(each)
+                self.numbers.values.append(leaf)
                 return Slot(self._step, name or "a number", compute, self.numbers)
-            return each
+            return leaf
 
-        return map_tree(given, one)
+        return map_tree(argument, replace_leaf)

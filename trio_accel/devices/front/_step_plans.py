@@ -49,7 +49,7 @@ class StepPlan:
         constants: Host arrays that the function uses besides its arguments, as they were when it was traced.
         slots: The numbers that are passed: offset, byte format, dtype, and slot.
         nesting: The nesting of the results, if there are several.
-        kept: The plan in the table of the device. It is bound once its launch is, and armed while it runs in
+        entry: The plan in the table of the device. It is bound once its launch is, and armed while it runs in
             place.
         run: The class of its runs, which determines their stream.
         room: The bytes of all passed data.
@@ -60,7 +60,7 @@ class StepPlan:
     constants: Sequence[HostArray]
     slots: Sequence[tuple[int, Struct, DType, Slot]]
     nesting: Any
-    kept: KeptPlan[Any]
+    entry: KeptPlan[Any]
     run: type[RunChain]
     room: int = 0
     # The block ids of the last call. A plan must not keep a block, because that would keep its memory.
@@ -70,13 +70,13 @@ class StepPlan:
     _reads: frozenset[int] = attrs.field(default=frozenset(), init=False)
     _writes: frozenset[int] = attrs.field(default=frozenset(), init=False)
     # The place where it is computed, if it may be; below, its bindings there by block ids.
-    place: InPlace | None = attrs.field(default=None, init=False)
+    in_place: InPlace | None = attrs.field(default=None, init=False)
     _bound: dict[tuple[int, ...], BoundWork] = attrs.field(
         factory=dict[tuple[int, ...], BoundWork], init=False
     )
     # The number of launches, and the number at which to look for a place again.
     _runs: int = attrs.field(default=0, init=False)
-    _wanted: int = attrs.field(default=_QUICK, init=False)
+    _retry_at: int = attrs.field(default=_QUICK, init=False)
     _misses: int = attrs.field(default=0, init=False)
     # The number of slow runs in place, reduced by each quick run.
     _strikes: float = attrs.field(default=0.0, init=False)
@@ -92,7 +92,7 @@ class StepPlan:
         constants: Sequence[HostArray],
         slots: Sequence[Slot],
         nesting: Any,
-        kept: KeptPlan[Any],
+        entry: KeptPlan[Any],
         run: type[RunChain],
     ) -> StepPlan:
         """Make the plan of a template with the numbers as its last host arrays."""
@@ -101,9 +101,9 @@ class StepPlan:
             (offset, _WORD[dtype], dtype, slot)
             for offset, dtype, slot in zip(offsets, template.numbers, slots, strict=True)
         ]
-        return cls(chains, template, constants, words, nesting, kept, run)
+        return cls(chains, template, constants, words, nesting, entry, run)
 
-    def given(self, hosts: Sequence[HostArray], numbers: Sequence[float]) -> bytes:
+    def pack(self, hosts: Sequence[HostArray], numbers: Sequence[float]) -> bytes:
         """Copy the passed data: host arrays and numbers."""
         template = self.template
         if not self.slots and not self.constants:
@@ -114,21 +114,21 @@ class StepPlan:
         hosts = (*hosts, *self.constants)
         room = self.room
         if not room:
-            last = self.slots[-1][0] + self.slots[-1][1].size if self.slots else 0
+            numbers_end = self.slots[-1][0] + self.slots[-1][1].size if self.slots else 0
             ends = [offset + host.nbytes for offset, host in zip(template.offsets, hosts, strict=False)]
-            self.room = room = max(last, *ends, 0)
-        given = bytearray(room)
+            self.room = room = max(numbers_end, *ends, 0)
+        payload = bytearray(room)
         for offset, host in zip(template.offsets, hosts, strict=False):
-            given[offset : offset + host.nbytes] = host.tobytes()
+            payload[offset : offset + host.nbytes] = host.tobytes()
         for offset, form, dtype, slot in self.slots:
             number = slot.compute(numbers)
             try:
-                form.pack_into(given, offset, number)
+                form.pack_into(payload, offset, number)
             except OverflowError:
                 # An expression also converts it to infinity.
                 with np.errstate(over="ignore"):
-                    given[offset : offset + form.size] = np.array(number, dtype.dtype).tobytes()
-        return bytes(given)
+                    payload[offset : offset + form.size] = np.array(number, dtype.dtype).tobytes()
+        return bytes(payload)
 
     def launch(self, message: RunChain, state: DeviceState) -> tuple[Launch, Planned[Any]] | None:
         """Make the launch of a call; return None if a planner has to check and perhaps refuse it."""
@@ -150,7 +150,7 @@ class StepPlan:
         reads, updates = template.reads, template.updates
         uses = list(zip(map(_NAME, reads), map(blocks.__getitem__, map(_INDEX, reads)), strict=True))
         planner: Planner | None = None
-        scratch, made = table.spares.get(self.run.stream) if self.run.stream else table.spare, None
+        scratch, output_refs = table.spares.get(self.run.stream) if self.run.stream else table.spare, None
         allocations: tuple[tuple[int, int], ...] = ()
         outputs: list[Block] = []
         keep: list[object] = []
@@ -163,26 +163,26 @@ class StepPlan:
             and scratch.block.damaged_by is None
             and scratch.block.generation >= table.valid_since
         )
-        if template.layout.made or not is_whole:
+        if template.layout.output_sizes or not is_whole:
             planner = Planner(state, message)
-            made, written = message.outputs(planner)
-            allocations, outputs, keep = planner.made()
-            writes |= {one.block for one in written}
+            output_refs, written = message.outputs(planner)
+            allocations, outputs, keep = planner.planned_memory()
+            writes |= {array.block for array in written}
         elif scratch is not None and template.layout.scratch:
             block = scratch.block
             allocations, outputs, keep = ((block.id, block.nbytes),), [block], [block]
             written, writes = (scratch.spec,), writes | {block.id}
         if updates:
-            changed = [(name, blocks[place]) for place, name, _ in updates]
+            changed = [(name, blocks[index]) for index, name, _ in updates]
             uses += changed
             outputs = [*[block for _, block in changed], *outputs]
         result = template.result
         words = np.zeros(-(-result[2] // 4), np.int32) if result else None
-        reply = message.reply_of(made or {}, words)
+        reply = message.reply_of(output_refs or {}, words)
         spec = ChainSpec(
             template.recipe,
             template.result,
-            message.given or b"",
+            message.payload or b"",
             self._read,
             self._updated,
             written,
@@ -207,30 +207,30 @@ class StepPlan:
     def launched(self, dispatch: Any) -> None:
         """Record a launch; look for a place from time to time."""
         self._runs += 1
-        if self._runs < self._wanted:
+        if self._runs < self._retry_at:
             return
-        place: InPlace | None = None if self.template.updates else dispatch.place(self.run.library)
-        if place is not None and place.is_quick(self.template.recipe, _QUICK):
-            self.place, self._misses = place, 0
+        in_place: InPlace | None = None if self.template.updates else dispatch.in_place(self.run.library)
+        if in_place is not None and in_place.is_quick(self.template.recipe, _QUICK):
+            self.in_place, self._misses = in_place, 0
             while self._bound:
                 self._bound.popitem()[1].drop()
-            if self.kept.state == "bound":
-                self.kept.move("arm")
-        self._wanted = self._runs + self._pause
+            if self.entry.state == "bound":
+                self.entry.move("arm")
+        self._retry_at = self._runs + self._pause
 
     def compute(  # noqa: C901, PLR0911, PLR0912  # a call for each part would take as long as the part
-        self, blocks: list[Block], refs: Sequence[AccelRef], given: bytes
+        self, blocks: list[Block], refs: Sequence[AccelRef], payload: bytes
     ) -> Any:
         """Compute the step in place now; return the reply, or `NOT_HERE` if it must be launched.
 
         A failed run has changed only its own memory. The launch that follows raises its error.
         """
-        place, template, chains = self.place, self.template, self.chains
+        in_place, template, chains = self.in_place, self.template, self.chains
         table, state = chains.blocks, chains.state
-        if place is None:
+        if in_place is None:
             # The call of another task gave up the place during the checkpoint.
             return NOT_HERE
-        if state.hooks or state.validators or state.faults.waiting or not place.admits(self._cost * 1e-9):
+        if state.hooks or state.validators or state.faults.waiting or not in_place.admits(self._cost * 1e-9):
             return self._missed()
         for block in blocks:
             if block.is_released or block.damaged_by is not None or block.generation < table.valid_since:
@@ -238,7 +238,7 @@ class StepPlan:
         numbers = tuple(map(_NUMBER, blocks))
         if self._numbers != numbers:
             self._take(numbers)
-        layout, made = template.layout, dict[int, AccelRef]()
+        layout, outputs = template.layout, dict[int, AccelRef]()
         spare: AccelRef | None = table.spares.get(self.run.stream) if self.run.stream else table.spare
         number = 0 if spare is None else spare.block.id
         if layout.scratch and (
@@ -246,21 +246,21 @@ class StepPlan:
         ):
             return self._missed()
         try:
-            if layout.made:
+            if layout.output_sizes:
                 message = self.run(chains, template, refs, (), template.name)
                 planner = Planner(state, message)
-                made, written = message.outputs(planner)
-                place.allocate(planner.made()[0])
-                key = (number, *self._numbers, *[one.block for one in written])
+                outputs, written = message.outputs(planner)
+                in_place.allocate(planner.planned_memory()[0])
+                key = (number, *self._numbers, *[array.block for array in written])
             else:
                 written = (spare.spec,) if spare is not None and layout.scratch else ()
                 key = (number, *self._numbers)
             bound = self._bound.get(key)
-            if bound is None or bound.is_dropped or not bound.left:
-                bound = self._bind(place, key, written, given)
+            if bound is None or bound.is_dropped or not bound.remaining_runs:
+                bound = self._bind(in_place, key, written, payload)
                 if bound is None:
                     return NOT_HERE
-            used = place.compute(bound, given)
+            used = in_place.compute(bound, payload)
         except Exception:  # noqa: BLE001  # the launch that follows raises it again
             return self._gave_up()
         if used < 0:
@@ -272,45 +272,47 @@ class StepPlan:
         if type(reply) is HostResult and result is not None:
             layout_of = reply.ref.spec
             return result.copy().view(layout_of.dtype.dtype).reshape(layout_of.shape)
-        return None if reply is None else self._reply(result, made, refs)
+        return None if reply is None else self._reply(result, outputs, refs)
 
-    def _reply(self, result: HostArray | None, made: Mapping[int, AccelRef], refs: Sequence[AccelRef]) -> Any:
+    def _reply(
+        self, result: HostArray | None, outputs: Mapping[int, AccelRef], refs: Sequence[AccelRef]
+    ) -> Any:
         """Make the reply of a run in place: device arrays, or several results."""
         template, words = self.template, None
         if result is not None:
             words = np.zeros(-(-template.result[2] // 4), np.int32)
             words.view(np.uint8)[: len(result)] = result
-        return self.run(self.chains, template, refs, (), template.name).reply_of(made, words)
+        return self.run(self.chains, template, refs, (), template.name).reply_of(outputs, words)
 
     def _bind(
-        self, place: InPlace, key: tuple[int, ...], written: tuple[ArraySpec, ...], given: bytes
+        self, in_place: InPlace, key: tuple[int, ...], written: tuple[ArraySpec, ...], payload: bytes
     ) -> BoundWork | None:
         """Bind the step to blocks, and cache the binding."""
         template = self.template
-        spec = ChainSpec(template.recipe, template.result, given, self._read, self._updated, written, None)
-        bound = place.bind(spec)
+        spec = ChainSpec(template.recipe, template.result, payload, self._read, self._updated, written, None)
+        bound = in_place.bind(spec)
         if bound is None:
             self._leave()
-            self._wanted = sys.maxsize
+            self._retry_at = sys.maxsize
             return None
-        kept = self._bound
-        if key in kept:
+        bindings = self._bound
+        if key in bindings:
             # The second binding to these blocks stays.
-            bound.left = sys.maxsize
-        over = [one for one, other in kept.items() if other.is_dropped or one == key]
-        if not over and len(kept) >= _MOST_BOUND:
-            over = [next(iter(kept))]
-        for one in over:
+            bound.remaining_runs = sys.maxsize
+        over = [block_ids for block_ids, work in bindings.items() if work.is_dropped or block_ids == key]
+        if not over and len(bindings) >= _MOST_BOUND:
+            over = [next(iter(bindings))]
+        for block_ids in over:
             # Its blocks also refer to it.
-            kept.pop(one).drop()
-        kept[key] = bound
+            bindings.pop(block_ids).drop()
+        bindings[key] = bound
         return bound
 
     def _missed(self) -> Any:
         self._misses += 1
         if self._misses >= _MISSES:
             self._leave()
-            self._wanted = self._runs + _MISSES
+            self._retry_at = self._runs + _MISSES
         return NOT_HERE
 
     def _judge(self, used: int) -> None:
@@ -321,28 +323,28 @@ class StepPlan:
 
     def _leave(self) -> None:
         """Stop computing in place."""
-        self.place, self._strikes = None, 0.0
+        self.in_place, self._strikes = None, 0.0
         self._bound.clear()
-        if self.kept.state == "armed":
-            self.kept.move("disarm")
+        if self.entry.state == "armed":
+            self.entry.move("disarm")
 
     def _gave_up(self) -> Any:
         self._leave()
         self._pause = min(2 * self._pause, _MOST_PAUSE)
-        self._wanted = self._runs + self._pause
+        self._retry_at = self._runs + self._pause
         return NOT_HERE
 
     def _take(self, numbers: tuple[int, ...]) -> None:
         """Cache the data that depends on the blocks of the arguments."""
         template = self.template
 
-        def whole(place: int, nbytes: int) -> ArraySpec:
-            return ArraySpec(numbers[place], 0, _UINT8, (nbytes,), (1,))
+        def full_block(index: int, nbytes: int) -> ArraySpec:
+            return ArraySpec(numbers[index], 0, _UINT8, (nbytes,), (1,))
 
-        self._read = tuple([whole(place, nbytes) for place, _, nbytes in template.reads])
-        self._updated = tuple([whole(place, nbytes) for place, _, nbytes in template.updates])
+        self._read = tuple([full_block(index, nbytes) for index, _, nbytes in template.reads])
+        self._updated = tuple([full_block(index, nbytes) for index, _, nbytes in template.updates])
         self._writes = frozenset([array.block for array in self._updated])
         self._reads = frozenset([array.block for array in self._read]) | self._writes
         self._numbers = numbers
-        if self.kept.state == "recorded":
-            self.kept.move("bind")
+        if self.entry.state == "recorded":
+            self.entry.move("bind")

@@ -132,9 +132,9 @@ class TracedStep(Generic[ParametersP, ResultT]):
             [
                 *static,
                 *[
-                    place
-                    for place, (name, one) in enumerate(self._parameters.items())
-                    if name in static and one.kind is not inspect.Parameter.KEYWORD_ONLY
+                    index
+                    for index, (name, parameter) in enumerate(self._parameters.items())
+                    if name in static and parameter.kind is not inspect.Parameter.KEYWORD_ONLY
                 ],
             ]
         )
@@ -165,57 +165,57 @@ class TracedStep(Generic[ParametersP, ResultT]):
         recording = RECORDING.get()
         if recording is not None and not recording.is_over:
             return await self._by_calls(args, named)
-        given = self._arguments(args, named)
-        key = tuple(given.key)
-        device: Any = given.blocks[0].table.device
-        kept: KeptPlans[Any] = device.chains.kept
-        found = kept.plans.get(key)
-        if found is None:
-            args, named, given = self._copied(args, named)
-            found = await self._trace(key, args, named, given)
-        if found is not None and found.value is _BY_VALUE:
+        arguments = self._arguments(args, named)
+        key = tuple(arguments.key)
+        device: Any = arguments.blocks[0].table.device
+        cache: KeptPlans[Any] = device.chains.kept
+        plan = cache.plans.get(key)
+        if plan is None:
+            args, named, arguments = self._copied(args, named)
+            plan = await self._trace(key, args, named, arguments)
+        if plan is not None and plan.value is _BY_VALUE:
             # A number cannot be a slot, so the values are part of the structure.
-            found.is_used = True
-            key += tuple([pack("=d", number) for number in given.numbers])
-            found = kept.plans.get(key)
-            if found is None:
-                args, named, given = self._copied(args, named)
-                found = await self._trace(key, args, named, given, by_value=True)
-        if found is None or found.value is None or given.is_damaged:
+            plan.is_used = True
+            key += tuple([pack("=d", number) for number in arguments.numbers])
+            plan = cache.plans.get(key)
+            if plan is None:
+                args, named, arguments = self._copied(args, named)
+                plan = await self._trace(key, args, named, arguments, by_value=True)
+        if plan is None or plan.value is None or arguments.is_damaged:
             return await self._by_calls(args, named)
-        found.is_used = True
-        return await self._run(found.value, given, args, named)
+        plan.is_used = True
+        return await self._run(plan.value, arguments, args, named)
 
     def _copied(
         self, args: tuple[Any, ...], named: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], Mapping[str, Any], _Arguments]:
         """Copy the host arrays, because the program may change them during the turns of tracing."""
 
-        def copied(each: Any) -> Any:
-            return cast("Any", each).copy() if isinstance(each, np.ndarray) else each
+        def copied(leaf: Any) -> Any:
+            return cast("Any", leaf).copy() if isinstance(leaf, np.ndarray) else leaf
 
         args, named = map_tree(args, copied), map_tree(dict(named), copied)
         return args, named, self._arguments(args, named)
 
     async def _run(
-        self, plan: StepPlan, given: _Arguments, args: tuple[Any, ...], named: Mapping[str, Any]
+        self, plan: StepPlan, arguments: _Arguments, args: tuple[Any, ...], named: Mapping[str, Any]
     ) -> ResultT:
         """Run the cached plan, in place or by a launch."""
-        template, chains, hosts = plan.template, plan.chains, given.hosts
+        template, chains, hosts = plan.template, plan.chains, arguments.hosts
         try:
-            data = plan.given(hosts, given.numbers)
+            data = plan.pack(hosts, arguments.numbers)
         except struct_error:
             # A power of a negative number is complex, and so makes an array of another dtype.
             return await self._by_calls(args, named)
         reply: Any = NOT_HERE
         try:
-            if plan.place is not None:
+            if plan.in_place is not None:
                 # Cancellation and other tasks come first.
                 await checkpoint()
-                reply = plan.compute(given.blocks, given.refs, data)
+                reply = plan.compute(arguments.blocks, arguments.refs, data)
             if reply is NOT_HERE:
-                message = plan.run(chains, template, given.refs, hosts, template.name)
-                message.given, message.armed, message.blocks = data, plan, given.blocks
+                message = plan.run(chains, template, arguments.refs, hosts, template.name)
+                message.payload, message.armed, message.blocks = data, plan, arguments.blocks
                 chains.kept.counts.found += 1
                 device: Any = chains.device
                 reply = await device.ask(message)
@@ -226,16 +226,16 @@ class TracedStep(Generic[ParametersP, ResultT]):
             if template.updates or classify(error) not in TOLD_BY_STEPS:
                 raise
         else:
-            made: ResultT = reply if plan.nesting is None else _nested(plan.nesting, reply)
-            return made
+            result: ResultT = reply if plan.nesting is None else _nested(plan.nesting, reply)
+            return result
         # Nothing was changed. Run step by step, so that the failing call raises its own error.
         copies = {
             id(host): np.frombuffer(data, host.dtype, host.size, offset).reshape(host.shape)
             for host, offset in zip(hosts, template.offsets, strict=False)
         }
 
-        def sent(each: Any) -> Any:
-            return copies.get(id(each), each)
+        def sent(leaf: Any) -> Any:
+            return copies.get(id(leaf), leaf)
 
         return await self._by_calls(map_tree(args, sent), map_tree(dict(named), sent))
 
@@ -248,38 +248,40 @@ class TracedStep(Generic[ParametersP, ResultT]):
             TypeError: An argument cannot be part of a structure, or none is a device array.
             StaleRefError: An array is no longer valid.
         """
-        given = _Arguments([self])
-        key, refs, blocks = given.key, given.refs, given.blocks
-        hosts, numbers = given.hosts, given.numbers
+        arguments = _Arguments([self])
+        key, refs, blocks = arguments.key, arguments.refs, arguments.blocks
+        hosts, numbers = arguments.hosts, arguments.numbers
         values = (*args, *named.values()) if named else args
         if named:
             key.append(tuple(named))
         if self._static:
             names: list[int | str] = [*range(len(args)), *named]
-            for name, each in zip(names, values, strict=True):
-                self._add(given, each, name, is_static=name in self._static)
+            for name, argument in zip(names, values, strict=True):
+                self._add(arguments, argument, name, is_static=name in self._static)
             values = ()
         # `_add` does the same for each argument, with one more Python call.
-        for each in values:
-            kind = type(each)  # pyright: ignore[reportUnknownVariableType]  # of anything
+        for argument in values:
+            kind = type(argument)  # pyright: ignore[reportUnknownVariableType]  # of anything
             if kind is AccelRef:
-                spec, block = each.spec, each.block
+                spec, block = argument.spec, argument.block
                 if block.is_released or block.damaged_by or block.generation < block.table.valid_since:
-                    self._add(given, each, 0, is_static=False)
+                    self._add(arguments, argument, 0, is_static=False)
                     continue
                 key += id(spec.dtype), spec.shape, spec.strides, spec.offset, block.nbytes
-                refs.append(each)
+                refs.append(argument)
                 blocks.append(block)
             elif kind is np.ndarray:
-                key += each.dtype, each.shape
-                hosts.append(each)
+                key += argument.dtype, argument.shape
+                hosts.append(argument)
             elif kind is float:
                 key.append(float)
-                numbers.append(each)
+                numbers.append(argument)
             elif kind in _PLAIN:
-                key += kind, each
+                key += kind, argument
             else:
-                self._add(given, each, [value is each for value in values].index(True), is_static=False)
+                self._add(
+                    arguments, argument, [value is argument for value in values].index(True), is_static=False
+                )
         if not refs:
             self._refuse_hosts()
         if len(set(blocks)) < len(blocks):
@@ -287,51 +289,53 @@ class TracedStep(Generic[ParametersP, ResultT]):
         if len(set(map(_TABLE, blocks))) > 1:
             # No plan has this key, so the function is traced, and the arrays are refused.
             key.append(_BY_VALUE)
-        return given
+        return arguments
 
-    def _add(self, given: _Arguments, each: Any, name: int | str, *, is_static: bool) -> None:
+    def _add(self, arguments: _Arguments, argument: Any, name: int | str, *, is_static: bool) -> None:
         """Add one argument: nested, static, or of a usual kind."""
-        kind = type(each)  # pyright: ignore[reportUnknownVariableType]  # of anything
-        key = given.key
+        kind = type(argument)  # pyright: ignore[reportUnknownVariableType]  # of anything
+        key = arguments.key
         if is_static and kind is not AccelRef and kind is not np.ndarray and kind not in _NESTED:
             try:
-                hash(each)
+                hash(argument)
             except TypeError:
-                self._refuse(each, name)
-            value = _bits_of(each)
-            key += kind, each if value is NotImplemented else value
+                self._refuse(argument, name)
+            value = _bits_of(argument)
+            key += kind, argument if value is NotImplemented else value
         elif kind in _NESTED:
-            members = cast("dict[str, Any]", each).values() if kind is dict else cast("list[Any]", each)
-            key += kind, len(each), tuple(each) if kind is dict else None
+            members = (
+                cast("dict[str, Any]", argument).values() if kind is dict else cast("list[Any]", argument)
+            )
+            key += kind, len(argument), tuple(argument) if kind is dict else None
             for member in members:
-                self._add(given, member, name, is_static=is_static)
-        elif isinstance(each, AccelRef):
-            spec, block = each.spec, each.block
+                self._add(arguments, member, name, is_static=is_static)
+        elif isinstance(argument, AccelRef):
+            spec, block = argument.spec, argument.block
             block.check(f"step {self._name}", spec)
             # An array in a block with damage elsewhere is usable, but a chain uses whole blocks.
-            given.is_damaged = given.is_damaged or block.damaged_by is not None
+            arguments.is_damaged = arguments.is_damaged or block.damaged_by is not None
             key += id(spec.dtype), spec.shape, spec.strides, spec.offset, block.nbytes
-            given.refs.append(each)
-            given.blocks.append(block)
+            arguments.refs.append(argument)
+            arguments.blocks.append(block)
         elif kind is np.ndarray:
-            key += each.dtype, each.shape
-            given.hosts.append(each)
+            key += argument.dtype, argument.shape
+            arguments.hosts.append(argument)
         elif kind is float:
             key.append(float)
-            given.numbers.append(each)
+            arguments.numbers.append(argument)
         else:
-            value = each if kind in _PLAIN else _bits_of(each)
+            value = argument if kind in _PLAIN else _bits_of(argument)
             if value is NotImplemented:
-                self._refuse(each, name)
+                self._refuse(argument, name)
             key += kind, value
 
-    def _refuse(self, each: object, name: int | str) -> NoReturn:
+    def _refuse(self, argument: object, name: int | str) -> NoReturn:
         names = list(self._parameters)
         shown = names[name] if isinstance(name, int) and name < len(names) else name
         raise TypeError(
             f"step {self._name}: an argument{f' ({shown})' if shown != '' else ''} is of type "
-            f"{type(each).__name__}{what_to_do(each)}; give arrays, numbers, strings, tuples, lists and "
-            "dictionaries of these, or a hashable value whose parameter ta.step(static=...) names"
+            f"{type(argument).__name__}{what_to_do(argument)}; give arrays, numbers, strings, tuples, lists "
+            "and dictionaries of these, or a hashable value whose parameter ta.step(static=...) names"
         )
 
     def _refuse_hosts(self) -> NoReturn:
@@ -348,7 +352,7 @@ class TracedStep(Generic[ParametersP, ResultT]):
     def _call(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
         """Call the function, and return its result."""
         steps = _TRACING.get()
-        if any(one is self for one in steps):
+        if any(traced is self for traced in steps):
             raise RecursionError(f"step {self._name} calls itself while it is traced; write a loop in it")
         token = _TRACING.set((*steps, self))
         try:
@@ -363,24 +367,24 @@ class TracedStep(Generic[ParametersP, ResultT]):
         Raises:
             TypeError: It does not return a call.
         """
-        made = self._call(args, named)
-        if type(made) is Call:
-            call: Call[Any] = made  # pyright: ignore[reportUnknownVariableType]  # `type` tells no parameter
+        result = self._call(args, named)
+        if type(result) is Call:
+            call: Call[Any] = result  # pyright: ignore[reportUnknownVariableType]  # `type` tells no parameter
             return call, None
-        several = leaves_of(made) if type(made) in _NESTED else []
-        if several and all(type(each) in (Call, AccelRef) for each in several):
-            return Call[Any](GATHER, tuple(several)), map_tree(made, lambda _: 0)
-        if inspect.iscoroutine(made):
-            made.close()
+        several = leaves_of(result) if type(result) in _NESTED else []
+        if several and all(type(leaf) in (Call, AccelRef) for leaf in several):
+            return Call[Any](GATHER, tuple(several)), map_tree(result, lambda _: 0)
+        if inspect.iscoroutine(result):
+            result.close()
         # The error suffices, so calls next to a wrong result are not reported as well.
         silence(*several)
-        wrong = [each for each in several if type(each) not in (Call, AccelRef)]
+        wrong = [leaf for leaf in several if type(leaf) not in (Call, AccelRef)]
         raise TypeError(
             f"step {self._name}: the function must return a call, or several in tuples, lists and "
-            f"dictionaries, got {type(made).__name__}{f' with {shown(wrong[0])}' if wrong else ''}"
+            f"dictionaries, got {type(result).__name__}{f' with {shown(wrong[0])}' if wrong else ''}"
             + (
                 "; a step awaits nothing, so it cannot use async functions"
-                if inspect.isawaitable(made)
+                if inspect.isawaitable(result)
                 else ""
             )
         )
@@ -390,7 +394,7 @@ class TracedStep(Generic[ParametersP, ResultT]):
         key: _Key,
         args: tuple[Any, ...],
         named: Mapping[str, Any],
-        given: _Arguments,
+        arguments: _Arguments,
         *,
         by_value: bool = False,
     ) -> KeptPlan[Any] | None:
@@ -399,9 +403,9 @@ class TracedStep(Generic[ParametersP, ResultT]):
         Returns:
             The cached plan: a `StepPlan`, or `_BY_VALUE`; None if nothing is cached for now.
         """
-        table = given.blocks[0].table
+        table = arguments.blocks[0].table
         device: Any = table.device
-        for ref in given.refs:
+        for ref in arguments.refs:
             if ref.block.table is not table:
                 raise ValueError(
                     f"step {self._name}: an argument is on {ref.device.path}, this runs on {device.path}; "
@@ -412,21 +416,21 @@ class TracedStep(Generic[ParametersP, ResultT]):
             chains.state.check_run("step")
         recorder = ChainRecorder(device, chains.state, None)
         stand_ins = StandIns(self._name, self._static, recorder, has_slots=not by_value)
-        kept = chains.kept
+        cache = chains.kept
         try:
-            made = self._traced(stand_ins, recorder, args, named)
-            if made is None:
-                return kept.record(key, _BY_VALUE)
-            chain, nesting = made
+            traced = self._traced(stand_ins, recorder, args, named)
+            if traced is None:
+                return cache.record(key, _BY_VALUE)
+            chain, nesting = traced
             try:
-                self._check_arrays(chain, given, recorder)
+                self._check_arrays(chain, arguments, recorder)
                 uses = _uses_of_slots(chain)
                 if stand_ins.numbers.is_by_value or not all(
-                    takes_number(chain.steps[place]) for place, _ in uses
+                    takes_number(chain.steps[index]) for index, _ in uses
                 ):
-                    return kept.record(key, _BY_VALUE)
+                    return cache.record(key, _BY_VALUE)
                 constants = [np.array(host) for host in chain.hosts]
-                chain.refs, chain.numbers = list(given.refs), cast("Any", uses)
+                chain.refs, chain.numbers = list(arguments.refs), cast("Any", uses)
                 template = await chains.record(chain, recorder, stand_ins.hosts)
             finally:
                 chain.let_go()
@@ -436,15 +440,15 @@ class TracedStep(Generic[ParametersP, ResultT]):
             # If the context is being replaced, the calls wait for the next one. Whether an array is borrowed
             # is not part of the structure.
             if not (
-                chains.state.availability.is_ready and all(type(block) is Block for block in given.blocks)
+                chains.state.availability.is_ready and all(type(block) is Block for block in arguments.blocks)
             ):
                 return None
-            return kept.record(key, _BY_VALUE) if uses else kept.keep(kept.new(key), None)
+            return cache.record(key, _BY_VALUE) if uses else cache.keep(cache.new(key), None)
         self._tell_structures()
-        new = kept.new(key)
+        new = cache.new(key)
         slots = [slot for _, slot in uses]
         plan = StepPlan.of(chains, template, constants, slots, nesting, new, run_on(self._stream))
-        return kept.keep(new, plan)
+        return cache.keep(new, plan)
 
     def _traced(
         self, stand_ins: StandIns, recorder: ChainRecorder, args: tuple[Any, ...], named: Mapping[str, Any]
@@ -463,18 +467,18 @@ class TracedStep(Generic[ParametersP, ResultT]):
         finally:
             RECORDING.reset(token)
 
-    def _check_arrays(self, chain: Chain, given: _Arguments, recorder: ChainRecorder) -> None:
+    def _check_arrays(self, chain: Chain, arguments: _Arguments, recorder: ChainRecorder) -> None:
         """Refuse device arrays other than arguments.
 
         Raises:
             ValueError: The function uses such an array.
         """
-        own: dict[int, list[tuple[int, int]]] = {}
-        for ref in given.refs:
-            own.setdefault(id(ref.block), []).append(reach(ref.spec))
+        spans: dict[int, list[tuple[int, int]]] = {}
+        for ref in arguments.refs:
+            spans.setdefault(id(ref.block), []).append(reach(ref.spec))
         for ref in chain.refs:
             start, end = reach(ref.spec)
-            is_own = any(first <= start and end <= last for first, last in own.get(id(ref.block), ()))
+            is_own = any(first <= start and end <= stop for first, stop in spans.get(id(ref.block), ()))
             if ref.block.table is not recorder.blocks and not is_own:
                 raise ValueError(
                     f"step {self._name}: the function uses an array on {ref.device.path} that is not among "
@@ -505,10 +509,10 @@ def _bits_of(value: Any) -> object:
 def _uses_of_slots(chain: Chain) -> list[tuple[int, Slot]]:
     """List the slots among the arguments of a chain's steps, with the indexes of the steps."""
     return [
-        (place, each)
-        for place, one in enumerate(chain.steps)
-        for each in arguments_of(one)
-        if isinstance(each, Slot)
+        (index, argument)
+        for index, chain_step in enumerate(chain.steps)
+        for argument in arguments_of(chain_step)
+        if isinstance(argument, Slot)
     ]
 
 
@@ -516,8 +520,8 @@ def _nested(nesting: Any, results: Any) -> Any:
     """Nest several results as the function nested their calls."""
     if nesting is None:
         return results
-    each = iter(results)
-    return map_tree(nesting, lambda _: next(each))
+    values = iter(results)
+    return map_tree(nesting, lambda _: next(values))
 
 
 def is_traced() -> bool:

@@ -95,11 +95,11 @@ def _source_of(batches: object) -> Iterable[Any] | AsyncIterable[Any]:
     Raises:
         TypeError: It is not a source.
     """
-    told = f"{type(batches).__name__}{what_to_do(batches, is_array=False)}"
+    description = f"{type(batches).__name__}{what_to_do(batches, is_array=False)}"
     if inspect.isgeneratorfunction(batches) or inspect.isasyncgenfunction(batches):
-        told = f"the generator function {batches.__name__}; call it: {batches.__name__}()"
+        description = f"the generator function {batches.__name__}; call it: {batches.__name__}()"
     elif inspect.iscoroutinefunction(batches):
-        told = f"the async function {batches.__name__}; write an async generator, and call it"
+        description = f"the async function {batches.__name__}; write an async generator, and call it"
     elif not isinstance(batches, (str, bytes, Mapping, AccelRef, NotAwaited)):
         if isinstance(batches, (Iterable, AsyncIterable)):
             return cast("Iterable[Any]", batches)
@@ -107,7 +107,7 @@ def _source_of(batches: object) -> Iterable[Any] | AsyncIterable[Any]:
             return _called(batches)
     raise TypeError(
         "stream: batches must be an iterable or async iterable of NumPy arrays, or a callable that returns "
-        f"the next one, got {told}"
+        f"the next one, got {description}"
     )
 
 

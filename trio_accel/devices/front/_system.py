@@ -57,8 +57,8 @@ class System(actors.ActorSystem):
     @property
     def outages(self) -> tuple[DeviceLostError, ...]:
         """The reasons why devices refuse requests, for good or temporarily; none for closed devices."""
-        known = self._devices.values()
-        faulty = [device for device in known if device.state.is_given_up or not device.is_ended]
+        devices = self._devices.values()
+        faulty = [device for device in devices if device.state.is_given_up or not device.is_ended]
         return tuple(outage for device in faulty if (outage := device.outage) is not None)
 
     def expect(self, device: OpenDevice) -> OpenDevice:
@@ -144,8 +144,8 @@ class System(actors.ActorSystem):
         if unknown:
             # This refuses names unknown there too.
             DeviceOptions(**cast("dict[str, Never]", unknown))
-            given = ", ".join(f"{name}={unknown[name]!r}" for name in unknown)
-            raise TypeError(f"open_device: give options in one: options=ta.DeviceOptions({given})")
+            arguments = ", ".join(f"{name}={unknown[name]!r}" for name in unknown)
+            raise TypeError(f"open_device: give options in one: options=ta.DeviceOptions({arguments})")
         if spec is not None and not isinstance(spec, str):
             raise TypeError(
                 f"open_device: spec must be the name of a device such as 'cpu' or None, got {spec!r}"
@@ -245,15 +245,15 @@ async def _open(
     system: System, group: DeviceGroup | None, spec: str | None, options: DeviceOptions, name: str | None
 ) -> Device:
     system.check_run("open_device")
-    *others, last = await trio.to_thread.run_sync(candidates, spec)
-    for backend, info in others:
+    *preferred, fallback = await trio.to_thread.run_sync(candidates, spec)
+    for backend, info in preferred:
         device = _expect(system, group, backend, info, options, name)
         # The program has not named a device, so another will do. Errors of the options were already raised.
         try:
             return await system.start_device(device, group)
         except NotSupportedError as error:
             _tell_left_out(info, error)
-    return await system.start_device(_expect(system, group, *last, options, name), group)
+    return await system.start_device(_expect(system, group, *fallback, options, name), group)
 
 
 def _tell_left_out(info: DeviceInfo, error: NotSupportedError) -> None:
@@ -301,9 +301,9 @@ def _chosen(specs: str | Sequence[str] | None) -> tuple[tuple[AccelBackend, Devi
     return tuple([candidates(spec)[0] for spec in specs])
 
 
-def _check_options(where: str, options: object) -> None:
+def _check_options(operation: str, options: object) -> None:
     if options is not None and not isinstance(options, DeviceOptions):
-        raise TypeError(f"{where}: options must be DeviceOptions, got {options!r}")
+        raise TypeError(f"{operation}: options must be DeviceOptions, got {options!r}")
 
 
 def _check_group(specs: object, options: object, policy: object) -> None:
@@ -313,7 +313,7 @@ def _check_group(specs: object, options: object, policy: object) -> None:
         TypeError, ValueError: An argument is invalid.
     """
     names = cast("Sequence[object]", () if specs is None else specs)
-    if not isinstance(specs, str | Sequence | None) or not all(isinstance(each, str) for each in names):
+    if not isinstance(specs, str | Sequence | None) or not all(isinstance(name, str) for name in names):
         raise TypeError(
             "open_devices: specs must be the name of a backend such as 'cuda', a sequence of names such as "
             f"['cpu', 'cuda:1'], or None, got {specs!r}"
@@ -387,20 +387,20 @@ def _check_isolation(info: DeviceInfo, options: DeviceOptions) -> None:
 
 def _check_inline(info: DeviceInfo, options: DeviceOptions) -> None:
     """Refuse options of worker processes."""
-    for given, is_given, what, none in (
+    for option, is_given, reason, alternative in (
         (f"spares={options.spares}", options.spares, "spares are worker processes", "spares=0"),
         (f"preload={options.preload!r}", options.preload, "it is for worker processes", "preload=()"),
     ):
         if is_given:
             raise NotSupportedError(
-                f"{given}: {what}, and the context of {info.name} is in this process; open it with "
-                f"isolation='process', or with {none}",
+                f"{option}: {reason}, and the context of {info.name} is in this process; open it with "
+                f"isolation='process', or with {alternative}",
                 device=info.name,
                 backend=info.backend,
             )
 
 
-def _free_path(system: System, group: DeviceGroup | None, info: DeviceInfo, given: str | None) -> str:
+def _free_path(system: System, group: DeviceGroup | None, info: DeviceInfo, requested: str | None) -> str:
     """Return a free path in the tree, with a number if necessary. Warn if the device is already open.
 
     Raises:
@@ -410,22 +410,24 @@ def _free_path(system: System, group: DeviceGroup | None, info: DeviceInfo, give
     # Other devices may be opening, and not in the tree yet.
     actor_classes = {actor.path: actor.actor_class for actor in system.tree().walk()}
     taken = actor_classes.keys() | system.opening
-    if given is not None:
-        if f"{parent}/{given}" in taken:
-            raise ValueError(f"open_device: name={given!r} is taken: there is {parent}/{given} already")
-        return f"{parent}/{given}"
+    if requested is not None:
+        if f"{parent}/{requested}" in taken:
+            raise ValueError(
+                f"open_device: name={requested!r} is taken: there is {parent}/{requested} already"
+            )
+        return f"{parent}/{requested}"
     named = {device.path for device in system.devices if device.name == info.name}
     names = itertools.chain([info.name], (f"{info.name}#{number}" for number in itertools.count(2)))
     path = next(path for name in names if (path := f"{parent}/{name}") not in taken)
-    for other in (*actor_classes, *system.opening):
-        above, _, name = other.rpartition("/")
+    for open_path in (*actor_classes, *system.opening):
+        above, _, name = open_path.rpartition("/")
         # A group with a device twice intends it.
         is_meant = group is not None and above == parent
-        is_same = name.partition("#")[0] == info.name and actor_classes.get(other, _DEVICE) == _DEVICE
-        if (is_same or other in named) and not is_meant:
+        is_same = name.partition("#")[0] == info.name and actor_classes.get(open_path, _DEVICE) == _DEVICE
+        if (is_same or open_path in named) and not is_meant:
             # This is not an error: a program may need an inline context next to a worker, and tests use two.
             warnings.warn(
-                f"open_device: {info.name} is open already, as {other}; {path} "
+                f"open_device: {info.name} is open already, as {open_path}; {path} "
                 "is a second context, with memory of its own. Share the Device object that you have, or "
                 "close it first; where two contexts are meant, give this one a name: open_device(name=...)",
                 RuntimeWarning,
@@ -441,13 +443,13 @@ _DEVICE = DeviceActor.__name__
 def _levels_to_caller() -> int:
     """Return the number of stack levels up to the program, for a warning of the calling function."""
     # A group is opened through `contextlib`.
-    between, level = (__name__.partition(".")[0] + ".", "contextlib."), 1
+    prefixes, level = (__name__.partition(".")[0] + ".", "contextlib."), 1
     frame = inspect.currentframe()
     frame = frame and frame.f_back
     while (
         frame is not None
         and frame.f_back is not None
-        and f"{frame.f_globals.get('__name__')}.".startswith(between)
+        and f"{frame.f_globals.get('__name__')}.".startswith(prefixes)
     ):
         frame, level = frame.f_back, level + 1
     return level
@@ -541,8 +543,8 @@ def take_memory(
     return memory
 
 
-def _not_adopted(why: str) -> ValueError:
-    return ValueError(f"open_device: adopt: {why}")
+def _not_adopted(reason: str) -> ValueError:
+    return ValueError(f"open_device: adopt: {reason}")
 
 
 def _adopted_already(old: OpenDevice, dispatch: WorkerDispatch) -> ValueError:

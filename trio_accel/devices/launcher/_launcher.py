@@ -223,18 +223,18 @@ class LauncherActor(Actor):
             # The caller has left meanwhile.
             worker.close()
 
-    def _begin_fresh(self, number: int, why: str) -> None:
+    def _begin_fresh(self, number: int, reason: str) -> None:
         order = self._orders[number]
         # Nothing was imported for it.
         self._orders[number] = attrs.evolve(order, message=attrs.evolve(order.message, preload=()))
-        self._front.warn(why)
+        self._front.warn(reason)
 
-    def _refuse(self, number: int, why: str, cause: OSError | None = None) -> None:
+    def _refuse(self, number: int, reason: str, cause: OSError | None = None) -> None:
         reply = self._orders.pop(number).reply
         if reply.is_cancelled:
             reply.cancelled()
         else:
-            error = LauncherError(why)
+            error = LauncherError(reason)
             error.__cause__ = cause
             reply.fail(error)
 
@@ -313,19 +313,19 @@ class Launcher:
                 program.
             preload: Modules to import before them, as in `StartWorker`.
         """
-        wanted = tuple(Preload(module) if isinstance(module, str) else module for module in modules)
-        is_over = self.ahead.want(wanted, tuple(preload))
+        preloads = tuple(Preload(module) if isinstance(module, str) else module for module in modules)
+        is_over = self.ahead.request(preloads, tuple(preload))
         with self._unless_refused():
             await is_over.wait()
 
-    def warn(self, why: str) -> None:
+    def warn(self, reason: str) -> None:
         """Log, once, why workers are not forks; called by the actor."""
-        if why not in self.reasons:
-            self.reasons.append(why)
+        if reason not in self.reasons:
+            self.reasons.append(reason)
             _logger.warning(
                 "worker processes start as fresh interpreters, which takes half a second and more "
                 "instead of some 30 ms: %s",
-                why,
+                reason,
             )
 
     @contextmanager
@@ -375,9 +375,9 @@ class Launcher:
         self._link = link
         for descriptor in self._chunks:
             link.send("keep", descriptor, None, (descriptor,))
-        left = [order for order in self.postponed if not order.reply.is_done]
+        remaining = [order for order in self.postponed if not order.reply.is_done]
         self.postponed.clear()
-        return left
+        return remaining
 
     def detach(self) -> None:
         """End with the process; called by the actor."""
@@ -440,8 +440,8 @@ async def open_launcher(system: ActorSystem) -> Launcher:
             "worker processes need /proc, which is not mounted here: mount it (in a container: do not hide "
             "it), or open the device with isolation='inline'"
         )
-    known = _launchers.get(system)
-    launcher = None if known is None else known()
+    reference = _launchers.get(system)
+    launcher = None if reference is None else reference()
     if launcher is None:
         launcher = Launcher()
         _launchers[system] = weakref.ref(launcher)

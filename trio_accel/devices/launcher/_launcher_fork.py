@@ -73,19 +73,19 @@ class Forks:
         Returns:
             The reason why the worker must be a fresh interpreter; None if it may be a fork.
         """
-        why = self._obstacle or _unlike(order["arguments"]) or self._changed_since(order["environment"])
+        reason = self._obstacle or _unlike(order["arguments"]) or self._changed_since(order["environment"])
         missing = [name for name in order["preload"] if name not in self._imported]
-        if why is None and missing and not self._failed.keys() & missing:
-            before = Traces()
+        if reason is None and missing and not self._failed.keys() & missing:
+            traces = Traces()
             # A hanging import ends this process, even if no Python code runs. The application continues
             # without.
             signal.alarm(_IMPORT_TIMEOUT)
             self._import(missing, order, directory)
-            if (left := before.left()) is not None:
-                self._obstacle = f"an imported module {left}"
+            if (leftover := traces.first_change()) is not None:
+                self._obstacle = f"an imported module {leftover}"
             signal.alarm(0)
         failed = [self._failed[name] for name in missing if name in self._failed]
-        return why or next(iter(failed), self._obstacle)
+        return reason or next(iter(failed), self._obstacle)
 
     def add(self, order: Order, directory: int) -> str | None:
         """Import modules of the application, up to the first obstacle; in a child of the launcher.
@@ -99,16 +99,16 @@ class Forks:
         """
         checks = [program.load(path).driver_in_use for path in order["checks"]]
         for name, is_trusted in order["modules"]:
-            before, changes = Traces(), dict(self._changes)
+            traces, changes = Traces(), dict(self._changes)
             self._import([name], order, directory)
             if name in self._failed:
                 return self._failed[name]
             # An initialised driver is more informative than the threads that it has started.
-            left = next((text for check in checks if (text := check()) is not None), None)
-            if left is None and not is_trusted:
-                left = _child() or before.left() or _changed_too_late(changes, self._changes)
-            if left is not None:
-                return f"the import of {name} {left}"
+            leftover = next((text for check in checks if (text := check()) is not None), None)
+            if leftover is None and not is_trusted:
+                leftover = _child() or traces.first_change() or _changed_too_late(changes, self._changes)
+            if leftover is not None:
+                return f"the import of {name} {leftover}"
         return None
 
     def run(self, order: Order, free: int) -> NoReturn:
@@ -124,12 +124,12 @@ class Forks:
             Exception: The program has not begun.
         """
         arguments, environment = order["arguments"], order["environment"]
-        place = arguments.index(_COMMAND)
-        code, *rest = arguments[place + 1 :]
+        index = arguments.index(_COMMAND)
+        code, *rest = arguments[index + 1 :]
         _replace_environment(_changed(environment, self._changes))
         sys.orig_argv[:] = arguments
         sys.argv[:] = [_COMMAND, *rest]
-        sys.dont_write_bytecode = "-B" in arguments[:place]
+        sys.dont_write_bytecode = "-B" in arguments[:index]
         sys.path[:] = order["path"]
         importlib.invalidate_caches()
         _set_signals()
@@ -148,9 +148,9 @@ class Forks:
             os._exit(status)
 
     def _import(self, modules: Sequence[str], order: Order, directory: int) -> None:
-        given = _changed(order["environment"], self._changes)
+        environment = _changed(order["environment"], self._changes)
         self._read = self._read or order["environment"]
-        _replace_environment(given)
+        _replace_environment(environment)
         # Entries of `sys.path` may be relative to the application's working directory.
         os.fchdir(directory)
         self._settle(order["path"])
@@ -163,7 +163,11 @@ class Forks:
         os.chdir("/")
         now = dict(os.environ)
         self._changes.update(
-            {name: now.get(name) for name in now.keys() | given.keys() if now.get(name) != given.get(name)}
+            {
+                name: now.get(name)
+                for name in now.keys() | environment.keys()
+                if now.get(name) != environment.get(name)
+            }
         )
         # Collecting garbage would write to every object, and so copy the memory that all workers share.
         gc.freeze()
@@ -200,10 +204,10 @@ def _unlike(arguments: Sequence[str]) -> str | None:
 
 
 def _difference(
-    environment: Mapping[str, str], before: Mapping[str, str], prefixes: tuple[str, ...]
+    environment: Mapping[str, str], previous: Mapping[str, str], prefixes: tuple[str, ...]
 ) -> str | None:
-    for name in sorted(environment.keys() | before.keys()):
-        if name.startswith(prefixes) and environment.get(name) != before.get(name):
+    for name in sorted(environment.keys() | previous.keys()):
+        if name.startswith(prefixes) and environment.get(name) != previous.get(name):
             return f"{name} has changed"
     return None
 
@@ -216,12 +220,14 @@ class Traces:
         self._signals = _signals()
         self._tasks = set(os.listdir(f"{_SELF}/task"))
 
-    def left(self) -> str | None:
+    def first_change(self) -> str | None:
         """Return the first change since then that no fork may have; None if there is none."""
         if threads := self._threads():
             return f"has left threads running: {', '.join(sorted(threads))}"
         files, signals = program.files(), _signals()
-        opened = sorted(target for place, target in files.items() if self._files.get(place) != target)
+        opened = sorted(
+            target for descriptor, target in files.items() if self._files.get(descriptor) != target
+        )
         if opened:
             return f"has left a file open: {opened[0]}"
         if files != self._files:
@@ -247,12 +253,12 @@ class Traces:
         return self._new_threads()
 
     def _new_threads(self) -> set[str]:
-        found: set[str] = set()
+        threads: set[str] = set()
         names = {str(thread.native_id): thread.name for thread in threading.enumerate()}
         for task in set(os.listdir(f"{_SELF}/task")) - self._tasks:
             with suppress(OSError), open(f"{_SELF}/task/{task}/comm") as name:
-                found.add(names.get(task) or name.read().strip())
-        return found - _KNOWN_THREADS
+                threads.add(names.get(task) or name.read().strip())
+        return threads - _KNOWN_THREADS
 
 
 def _signals() -> dict[str, tuple[object, ...]]:
@@ -274,10 +280,10 @@ def _child() -> str | None:
     return None
 
 
-def _changed_too_late(before: Mapping[str, str | None], now: Mapping[str, str | None]) -> str | None:
+def _changed_too_late(previous: Mapping[str, str | None], now: Mapping[str, str | None]) -> str | None:
     """Return which changed variable libraries have already read, so that it needs a fresh interpreter."""
     for name in sorted(now):
-        if name.startswith((*_OF_THE_SYSTEM, *_OF_LIBRARIES)) and before.get(name, "") != now[name]:
+        if name.startswith((*_OF_THE_SYSTEM, *_OF_LIBRARIES)) and previous.get(name, "") != now[name]:
             return f"changes {name}, which has been read by then"
     return None
 

@@ -208,16 +208,16 @@ class LauncherServer:
                 # Imports block this process, and the application must not mistake its silence for a hang
                 # (D79).
                 self.report("importing", number, 0)
-            why = forks.prepare(order, descriptors[0])
-            if why is None:
+            reason = forks.prepare(order, descriptors[0])
+            if reason is None:
                 pid = self._trials and self._trials.ask("start", order, descriptors)
                 return pid or (lambda free: forks.run(order, free))
-            self.report("fresh", number, why)
+            self.report("fresh", number, reason)
         return lambda _: _execute(order["arguments"], order["environment"])
 
     def _kill(self, number: int) -> None:
-        for worker, (other, _) in self._workers.items():
-            if other == number:
+        for worker, (worker_number, _) in self._workers.items():
+            if worker_number == number:
                 signal.pidfd_send_signal(worker, signal.SIGKILL)
 
     def _reap(self, worker: int) -> None:
@@ -233,8 +233,8 @@ class LauncherServer:
             self.report("exited", number, status)
 
     def _orphans(self) -> set[int]:
-        found = _children().difference(pid for _, pid in self._workers.values())
-        return found if self._trials is None else found - self._trials.awaited(found)
+        orphans = _children().difference(pid for _, pid in self._workers.values())
+        return orphans if self._trials is None else orphans - self._trials.awaited(orphans)
 
     def _end_orphans(self) -> None:
         """Kill the processes that dead workers left, and remove the folders of their compilers."""
@@ -368,17 +368,17 @@ def read_all(descriptor: int) -> bytes:
 
 def files() -> dict[int, str]:
     """Return this process's open descriptors, each with its path."""
-    found: dict[int, str] = {}
-    for place in os.listdir("/proc/self/fd"):
+    paths: dict[int, str] = {}
+    for descriptor in os.listdir("/proc/self/fd"):
         # The descriptor of the listing itself is closed by now.
         with suppress(FileNotFoundError):
-            found[int(place)] = os.readlink(f"/proc/self/fd/{place}")
-    return found
+            paths[int(descriptor)] = os.readlink(f"/proc/self/fd/{descriptor}")
+    return paths
 
 
 def close_from(first: int) -> None:
     """Close the descriptors of the launcher or the template, in a child."""
-    close_all(place for place in files() if place >= first)
+    close_all(descriptor for descriptor in files() if descriptor >= first)
 
 
 def rename(name: bytes) -> None:
@@ -389,17 +389,17 @@ def rename(name: bytes) -> None:
 
 def _children() -> set[int]:
     """Return the children of this process, including dead, unreaped children."""
-    found: set[int] = set()
+    children: set[int] = set()
     try:
         for task in os.listdir(_SELF):
             with open(f"{_SELF}/{task}/children", "rb") as file:
-                found.update(map(int, file.read().split()))
+                children.update(map(int, file.read().split()))
     except FileNotFoundError:
         # Some kernels lack these lists.
         return {
             pid for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if _parent(pid) == os.getpid()
         }
-    return found
+    return children
 
 
 def _parent(pid: int) -> int:
@@ -455,12 +455,12 @@ def spawn(program: Callable[[int], object], descriptors: Sequence[int], launcher
     Raises:
         OSError: The child could not be started.
     """
-    directory, *given = descriptors
+    directory, *inherited = descriptors
     reader, writer = os.pipe()
     try:
         pid = _fork_for(launcher)
         if pid == 0:
-            _become(program, directory, given, launcher, writer)
+            _become(program, directory, inherited, launcher, writer)
     except OSError:
         os.close(reader)
         raise
@@ -491,22 +491,22 @@ def _fork_for(launcher: int) -> int:
     # adopts the child and reaps it.
     _prctl(_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
     reader, writer = os.pipe()
-    between = fork()
-    if between == 0:
-        between = os.getpid()
+    intermediate_pid = fork()
+    if intermediate_pid == 0:
+        intermediate_pid = os.getpid()
         if (pid := fork()) != 0:
             os.write(writer, str(pid).encode())
             os._exit(0)
         # The child waits until it is adopted, because its parent-death signal is bound to its parent at the
         # time of the request.
-        while os.getppid() == between:
+        while os.getppid() == intermediate_pid:
             time.sleep(0.0002)
         return 0
     os.close(writer)
     with open(reader, "rb") as pipe:
         # Read once, because the pipe stays open: the child inherited its other end.
         said = os.read(pipe.fileno(), 20)
-    os.waitpid(between, 0)
+    os.waitpid(intermediate_pid, 0)
     if not said:
         raise OSError("no process could be forked")
     return int(said)
@@ -548,8 +548,8 @@ def _become(
         free = _FIRST + len(descriptors)
         failure = fcntl.fcntl(failure, fcntl.F_DUPFD_CLOEXEC, free)
         aside = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, free) for descriptor in descriptors]
-        for place, descriptor in enumerate(aside, _FIRST):
-            os.dup2(descriptor, place)
+        for target, descriptor in enumerate(aside, _FIRST):
+            os.dup2(descriptor, target)
         program(free)
     except Exception as error:  # noqa: BLE001  # it is reported to the caller
         os.write(failure, (str(error) or type(error).__name__).encode(errors="replace"))
@@ -586,10 +586,10 @@ def _open_again() -> None:
     with suppress(OSError):
         if stat.S_ISFIFO(os.fstat(2).st_mode) or os.isatty(2):
             # Opening a pipe without a reader would block.
-            again = os.open("/proc/self/fd/2", os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK)
-            os.set_blocking(again, True)
-            os.dup2(again, 2)
-            os.close(again)
+            reopened = os.open("/proc/self/fd/2", os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK)
+            os.set_blocking(reopened, True)
+            os.dup2(reopened, 2)
+            os.close(reopened)
 
 
 def main(control: int, parent: int) -> None:

@@ -143,12 +143,12 @@ class ImportTrials:
         """Return the pid of a forked template that its child has not reported yet."""
         if self._tried is None:
             return set()
-        found: set[int] = set()
+        templates: set[int] = set()
         for pid in orphans:
             with suppress(OSError), open(f"/proc/{pid}/comm", "rb") as name:
                 if name.read().strip() == _TEMPLATE:
-                    found.add(pid)
-        return found
+                    templates.add(pid)
+        return templates
 
     def _outcome(self, tried: ImportTrial, status: int) -> str | None:
         """Return why workers import a list themselves after its child's end; None if they need not."""
@@ -158,16 +158,16 @@ class ImportTrials:
         except (BlockingIOError, ConnectionError):
             said = b""
         if self._is_late:
-            why = f"the import of {names} did not end within {_IMPORT_TIMEOUT:g} s"
+            reason = f"the import of {names} did not end within {_IMPORT_TIMEOUT:g} s"
         elif not said:
             how = program.describe_exit(os.waitstatus_to_exitcode(status))
-            why = f"the process that imported {names} {how}"
+            reason = f"the process that imported {names} {how}"
         else:
-            why, template = json.loads(said)
-            if why is None and self._adopt(template):
+            reason, template = json.loads(said)
+            if reason is None and self._adopt(template):
                 return None
         self._ours.close()
-        return why or f"the process that had imported {names} has ended"
+        return reason or f"the process that had imported {names} has ended"
 
     def _adopt(self, template: int) -> bool:
         """Adopt the process with one more imported list; return whether it is alive."""
@@ -198,18 +198,18 @@ class ImportTrials:
             trial = self._waiting.popleft()
             if self._forks.lacks(trial.order):
                 self._report("importing", trial.number, 0)
-            why = self._forks.prepare(trial.order, trial.directory) or self._try(trial)
-            if why is not None:
-                self._tell(trial, why)
+            reason = self._forks.prepare(trial.order, trial.directory) or self._try(trial)
+            if reason is not None:
+                self._tell(trial, reason)
 
     def _try(self, trial: ImportTrial) -> str | None:
         """Start a child; return the reason if that fails."""
         try:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
-                given = [trial.directory, theirs.fileno()]
-                self._child = self.ask("try", trial._asdict(), given) or program.spawn(
-                    partial(self._be, trial), given, self._launcher
+                descriptors = [trial.directory, theirs.fileno()]
+                self._child = self.ask("try", trial._asdict(), descriptors) or program.spawn(
+                    partial(self._be, trial), descriptors, self._launcher
                 )
             self._watch(_NO_ORDER, self._child)
         except OSError as error:
@@ -218,12 +218,12 @@ class ImportTrials:
         self._began = time.monotonic()
         return None
 
-    def _tell(self, trial: ImportTrial, why: str | None) -> None:
-        if why is None:
+    def _tell(self, trial: ImportTrial, reason: str | None) -> None:
+        if reason is None:
             self._held.append(trial)
         else:
             os.close(trial.directory)
-        self._report("tried", trial.number, {"reason": why, "seconds": time.monotonic() - self._began})
+        self._report("tried", trial.number, {"reason": reason, "seconds": time.monotonic() - self._began})
 
     def _be(self, trial: ImportTrial, free: int) -> NoReturn:
         """Import the modules, report what is left, and end; in the child."""
@@ -231,15 +231,15 @@ class ImportTrials:
             program.close_from(free)
             program.rename(b"accel trial")
             directory = os.open(".", os.O_PATH | os.O_DIRECTORY)
-            why, template = self._forks.add(trial.order, directory), 0
-            if why is None:
+            reason, template = self._forks.add(trial.order, directory), 0
+            if reason is None:
                 # The name is set before the fork, so that it marks the template from its first moment; see
                 # `awaited`.
                 program.rename(_TEMPLATE)
                 template = program.spawn(self._serve, [directory, _CONTROL], self._launcher)
             else:
-                why = why[:_LONGEST_REASON]
-            os.write(_CONTROL, json.dumps([why, template]).encode())
+                reason = reason[:_LONGEST_REASON]
+            os.write(_CONTROL, json.dumps([reason, template]).encode())
         finally:
             os._exit(0)
 

@@ -24,7 +24,7 @@ from ...backends import driver_checks
 from ...backends.base import AccelError, Ints, NotSupportedError, Strs
 from ...backends.base.kit.modules import search_path
 from ..base._options import Preload
-from ..base._statistics import Ahead
+from ..base._statistics import PreloadState
 from . import _launcher_process
 from ._launcher_process import PACKET, close_all, describe_exit, is_dead, receive, send
 
@@ -433,20 +433,20 @@ class ImportsAhead:
     @property
     def is_pending(self) -> bool:
         """Whether the launcher still owes the outcome of a list."""
-        return any(each.is_asked for each in self._lists.values())
+        return any(module_list.is_asked for module_list in self._lists.values())
 
-    def judge(self, module: str) -> tuple[Ahead, str | None]:
+    def judge(self, module: str) -> tuple[PreloadState, str | None]:
         """Return whether the next worker begins with a module, and why not."""
         over = [
-            each.reason
-            for each in self._lists.values()
-            if each.is_over.is_set() and module in [wanted.module for wanted in each.modules]
+            module_list.reason
+            for module_list in self._lists.values()
+            if module_list.is_over.is_set() and module in [preload.module for preload in module_list.modules]
         ]
         if not over:
             return "pending", "it is still being tried whether it can be imported ahead"
         return ("fully", None) if None in over else ("refused", over[0])
 
-    def want(self, modules: tuple[Preload, ...], preload: Strs) -> trio.Event:
+    def request(self, modules: tuple[Preload, ...], preload: Strs) -> trio.Event:
         """Import modules in advance, all or none, unless they were already requested.
 
         Args:
@@ -456,61 +456,65 @@ class ImportsAhead:
         Returns:
             An event, set when the launcher has imported them, or a warning has explained why it will not.
         """
-        wanted = self._lists.get(modules)
-        if wanted is None:
-            wanted = self._lists[modules] = _List(modules, preload)
-            self._order(wanted)
-        return wanted.is_over
+        module_list = self._lists.get(modules)
+        if module_list is None:
+            module_list = self._lists[modules] = _List(modules, preload)
+            self._order(module_list)
+        return module_list.is_over
 
     def begin(self, link: LauncherLink) -> None:
         """Continue with a new process, which has imported nothing."""
         self._link = link
-        for each in self._lists.values():
-            self._order(each)
+        for module_list in self._lists.values():
+            self._order(module_list)
 
     def end(self, how: str) -> None:
         """End with the process."""
         self._link = None
-        for each in self._lists.values():
-            if each.is_asked:
-                each.is_asked = False
-                each.deaths += 1
-                if each.deaths >= _MOST_DEATHS:
-                    self._judge(each, f"the launcher of worker processes {how} meanwhile")
+        for module_list in self._lists.values():
+            if module_list.is_asked:
+                module_list.is_asked = False
+                module_list.deaths += 1
+                if module_list.deaths >= _MOST_DEATHS:
+                    self._judge(module_list, f"the launcher of worker processes {how} meanwhile")
 
     def take(self, report: LauncherReport) -> None:
         """Take the process's report on a list."""
-        wanted = next(each for each in self._lists.values() if each.number == report.number)
-        wanted.is_asked, wanted.deaths = False, 0
+        module_list = next(
+            module_list for module_list in self._lists.values() if module_list.number == report.number
+        )
+        module_list.is_asked, module_list.deaths = False, 0
         assert isinstance(report.detail, dict)
-        self._judge(wanted, **report.detail)
+        self._judge(module_list, **report.detail)
 
-    def _order(self, wanted: _List) -> None:
-        if self._link is None or wanted.reason is not None:
+    def _order(self, module_list: _List) -> None:
+        if self._link is None or module_list.reason is not None:
             return
-        wanted.number = next(self._numbers)
+        module_list.number = next(self._numbers)
         try:
             self._link.order(
                 "import",
-                wanted.number,
+                module_list.number,
                 ("-c", ""),
-                preload=wanted.preload,
-                modules=[(each.module, each.trusted) for each in wanted.modules],
+                preload=module_list.preload,
+                modules=[(entry.module, entry.trusted) for entry in module_list.modules],
                 checks=driver_checks(),
             )
         except (OSError, NotSupportedError) as error:
-            self._judge(wanted, str(error))
+            self._judge(module_list, str(error))
         else:
-            wanted.is_asked = True
+            module_list.is_asked = True
             self._link.ask()
 
-    def _judge(self, wanted: _List, reason: str | None, seconds: float = 0.0) -> None:
-        wanted.reason = reason
-        wanted.is_over.set()
+    def _judge(self, module_list: _List, reason: str | None, seconds: float = 0.0) -> None:
+        module_list.reason = reason
+        module_list.is_over.set()
         if reason is not None:
-            names = ", ".join(each.module for each in wanted.modules)
+            names = ", ".join(entry.module for entry in module_list.modules)
             subject, they = (
-                (f"module {names} is", "it") if len(wanted.modules) == 1 else (f"modules {names} are", "them")
+                (f"module {names} is", "it")
+                if len(module_list.modules) == 1
+                else (f"modules {names} are", "them")
             )
             longer = f"up to {seconds:.1f} s longer" if seconds >= 0.05 else "longer"
             text = "%s not imported ahead, so each worker that needs %s takes %s to start: %s"

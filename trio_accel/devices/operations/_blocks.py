@@ -57,12 +57,12 @@ def ranges_of(arrays: Sequence[ArraySpec], *, at_most: bool = False) -> Ranges:
         arrays: The arrays.
         at_most: Whether a too scattered array is left out. Otherwise, all bytes in between count.
     """
-    found: Ranges = []
+    ranges: Ranges = []
     for array in arrays:
         if array.size:
             pieces = _pieces(array)
-            found += pieces if pieces is not None else [] if at_most else [reach(array)]
-    return _joined(found)
+            ranges += pieces if pieces is not None else [] if at_most else [reach(array)]
+    return _joined(ranges)
 
 
 def _pieces(array: ArraySpec) -> Ranges | None:
@@ -89,27 +89,27 @@ def _joined(ranges: Ranges) -> Ranges:
     return joined
 
 
-def without(ranges: Ranges, others: Ranges) -> Ranges:
+def without(ranges: Ranges, excluded: Ranges) -> Ranges:
     """Return the parts of ranges outside other ranges."""
-    left: Ranges = []
-    place = 0
+    remaining: Ranges = []
+    first = 0
     for start, end in ranges:
-        while place < len(others) and others[place][1] <= start:
-            place += 1
-        index, rest = place, start
-        while index < len(others) and others[index][0] < end:
-            if rest < others[index][0]:
-                left.append((rest, others[index][0]))
-            rest = others[index][1]
+        while first < len(excluded) and excluded[first][1] <= start:
+            first += 1
+        index, rest = first, start
+        while index < len(excluded) and excluded[index][0] < end:
+            if rest < excluded[index][0]:
+                remaining.append((rest, excluded[index][0]))
+            rest = excluded[index][1]
             index += 1
         if rest < end:
-            left.append((rest, end))
-    return left
+            remaining.append((rest, end))
+    return remaining
 
 
-def meet(ranges: Ranges, others: Ranges) -> bool:
+def meet(ranges: Ranges, other_ranges: Ranges) -> bool:
     """Return whether ranges have a byte in common with others."""
-    return without(ranges, others) != ranges
+    return without(ranges, other_ranges) != ranges
 
 
 def nothing() -> None:
@@ -140,18 +140,18 @@ class ForeignMemory:
             self._give_back()
 
 
-def held(given: HostArray, hold: ForeignMemory) -> HostArray:
+def held(array: HostArray, hold: ForeignMemory) -> HostArray:
     """Return an array that refers to a hold, as do its views, buffers and DLPack arrays."""
-    if not given.size:
-        return given
-    steps = [(extent - 1) * stride for extent, stride in zip(given.shape, given.strides, strict=True)]
+    if not array.size:
+        return array
+    steps = [(extent - 1) * stride for extent, stride in zip(array.shape, array.strides, strict=True)]
     start = -sum(step for step in steps if step < 0)
-    end = start + sum(step for step in steps if step > 0) + given.itemsize
-    memory: Any = (ctypes.c_char * end).from_address(given.__array_interface__["data"][0] - start)
+    end = start + sum(step for step in steps if step > 0) + array.itemsize
+    memory: Any = (ctypes.c_char * end).from_address(array.__array_interface__["data"][0] - start)
     # NumPy follows the base of a view through arrays, but not through this object.
-    memory.held = given, hold
-    data = memory if given.flags.writeable else np.frombuffer(memoryview(memory).toreadonly(), np.uint8)
-    return np.ndarray(given.shape, given.dtype, data, start, given.strides)
+    memory.held = array, hold
+    data = memory if array.flags.writeable else np.frombuffer(memoryview(memory).toreadonly(), np.uint8)
+    return np.ndarray(array.shape, array.dtype, data, start, array.strides)
 
 
 _ids = itertools.count(1)
@@ -283,11 +283,11 @@ class Block:
     def heal(self, parts: Sequence[ArraySpec], turn: int) -> None:
         """Remove earlier damage from the arrays that an operation has overwritten."""
         written = ranges_of(parts, at_most=True)
-        left = [
-            attrs.evolve(one, ranges=without(one.ranges, written)) if one.turn < turn else one
-            for one in self.damages
+        remaining = [
+            attrs.evolve(damage, ranges=without(damage.ranges, written)) if damage.turn < turn else damage
+            for damage in self.damages
         ]
-        self._set_damages(tuple([one for one in left if one.ranges]))
+        self._set_damages(tuple([damage for damage in remaining if damage.ranges]))
 
     def _set_damages(self, damages: tuple[Damage, ...]) -> None:
         self.damages = damages
@@ -297,7 +297,9 @@ class Block:
     def damage_of(self, array: ArraySpec) -> Damage | None:
         """Return the damage of an array in this block; None if it is undamaged."""
         ranges = ranges_of((array,))
-        return next((one for one in self.damages if self.is_unmade or meet(one.ranges, ranges)), None)
+        return next(
+            (damage for damage in self.damages if self.is_unmade or meet(damage.ranges, ranges)), None
+        )
 
     def is_usable_as(self, array: ArraySpec) -> bool:
         """Return whether `check` accepts an array of the block."""
@@ -330,19 +332,19 @@ class Block:
             return
         device, generation = self.table.device_name, self.table.availability.generation
         if self.is_released:
-            why = "its memory was released"
+            reason = "its memory was released"
         elif self.is_lost:
-            why = f"its memory was lost with generation {self.generation} of the device; make it again"
+            reason = f"its memory was lost with generation {self.generation} of the device; make it again"
         else:
             raise self.damage_error(argument, (array and self.damage_of(array)) or self.damages[0])
-        raise StaleRefError(f"{argument}: {why}", device=device, generation=generation)
+        raise StaleRefError(f"{argument}: {reason}", device=device, generation=generation)
 
     def damage_error(self, argument: str, damage: Damage) -> StaleRefError:
         """Make the error for the use of damaged contents."""
         or_else = "" if self.is_unmade else ", or overwrite what is spoiled, by fill, assign or out="
-        why = f"its contents were spoiled by {damage.by}, which did not finish; make it again{or_else}"
+        reason = f"its contents were spoiled by {damage.by}, which did not finish; make it again{or_else}"
         return StaleRefError(
-            f"{argument}: {why}",
+            f"{argument}: {reason}",
             device=self.table.device_name,
             generation=self.table.availability.generation,
         )
@@ -369,8 +371,8 @@ class BorrowedBlock(Block):
         """
         if self.is_released:
             device, generation = self.table.device_name, self.table.availability.generation
-            why = f"it was borrowed from {self.frozen_by[0]}, and was given back"
-            raise StaleRefError(f"{argument}: {why}", device=device, generation=generation)
+            reason = f"it was borrowed from {self.frozen_by[0]}, and was given back"
+            raise StaleRefError(f"{argument}: {reason}", device=device, generation=generation)
         super().check(argument, array)
 
     def check_writable(self, argument: str) -> None:
@@ -387,11 +389,11 @@ class BorrowedBlock(Block):
 def bare(error: BaseException) -> BaseException:
     """Return a copy of an error without its frames, which would keep the arrays in their variables alive."""
     try:
-        again = copy.copy(error)
+        duplicate = copy.copy(error)
     except Exception:  # noqa: BLE001  # a foreign exception that cannot be copied
         return RuntimeError(describe(error))
-    again.__cause__ = error.__cause__
-    return again
+    duplicate.__cause__ = error.__cause__
+    return duplicate
 
 
 @attrs.define(eq=False)
@@ -411,8 +413,8 @@ class BlockTable:
         availability: The generations of the device.
         dropped: The dropped blocks that are not freed yet: ids, sizes of blocks that nothing uses, and the
             arrays for which they were made.
-        kept: The blocks that earlier operations left, by size, because a program with several arrays in each
-            round needs one of each size again.
+        retained: The blocks that earlier operations left, by size, because a program with several arrays in
+            each round needs one of each size again.
         is_watched: Whether they are freed soon in any case.
         makers: By the ids of blocks that are not freed: the path of the actor whose task made it, or None,
             and its size. It contains operations' arrays, in the application.
@@ -431,9 +433,9 @@ class BlockTable:
     spare: Any = None
     spares: dict[str, Any] = attrs.field(init=False)
     dropped: deque[_Dropped] = attrs.field(factory=deque[_Dropped])
-    kept: dict[int, list[tuple[int, ArraySpec | None]]] = attrs.field(init=False)
-    _kept_count: int = 0
-    _kept_bytes: int = 0
+    retained: dict[int, list[tuple[int, ArraySpec | None]]] = attrs.field(init=False)
+    _retained_count: int = 0
+    _retained_bytes: int = 0
     makers: dict[int, tuple[str | None, int]] = attrs.field(init=False)
     is_watched: bool = False
     _looks: int = attrs.field(init=False)
@@ -446,7 +448,7 @@ class BlockTable:
     def __attrs_post_init__(self) -> None:
         reuses = self._reuses and current_fast_paths().reuse
         self._keeps, self._looks = self._keeps and reuses, _LOOKS if reuses else 0
-        self.kept, self.makers, self.spares = {}, {}, dict[str, Any]()
+        self.retained, self.makers, self.spares = {}, {}, dict[str, Any]()
         self._notifier, self.release = LoopNotifier(self.drain), _nowhere
 
     def new(self, nbytes: int, number: int | None = None) -> Block:
@@ -474,18 +476,18 @@ class BlockTable:
         dropped = self.dropped
         for _ in range(min(len(dropped), self._looks)):
             # Finalisers may append more blocks meanwhile.
-            last = dropped.pop()
-            if last[1] == nbytes:
-                return last[0], last[2]
-            dropped.appendleft(last)
-        kept = self.kept.get(nbytes)
-        if kept is None:
+            candidate = dropped.pop()
+            if candidate[1] == nbytes:
+                return candidate[0], candidate[2]
+            dropped.appendleft(candidate)
+        blocks = self.retained.get(nbytes)
+        if blocks is None:
             return next(_ids), None
-        self._kept_count -= 1
-        self._kept_bytes -= nbytes
-        if len(kept) == 1:
-            del self.kept[nbytes]
-        return kept.pop()
+        self._retained_count -= 1
+        self._retained_bytes -= nbytes
+        if len(blocks) == 1:
+            del self.retained[nbytes]
+        return blocks.pop()
 
     def drop(self, block: Block, *, is_free: bool) -> None:
         """Free a block: soon if it is large or there are many, and otherwise with the next operation.
@@ -531,7 +533,7 @@ class BlockTable:
         # Finalisers may append more blocks meanwhile.
         while dropped:
             taken.append(dropped.popleft()[0])
-        while self.kept:
+        while self.retained:
             self._give_up_oldest(taken)
         self._forget(taken)
         return taken
@@ -545,20 +547,20 @@ class BlockTable:
         if not (self._keeps and self.is_watched):
             return self.take()
         self._is_notified = False
-        dropped, kept = self.dropped, self.kept
+        dropped, retained = self.dropped, self.retained
         taken: list[int] = []
         while dropped:
             number, nbytes, spec = dropped.popleft()
             if not _NO_SIZE < nbytes <= _MAX_SPARE_BLOCK_BYTES:
                 taken.append(number)
                 continue
-            if nbytes in kept:
-                kept[nbytes].append((number, spec))
+            if nbytes in retained:
+                retained[nbytes].append((number, spec))
             else:
-                kept[nbytes] = [(number, spec)]
-            self._kept_count += 1
-            self._kept_bytes += nbytes
-        while self._kept_count > _MAX_SPARE_BLOCKS or self._kept_bytes > _MAX_SPARE_BYTES:
+                retained[nbytes] = [(number, spec)]
+            self._retained_count += 1
+            self._retained_bytes += nbytes
+        while self._retained_count > _MAX_SPARE_BLOCKS or self._retained_bytes > _MAX_SPARE_BYTES:
             self._give_up_oldest(taken)
         if taken:
             self._forget(taken)
@@ -572,11 +574,11 @@ class BlockTable:
 
     def bytes_by_actor(self) -> dict[str, int]:
         """Return the bytes of blocks by the path of their maker's actor; ``""`` for all other tasks."""
-        found: dict[str, int] = {}
+        totals: dict[str, int] = {}
         for maker, nbytes in self.makers.values():
             path = maker or ""
-            found[path] = found.get(path, 0) + nbytes
-        return found
+            totals[path] = totals.get(path, 0) + nbytes
+        return totals
 
     def held(self) -> int:
         """Return the bytes of all blocks, after freeing the dropped ones. Trio thread only."""
@@ -585,12 +587,12 @@ class BlockTable:
 
     def _give_up_oldest(self, taken: list[int]) -> None:
         """Free the oldest block of the least recently used size."""
-        nbytes, kept = next(iter(self.kept.items()))
-        if len(kept) == 1:
-            del self.kept[nbytes]
-        taken.append(kept.pop(0)[0])
-        self._kept_count -= 1
-        self._kept_bytes -= nbytes
+        nbytes, blocks = next(iter(self.retained.items()))
+        if len(blocks) == 1:
+            del self.retained[nbytes]
+        taken.append(blocks.pop(0)[0])
+        self._retained_count -= 1
+        self._retained_bytes -= nbytes
 
     def lose(self) -> None:
         """Forget all memory, because it is lost with the context."""

@@ -106,38 +106,38 @@ class Operators(OnDevice, Generic[T_co]):
         # An attribute of references; a call computes it.
         @property
         def spec(self: Operators[Operators[RefT]]) -> ArraySpec: ...
-        def __add__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...
-        def __radd__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...
-        def __sub__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...
-        def __rsub__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...
-        def __mul__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...
-        def __rmul__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...
-        def __truediv__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...
-        def __rtruediv__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...
-        def __floordiv__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...
-        def __rfloordiv__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...
-        def __mod__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...
-        def __rmod__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...
-        def __pow__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...
-        def __rpow__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...
-        def __matmul__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...
-        def __rmatmul__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...
-        def __and__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...
-        def __rand__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...
-        def __or__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...
-        def __ror__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...
-        def __xor__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...
-        def __rxor__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...
-        def __lshift__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...
-        def __rlshift__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...
-        def __rshift__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...
-        def __rrshift__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...
-        def __lt__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...
-        def __le__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...
-        def __gt__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...
-        def __ge__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...
-        def __eq__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...  # type: ignore[override]
-        def __ne__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...  # type: ignore[override]
+        def __add__(self: Operators[Operators[RefT]], operand: OtherOperand) -> Call[RefT]: ...
+        def __radd__(self: Operators[Operators[RefT]], operand: OtherOperand) -> Call[RefT]: ...
+        def __sub__(self: Operators[Operators[RefT]], operand: OtherOperand) -> Call[RefT]: ...
+        def __rsub__(self: Operators[Operators[RefT]], operand: OtherOperand) -> Call[RefT]: ...
+        def __mul__(self: Operators[Operators[RefT]], operand: OtherOperand) -> Call[RefT]: ...
+        def __rmul__(self: Operators[Operators[RefT]], operand: OtherOperand) -> Call[RefT]: ...
+        def __truediv__(self: Operators[Operators[RefT]], operand: OtherOperand) -> Call[RefT]: ...
+        def __rtruediv__(self: Operators[Operators[RefT]], operand: OtherOperand) -> Call[RefT]: ...
+        def __floordiv__(self: Operators[Operators[RefT]], operand: OtherOperand) -> Call[RefT]: ...
+        def __rfloordiv__(self: Operators[Operators[RefT]], operand: OtherOperand) -> Call[RefT]: ...
+        def __mod__(self: Operators[Operators[RefT]], operand: OtherOperand) -> Call[RefT]: ...
+        def __rmod__(self: Operators[Operators[RefT]], operand: OtherOperand) -> Call[RefT]: ...
+        def __pow__(self: Operators[Operators[RefT]], operand: OtherOperand) -> Call[RefT]: ...
+        def __rpow__(self: Operators[Operators[RefT]], operand: OtherOperand) -> Call[RefT]: ...
+        def __matmul__(self: Operators[Operators[RefT]], operand: OtherOperand) -> Call[RefT]: ...
+        def __rmatmul__(self: Operators[Operators[RefT]], operand: OtherOperand) -> Call[RefT]: ...
+        def __and__(self: Operators[Operators[RefT]], operand: OtherOperand) -> Call[RefT]: ...
+        def __rand__(self: Operators[Operators[RefT]], operand: OtherOperand) -> Call[RefT]: ...
+        def __or__(self: Operators[Operators[RefT]], operand: OtherOperand) -> Call[RefT]: ...
+        def __ror__(self: Operators[Operators[RefT]], operand: OtherOperand) -> Call[RefT]: ...
+        def __xor__(self: Operators[Operators[RefT]], operand: OtherOperand) -> Call[RefT]: ...
+        def __rxor__(self: Operators[Operators[RefT]], operand: OtherOperand) -> Call[RefT]: ...
+        def __lshift__(self: Operators[Operators[RefT]], operand: OtherOperand) -> Call[RefT]: ...
+        def __rlshift__(self: Operators[Operators[RefT]], operand: OtherOperand) -> Call[RefT]: ...
+        def __rshift__(self: Operators[Operators[RefT]], operand: OtherOperand) -> Call[RefT]: ...
+        def __rrshift__(self: Operators[Operators[RefT]], operand: OtherOperand) -> Call[RefT]: ...
+        def __lt__(self: Operators[Operators[RefT]], operand: OtherOperand) -> Call[RefT]: ...
+        def __le__(self: Operators[Operators[RefT]], operand: OtherOperand) -> Call[RefT]: ...
+        def __gt__(self: Operators[Operators[RefT]], operand: OtherOperand) -> Call[RefT]: ...
+        def __ge__(self: Operators[Operators[RefT]], operand: OtherOperand) -> Call[RefT]: ...
+        def __eq__(self: Operators[Operators[RefT]], operand: OtherOperand) -> Call[RefT]: ...  # type: ignore[override]
+        def __ne__(self: Operators[Operators[RefT]], operand: OtherOperand) -> Call[RefT]: ...  # type: ignore[override]
         def __neg__(self: Operators[Operators[RefT]]) -> Call[RefT]: ...
         def __pos__(self: Operators[Operators[RefT]]) -> Call[RefT]: ...
         def __abs__(self: Operators[Operators[RefT]]) -> Call[RefT]: ...
@@ -242,7 +242,7 @@ class Operators(OnDevice, Generic[T_co]):
         return Call(METHODS["fill"], (self, value))
 
     @named_arguments
-    def assign(self: Operators[Operators[RefT]], value: Other) -> Call[RefT]:
+    def assign(self: Operators[Operators[RefT]], value: OtherOperand) -> Call[RefT]:
         """Write an array or a number into this one, as ``x[...] = value`` does in NumPy.
 
         On a view, it writes to that part of the array: ``await x[1:4, 2:6].assign(y)``. A host array of this
@@ -266,7 +266,7 @@ class Operators(OnDevice, Generic[T_co]):
         return Call(METHODS["assign"], (self, value))
 
 
-Other: TypeAlias = "Operators[Any] | HostArray | complex | np.generic"
+OtherOperand: TypeAlias = "Operators[Any] | HostArray | complex | np.generic"
 """The other operand of an operator."""
 
 
@@ -283,7 +283,7 @@ class SpentCall(Operators[T_co], ChainStep, Coroutine[Any, Any, T_co]):
         self.function = function
         self.args = args
         self.named = named
-        self.ahead: Layouts | None = None
+        self.layouts: Layouts | None = None
         self._is_silent: bool
 
     def __repr__(self) -> str:
@@ -315,7 +315,7 @@ class SpentCall(Operators[T_co], ChainStep, Coroutine[Any, Any, T_co]):
             step = stack.pop()
             if not getattr(step, "_is_silent", False):
                 step._is_silent = True  # noqa: SLF001
-                stack += [each for each in arguments_of(step) if type(each) is Call]
+                stack += [argument for argument in arguments_of(step) if type(argument) is Call]
 
     def __iter__(  # type: ignore[override]  # references are not iterable
         self: SpentCall[tuple[T, ...]],
@@ -328,8 +328,10 @@ class SpentCall(Operators[T_co], ChainStep, Coroutine[Any, Any, T_co]):
         try:
             layouts = self._look_ahead()
         except NotSupportedError as error:
-            told = f"the number of results of {self!r} is not known ({error.message}); use a, b = await call"
-            self.refuse(told)
+            message = (
+                f"the number of results of {self!r} is not known ({error.message}); use a, b = await call"
+            )
+            self.refuse(message)
         if isinstance(layouts, ArraySpec):
             self.refuse("a Call is not iterable: it was not awaited; await call.to_host() has its elements")
         return iter([self._part(number, layout) for number, layout in enumerate(layouts)])
@@ -337,7 +339,7 @@ class SpentCall(Operators[T_co], ChainStep, Coroutine[Any, Any, T_co]):
     def _part(self, number: int, layout: Any) -> Call[Any]:
         part = Call[Any](METHODS["__getitem__"], (self, number))
         # Some parts may stay unused: the call itself warns if none is awaited.
-        part.ahead, part._is_silent = layout, False  # noqa: SLF001
+        part.layouts, part._is_silent = layout, False  # noqa: SLF001
         return part
 
     def __len__(self: SpentCall[Any]) -> int:
@@ -413,7 +415,7 @@ class SpentCall(Operators[T_co], ChainStep, Coroutine[Any, Any, T_co]):
             TypeError, ValueError: An argument is wrong.
             NotSupportedError: The layout depends on computed values; await the call.
         """
-        layouts = self.ahead or self._look_ahead()
+        layouts = self.layouts or self._look_ahead()
         if not isinstance(layouts, ArraySpec):
             self.silence()
             name = self.function.name
@@ -424,16 +426,16 @@ class SpentCall(Operators[T_co], ChainStep, Coroutine[Any, Any, T_co]):
 
     def _look_ahead(self) -> Layouts:
         """Return the layout of the result, or of several results, by planning without a launch."""
-        if self.ahead is None:
+        if self.layouts is None:
             if type(self) is not Call:
                 raise spent_error(self)
             try:
                 chain = Chain(self, is_spent=False)
-                self.ahead = chain.device.look_ahead(chain)
+                self.layouts = chain.device.look_ahead(chain)
             except Exception:
                 self.silence()
                 raise
-        return self.ahead
+        return self.layouts
 
     @overload
     def __getitem__(self: SpentCall[Operators[RefT]], index: Index) -> Call[RefT]: ...
@@ -474,7 +476,7 @@ class Call(SpentCall[T_co]):
         function: The function.
         args: The positional arguments.
         named: The keyword arguments, or None.
-        ahead: The layout of its result, or of several results, if known.
+        layouts: The layout of its result, or of several results, if known.
     """
 
     __slots__ = ()
@@ -484,10 +486,10 @@ class Call(SpentCall[T_co]):
 
     def __del__(self) -> None:
         # Warn once for a chain, and not if awaiting or making the call was refused.
-        if hasattr(self, "ahead") and not hasattr(self, "_is_silent"):
+        if hasattr(self, "layouts") and not hasattr(self, "_is_silent"):
             self.silence()
-            told = f"{super().__repr__()} was never awaited: nothing of it has run"
-            warnings.warn(told, RuntimeWarning, stacklevel=2)
+            message = f"{super().__repr__()} was never awaited: nothing of it has run"
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
 
 
 _COMPOSED = frozenset({Call, SpentCall, np.ndarray, list, tuple})
@@ -497,22 +499,22 @@ ChainStep.spent, ChainStep.fresh = SpentCall, Call
 async def evaluate(function: ArrayFunction, args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
     """Run one call without other calls among its arguments."""
     try:
-        made = function.make(*args, **named)
+        result = function.make(*args, **named)
         if function.how == "value":
-            return made
+            return result
         if function.how == "message":
             if function.ask is not None:
-                made = function.ask(made)
+                result = function.ask(result)
             else:
-                for each in args:
+                for argument in args:
                     # `asked` finds the same device, with five more Python calls.
-                    if isinstance(each, Operators):
-                        array: Any = each  # pyright: ignore[reportUnknownVariableType]
-                        made = array.block.table.device.ask(made)
+                    if isinstance(argument, Operators):
+                        array: Any = argument  # pyright: ignore[reportUnknownVariableType]
+                        result = array.block.table.device.ask(result)
                         break
                 else:
-                    made = asked(function.name, args, named).ask(made)
-        return await made
+                    result = asked(function.name, args, named).ask(result)
+        return await result
     except Exception as error:
         silence(*args, *named.values())
         if function.refuse is not None:
@@ -522,40 +524,40 @@ async def evaluate(function: ArrayFunction, args: tuple[Any, ...], named: Mappin
         raise
 
 
-async def run_steps(steps: Sequence[ChainStep], given: Mapping[int, Any]) -> Any:
+async def run_steps(steps: Sequence[ChainStep], placeholders: Mapping[int, Any]) -> Any:
     """Run calls one after the other, and return the result of the last.
 
     Args:
         steps: The calls, each after its operands.
-        given: Placeholders of host arrays or calls, by the `id` of the original.
+        placeholders: Placeholders of host arrays or calls, by the `id` of the original.
     """
-    last: dict[int, int] = {}
+    last_uses: dict[int, int] = {}
     for number, step in enumerate(steps):
-        used: list[Any] = [each for each in arguments_of(step) if type(each) is SpentCall]
-        last.update(dict.fromkeys(map(id, used), number))
+        used: list[Any] = [argument for argument in arguments_of(step) if type(argument) is SpentCall]
+        last_uses.update(dict.fromkeys(map(id, used), number))
     over: dict[int, list[int]] = {}
-    for each, number in last.items():
-        over.setdefault(number, []).append(each)
-    values, made = dict(given), None
+    for identity, number in last_uses.items():
+        over.setdefault(number, []).append(identity)
+    values, result = dict(placeholders), None
     try:
         for number, step in enumerate(steps):
             args, named = replaced(step, values)
             # Drop each intermediate result after its last use.
-            for each in over.get(number, ()):
-                values.pop(each, None)
-            values[id(step)] = made = await evaluate(step.function, args, named)
+            for identity in over.get(number, ()):
+                values.pop(identity, None)
+            values[id(step)] = result = await evaluate(step.function, args, named)
             del args, named
-        return made
+        return result
     finally:
         # An error's traceback keeps this frame alive.
         values.clear()
 
 
-async def run_by_steps(chain: Chain, given: Mapping[int, Any]) -> Any:
+async def run_by_steps(chain: Chain, placeholders: Mapping[int, Any]) -> Any:
     """Run the steps of a chain, expanded if necessary; see `run_steps`."""
     if chain.has_expansions:
         chain.take_steps(chain.expanded())
-    return await run_steps(chain.steps, given)
+    return await run_steps(chain.steps, placeholders)
 
 
 async def _run_alone(chain: Chain) -> Any:
@@ -588,11 +590,11 @@ def start(call: SpentCall[T_co]) -> Pending[T_co]:
     for step in chain.steps:
         function, pending = step.function, None
         args, named = replaced(step, values)
-        made = function.make(*args, **named)
+        result = function.make(*args, **named)
         if function.how == "message":
-            pending = asked(function.name, args, named).submit(made)
-            made = pending.value
-        values[id(step)] = made
+            pending = asked(function.name, args, named).submit(result)
+            result = pending.value
+        values[id(step)] = result
     chain.let_go()
     if pending is None:
         raise NotSupportedError(f"{call!r} has nothing to hand over", operation=call.function.name)
@@ -612,9 +614,9 @@ def called(function: ArrayFunction) -> Callable[..., Call[Any]]:
     def call(*args: Any, **named: Any) -> Call[Any]:
         return Call(function, args, named or None)
 
-    made: Any = call
-    made.asked = function
-    return made  # type: ignore[no-any-return]  # it is the function
+    call_maker: Any = call
+    call_maker.asked = function
+    return call_maker  # type: ignore[no-any-return]  # it is the function
 
 
 def have_operators(namespace: Any) -> None:

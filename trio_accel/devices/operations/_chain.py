@@ -103,16 +103,16 @@ class ChainStep:
         function: The function.
         args: The positional arguments.
         named: The keyword arguments, or None.
-        ahead: The layout of its result, or of several results, if known.
+        layouts: The layout of its result, or of several results, if known.
         spent: The class of used calls.
         fresh: The class of unused calls.
     """
 
-    __slots__ = ("ahead", "args", "function", "named")
+    __slots__ = ("args", "function", "layouts", "named")
     function: ArrayFunction
     args: tuple[Any, ...]
     named: Mapping[str, Any] | None
-    ahead: Layouts | None
+    layouts: Layouts | None
     spent: ClassVar[type[ChainStep]]
     fresh: ClassVar[type[ChainStep]]
 
@@ -155,21 +155,21 @@ class Chain:
 
     def __init__(self, call: Any, *, is_spent: bool = True, ends: Iterable[int] = ()) -> None:
         self.steps: list[ChainStep] = []
-        steps, places, stack, opened = self.steps, dict.fromkeys(ends, -1), [call], set[int]()
+        steps, indexes, stack, opened = self.steps, dict.fromkeys(ends, -1), [call], set[int]()
         spent = ChainStep.spent
         while stack:
             step = stack[-1]
             depth = len(stack)
             # `arguments_of` returns the same for the usual call, with one more Python call.
             args, named = step.args, step.named
-            for each in (
+            for argument in (
                 args if named is None and _SEVERAL.isdisjoint(map(type, args)) else arguments_of(step)
             ):
-                kind: Any = type(each)  # pyright: ignore[reportUnknownVariableType]
+                kind: Any = type(argument)  # pyright: ignore[reportUnknownVariableType]
                 if kind is spent:
-                    raise spent_error(each)
-                if isinstance(each, ChainStep) and id(each) not in places:
-                    stack.append(each)
+                    raise spent_error(argument)
+                if isinstance(argument, ChainStep) and id(argument) not in indexes:
+                    stack.append(argument)
             if len(stack) > depth:
                 if id(step) in opened:
                     # Its operands were above it on the stack, so all of them are known by now.
@@ -179,8 +179,8 @@ class Chain:
                 stack[depth:] = stack[: depth - 1 : -1]
                 continue
             stack.pop()
-            if id(step) not in places:
-                places[id(step)] = len(steps)
+            if id(step) not in indexes:
+                indexes[id(step)] = len(steps)
                 steps.append(step)
         if len(steps) > _MAX_CALLS:
             raise ValueError(f"a chain has at most {_MAX_CALLS} calls: await one in between")
@@ -191,7 +191,7 @@ class Chain:
         self.numbers: list[tuple[int, float]] = []
         self.has_expansions: bool = False
         self.is_fixed: bool = True
-        self.key: tuple[object, ...] | None = self._read(places)
+        self.key: tuple[object, ...] | None = self._read(indexes)
 
     def expanded(self) -> Chain:
         """Return the chain with each step replaced by the calls of its `ArrayFunction.expand`.
@@ -199,21 +199,21 @@ class Chain:
         Raises:
             Exception: A function raised it. The steps are spent.
         """
-        made: dict[int, Any] = {}
-        *_, last = steps = self.steps
+        expansions: dict[int, Any] = {}
+        *_, last_step = steps = self.steps
         try:
             for step in steps:
                 # The step becomes an operand again.
                 step.__class__ = ChainStep.fresh
             for step in steps:
-                args, named = replaced(step, made)
+                args, named = replaced(step, expansions)
                 step.args, step.named = args, named or None
                 if step.function.expand is not None:
-                    made[id(step)] = step.function.expand(*args, **named)
+                    expansions[id(step)] = step.function.expand(*args, **named)
                     step.args, step.named = (), None
-            return Chain(made.get(id(last), last))
+            return Chain(expansions.get(id(last_step), last_step))
         except Exception:
-            for call in made.values():
+            for call in expansions.values():
                 call.silence()
             raise
         finally:
@@ -227,10 +227,10 @@ class Chain:
     def without_numbers(self) -> tuple[tuple[object, ...] | None, list[tuple[int, float]]]:
         """Return a key without the numbers that can be passed as arguments, and these numbers."""
         self.refs, self.hosts, numbers = [], [], list[tuple[int, float]]()
-        return self._read({id(step): place for place, step in enumerate(self.steps)}, numbers), numbers
+        return self._read({id(step): index for index, step in enumerate(self.steps)}, numbers), numbers
 
     def _read(
-        self, places: Mapping[int, int], handed: list[tuple[int, float]] | None = None
+        self, indexes: Mapping[int, int], handed: list[tuple[int, float]] | None = None
     ) -> tuple[object, ...] | None:
         """Collect the arguments, and return the key. It omits the numbers added to `handed`."""
         key: list[object] = []
@@ -244,40 +244,40 @@ class Chain:
             is_fixed = function.is_fixed
             # `arguments_of` returns the same for the usual call, with one more Python call.
             args, named = step.args, step.named
-            for each in (
+            for argument in (
                 args if named is None and _SEVERAL.isdisjoint(map(type, args)) else arguments_of(step)
             ):
-                kind: Any = type(each)  # pyright: ignore[reportUnknownVariableType]
-                if isinstance(each, ChainStep):
-                    key.append(places[id(each)])
-                elif isinstance(each, OnDevice):
-                    array: Any = each  # pyright: ignore[reportUnknownVariableType]
+                kind: Any = type(argument)  # pyright: ignore[reportUnknownVariableType]
+                if isinstance(argument, ChainStep):
+                    key.append(indexes[id(argument)])
+                elif isinstance(argument, OnDevice):
+                    array: Any = argument  # pyright: ignore[reportUnknownVariableType]
                     spec, block = array.spec, array.block
                     key += id(spec.dtype), spec.shape, spec.strides, spec.offset, block.nbytes
                     key.append(blocks.setdefault(block.id, len(blocks)))
-                    refs.append(each)
+                    refs.append(argument)
                 elif kind is np.ndarray:
                     is_fixed = is_fixed and function.takes_hosts
-                    number = numbers.setdefault(id(each), len(hosts))
-                    key += each.shape, each.dtype, number
+                    number = numbers.setdefault(id(argument), len(hosts))
+                    key += argument.shape, argument.dtype, number
                     if number == len(hosts):
-                        hosts.append(each)
+                        hosts.append(argument)
                 elif handed is not None and kind is float and takes_number(step):
                     key.append(float)
-                    handed.append((places[id(step)], each))
+                    handed.append((indexes[id(step)], argument))
                 else:
                     # The bits are compared, because the sign of a NaN counts, and its text does not show it.
-                    told = (
-                        each
+                    identity = (
+                        argument
                         if kind in _PLAIN
-                        else pack("d", each)
+                        else pack("d", argument)
                         if kind is float
-                        else pack("2d", each.real, each.imag)
+                        else pack("2d", argument.real, argument.imag)
                         if kind is complex
-                        else told_by(each)
+                        else told_by(argument)
                     )
-                    key += kind, told
-                    is_keyed = is_keyed and told is not NotImplemented
+                    key += kind, identity
+                    is_keyed = is_keyed and identity is not NotImplemented
             self.is_fixed = self.is_fixed and is_fixed
         return tuple(key) if is_keyed else None
 
@@ -294,32 +294,36 @@ class Chain:
             TypeError: There is none.
         """
         if self.refs:
-            found: Asked = self.refs[0].device
-            return found
+            device: Asked = self.refs[0].device
+            return device
         return asked(
-            self.steps[-1].function.name, (), {"": [one for step in self.steps for one in arguments_of(step)]}
+            self.steps[-1].function.name,
+            (),
+            {"": [argument for step in self.steps for argument in arguments_of(step)]},
         )
 
 
 def refuse_results(name: str, args: Iterable[object]) -> None:
     """Refuse another call's result without operators: several arrays, or elements on the host."""
-    for each in args:
-        kind = type(each)
+    for argument in args:
+        kind = type(argument)
         if issubclass(kind, (tuple, np.ndarray)):
             use = "take one of its arrays" if issubclass(kind, tuple) else "use it as an array of NumPy"
-            told = f"an operand is of type {kind.__name__}"
-            raise TypeError(f"{name}: {told}; await the call that returns it first, and {use}") from None
+            problem = f"an operand is of type {kind.__name__}"
+            raise TypeError(f"{name}: {problem}; await the call that returns it first, and {use}") from None
 
 
 def replaced(step: ChainStep, values: Mapping[int, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments of a call, with those in `values` replaced by their values."""
 
-    def one(each: Any) -> Any:
-        if type(each) in _SEVERAL:
-            return type(each)([values.get(id(item), item) for item in each])
-        return values.get(id(each), each)
+    def substitute(argument: Any) -> Any:
+        if type(argument) in _SEVERAL:
+            return type(argument)([values.get(id(item), item) for item in argument])
+        return values.get(id(argument), argument)
 
-    return tuple(map(one, step.args)), {name: one(each) for name, each in (step.named or {}).items()}
+    return tuple(map(substitute, step.args)), {
+        name: substitute(argument) for name, argument in (step.named or {}).items()
+    }
 
 
 def asked(name: str, args: Sequence[Any], named: Mapping[str, Any]) -> Asked:
@@ -328,8 +332,8 @@ def asked(name: str, args: Sequence[Any], named: Mapping[str, Any]) -> Asked:
     Raises:
         TypeError: There is none.
     """
-    found: Asked = DEVICE_OF[0](name, *_flat((*args, *named.values())))
-    return found
+    device: Asked = DEVICE_OF[0](name, *_flat((*args, *named.values())))
+    return device
 
 
 def arguments_of(step: ChainStep) -> list[Any]:
@@ -338,13 +342,13 @@ def arguments_of(step: ChainStep) -> list[Any]:
     return _flat(step.args if named is None else (*step.args, _CLOSED, *named, *named.values()))
 
 
-def _flat(given: Iterable[Any]) -> list[Any]:
+def _flat(arguments: Iterable[Any]) -> list[Any]:
     flat: list[Any] = []
-    for each in given:
-        if type(each) in _SEVERAL:
-            flat += _OPENED[type(each)], *each, _CLOSED
+    for argument in arguments:
+        if type(argument) in _SEVERAL:
+            flat += _OPENED[type(argument)], *argument, _CLOSED
         else:
-            flat.append(each)
+            flat.append(argument)
     return flat
 
 
@@ -355,18 +359,18 @@ def takes_number(step: ChainStep) -> bool:
     return is_one and _SEVERAL.isdisjoint(map(type, step.args))
 
 
-def told_by(given: Any) -> object:
+def told_by(argument: Any) -> object:
     """Return a value that identifies an argument; NotImplemented if none exists."""
-    value: Any = given
-    if isinstance(given, DType):
+    value: Any = argument
+    if isinstance(argument, DType):
         # Hashing a DType takes longer than everything else here.
         return id(value)
-    if isinstance(given, slice):
+    if isinstance(argument, slice):
         bounds = value.start, value.stop, value.step
         return bounds if _PLAIN.issuperset(map(type, bounds)) else NotImplemented
-    if isinstance(given, np.generic):
+    if isinstance(argument, np.generic):
         return value.dtype, value.tobytes()
-    return value if isinstance(given, (np.dtype, type)) else NotImplemented
+    return value if isinstance(argument, (np.dtype, type)) else NotImplemented
 
 
 def spent_error(call: ChainStep) -> RuntimeError:

@@ -96,7 +96,7 @@ class Declaration:
         dtypes: Its dtypes; empty if the backends determine them.
         status: The meaning of a status word other than 0; None without status words.
         check: Refuses arguments by rules that shapes cannot express.
-        place: The file and line.
+        location: The file and line.
     """
 
     name: str
@@ -108,7 +108,7 @@ class Declaration:
     dtypes: tuple[DType, ...]
     status: Failure | None
     check: Check | None
-    place: str
+    location: str
 
     @property
     def arrays(self) -> dict[str, str]:
@@ -126,7 +126,7 @@ class Declaration:
         Raises:
             TypeError, ValueError: They contradict each other.
         """
-        if not isinstance(self.dtypes, tuple) or not all(isinstance(one, DType) for one in self.dtypes):
+        if not isinstance(self.dtypes, tuple) or not all(isinstance(dtype, DType) for dtype in self.dtypes):
             raise TypeError(f"dtypes must be a tuple of DType, such as (DType.float64,), got {self.dtypes!r}")
         for key, line in self.variants.items():
             if len(key) != len(self.by):
@@ -145,8 +145,8 @@ class Declaration:
         for name, kind in self.parameters.items():
             if (kind == "array" or isinstance(kind, type)) is not (name in named):
                 array = "in the shapes: annotate it as Operand or AccelRef"
-                what = array if name in named else "an array, and not in the shapes"
-                raise ValueError(f"parameter {name!r} is {what}")
+                problem = array if name in named else "an array, and not in the shapes"
+                raise ValueError(f"parameter {name!r} is {problem}")
             if kind == "other":
                 raise TypeError(f"parameter {name!r} has an annotation that does not say what it is")
 
@@ -179,26 +179,28 @@ class DeclaredSpec(OperationSpec):
         for parameter, allowed in literals:
             if getattr(self, parameter) not in allowed:
                 refuse_value(name, parameter, allowed, getattr(self, parameter))
-        line = declaration.variants[tuple([getattr(self, one) for one in declaration.by])]
-        given: list[Any] = [getattr(self, item.field) for item in line.inputs]
+        line = declaration.variants[tuple([getattr(self, selector) for selector in declaration.by])]
+        operands: list[Any] = [getattr(self, item.field) for item in line.inputs]
         letters = tuple([getattr(self, item.op) for item in line.inputs if item.op])
-        made, stack, _ = line.fit(name, tuple([getattr(one, "shape", one) for one in given]), letters)
-        arrays = [pair for pair in zip(line.inputs, given, strict=True) if isinstance(pair[1], ArraySpec)]
-        dtype = next(one.dtype for item, one in arrays if not item.kind)
-        indexes = [(item.name, one) for item, one in arrays if item.kind == "index"]
-        wanted = [(item, one.shape) for item, one in arrays if item.kind != "index"]
-        wanted += zip(line.outputs, made, strict=True)
-        for item, shape in wanted:
+        result_shapes, stack, _ = line.fit(
+            name, tuple([getattr(operand, "shape", operand) for operand in operands]), letters
+        )
+        arrays = [pair for pair in zip(line.inputs, operands, strict=True) if isinstance(pair[1], ArraySpec)]
+        dtype = next(spec.dtype for item, spec in arrays if not item.kind)
+        indexes = [(item.name, spec) for item, spec in arrays if item.kind == "index"]
+        expected = [(item, spec.shape) for item, spec in arrays if item.kind != "index"]
+        expected += zip(line.outputs, result_shapes, strict=True)
+        for item, shape in expected:
             array: ArraySpec | None = getattr(self, item.field)
             if array is None or array.shape != shape:
                 raise ValueError(f"{name}.{item.name} must have shape {shape}, got {array and array.shape}")
             if array.dtype is not item.dtype(dtype):
                 raise TypeError(f"{name}.{item.name} must have dtype {item.dtype(dtype)}, got {array.dtype}")
         check_index(name, indexes)
-        others = {item.name for other in declaration.variants.values() for item in other.outputs}
-        for other in others - {item.name for item, _ in wanted}:
-            if getattr(self, other) is not None:
-                raise ValueError(f"{name}.{other} must be None here")
+        result_names = {item.name for variant in declaration.variants.values() for item in variant.outputs}
+        for result_name in result_names - {item.name for item, _ in expected}:
+            if getattr(self, result_name) is not None:
+                raise ValueError(f"{name}.{result_name} must be None here")
         words: StatusArray | None = getattr(self, "info", None)
         if words is not None and words.shape != (math.prod(stack),):
             raise ValueError(
@@ -212,16 +214,18 @@ class DeclaredSpec(OperationSpec):
         info: StatusArray | None = getattr(self, "info", None)
         if info is None or not info.any():
             return
-        declaration, place = self.declaration, int(info.nonzero()[0][0])
+        declaration, position = self.declaration, int(info.nonzero()[0][0])
         axes = len(next(iter(declaration.variants.values())).inputs[0].dims)
         stack = self.inputs()[0].shape[:-axes]
-        index = tuple(int(one) for one in np.unravel_index(place, stack)) if stack else ()
-        where = f"matrix {index[0] if len(index) == 1 else index} of the stack" if index else "the matrix"
-        said, code = declaration.status, int(info[place])
+        index = tuple(int(i) for i in np.unravel_index(position, stack)) if stack else ()
+        matrix_name = (
+            f"matrix {index[0] if len(index) == 1 else index} of the stack" if index else "the matrix"
+        )
+        said, code = declaration.status, int(info[position])
         if callable(said):
-            raise said(self, where, code, index)
+            raise said(self, matrix_name, code, index)
         trouble = "holds a NaN or an infinity" if code == _NOT_FINITE else str(said).format(code)
-        text = f"{declaration.name}: {where} {trouble}"
+        text = f"{declaration.name}: {matrix_name} {trouble}"
         raise LinAlgError(text, library="solver", code=code, index=index)
 
 
@@ -313,7 +317,7 @@ def operation(
 
     def declare(function: Any) -> Any:
         code = function.__code__
-        place = f"{code.co_filename}:{code.co_firstlineno}"
+        location = f"{code.co_filename}:{code.co_firstlineno}"
         name, package = function.__name__.lstrip("_"), _public(function.__module__)
         try:
             _check_module(function.__module__, package)
@@ -321,52 +325,56 @@ def operation(
                 name=f"{package.rpartition('.')[2]}.{name}",
                 function=name,
                 library=_path_of(actor),
-                parameters={one.name: _kind(function, one) for one in _parameters(function).values()},
+                parameters={
+                    parameter.name: _kind(function, parameter) for parameter in _parameters(function).values()
+                },
                 variants=_lines(shapes, is_planned=plan is not None),
                 by=(by,) if isinstance(by, str) else by,
                 dtypes=_listed(dtypes),
                 status=status,
                 check=check,
-                place=place,
+                location=location,
             )
             maker = _Maker(function, declaration)
             declaration.check_function()
-            own = maker.make_spec() if plan is None and spec is None else None
+            generated_spec = maker.make_spec() if plan is None and spec is None else None
             planning = (
-                maker.make_plan(own or spec, reply or _as_tuple, alias or {})
+                maker.make_plan(generated_spec or spec, reply or _as_tuple, alias or {})
                 if plan is None
                 else maker.check_values(plan)
             )
             message = maker.make_message(planning, not_recorded)
         except (ValueError, TypeError, NameError) as error:
-            raise TypeError(f"{place}: operation {function.__name__}: {error}") from error
-        made = maker.make_function(message)
-        made.message, made.spec, made.declaration = message, own, declaration
-        DECLARED[declaration.name] = made
-        if dtypes and own is not None:
-            ALLOWED[declaration.name] = _dtypes_of(own, declaration)
-        return made
+            raise TypeError(f"{location}: operation {function.__name__}: {error}") from error
+        declared = maker.make_function(message)
+        declared.message, declared.spec, declared.declaration = message, generated_spec, declaration
+        DECLARED[declaration.name] = declared
+        if dtypes and generated_spec is not None:
+            ALLOWED[declaration.name] = _dtypes_of(generated_spec, declaration)
+        return declared
 
     return declare
 
 
 def operation_like(
-    other: FunctionT, shapes: str | Mapping[Any, str] = "", **options: Any
+    original: FunctionT, shapes: str | Mapping[Any, str] = "", **options: Any
 ) -> Callable[[Callable[[], None]], FunctionT]:
     """Declare an operation with the signature and the actor of another operation, as `operation` does.
 
     The name and the docstring come from a function without parameters and with an empty body.
 
     Args:
-        other: The other operation, declared in the same module.
+        original: The other operation, declared in the same module.
         shapes: See `operation`.
         options: See `operation`.
     """
-    declared: Any = other
+    declared: Any = original
 
-    def declare(own: Callable[[], None]) -> FunctionT:
-        made: Any = operation(shapes, actor=declared.declaration.library, **options)(signed_like(other, own))
-        return cast("FunctionT", made)
+    def declare(stub: Callable[[], None]) -> FunctionT:
+        derived: Any = operation(shapes, actor=declared.declaration.library, **options)(
+            signed_like(original, stub)
+        )
+        return cast("FunctionT", derived)
 
     return declare
 
@@ -449,7 +457,7 @@ class _Maker:
         self._function = function
         self._declaration = declaration
         self._parameters = _parameters(function)
-        self._optional = {name for name, one in self._parameters.items() if one.default is None}
+        self._optional = {name for name, parameter in self._parameters.items() if parameter.default is None}
         self._message = "".join(part.capitalize() for part in declaration.function.split("_"))
 
     def make_spec(self) -> type[Any]:
@@ -542,8 +550,10 @@ class _Maker:
         """Make the class of the message."""
         declaration, name = self._declaration, self._message
         fields = {
-            parameter: attrs.field(default=attrs.NOTHING if one.default is one.empty else one.default)
-            for parameter, one in self._parameters.items()
+            parameter: attrs.field(
+                default=attrs.NOTHING if formal.default is formal.empty else formal.default
+            )
+            for parameter, formal in self._parameters.items()
         }
         space = {
             "__module__": self._function.__module__,
@@ -564,7 +574,10 @@ class _Maker:
         arrays = [name for name, kind in kinds.items() if kind == "array" or isinstance(kind, type)]
         first = next(iter(kinds))
         check = "" if first in arrays else f"    if isinstance({first}, Operators): refuse()\n"
-        bare = [one.replace(default=one.empty, annotation=one.empty) for one in self._parameters.values()]
+        bare = [
+            parameter.replace(default=parameter.empty, annotation=parameter.empty)
+            for parameter in self._parameters.values()
+        ]
         text = (
             f"def {function.__name__}{inspect.Signature([*bare, _UNKNOWN])}:\n"
             f"    if unknown: raise unknown_option({declaration.name!r}, [*unknown][0], {[*kinds]})\n{check}"
@@ -581,12 +594,12 @@ class _Maker:
         asked = ArrayFunction(declaration.name, message, refuse=refuse_call)
         names = {"Call": Call, "Asked": asked, "unknown_option": unknown_option}
         names |= {"Operators": Operators, "refuse": refuse}
-        made = self._compiled(text, function.__name__, names)
-        made.__wrapped__, made.asked = function, asked
-        made.__defaults__, made.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
-        made.__annotations__, made.__doc__ = function.__annotations__, function.__doc__
-        made.__module__, made.__qualname__ = function.__module__, function.__qualname__
-        return made
+        compiled = self._compiled(text, function.__name__, names)
+        compiled.__wrapped__, compiled.asked = function, asked
+        compiled.__defaults__, compiled.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+        compiled.__annotations__, compiled.__doc__ = function.__annotations__, function.__doc__
+        compiled.__module__, compiled.__qualname__ = function.__module__, function.__qualname__
+        return compiled
 
     def _compiled(self, text: str, name: str, names: Mapping[str, Any]) -> Any:
         """Make a function from its source; its frames show the declaration."""

@@ -41,7 +41,7 @@ class Fault:
     error: Exception | None = None
     seconds: float = 0.0
 
-    def before(
+    def before_enqueue(
         self, device: AccelDevice, stream: AccelStream, alarms: Alarms, holds: list[StreamPause]
     ) -> None:
         """Act before the operation is enqueued.
@@ -58,7 +58,7 @@ class Fault:
         elif self.kind == "hang" and self.how != "writing":
             holds.append(device.spin(stream) if self.how == "kernel" else stream.hold())
 
-    def behind(
+    def after_enqueue(
         self, device: AccelDevice, stream: AccelStream, written: Sequence[int], holds: list[StreamPause]
     ) -> None:
         """Act after the work is enqueued, and before its end is.

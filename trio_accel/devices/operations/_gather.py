@@ -71,17 +71,17 @@ def gather(*calls: Any) -> Call[Any]:
 
 def _refuse(number: int, calls: Sequence[Any]) -> NoReturn:
     """Refuse an argument."""
-    given = list(calls)
-    for each in given:
+    arguments = list(calls)
+    for argument in arguments:
         # The error is enough: no warning follows.
-        if isinstance(each, SpentCall):
-            each.close()
-        elif isinstance(each, (list, tuple, set, dict)):
-            given += each.values() if isinstance(each, dict) else each
-    raise TypeError(f"gather: argument {number} must be a call{_told(calls[number])}")
+        if isinstance(argument, SpentCall):
+            argument.close()
+        elif isinstance(argument, (list, tuple, set, dict)):
+            arguments += argument.values() if isinstance(argument, dict) else argument
+    raise TypeError(f"gather: argument {number} must be a call{_refusal_ending(calls[number])}")
 
 
-def _told(value: object) -> str:
+def _refusal_ending(value: object) -> str:
     """Return the rest of an argument's refusal."""
     kind: type[Any] = type(value)
     if isinstance(value, (list, tuple, set, Iterator)):
@@ -100,25 +100,28 @@ def by_device(chain: Chain) -> list[tuple[Sequence[int], Call[Any]]]:
         several devices: then the chain runs, or is refused, as a whole.
     """
     tables: dict[int, set[object]] = {}
-    *steps, last = chain.steps
+    *steps, gather_step = chain.steps
     for step in steps:
-        found = tables[id(step)] = set[object]()
-        for each in arguments_of(step):
-            if id(each) in tables:
-                found |= tables[id(each)]
-            elif isinstance(cast("object", each), Operators):
-                found.add(each.block.table)
-        if len(found) > 1:
+        block_tables = tables[id(step)] = set[object]()
+        for argument in arguments_of(step):
+            if id(argument) in tables:
+                block_tables |= tables[id(argument)]
+            elif isinstance(cast("object", argument), Operators):
+                block_tables.add(argument.block.table)
+        if len(block_tables) > 1:
             return []
-    places: dict[object, list[int]] = {}
-    for place, each in enumerate(last.args):
-        found = tables[id(each)] if id(each) in tables else {each.block.table}  # noqa: SIM401  # a call has none
+    positions_by_table: dict[object, list[int]] = {}
+    for position, argument in enumerate(gather_step.args):
+        block_tables = tables[id(argument)] if id(argument) in tables else {argument.block.table}  # noqa: SIM401  # a call has none
         # A call without arrays runs with the first request.
-        table = next(iter(found or tables_of(chain)))
-        places.setdefault(table, []).append(place)
+        table = next(iter(block_tables or tables_of(chain)))
+        positions_by_table.setdefault(table, []).append(position)
     for step in steps:
         step.__class__ = Call  # pyright: ignore[reportAttributeAccessIssue]  # each is used by one of them
-    return [(each, Call(GATHER, tuple([last.args[place] for place in each]))) for each in places.values()]
+    return [
+        (positions, Call(GATHER, tuple([gather_step.args[position] for position in positions])))
+        for positions in positions_by_table.values()
+    ]
 
 
 def tables_of(chain: Chain) -> list[object]:

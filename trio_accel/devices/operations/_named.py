@@ -80,17 +80,17 @@ def _name(prefix: str, owner: Any, names: Sequence[str]) -> None:
     for name in names:
         function: object = owner.__dict__[name]
         if isinstance(function, FunctionType) and not hasattr(function, "asked"):
-            made = _naming(f"{prefix}.{name}", function)
+            wrapper = _naming(f"{prefix}.{name}", function)
             if isinstance(owner, ModuleType):
                 # The module that exports it, because a function is pickled by its module and name.
-                made.__module__ = owner.__name__
-            setattr(owner, name, made)
+                wrapper.__module__ = owner.__name__
+            setattr(owner, name, wrapper)
 
 
 def _naming(name: str, function: Any) -> Any:
     def refuse(error: Exception, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        given = bind_arguments(name, inspect.signature(function), args, dict(kwargs)).arguments
-        refuse_as(name, function, error, given)
+        arguments = bind_arguments(name, inspect.signature(function), args, dict(kwargs)).arguments
+        refuse_as(name, function, error, arguments)
 
     if inspect.iscoroutinefunction(function):
         return wraps(function)(called(ArrayFunction(name, function, "awaitable", refuse=refuse)))
@@ -101,8 +101,8 @@ def _naming(name: str, function: Any) -> Any:
     def call(*args: Any, **kwargs: Any) -> Any:
         if Call in map(type, args):
             # A view of an unfinished result is a step of the chain.
-            made: Call[Any] = Call(viewed, args, kwargs or None)
-            return made
+            step: Call[Any] = Call(viewed, args, kwargs or None)
+            return step
         try:
             return function(*args, **kwargs)
         except Exception as error:
@@ -112,7 +112,7 @@ def _naming(name: str, function: Any) -> Any:
     return call
 
 
-def refuse_as(name: str, function: Any, error: Exception, given: Mapping[str, Any]) -> None:
+def refuse_as(name: str, function: Any, error: Exception, arguments: Mapping[str, Any]) -> None:
     """Raise the error of a function's caller in place of an inner error, if the texts differ.
 
     Errors from elsewhere, such as from a callback, are not changed.
@@ -121,7 +121,7 @@ def refuse_as(name: str, function: Any, error: Exception, given: Mapping[str, An
         name: The function's name, with its package.
         function: The function, for its signature.
         error: The inner error.
-        given: The arguments by name.
+        arguments: The arguments by name.
 
     Raises:
         Exception: An error of the same type, or `TypeError` or `ValueError` in place of one from Python or
@@ -129,13 +129,13 @@ def refuse_as(name: str, function: Any, error: Exception, given: Mapping[str, An
     """
     signature = inspect.signature(function)
     said = error.message if isinstance(error, AccelError) else str(error)
-    text = _named_text(name, said, signature, given)
+    text = _named_text(name, said, signature, arguments)
     if not text and isinstance(error, _HEADLESS):
-        _check_kinds(name, function, signature, given)
+        _check_kinds(name, function, signature, arguments)
         if isinstance(error, OverflowError):
-            found = [argument for argument, value in given.items() if _is_huge(value)]
-            said = " and ".join(found) + " must have numbers that float64 holds" if found else said
-        if not any(map(callable, given.values())):
+            huge = [argument for argument, value in arguments.items() if _is_huge(value)]
+            said = " and ".join(huge) + " must have numbers that float64 holds" if huge else said
+        if not any(map(callable, arguments.values())):
             text = f"{name}: {said}"
     if isinstance(error, AccelError):
         error.message = text or said
@@ -143,22 +143,26 @@ def refuse_as(name: str, function: Any, error: Exception, given: Mapping[str, An
         if type(error) in _PLAIN:
             raise type(error)(text) from None
         # Python's own arithmetic errors, and NumPy's error classes with special constructors.
-        for own, of in (RangeError, OverflowError), (ValueError, ArithmeticError), (TypeError, TypeError):
+        for error_class, of in (
+            (RangeError, OverflowError),
+            (ValueError, ArithmeticError),
+            (TypeError, TypeError),
+        ):
             if isinstance(error, of):
-                raise own(text) from None
+                raise error_class(text) from None
 
 
 def _is_huge(value: object) -> bool:
     """Return whether a value contains an integer too large for float64."""
-    given: Any = value
+    contents: Any = value
     if isinstance(value, int):
         return value.bit_length() > _BITS[Real]
     if isinstance(value, np.ndarray):
-        given = given.ravel().tolist() if given.dtype == object else []
-    return isinstance(given, (list, tuple)) and any(map(_is_huge, cast("list[object]", given)))
+        contents = contents.ravel().tolist() if contents.dtype == object else []
+    return isinstance(contents, (list, tuple)) and any(map(_is_huge, cast("list[object]", contents)))
 
 
-def _named_text(name: str, said: str, signature: inspect.Signature, given: Mapping[str, Any]) -> str:
+def _named_text(name: str, said: str, signature: inspect.Signature, arguments: Mapping[str, Any]) -> str:
     """Rewrite an error's text with the names of the function and its arguments; empty if it is unrelated."""
     head, colon, rest = said.removeprefix("devices.Put: host: ").partition(": ")
     parameters = signature.parameters
@@ -169,36 +173,46 @@ def _named_text(name: str, said: str, signature: inspect.Signature, given: Mappi
     elif head.partition(" ")[0].partition("[")[0].rstrip(":") in parameters:
         text = f"{name}: {said}"
     elif head == "dtype":
-        found = [one for one, value in given.items() if str(getattr(value, "dtype", "")) == rest.split()[0]]
-        text = ": ".join([name, *found[:1], head, rest])
+        matches = [
+            argument
+            for argument, value in arguments.items()
+            if str(getattr(value, "dtype", "")) == rest.split()[0]
+        ]
+        text = ": ".join([name, *matches[:1], head, rest])
     else:
         return ""
     # A pair has both names: `c_and_lower`.
-    notes = {one.name.partition("_and_")[0]: str(one.annotation) for one in parameters.values()}
-    arrays = [one for one, note in notes.items() if note in ("Operand", "AccelRef") or "tuple[Op" in note]
-    arrays = arrays or [one for one, note in notes.items() if note == "Operand | None"]
+    notes = {
+        parameter.name.partition("_and_")[0]: str(parameter.annotation) for parameter in parameters.values()
+    }
+    arrays = [
+        argument for argument, note in notes.items() if note in ("Operand", "AccelRef") or "tuple[Op" in note
+    ]
+    arrays = arrays or [argument for argument, note in notes.items() if note == "Operand | None"]
     is_first = len(arrays) == 1 or not parameters.keys() >= {*arrays[:1]}
     inner = _ARGUMENT.match(text)
     if inner and inner[1] not in notes and (is_first or f"{inner[1]}1" in parameters):
         # An argument of the inner function.
-        own = arrays[0] if is_first else f"{inner[1]}1"
-        text = re.sub(rf"(?<=: ){inner[1]}\b|(?<=await ){inner[1]}(?=\.)", own, text)
-    for one in parameters:
+        outer_name = arrays[0] if is_first else f"{inner[1]}1"
+        text = re.sub(rf"(?<=: ){inner[1]}\b|(?<=await ){inner[1]}(?=\.)", outer_name, text)
+    for parameter_name in parameters:
         # The inputs of an expression, for a sequence of arrays.
-        text = re.sub(rf"\b{one.removesuffix('s')}s?_(\d+)\b", rf"{one}[\1]", text)
+        text = re.sub(rf"\b{parameter_name.removesuffix('s')}s?_(\d+)\b", rf"{parameter_name}[\1]", text)
     return text
 
 
-def _check_kinds(name: str, function: Any, signature: inspect.Signature, given: Mapping[str, Any]) -> None:
+def _check_kinds(
+    name: str, function: Any, signature: inspect.Signature, arguments: Mapping[str, Any]
+) -> None:
     """Refuse the first argument that does not fit the function's annotation."""
-    for argument, value in given.items():
+    for argument, value in arguments.items():
         parameter = signature.parameters[argument]
         kind = _Kind(parameter.annotation, vars(sys.modules[function.__module__]))
-        for one in value if parameter.kind is parameter.VAR_POSITIONAL else (value,):
-            if not kind.fits(one):
-                told = kind.told()
-                advice = what_to_do(one, is_array="AccelRef" in told)
-                raise TypeError(f"{name}: {argument} must be {told}, got {shown(one)}{advice}") from None
+        for item in value if parameter.kind is parameter.VAR_POSITIONAL else (value,):
+            if not kind.fits(item):
+                expected = kind.describe()
+                advice = what_to_do(item, is_array="AccelRef" in expected)
+                raise TypeError(f"{name}: {argument} must be {expected}, got {shown(item)}{advice}") from None
 
 
 class _Kind:
@@ -213,7 +227,9 @@ class _Kind:
         note = getattr(note, "__forward_arg__", note)
         while isinstance(note, str):
             # An alias may also be a text.
-            text = _NAME.sub(lambda one: alias if type(alias := space.get(one[0])) is str else one[0], note)
+            text = _NAME.sub(
+                lambda match: alias if type(alias := space.get(match[0])) is str else match[0], note
+            )
             try:
                 note = text if text != note else eval(note, {**_ANNOTATION_NAMES, **space})  # noqa: S307  # of ours
             except NameError:
@@ -230,14 +246,16 @@ class _Kind:
         self._is_several = origin in (tuple, Sequence)
         parts = get_args(note) if self._is_any or self._is_several else ()
         # A call was already awaited.
-        self._members = [_Kind(one, space) for one in parts if one is not ... and get_origin(one) is not Call]
+        self._members = [
+            _Kind(part, space) for part in parts if part is not ... and get_origin(part) is not Call
+        ]
 
     def fits(self, value: object) -> bool:
         """Return whether a value is allowed."""
         if self._is_any:
-            return any(one.fits(value) for one in self._members)
+            return any(member.fits(value) for member in self._members)
         if self._choices:
-            return any(isinstance(value, type(one)) and value == one for one in self._choices)
+            return any(isinstance(value, type(choice)) and value == choice for choice in self._choices)
         if self._is_several:
             if not getattr(value, "ndim", 1) or not isinstance(value, _SEVERAL):
                 return False
@@ -249,16 +267,16 @@ class _Kind:
             return value.bit_length() <= _BITS[self._cls] and not (self._cls is Integral and value is True)
         return not isinstance(self._cls, type) or isinstance(value, self._cls)
 
-    def told(self, *, is_plural: bool = False) -> str:
+    def describe(self, *, is_plural: bool = False) -> str:
         """Describe the allowed values."""
         if self._choices:
-            told = list(map(repr, self._choices))
+            descriptions = list(map(repr, self._choices))
         elif self._is_several:
-            told = [one.told(is_plural=len(self._members) == 1) for one in self._members]
-            return f"a sequence of {' and '.join(dict.fromkeys(told))}"
+            descriptions = [member.describe(is_plural=len(self._members) == 1) for member in self._members]
+            return f"a sequence of {' and '.join(dict.fromkeys(descriptions))}"
         elif self._is_any:
-            told = [one.told(is_plural=is_plural) for one in self._members]
+            descriptions = [member.describe(is_plural=is_plural) for member in self._members]
         else:
             word = _WORDS.get(self._cls, f"a {self._cls.__name__}")
-            told = [word.removeprefix("an ").removeprefix("a ") + "s" if is_plural else word]
-        return " or ".join(", ".join(dict.fromkeys(told)).rsplit(", ", 1))
+            descriptions = [word.removeprefix("an ").removeprefix("a ") + "s" if is_plural else word]
+        return " or ".join(", ".join(dict.fromkeys(descriptions)).rsplit(", ", 1))

@@ -226,13 +226,13 @@ class Launch(Request[Any, None]):
         """Return advice after a loss in flight. With `is_kept`, the arrays have survived the loss."""
         if isinstance(self.spec, CopyToHostSpec):
             return "read the array again"
-        if self.made.issuperset(output.id for output in self.outputs):
+        if self.new_blocks.issuperset(output.id for output in self.outputs):
             is_put = isinstance(self.spec, (CopyFromHostSpec, CopyFromForeignSpec))
             return "put the array again" if is_put else "its result was not made; ask again"
         if is_kept and self.reads.isdisjoint(self.writes):
             return "ask again, which overwrites what it has damaged"
-        again = "make the arrays that it was to change again"
-        return f"{again}{', or overwrite what it was to change' * is_kept}, then ask again"
+        remedy = "make the arrays that it was to change again"
+        return f"{remedy}{', or overwrite what it was to change' * is_kept}, then ask again"
 
     @property
     def may_repeat(self) -> bool:
@@ -240,7 +240,7 @@ class Launch(Request[Any, None]):
         return self.is_overwriting or self.spec.is_idempotent
 
     @property
-    def made(self) -> set[int]:
+    def new_blocks(self) -> set[int]:
         """The ids of its new blocks."""
         return {number for number, _ in self.allocations}
 
@@ -251,14 +251,14 @@ class Launch(Request[Any, None]):
 
     def _read(self, block: int) -> list[ArraySpec]:
         """List the arrays of a block that it reads, including staged copies."""
-        read = [one for spec in (self.spec, *self.staged) for one in spec.inputs()]
-        return [one for one in read if one.block == block]
+        read = [array for spec in (self.spec, *self.staged) for array in spec.inputs()]
+        return [array for array in read if array.block == block]
 
-    def _written(self, block: int, *, whole: bool) -> list[ArraySpec]:
-        """List the arrays of a written block; without `whole`, only the overwritten arrays."""
+    def _written(self, block: int, *, only_overwritten: bool) -> list[ArraySpec]:
+        """List the arrays of a written block; with `only_overwritten`, without those that it also reads."""
         written = [*self.spec.outputs(), *[copy.out for copy in self.behind]]
-        updated = self.spec.inputs() if whole else ()
-        return [one for one in written if one.block == block and one not in updated]
+        updated = self.spec.inputs() if only_overwritten else ()
+        return [array for array in written if array.block == block and array not in updated]
 
     def mark_damaged(self, error: BaseException | None, only: Collection[int] | None = None) -> None:
         """Mark the arrays that it was to write as damaged, because it did not finish.
@@ -267,21 +267,23 @@ class Launch(Request[Any, None]):
             error: Its error.
             only: The ids of the blocks; None for all.
         """
-        made = self.made
-        sound = self.reads - made if self.spec.is_idempotent else ()
+        new_blocks = self.new_blocks
+        sound = self.reads - new_blocks if self.spec.is_idempotent else ()
         for output in self.outputs:
             if output.id in sound:
                 continue
             if only is None or output.id in only:
-                output.mark_damaged(self.name, error, self._written(output.id, whole=False), self.turn)
-                output.is_unmade = output.is_unmade or output.id in made
+                output.mark_damaged(
+                    self.name, error, self._written(output.id, only_overwritten=False), self.turn
+                )
+                output.is_unmade = output.is_unmade or output.id in new_blocks
                 self.damaged |= {output.id}
 
     def heal(self, error: BaseException | None) -> None:
         """Mark the arrays that it has overwritten as undamaged, unless it has failed."""
         for output in self.outputs:
             if error is None and output.damaged_by is not None:
-                output.heal(self._written(output.id, whole=True), self.turn)
+                output.heal(self._written(output.id, only_overwritten=True), self.turn)
 
     def check_inputs(self) -> None:
         """Refuse arrays damaged or released while the operation was queued.
@@ -422,8 +424,8 @@ def admit(
     if not _is_operation(type(operation)):  # type: ignore[arg-type]  # for mypy, a class is not hashable
         cls = type(operation)
         if not issubclass(cls, Operation):
-            told = what_to_do(operation, is_array=False)
-            raise TypeError(f"{verb}: {operation!r} is not an operation of a device{told}")
+            advice = what_to_do(operation, is_array=False)
+            raise TypeError(f"{verb}: {operation!r} is not an operation of a device{advice}")
         raise TypeError(
             f"{verb}: {cls.__name__} does not say which library actor serves it; "
             "give the class an attribute library = 'package.module:Class'"
@@ -484,13 +486,15 @@ class Planner:
             else:
                 self._use(argument, operand, is_read=True)
             return operand.spec
-        if not isinstance(other := cast("object", operand), np.ndarray):
-            told = f"{type(other).__name__}{what_to_do(other)}"
-            if self.name == "linalg.Matmul" and isinstance(other, Number):
-                told += "; await linalg.scal(alpha, x) multiplies by a number in place"
-            elif hasattr(other, "__dlpack__"):
-                told += "; copy it to the device first: await device.put(x)"
-            raise TypeError(f"{self.name}: {argument} must be an AccelRef or a NumPy array, got {told}")
+        if not isinstance(value := cast("object", operand), np.ndarray):
+            description = f"{type(value).__name__}{what_to_do(value)}"
+            if self.name == "linalg.Matmul" and isinstance(value, Number):
+                description += "; await linalg.scal(alpha, x) multiplies by a number in place"
+            elif hasattr(value, "__dlpack__"):
+                description += "; copy it to the device first: await device.put(x)"
+            raise TypeError(
+                f"{self.name}: {argument} must be an AccelRef or a NumPy array, got {description}"
+            )
         if type(operand) is not np.ndarray:
             operand = host_array(f"{self.name}: {argument}", operand)
         staged = self._new(operand.shape, self.dtype(argument, operand.dtype))
@@ -523,9 +527,9 @@ class Planner:
         The copy is made before each run, so the operation may run again after a loss.
         """
         source = self.read(argument, operand)
-        made = self.output(source.shape, source.dtype)
-        self._staged += (CopySpec(source, made.spec),)
-        return made
+        array = self.output(source.shape, source.dtype)
+        self._staged += (CopySpec(source, array.spec),)
+        return array
 
     def output(
         self, shape: Ints, dtype: DType, out: AccelRef | None = None, *, argument: str = "out"
@@ -549,19 +553,19 @@ class Planner:
             self._views += ((out.spec, self._new(shape, dtype).spec),)
         return out
 
-    def again(self, kept: AccelRef) -> AccelRef:
+    def reuse(self, array: AccelRef) -> AccelRef:
         """Use an array that an earlier launch of this caller has made, to be made again in place.
 
         Its contents are not needed, so the operation may run again after a loss as if the array were new.
 
         Args:
-            kept: An array that `output` has made for an operation that this caller has already launched.
+            array: An array that `output` has made for an operation that this caller has already launched.
         """
-        block = kept.block
+        block = array.block
         self._allocations += ((block.id, block.nbytes),)
         self._outputs.append(block)
         self._keep.append(block)
-        return kept
+        return array
 
     def memory(self, nbytes: int) -> Block:
         """Make new memory, which is not an output by itself."""
@@ -631,15 +635,19 @@ class Planner:
         Raises:
             TypeError: Always.
         """
-        hosts = {name for name, one in arrays.items() if getattr(one, "block", None) in (self._hosts or ())}
-        refuse_dtypes(self.name, {name: one.dtype for name, one in arrays.items() if one is not None}, hosts)
+        hosts = {
+            name for name, array in arrays.items() if getattr(array, "block", None) in (self._hosts or ())
+        }
+        refuse_dtypes(
+            self.name, {name: array.dtype for name, array in arrays.items() if array is not None}, hosts
+        )
 
-    def distinct(self, argument: str, written: ArraySpec, **others: ArraySpec) -> None:
+    def distinct(self, argument: str, written: ArraySpec, **operands: ArraySpec) -> None:
         """Refuse a written array that shares memory with another. A new array never does."""
         if self._allocations and written.block == self._allocations[-1][0]:
             return
-        for name, other in others.items():
-            if overlaps(written, other):
+        for name, operand in operands.items():
+            if overlaps(written, operand):
                 raise ValueError(
                     f"{self.name}: {argument} must not share memory with {name}; give one of them as a copy()"
                 )
@@ -647,8 +655,8 @@ class Planner:
     @property
     def changed(self) -> list[Block]:
         """The existing blocks to write."""
-        made = {number for number, _ in self._allocations}
-        return [block for block in self._outputs if block.id not in made]
+        new_blocks = {number for number, _ in self._allocations}
+        return [block for block in self._outputs if block.id not in new_blocks]
 
     def launch(self, planned: Planned[Any]) -> Launch:
         """Combine the planned parts into a launch.
@@ -664,15 +672,15 @@ class Planner:
             )
         spec = planned.spec
         described = DESCRIPTORS[type(spec)]
-        behind: tuple[CopySpec, ...] = ()
+        view_copies: tuple[CopySpec, ...] = ()
         if self._views:
-            spec, behind = self._without_views(spec)
+            spec, view_copies = self._without_views(spec)
         if not planned.is_checked:
             described.check(self.name, spec)
         reads, writes = described.blocks(spec)
         for staged in self._staged:
             reads |= staged.blocks()[0]
-        for copy in behind:
+        for copy in view_copies:
             writes |= copy.blocks()[1]
         faults = self._device.faults
         launch = Launch(
@@ -682,7 +690,7 @@ class Planner:
             writes,
             self._allocations,
             self._staged,
-            behind,
+            view_copies,
             self._outputs,
             self._uses,
             self._keep,
@@ -697,7 +705,7 @@ class Planner:
                 raise block.damage_error(f"{self.name}: {argument}", damage)
         return launch
 
-    def made(self) -> tuple[tuple[tuple[int, int], ...], list[Block], list[object]]:
+    def planned_memory(self) -> tuple[tuple[tuple[int, int], ...], list[Block], list[object]]:
         """Return the blocks to make first, the written blocks, and the objects kept alive so far."""
         return self._allocations, self._outputs, self._keep
 
@@ -706,12 +714,14 @@ class Planner:
         described, values, packed = spec.descriptor(), list[Any](), dict(self._views)
         for field, value in zip(described.fields, described.values(spec), strict=True):
             is_written = field.is_array and field.role.access != "read"
-            values.append(map_arrays(value, lambda one: packed.get(one, one)) if is_written else value)
+            values.append(map_arrays(value, lambda array: packed.get(array, array)) if is_written else value)
             if is_written and field.role.access == "update":
-                ahead: list[ArraySpec] = []
-                map_arrays(value, ahead.append)
-                self._staged += tuple([CopySpec(one, packed[one]) for one in ahead if one in packed])
-        return described.make(values), tuple([CopySpec(one, view) for view, one in self._views])
+                updated: list[ArraySpec] = []
+                map_arrays(value, updated.append)
+                self._staged += tuple(
+                    [CopySpec(array, packed[array]) for array in updated if array in packed]
+                )
+        return described.make(values), tuple([CopySpec(array, view) for view, array in self._views])
 
     def _change(self, argument: str, ref: AccelRef) -> None:
         """Use an array to change."""

@@ -55,14 +55,14 @@ def give_operators(cls: type[OnDevice], find: Callable[[str], Callable[..., Any]
     """
 
     def of_two(name: str, *, is_reflected: bool) -> Callable[[Any, Any], Any]:
-        def ask(self: Any, other: Any) -> Any:
+        def ask(self: Any, operand: Any) -> Any:
             if name in _EQUALITY:
-                if not isinstance(other, _COMPARED):
+                if not isinstance(operand, _COMPARED):
                     return NotImplemented
-            elif other is None or isinstance(other, (str, bytes)):
+            elif operand is None or isinstance(operand, (str, bytes)):
                 self.silence()  # Python refuses it
                 return NotImplemented
-            return find(name)(other, self) if is_reflected else find(name)(self, other)
+            return find(name)(operand, self) if is_reflected else find(name)(self, operand)
 
         return ask
 

@@ -74,27 +74,32 @@ class PlanSource:
         replies = [f"self.{name}" for name in self._line.updated]
         steps = ["name = planner.name", *self._values(), *self._reads(), *self._dtypes(dtypes)]
         steps += [*self._numbers(), self._fit()]
-        for place, item in enumerate(self._line.outputs):
+        for index, item in enumerate(self._line.outputs):
             replies.append(f"{item.name}_ref")
-            steps += self._output(place, item, alias.get(item.name))
-        steps += [f"planner.distinct({name!r}, {name}{self._others(name)})" for name in self._line.updated]
+            steps += self._output(index, item, alias.get(item.name))
+        steps += [
+            f"planner.distinct({name!r}, {name}{self._distinct_operands(name)})"
+            for name in self._line.updated
+        ]
         for item in (*self._line.inputs, *self._line.outputs):
             if item.optional:
                 steps.append(f"if is_flat: {item.name} = column({item.name})")
         if "info" in self._fields:
             steps.append("info = planner.status(prod(stack))")
-        given = ", ".join("None" if name in self._absent else self._given(name) for name in self._fields)
+        values = ", ".join(
+            "None" if name in self._absent else self._field_value(name) for name in self._fields
+        )
         reply = {0: "None", 1: replies[0] if replies else ""}.get(
             len(replies), f"Reply({', '.join(replies)})"
         )
-        steps.append(f"spec = Spec({given})")
+        steps.append(f"spec = Spec({values})")
         if check is not None:
             self.names["check"] = check
             steps.append("check(name, spec)")
         steps.append(f"return Planned(spec, {reply}, None, {is_checked})")
         return "def plan(self, planner):\n" + "\n".join(f"    {step}" for step in steps)
 
-    def _given(self, name: str) -> str:
+    def _field_value(self, name: str) -> str:
         """Write a field of the specification; an operand of several arrays becomes its shape."""
         return f"{name}.shape" if isinstance(self._kinds.get(name), type) else name
 
@@ -116,14 +121,12 @@ class PlanSource:
         steps: list[str] = []
         for name, kind in self._kinds.items():
             if isinstance(kind, type):
-                wanted = f"CLASS_{name}"
-                self.names[wanted] = kind
-                steps += [
-                    f"{name} = self.{name}",
-                    f"if not isinstance({name}, {wanted}): refuse_type(name, {name!r}, {wanted}, {name})",
-                ]
+                class_name = f"CLASS_{name}"
+                self.names[class_name] = kind
+                refusal = f"refuse_type(name, {name!r}, {class_name}, {name})"
+                steps += [f"{name} = self.{name}", f"if not isinstance({name}, {class_name}): {refusal}"]
                 arrays = [item for item in items.values() if item.name.startswith(f"{name}.")]
-                steps += [f"{one.field} = planner.read({one.name!r}, {one.name})" for one in arrays]
+                steps += [f"{item.field} = planner.read({item.name!r}, {item.name})" for item in arrays]
             if isinstance(kind, type) or name not in items:
                 continue
             if name in self._line.updated:
@@ -135,25 +138,25 @@ class PlanSource:
 
     def _dtypes(self, dtypes: Sequence[DType]) -> list[str]:
         """Write the checks of the operands' dtypes."""
-        first, *others = [item.field for item in self._line.inputs if not item.kind]
+        first, *remaining = [item.field for item in self._line.inputs if not item.kind]
         steps = [f"dtype = {first}.dtype"]
         if dtypes:
             self.names["DTYPES"] = tuple(dtypes)
             steps.append(f"if dtype not in DTYPES: refuse_dtype(name, {first!r}, dtype, DTYPES)")
-        given = ", ".join(f"{name}={name}" for name in (first, *others))
-        for name in others:
+        operands = ", ".join(f"{name}={name}" for name in (first, *remaining))
+        for name in remaining:
             unless = f"{name} is not None and " if name in self._optional else ""
-            steps.append(f"if {unless}{name}.dtype is not dtype: planner.refuse_dtypes({given})")
+            steps.append(f"if {unless}{name}.dtype is not dtype: planner.refuse_dtypes({operands})")
         indexes = [item for item in self._line.inputs if item.kind == "index"]
         if indexes:
             pairs = "".join(f"({item.name!r}, {item.field}), " for item in indexes)
             steps.append(f"check_index(name, ({pairs}))")
         for item in self._line.inputs:
             if item.kind and item not in indexes:
-                wanted = self._dtype_of(item)
+                expected = self._dtype_of(item)
                 steps.append(
-                    f"if {item.name}.dtype is not {wanted}: "
-                    f"refuse_dtype(name, {item.name!r}, {item.name}.dtype, ({wanted},))"
+                    f"if {item.name}.dtype is not {expected}: "
+                    f"refuse_dtype(name, {item.name!r}, {item.name}.dtype, ({expected},))"
                 )
         return steps
 
@@ -180,28 +183,30 @@ class PlanSource:
             for item in self._line.inputs
         ]
         letters = [item.op for item in self._line.inputs if item.op]
-        given, ops = (f"({''.join(f'{one}, ' for one in names)})" for names in (shapes, letters))
-        return f"shapes, stack, is_flat = fit(name, {given}, {ops})"
+        arguments, ops = (
+            f"({''.join(f'{argument}, ' for argument in names)})" for names in (shapes, letters)
+        )
+        return f"shapes, stack, is_flat = fit(name, {arguments}, {ops})"
 
-    def _output(self, place: int, item: Item, alias: str | None) -> list[str]:
+    def _output(self, index: int, item: Item, alias: str | None) -> list[str]:
         """Write the steps that make a result."""
-        name, like = item.name, f"shapes[{place}], {self._dtype_of(item)}"
+        name, like = item.name, f"shapes[{index}], {self._dtype_of(item)}"
         if name not in self._kinds:
             return [f"{name}_ref = planner.output({like})", f"{name} = {name}_ref.spec"]
         steps: list[str] = []
         if alias is None and "beta" in self._kinds:
             steps = [f"if self.{name} is None and beta != 0: refuse_beta(name, {name!r}, self.beta)"]
         if alias is not None or name != "out":
-            given = f"planner, {name!r}, self.{name}, ({like}), {alias!r}{self._others(name)}"
-            return [*steps, f"{name}_ref, {name} = written({given})"]
+            arguments = f"planner, {name!r}, self.{name}, ({like}), {alias!r}{self._distinct_operands(name)}"
+            return [*steps, f"{name}_ref, {name} = written({arguments})"]
         return [
             *steps,
             f"{name}_ref = planner.output({like}, self.{name})",
             f"{name} = {name}_ref.spec",
-            f"if self.{name} is not None: planner.distinct({name!r}, {name}{self._others(name)})",
+            f"if self.{name} is not None: planner.distinct({name!r}, {name}{self._distinct_operands(name)})",
         ]
 
-    def _others(self, name: str) -> str:
+    def _distinct_operands(self, name: str) -> str:
         """Return the operands that must not share memory with a written array, as arguments."""
         names: list[str] = []
         for item in self._line.inputs:
@@ -210,11 +215,11 @@ class PlanSource:
             if not isinstance(self._kinds.get(item.name), type):
                 names.append(item.field)
         else:
-            return "".join(f", {one}={one}" for one in names)
+            return "".join(f", {operand}={operand}" for operand in names)
         # Compare a changed array with the changed arrays before it, and with all read arrays.
-        behind = self._line.inputs[self._line.inputs.index(item) + 1 :]
-        names += [other.name for other in behind if other.name not in self._line.updated]
-        return "".join(f", {one}={one}" for one in names)
+        later_items = self._line.inputs[self._line.inputs.index(item) + 1 :]
+        names += [later.name for later in later_items if later.name not in self._line.updated]
+        return "".join(f", {operand}={operand}" for operand in names)
 
 
 def check_steps(kinds: Mapping[str, Any], names: dict[str, Any]) -> list[str]:
@@ -246,9 +251,10 @@ def refuse_value(name: str, argument: str, allowed: Iterable[object], value: obj
     raise ValueError(f"{name}: {argument} must be {said}, got {shown(value)}")
 
 
-def _refuse_type(name: str, argument: str, wanted: type[Structured], value: object) -> NoReturn:
+def _refuse_type(name: str, argument: str, expected: type[Structured], value: object) -> NoReturn:
     raise TypeError(
-        f"{name}: {argument} must be a {wanted.__name__}, got {type(value).__name__}; use {wanted.made_by}"
+        f"{name}: {argument} must be a {expected.__name__}, got {type(value).__name__}; "
+        f"use {expected.made_by}"
     )
 
 
@@ -273,7 +279,7 @@ def written(
     ref: AccelRef | None,
     like: tuple[Ints, DType],
     alias: str | None = None,
-    **others: ArraySpec,
+    **operands: ArraySpec,
 ) -> tuple[AccelRef, ArraySpec]:
     """Use an array to change: a new one, or the caller's, which may be the operand `alias`."""
     if ref is None:
@@ -285,9 +291,9 @@ def written(
             f"{planner.name}: {argument} must have shape {like[0]} and dtype {like[1]}, "
             f"got shape {array.shape} and dtype {array.dtype}"
         )
-    if alias is not None and others[alias] == array:
-        del others[alias]
-    planner.distinct(argument, array, **others)
+    if alias is not None and operands[alias] == array:
+        del operands[alias]
+    planner.distinct(argument, array, **operands)
     return ref, array
 
 

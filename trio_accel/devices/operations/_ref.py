@@ -32,7 +32,7 @@ from ...backends.base import (
 from ..base._options import DeviceOptions
 from ..base._refusals import what_to_do
 from ..base._statistics import DeviceStatistics, RecoveryCost
-from ..base._views import Index, indexed, permuted, reshaped, seen, transposed
+from ..base._views import Index, indexed, permuted, reshaped, transposed, view_layout
 from ._blocks import Block, BorrowedBlock
 from ._calls import Operators
 from ._chain import DEVICE_OF, METHODS, ArrayFunction, Chain, Layouts
@@ -126,7 +126,7 @@ class AccelRef(Operators["AccelRef"]):
     @property
     def mT(self) -> AccelRef:  # noqa: N802  # NumPy's name
         """A view of the stack with each matrix transposed."""
-        return AccelRef(self.block, seen(self.spec, lambda array: array.mT))
+        return AccelRef(self.block, view_layout(self.spec, lambda array: array.mT))
 
     def transpose(self, axes: int | Sequence[int], *more_axes: int) -> AccelRef:
         """Return a view with the axes in another order; negative axes count from the end.
@@ -502,7 +502,7 @@ class Device(abc.ABC):
         """Copy an array of another device; see `AccelRef.copy_to`."""
 
 
-def check_device(where: str, device: object) -> None:
+def check_device(operation: str, device: object) -> None:
     """Refuse an object other than an open device.
 
     Raises:
@@ -511,20 +511,20 @@ def check_device(where: str, device: object) -> None:
     """
     if not isinstance(device, Device):
         if without := getattr(device, "without_device", None):
-            raise NotSupportedError(f"{where}: {without}")
-        told = type(device).__name__
+            raise NotSupportedError(f"{operation}: {without}")
+        description = type(device).__name__
         if isinstance(device, str):
-            told += f"; open it: await system.open_device({device!r})"
+            description += f"; open it: await system.open_device({device!r})"
         elif isinstance(device, (type, FunctionType)):
-            told = f"{device.__name__}; pass the device before it"
+            description = f"{device.__name__}; pass the device before it"
         elif hasattr(device, "devices"):
-            told += "; pass one of its devices, such as group.devices[0]"
+            description += "; pass one of its devices, such as group.devices[0]"
         else:
-            told += what_to_do(device, is_array=False)
-        raise TypeError(f"{where}: device must be an open Device, got {told}")
+            description += what_to_do(device, is_array=False)
+        raise TypeError(f"{operation}: device must be an open Device, got {description}")
 
 
-def owned(where: str, ref: AccelRef) -> AccelRef:
+def owned(operation: str, ref: AccelRef) -> AccelRef:
     """Return a borrowed array as its own device has it; return any other array unchanged.
 
     Raises:
@@ -533,7 +533,7 @@ def owned(where: str, ref: AccelRef) -> AccelRef:
     block = ref.block
     if not isinstance(block, BorrowedBlock) or block.source.table is block.table:
         return ref
-    block.check(where)
+    block.check(operation)
     return AccelRef(block.source, attrs.evolve(ref.spec, block=block.source.id))
 
 
@@ -554,9 +554,9 @@ def device_of(operation: str, *operands: Any) -> Device:
             raise TypeError(f"{operation}: an operand is a {type(operand).__name__}{what_to_do(operand)}")
         kind = type(cast("object", operand))
         several: Any = operand if kind in (list, dict) or issubclass(kind, tuple) else ()
-        if any(isinstance(each, Operators) for each in (several.values() if kind is dict else several)):
-            told = f"a {kind.__name__}, which holds an array; pass its arrays one by one"
-            raise TypeError(f"{operation}: an operand is {told}, or in one list")
+        if any(isinstance(member, Operators) for member in (several.values() if kind is dict else several)):
+            description = f"a {kind.__name__}, which holds an array; pass its arrays one by one"
+            raise TypeError(f"{operation}: an operand is {description}, or in one list")
     raise TypeError(
         f"{operation}: no operand is on a device; copy one there first (await device.put(array)), "
         "or ask the device itself (await device.ask(message))"

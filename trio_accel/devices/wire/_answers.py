@@ -118,18 +118,18 @@ def _read_done(data: Data) -> Message:
         return "done", number, addresses, (), None
     _, number, address_count, count = _HEAD_OF_RESULTS.unpack_from(data)
     start = _HEAD_OF_RESULTS.size
-    behind = start + address_count * _ADDRESS.size
-    addresses = tuple(_ADDRESS.iter_unpack(data[start:behind]))
-    start, behind = behind, behind + count * _LENGTH.size
-    lengths = [length for (length,) in _LENGTH.iter_unpack(data[start:behind])]
-    if behind + sum(lengths) != len(data) or (len(addresses), len(lengths)) != (address_count, count):
+    end = start + address_count * _ADDRESS.size
+    addresses = tuple(_ADDRESS.iter_unpack(data[start:end]))
+    start, end = end, end + count * _LENGTH.size
+    lengths = [length for (length,) in _LENGTH.iter_unpack(data[start:end])]
+    if end + sum(lengths) != len(data) or (len(addresses), len(lengths)) != (address_count, count):
         raise NonsenseError(
             f"results of {len(data)} bytes do not have the lengths that they are said to have"
         )
     results: list[bytes] = []
     for length in lengths:
-        results.append(bytes(data[behind : behind + length]))
-        behind += length
+        results.append(bytes(data[end : end + length]))
+        end += length
     return "done", number, addresses, tuple(results), None
 
 
@@ -173,12 +173,12 @@ def _read_copy(data: Data) -> Message:
 # The encoded form of an error or an event, annotated with its decoder.
 _Error: TypeAlias = Annotated[WireError, _error]
 _Event: TypeAlias = Annotated[Message, _event]
-_Place: TypeAlias = tuple[Count, Count, Count, Count]
+_Address: TypeAlias = tuple[Count, Count, Count, Count]
 _Trouble: TypeAlias = tuple[Annotated[str, _end], bool, bool, _Error | None, tuple[Integer, ...]]
 _Memory: TypeAlias = Annotated[tuple[object, ...], counts(len(MEMORY))]
 _Usage: TypeAlias = Annotated[tuple[object, ...], counts(len(USAGE))]
-_Kept: TypeAlias = Annotated[tuple[object, ...], counts(len(KEPT_COUNTS))]
-_Counted: TypeAlias = tuple[Count, Count, dict[str, Count], _Memory, dict[str, _Usage], _Kept]
+_KeptCounts: TypeAlias = Annotated[tuple[object, ...], counts(len(KEPT_COUNTS))]
+_Counted: TypeAlias = tuple[Count, Count, dict[str, Count], _Memory, dict[str, _Usage], _KeptCounts]
 
 
 @_answer
@@ -197,7 +197,7 @@ def prepared() -> None:
 
 
 @_answer
-def made(library: str, taken: Count, imports: Count) -> None:
+def program_opened(library: str, taken: Count, imports: Count) -> None:
     """A program's library is open. The total nanoseconds, and those for the import of its module."""
 
 
@@ -215,7 +215,7 @@ def times(number: Count, begun: Count, completed: Count) -> None:
 # These are handwritten, because each operation needs one, and a plain success consists only of the head.
 @KINDS.declare(_DONE, _RESULTS, write=_write_done, read=_read_done)
 def done(
-    number: Count, addresses: tuple[_Place, ...], results: tuple[bytes, ...], trouble: _Trouble | None
+    number: Count, addresses: tuple[_Address, ...], results: tuple[bytes, ...], trouble: _Trouble | None
 ) -> None:
     """The end of a request or a lease; exactly one for each.
 
@@ -228,7 +228,7 @@ def done(
 
 # These are handwritten, because a world of devices leases its arrays for each collective.
 @KINDS.declare(_GRANTED, write=_write_granted, read=_read_granted)
-def granted(number: Count, address: _Place) -> None:
+def granted(number: Count, address: _Address) -> None:
     """A block is held; its place is not meaningful if it was borrowed."""
 
 
@@ -338,13 +338,13 @@ def _tuples(value: Any) -> Any:
     return value
 
 
-def _value(found: dict[str, Any]) -> object:
-    if _BYTES in found:
-        return str(found[_BYTES]).encode("latin-1")
-    if _COMPLEX in found:
-        real, imaginary = found[_COMPLEX]
+def _value(fields: dict[str, Any]) -> object:
+    if _BYTES in fields:
+        return str(fields[_BYTES]).encode("latin-1")
+    if _COMPLEX in fields:
+        real, imaginary = fields[_COMPLEX]
         return complex(real, imaginary)
-    return found
+    return fields
 
 
 _from_json = json.JSONDecoder(object_hook=_value).decode

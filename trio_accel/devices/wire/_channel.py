@@ -91,16 +91,16 @@ class Channel:
         self._outbox.asks = spin_wait.asks
         self._outbox.on_asked = self._asked
 
-    def share(self, shown: SharedFrame, seen: SharedFrame) -> None:
+    def share(self, shown: SharedFrame, incoming: SharedFrame) -> None:
         """Show single frames to the awake peer, and take the peer's shown frames; after `spin_with`.
 
         Args:
             shown: The memory where the peer looks.
-            seen: The memory where the peer shows its frames.
+            incoming: The memory where the peer shows its frames.
         """
         if SharedFrame.is_possible():
             self._outbox.shown = shown
-            self._inbox.seen = seen
+            self._inbox.seen = incoming
 
     @property
     def pending_bytes(self) -> int:
@@ -228,10 +228,10 @@ class Channel:
 
     def _doze(self) -> list[Received]:
         """Stop polling for shown frames; return any frame shown by then."""
-        seen = self._inbox.seen
-        if seen is None:
+        frame = self._inbox.seen
+        if frame is None:
             return []
-        seen.sleep()
+        frame.sleep()
         # D44: the flag is cleared before this check, so a frame shown in between is not missed.
         received = self._inbox.poll()
         if received and self.spin_wait is not None:
@@ -325,11 +325,11 @@ async def spin_together(ends: Iterable[tuple[Channel, Take]], goes_on: Callable[
                 break
             has_come = False
             for channel, take in tuple(spinning.items()):
-                found = channel.poll(take, seconds)
-                if found is None:
+                received = channel.poll(take, seconds)
+                if received is None:
                     del spinning[channel]
                     channel.end_spin(take)
-                has_come = has_come or bool(found)
+                has_come = has_come or bool(received)
             if has_come and not goes_on():
                 break
             turns += 1
@@ -397,10 +397,10 @@ class SpinWait:
         forecast = self._forecast
         if not self._is_expected or not forecast.is_steady:
             return inf
-        left = forecast.due - time.perf_counter()
-        if left > self._half:
-            return left - self._half
-        if left > -self._half:
+        remaining = forecast.due - time.perf_counter()
+        if remaining > self._half:
+            return remaining - self._half
+        if remaining > -self._half:
             return 0.0
         # The answer was late. Do not stay awake again until two times agree.
         forecast.is_steady = False

@@ -322,12 +322,12 @@ class Inbox:
 
     def poll(self) -> list[Received]:
         """Return the next message, if it is shown in memory."""
-        seen = self.seen
-        if seen is None:
+        frame = self.seen
+        if frame is None:
             return []
         # D44: a later frame follows frames still in the socket, and an earlier frame was read there.
         number = self._last + 1
-        payload = seen.take(number)
+        payload = frame.take(number)
         if payload is None:
             return []
         self._last = number
@@ -387,13 +387,13 @@ class Inbox:
 
     def _decode(self, received: list[Received]) -> None:
         """Append the complete messages, and make room for the next one."""
-        view, start, end, ahead = self._view, self._start, self._end, HEADER.size
-        needed = ahead
-        while end - start >= ahead:
+        view, start, end, header_size = self._view, self._start, self._end, HEADER.size
+        needed = header_size
+        while end - start >= header_size:
             length, count, number = HEADER.unpack_from(view, start)
             if length > self._limit:
                 raise NonsenseError(f"a message of {length} bytes is too large; allowed: {self._limit}")
-            begin = start + ahead
+            begin = start + header_size
             if begin + length > end:
                 needed += length
                 break

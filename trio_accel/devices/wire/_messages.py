@@ -37,41 +37,41 @@ SHORT_REPR = reprlib.Repr()
 SHORT_REPR.maxstring = SHORT_REPR.maxother = 60
 
 
-def expect(is_so: object, what: str) -> None:
+def expect(is_so: object, problem: str) -> None:
     """Check a condition. Not for every operation, because making the text takes long.
 
     Raises:
         NonsenseError: The condition is false.
     """
     if not is_so:
-        raise NonsenseError(what)
+        raise NonsenseError(problem)
 
 
-def refuse(value: object, what: str) -> NoReturn:
+def refuse(value: object, expected: str) -> NoReturn:
     """Refuse a value that does not fit its declaration."""
-    raise NonsenseError(f"{SHORT_REPR.repr(value)} is not of type {what}")
+    raise NonsenseError(f"{SHORT_REPR.repr(value)} is not of type {expected}")
 
 
 # Readers (D80). They must expect any value, because a worker with damaged memory may send it.
 
 
-def _integer(least: int, what: str) -> Reader:
-    """Make a reader of 64-bit integers from `least`."""
+def _integer(minimum: int, expected: str) -> Reader:
+    """Make a reader of 64-bit integers from `minimum`."""
 
     def read(value: Any) -> int:
-        if type(value) is not int or not least <= value < _LARGEST:
-            refuse(value, what)
+        if type(value) is not int or not minimum <= value < _LARGEST:
+            refuse(value, expected)
         return value
 
     return read
 
 
-def _of_type(kind: type, what: str) -> Reader:
+def _of_type(kind: type, expected: str) -> Reader:
     """Make a reader of values with exactly this type, because a subclass may have its own methods."""
 
     def read(value: Any) -> Any:
         if type(value) is not kind:
-            refuse(value, what)
+            refuse(value, expected)
         return value
 
     return read
@@ -97,7 +97,7 @@ def counts(number: int) -> Reader:
     return _fields([_count] * number)
 
 
-def _each(reader: Reader) -> Reader:
+def _sequence_of(reader: Reader) -> Reader:
     """Make a reader of sequences with any length."""
     return lambda values: tuple([reader(item) for item in _sequence(values)])
 
@@ -124,12 +124,12 @@ def _reader_of(hint: Any) -> Reader | None:
     readers = [part for part in parts if part is not None]
     if len(readers) != len(parts):
         return None
-    last = readers[-1]
+    value_reader = readers[-1]
     if origin is dict:
-        return lambda values: {name: last(value) for name, value in _table(values).items()}
+        return lambda values: {name: value_reader(value) for name, value in _table(values).items()}
     if origin is tuple:
-        return _each(last) if ... in arguments else _fields(readers)
-    return lambda value: None if value is None else last(value)
+        return _sequence_of(value_reader) if ... in arguments else _fields(readers)
+    return lambda value: None if value is None else value_reader(value)
 
 
 # The flag of functions with a starred parameter, which means that descriptors are attached to the message.
@@ -224,14 +224,14 @@ class Messages:
 
 
 def handlers(
-    messages: Messages, *owners: type, given: Sequence[str] = (), but: Sequence[MessageKind[...]] = ()
+    messages: Messages, *owners: type, leading: Sequence[str] = (), but: Sequence[MessageKind[...]] = ()
 ) -> Callable[..., dict[object, Callable[..., None]]]:
     """Find the methods that handle each kind of message: `on_chunk` or `_on_chunk` handles `chunk`.
 
     Args:
         messages: The messages of the other end.
         owners: The classes with these methods. The parameters of a method are the fields.
-        given: The names of parameters before the fields.
+        leading: The names of parameters before the fields.
         but: The kinds that are handled elsewhere.
 
     Returns:
@@ -241,19 +241,19 @@ def handlers(
         TypeError: A kind lacks a method, has two, or its method has other parameters; or a method lacks a
             kind.
     """
-    found: dict[object, tuple[int, str]] = {}
-    for place, owner in enumerate(owners):
+    methods: dict[object, tuple[int, str]] = {}
+    for index, owner in enumerate(owners):
         for name, method in vars(owner).items():
             start, _, taken = name.partition("on_")
             if start.strip("_") or not taken or not isinstance(method, FunctionType):
                 continue
             kind, (parameters, carries) = messages.kinds.get(taken), _parameters(method)
-            if kind is None or (parameters[1:], carries) != ([*given, *kind.fields], kind.carries):
+            if kind is None or (parameters[1:], carries) != ([*leading, *kind.fields], kind.carries):
                 raise TypeError(f"{method.__qualname__} takes {parameters[1:]}, and the message is {kind}")
-            if taken in found:
+            if taken in methods:
                 raise TypeError(f"{method.__qualname__}: another method takes {kind}")
-            found[taken] = place, name
+            methods[taken] = index, name
     for kind in messages.kinds.values():
-        if (kind.name in found) is (kind in but):
+        if (kind.name in methods) is (kind in but):
             raise TypeError(f"{kind} is taken by {'a' if kind in but else 'no'} method")
-    return lambda *objects: {kind: getattr(objects[place], name) for kind, (place, name) in found.items()}
+    return lambda *objects: {kind: getattr(objects[index], name) for kind, (index, name) in methods.items()}

@@ -31,7 +31,7 @@ def chunk(number: int, nbytes: int, *descriptors: int) -> None:
 
 
 @_order
-def kept(number: int) -> None:
+def chunk_received(number: int) -> None:
     """The application has received the descriptor of a chunk."""
 
 
@@ -100,7 +100,7 @@ def lease(number: int, block: int, write: bool, released: Ints) -> None:
 
 
 @_order
-def borrow(number: int, released: Ints, place: Address, size: int, stays: bool, *descriptors: int) -> None:
+def borrow(number: int, released: Ints, address: Address, size: int, stays: bool, *descriptors: int) -> None:
     """Make memory of another device readable until `unlease`.
 
     The size is the chunk's, and `stays` is whether it stays mapped until `unchunk`. Its descriptor is
@@ -119,7 +119,7 @@ def cancel(number: int) -> None:
 
 
 @_order
-def left(number: int) -> None:
+def caller_left(number: int) -> None:
     """The caller of a request has left before all of its host arrays were copied."""
 
 
@@ -154,7 +154,7 @@ def release(blocks: Ints) -> None:
 
 
 @_order
-def call(number: int, what: str, path: str) -> None:
+def call(number: int, question: str, path: str) -> None:
     """A question: "count", "synchronize", or "close" with the import path of a library."""
 
 

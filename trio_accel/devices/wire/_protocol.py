@@ -259,7 +259,7 @@ class SharedPage:
         """The count of the engine's checks of operations in flight; 0 while there are none."""
         return self.words[1]
 
-    def look(self, number: int) -> None:
+    def show_looks(self, number: int) -> None:
         """Show the count of checks, or with 0 that there is nothing to check."""
         self.words[1] = number
 

@@ -148,9 +148,9 @@ def _class_path(cls: type[object]) -> str:
     Raises:
         _CannotCrossError: Another process cannot import it.
     """
-    why = why_not_found(cls)
-    if why is not None:
-        raise _CannotCrossError(f": {cls.__module__}.{cls.__qualname__} {why}")
+    reason = why_not_found(cls)
+    if reason is not None:
+        raise _CannotCrossError(f": {cls.__module__}.{cls.__qualname__} {reason}")
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
@@ -219,12 +219,12 @@ def resolve(path: str, base: type[T]) -> type[T]:
         TypeError: It is not a subclass of `base`.
     """
     module, _, name = path.partition(":")
-    found: object = importlib.import_module(module)
+    attribute: object = importlib.import_module(module)
     for part in name.split("."):
-        found = getattr(found, part)
-    if not (isinstance(found, type) and issubclass(found, base)):
+        attribute = getattr(attribute, part)
+    if not (isinstance(attribute, type) and issubclass(attribute, base)):
         raise TypeError(f"{path} is not a subclass of {base.__name__}")
-    return found
+    return attribute
 
 
 def decode_array(data: Message) -> HostArray:

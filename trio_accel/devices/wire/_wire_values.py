@@ -72,10 +72,10 @@ def decode_error(data: WireError) -> Exception:
 class _Encoder:
     """The encoder of one error with its causes and members."""
 
-    left: int = _MAX_ERRORS
+    remaining: int = _MAX_ERRORS
 
     def encode(self, error: BaseException, depth: int) -> WireError:
-        self.left -= 1
+        self.remaining -= 1
         text = _had(lambda: _exact(str(error)), "(its text cannot be had: __str__ fails)")
         name, fields = self._describe(error, text, depth)
         cause = _had(lambda: error.__cause__, None)
@@ -89,7 +89,7 @@ class _Encoder:
         )
 
     def _has_room(self, depth: int) -> bool:
-        return depth > 0 and self.left > 0
+        return depth > 0 and self.remaining > 0
 
     def _describe(self, error: BaseException, text: str, depth: int) -> tuple[str, Fields]:
         """Return the class name with which an error is sent, and the arguments to make it again."""
@@ -199,7 +199,7 @@ _FIELDS: tuple[tuple[type[BaseException], Callable[[Any, str, str], Fields]], ..
 
 
 def _registry() -> dict[str, type[Exception]]:
-    found: dict[str, type[Exception]] = {}
+    classes: dict[str, type[Exception]] = {}
     sources = (
         ("trio.", trio, Exception),
         ("", builtins, Exception),
@@ -210,8 +210,8 @@ def _registry() -> dict[str, type[Exception]]:
         for name in getattr(module, "__all__", vars(module)):
             value = getattr(module, name)
             if isinstance(value, type) and issubclass(value, base) and not issubclass(value, ExceptionGroup):
-                found[f"{prefix}{value.__name__}"] = value
-    return found
+                classes[f"{prefix}{value.__name__}"] = value
+    return classes
 
 
 _CLASSES = _registry()

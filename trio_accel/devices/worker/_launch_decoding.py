@@ -41,7 +41,7 @@ def decode_launch(
     Raises:
         ImportError: This process lacks the specification's module.
     """
-    name, library, spec, allocations, staged, behind, outputs, uses, fault = data
+    name, library, spec, allocations, staged, trailing, outputs, uses, fault = data
     arrivals: list[Arrival] = []
 
     def host(plain: Any) -> HostArray:
@@ -61,7 +61,7 @@ def decode_launch(
 
     main = decode_spec(spec, host)
     copies: Any = tuple([decode_spec(copy, host) for copy in staged]) if staged else ()
-    copies_behind: Any = tuple([decode_spec(copy, host) for copy in behind]) if behind else ()
+    copies_behind: Any = tuple([decode_spec(copy, host) for copy in trailing]) if trailing else ()
     reads, writes = main.blocks()
     for copy in copies:
         reads |= copy.blocks()[0]
@@ -289,8 +289,8 @@ class LaunchTemplate:
         self, blocks: Ints, arrivals: list[Arrival], shared: Callable[..., HostArray]
     ) -> OperationSpec:
         fields = self._fields_on(blocks)
-        for index, where in self._hosts:
-            fields[index] = shared(arrivals, *where)
+        for index, location in self._hosts:
+            fields[index] = shared(arrivals, *location)
         spec = self._make_spec(fields)
         for index, _ in self._hosts:
             # The template must not keep an array over memory that may be taken back (D60).

@@ -70,12 +70,12 @@ class WorkerBlocks(dict[int, Block]):
     def name(self, allocations: Iterable[tuple[int, int]]) -> None:
         """Add the blocks that an operation will make, by their ids and sizes."""
         for number, nbytes in allocations:
-            known = self.get(number)
-            if known is not None:
+            block = self.get(number)
+            if block is not None:
                 # The application uses one block for one array after the other (D22).
-                if known.damaged_by is None:
+                if block.damaged_by is None:
                     continue
-                known.is_released = True
+                block.is_released = True
             self.adopt(number, nbytes)
 
     def remove(self, number: int) -> None:
@@ -219,18 +219,18 @@ class WorkerMemory:
             self._told[chunk] = nbytes, os.dup(descriptor)
             self._tell(chunk)
         except OSError as error:
-            self.on_kept(chunk)
+            self.on_chunk_received(chunk)
             raise MemoryError(f"a chunk of {nbytes} bytes: {error}") from error
 
     def drop(self, chunk: int) -> None:
         """Report freed memory."""
-        self.on_kept(chunk)
+        self.on_chunk_received(chunk)
         self._channel.send(_answers.unchunk(chunk))
 
     def _tell(self, chunk: int) -> None:
-        told = self._told.get(chunk)
-        if told is not None:
-            nbytes, descriptor = told
+        entry = self._told.get(chunk)
+        if entry is not None:
+            nbytes, descriptor = entry
             self._channel.send(_answers.chunk(chunk, nbytes), (descriptor,))
 
     def on_tell_chunk(self, number: int) -> None:
@@ -238,21 +238,21 @@ class WorkerMemory:
         with suppress(OSError):
             self._tell(number)
 
-    def on_kept(self, number: int) -> None:
+    def on_chunk_received(self, number: int) -> None:
         """Close the descriptor of a chunk that the application has received, or no longer needs."""
-        told = self._told.pop(number, None)
-        if told is not None:
-            os.close(told[1])
+        entry = self._told.pop(number, None)
+        if entry is not None:
+            os.close(entry[1])
 
     def on_chunk(self, number: int, nbytes: int, *descriptors: int) -> None:
         """Map an existing chunk on the device."""
         self.device.map_chunk(number, nbytes, *descriptors)
 
-    def borrow(self, place: PlacedBlock, nbytes: int, *descriptor: int, stays: bool) -> None:
+    def borrow(self, placed: PlacedBlock, nbytes: int, *descriptor: int, stays: bool) -> None:
         """Make a block readable that another device, or this device itself, has lent.
 
         Args:
-            place: The block. Ids of other devices' chunks are negative.
+            placed: The block. Ids of other devices' chunks are negative.
             nbytes: The size of its chunk.
             descriptor: The read-only descriptor of the chunk, unless it is certainly mapped.
             stays: Whether the chunk stays mapped until `remove_chunk`.
@@ -260,7 +260,7 @@ class WorkerMemory:
         Raises:
             ValueError, OSError: The chunk cannot be mapped.
         """
-        chunk = place.chunk
+        chunk = placed.chunk
         if descriptor:
             # Another request may have brought the chunk. Then it is already mapped.
             with suppress(ValueError):
@@ -269,7 +269,7 @@ class WorkerMemory:
             self._staying.add(chunk)
         self._borrowed[chunk] += 1
         try:
-            self.device.expect((place,))
+            self.device.expect((placed,))
         except BaseException:
             self.give_back(chunk)
             raise
@@ -328,10 +328,10 @@ class RemoteCopies:
         """Hold a stream, and let the application copy when the stream gets there."""
         array = copy.source if isinstance(copy, CopyToHostSpec) else copy.out
         host = cast("RemoteArray", copy.host)
-        place = device.placement(array.block)
+        placement = device.placement(array.block)
         transfer = next(self._numbers)
         plain = array.block, array.offset, array.dtype.value, array.shape, array.strides
-        message = _answers.copy(transfer, host.request, host.index, place.chunk, place.offset, plain)
+        message = _answers.copy(transfer, host.request, host.index, placement.chunk, placement.offset, plain)
         notifier = LoopNotifier(lambda: self._send(message, now=True))
         self._waiting[transfer] = stream.hold(notifier), notifier
 

@@ -126,26 +126,28 @@ class WorkerRequests:
             self._table.let_go(released)
         if session is None:
             return
-        found, table = self._templates.get(template), self._table
+        launch_template, table = self._templates.get(template), self._table
         results: list[HostArray] = []
         try:
-            if found is None:
-                found = self._templates[template] = LaunchTemplate(
+            if launch_template is None:
+                launch_template = self._templates[template] = LaunchTemplate(
                     self._told_templates[template], template, self.bindings
                 )
-            binding = found.bind(blocks)
+            binding = launch_template.bind(blocks)
             if not binding.is_found(table):
                 table.name(binding.allocations)
                 binding.find(table)
-            launch = found.launch(number, blocks, binding, self._memory.slabs.array, packed, results)
+            launch = launch_template.launch(
+                number, blocks, binding, self._memory.slabs.array, packed, results
+            )
         except Exception as error:  # noqa: BLE001  # as in `on_request`, or missing memory
             allocations: tuple[tuple[int, int], ...]
             outputs: Ints
             name, _, _, allocations, outputs, _ = self._told_templates[template]
-            wanted = [(blocks[position], nbytes) for position, nbytes in allocations]
-            table.name(wanted)
+            new_blocks = [(blocks[position], nbytes) for position, nbytes in allocations]
+            table.name(new_blocks)
             invalid = [blocks[position] for position in outputs] if invalidates else []
-            self._cannot_read(number, name, wanted, invalid, error, session.engine)
+            self._cannot_read(number, name, new_blocks, invalid, error, session.engine)
             return
         self._serve(_Serving(launch, word, session, self, results, invalidates=invalidates))
 
@@ -211,8 +213,8 @@ class WorkerRequests:
             is_hit = launch.fault is not None and launch.fault.is_struck
             trouble = "done", serving.is_launched, is_hit, plain, tuple(launch.damaged)
             addresses = _all_addresses(launch.allocations, engine)
-        made = serving.results
-        results = tuple([array.tobytes() for array in made]) if made and error is None else ()
+        host_results = serving.results
+        results = tuple([array.tobytes() for array in host_results]) if host_results and error is None else ()
         # A plain tuple, because each operation makes one, and a constructor costs a call.
         answer = "done", number, addresses, results, trouble
         self._channel.send(answer, now=not self.serving)
@@ -224,8 +226,8 @@ class WorkerRequests:
             return not serving.is_launched
         # The opening detected the loss. If operations were in flight, they or the opening may be the cause.
         # So the first request that waited counts as begun: it becomes a suspect like the others (D136).
-        made = {block for block, _ in launch.allocations}
-        if not serving.session.engine.streams.in_flight or not launch.writes <= made:
+        new_blocks = {block for block, _ in launch.allocations}
+        if not serving.session.engine.streams.in_flight or not launch.writes <= new_blocks:
             return False
         if word not in self._opening:
             self._opening.add(word)
@@ -252,7 +254,7 @@ class WorkerRequests:
         elif (asker := serving.launch.spec.asker) is not None:
             asker.has_left = True
 
-    def on_left(self, number: int) -> None:
+    def on_caller_left(self, number: int) -> None:
         """Prevent a request from running, unless it has begun: its caller's host arrays will not arrive."""
         serving = self.serving.get(number)
         # Other requests do not have such arrays, or are copies. Their specifications may belong to a
@@ -306,7 +308,7 @@ class WorkerRequests:
         self,
         number: int,
         released: Ints,
-        place: Address,
+        address: Address,
         size: int,
         stays: bool,
         *descriptors: int,
@@ -314,7 +316,7 @@ class WorkerRequests:
         """Make a block of another device readable for operations until `on_unlease`."""
         if released:
             self._table.let_go(released)
-        block, session = PlacedBlock(*place), self.session
+        block, session = PlacedBlock(*address), self.session
         try:
             self._memory.borrow(block, size, *descriptors, stays=stays)
         except Exception as error:  # noqa: BLE001  # the system or the driver refused it
@@ -329,18 +331,18 @@ class WorkerRequests:
             self._borrowed[number] = block, session.engine
             self._channel.send(_answers.granted(number, (block.block, block.nbytes, 0, 0)), now=True)
 
-    async def _give_back_later(self, number: int, place: PlacedBlock, engine: Engine) -> None:
+    async def _give_back_later(self, number: int, placed: PlacedBlock, engine: Engine) -> None:
         # The memory is returned after all operations that read it, because then its owner may change it.
-        async with engine.leases.hold(place.block, write=True):
+        async with engine.leases.hold(placed.block, write=True):
             pass
-        self._give_back(number, place, engine)
+        self._give_back(number, placed, engine)
 
-    def _give_back(self, number: int, place: PlacedBlock, engine: Engine) -> None:
-        self._table.remove(place.block)
+    def _give_back(self, number: int, placed: PlacedBlock, engine: Engine) -> None:
+        self._table.remove(placed.block)
         # The context may have ended with all its blocks, because the end of a lease can follow it.
         if self.session is not None and self.session.engine is engine:
-            engine.release_all((place.block,))
-        self._memory.give_back(place.chunk)
+            engine.release_all((placed.block,))
+        self._memory.give_back(placed.chunk)
         self._end(number)
 
     def on_unlease(self, number: int) -> None:

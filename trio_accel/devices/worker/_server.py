@@ -71,7 +71,7 @@ class WorkerServer:
         self._clock = LaunchClock(channel, self.hooks)
         # The engine calls them with each operation, and at each check.
         self.launching: Callable[[Launch], None] | None = self._requests.launching
-        self.looked: Callable[[int], None] = page.look
+        self.looked: Callable[[int], None] = page.show_looks
         self._serving = self._requests.serving
         self._context: Ref[ContextActor]
         # Set once the context has opened in advance the libraries named at its start.
@@ -108,9 +108,9 @@ class WorkerServer:
         """Record that the context has opened the libraries in advance."""
         self._has_opened_ahead.set()
 
-    def made(self, library: str, seconds: float, imports: float) -> None:
+    def program_opened(self, library: str, seconds: float, imports: float) -> None:
         """Report the duration of making a program."""
-        self._channel.send(_answers.made(library, int(seconds * 1e9), int(imports * 1e9)))
+        self._channel.send(_answers.program_opened(library, int(seconds * 1e9), int(imports * 1e9)))
 
     def is_alone(self) -> bool:
         """Return whether the application has sent nothing else."""
@@ -248,14 +248,14 @@ class WorkerServer:
     def _on_slab(self, number: int, nbytes: int, *descriptors: int) -> None:
         self._memory.slabs.add(self.opened, number, nbytes, *descriptors)
 
-    def _on_call(self, number: int, what: str, path: str) -> None:
+    def _on_call(self, number: int, question: str, path: str) -> None:
         session = self._requests.session
         if session is None:
             return
-        if what == "synchronize":
+        if question == "synchronize":
             self._nursery.start_soon(self._synchronize, number, session)
             return
-        if what == "close":
+        if question == "close":
             self._nursery.start_soon(self._close_library, number, path)
             return
         self.blocks.drain()
@@ -480,14 +480,14 @@ class PreparedLibraries:
             blocks: All blocks, with their places.
         """
         self._has_begun = True
-        places = {place.block: place for place in blocks}
+        placements = {placement.block: placement for placement in blocks}
         prepared = dict(self._prepared)
         self._prepared.clear()
-        for path, each in prepared.items():
-            if any(places.get(place.block) != place for place in each.blocks):
+        for path, library in prepared.items():
+            if any(placements.get(placement.block) != placement for placement in library.blocks):
                 # D115: its objects refer to addresses that may now belong to another block.
                 session.discard(path)
-                if not each.is_closed:
+                if not library.is_closed:
                     self.on_prepare(path, ())
 
     def on_unchunk(self, number: int) -> None:
@@ -495,7 +495,7 @@ class PreparedLibraries:
         paths = [
             path
             for path, prepared in self._prepared.items()
-            if any(place.chunk == number for place in prepared.blocks)
+            if any(placement.chunk == number for placement in prepared.blocks)
         ]
         if paths:
             self._leaving.add(number)

@@ -140,11 +140,11 @@ def _build_into(target: Path) -> None:
             shutil.copy(path, aside / "python" / "cuda")
         # Precompile the header, because it takes most of a small kernel's compile time.
         header = str(aside / _HEADERS[0].name)
-        ahead = ("g++", "-x", "c++-header", *_KERNELS, header, "-o", f"{header}.gch")
-        driver, *others = (_library(aside, stem, name) for stem, name in _LIBRARIES.items())
+        header_command = ("g++", "-x", "c++-header", *_KERNELS, header, "-o", f"{header}.gch")
+        driver, *commands = (_library(aside, stem, name) for stem, name in _LIBRARIES.items())
         # All are linked with the driver.
         _run(driver)
-        _run(*others, ahead)
+        _run(*commands, header_command)
         try:
             aside.rename(target)
         except OSError:
@@ -160,8 +160,8 @@ def _library(folder: Path, stem: str, name: str) -> tuple[str, ...]:
     driver = _LIBRARIES["driver"]
     linked = (*((str(folder / driver),) if name != driver else ()), "-lstdc++", "-ldl", "-lm")
     options = ", ".join(f'"{option}"' for option in _KERNELS)
-    told = (f"-DKERNEL_OPTIONS={options}", f"-Wl,-soname,{name}", "-o", str(folder / name))
-    return (*_COMMAND, *sources, *linked, *told)
+    flags = (f"-DKERNEL_OPTIONS={options}", f"-Wl,-soname,{name}", "-o", str(folder / name))
+    return (*_COMMAND, *sources, *linked, *flags)
 
 
 def _run(*commands: Sequence[str]) -> None:

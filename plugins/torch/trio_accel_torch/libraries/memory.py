@@ -65,7 +65,7 @@ def join(spec: ops.JoinSpec, call: Any) -> None:
     out, axis = spec.out, spec.axis
     if spec.is_padded:
         _set(call, out, spec.pad)
-    for start, source in spec.places:
+    for start, source in spec.source_starts:
         shape = (*out.shape[:axis], source.shape[axis], *out.shape[axis + 1 :])
         place = ArraySpec(out.block, out.offset + start * out.strides[axis], out.dtype, shape, out.strides)
         move(call, source, place)

@@ -85,7 +85,7 @@ class _Arrays:
             refuse("tensor with negative strides, or with elements at no multiple of their size")
         return view.at
 
-    def found(self, value: object) -> tuple[str, Ints] | None:
+    def dtype_and_shape(self, value: object) -> tuple[str, Ints] | None:
         if isinstance(value, torch.Tensor):
             return DType(str(value.dtype).removeprefix("torch.")).value, tuple(value.shape)
         if isinstance(value, np.ma.MaskedArray):
@@ -93,7 +93,7 @@ class _Arrays:
         if not (isinstance(value, np.ndarray) or hasattr(value, "__dlpack__")):
             return None
         array = _tensor(value)
-        return self.found(array)
+        return self.dtype_and_shape(array)
 
     def keep(self, value: object) -> torch.Tensor:
         return _tensor(value).detach().clone()
@@ -111,9 +111,9 @@ class _Arrays:
     def rank(self, meeting: Mapping[str, Any], asker: ops.Asker) -> NoReturn:
         refuse("ranks of programs on cards")
 
-    def when_done(self, look: Callable[[], None]) -> None:
+    def when_done(self, check: Callable[[], None]) -> None:
         self._device.wait_for_current_stream()
-        look()
+        check()
 
 
 def _tensor(value: Any) -> torch.Tensor:

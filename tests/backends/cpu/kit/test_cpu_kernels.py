@@ -146,8 +146,8 @@ def test_a_call_by_addresses(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def by_address(spec: Every, call: KernelCall) -> None:
         (term,), room = spec.terms, call.workspace(32)
         assert (call.device, call.stream, call.plan, call.workspace(0)) == (rig.device, rig.stream, None, 0)
-        ctypes.memmove(room, call.at(term), 32)
-        ctypes.memmove(call.at(spec.out), room, 32)
+        ctypes.memmove(room, call.address_of(term), 32)
+        ctypes.memmove(call.address_of(spec.out), room, 32)
         words = ctypes.cast(call.status(spec.made), ctypes.POINTER(ctypes.c_int32))
         assert (words[0], words[1]) == (0, 0)
         words[0] = 1

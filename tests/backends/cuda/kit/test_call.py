@@ -115,7 +115,7 @@ def test_a_conjugated_copy(rig: Any, run: Runner, name: str, order: Any) -> None
 
     def copy(spec: Moved, call: KernelCall) -> None:
         packed = call.copy_of(spec.source, order, conjugate=True)
-        assert packed.address != call.at(spec.source)
+        assert packed.address != call.address_of(spec.source)
         assert packed.shape == (host.shape if order == "C" else host.swapaxes(-1, -2).shape)
         call.convert(flat(packed.address, spec.source), call.array(spec.out))
 
@@ -144,8 +144,8 @@ def test_what_lies_right_is_not_copied(rig: Any, run: Runner) -> None:
     rows, columns = rig.put(np.ones((3, 4))), attrs.evolve(rig.put(np.ones((3, 4))), strides=(8, 24))
 
     def look(spec: Moved, call: KernelCall) -> None:
-        assert call.packed(rows) == call.result(rows) == call.at(rows)
-        assert call.packed(columns, "F") == call.result(columns, "F") == call.at(columns)
+        assert call.packed(rows) == call.result(rows) == call.address_of(rows)
+        assert call.packed(columns, "F") == call.result(columns, "F") == call.address_of(columns)
 
     run(rig, Moved(rows, columns, ""), look)
     assert (rig.device.arena.nbytes, rig.device.memory().workspace) == (0, 0)

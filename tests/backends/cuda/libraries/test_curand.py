@@ -63,7 +63,7 @@ def draw(rig: Any, curand: Any) -> Iterator[Draw]:
         with rig.device.context:
             curand.set_pseudo_random_generator_seed(generator, seed)
             curand.set_generator_offset(generator, row * BLOCK)
-            getattr(curand, name)(generator, rig.device.at(out).address, size, *moments)
+            getattr(curand, name)(generator, rig.device.device_array(out).address, size, *moments)
         return rig.get(out)
 
     yield draw

@@ -33,7 +33,7 @@ class Workshop:
         array, words = self.rig.put(values), self.rig.put(np.array(status, np.int32))
         with self.rig.device.context:
             self.kernels.apply(
-                self.stream, name, self.rig.device.at(array), self.rig.device.address(words), triangle
+                self.stream, name, self.rig.device.device_array(array), self.rig.device.address(words), triangle
             )
         return self.rig.get(array), self.rig.get(words).tolist()
 
@@ -102,7 +102,7 @@ def test_a_pivot_that_is_no_number_is_not_zero(workshop: Workshop, dtype: str) -
     factors, status = rig.put(values), rig.put(np.array([0, 1, 2, 1], np.int32))
     with rig.device.context:
         place = rig.device.address(status)
-        workshop.kernels.apply(workshop.stream, "confirm_pivots", rig.device.at(factors), place)
+        workshop.kernels.apply(workshop.stream, "confirm_pivots", rig.device.device_array(factors), place)
     assert rig.get(status).tolist() == [0, 3, 0, 1]
 
 
@@ -113,7 +113,7 @@ def test_pivots_are_moved_and_those_that_are_no_row_are_told(
     rig = workshop.rig
     given = rig.put(np.array([[0, 2, 2], [1, 3, -1], [-5, 1, 2]], source))
     made, status = rig.put(np.zeros((3, 3), out)), rig.put(np.zeros(3, np.int32))
-    places = [rig.device.at(array) for array in (given, made)]
+    places = [rig.device.device_array(array) for array in (given, made)]
     with rig.device.context:
         workshop.kernels.move_pivots(workshop.stream, *places, 1, rig.device.address(status))
     assert rig.get(made).tolist() == [[1, 3, 3], [2, 1, 1], [1, 2, 3]]

@@ -76,7 +76,7 @@ def broadcast(array: DeviceArray, shape: Ints) -> DeviceArray:
     """Return an array broadcast to a shape that it broadcasts to."""
     missing = len(shape) - len(array.shape)
     axes = zip(array.shape, array.strides, shape[missing:], strict=True)
-    steps = tuple(step if extent == wanted else 0 for extent, step, wanted in axes)
+    steps = tuple(step if extent == target else 0 for extent, step, target in axes)
     return DeviceArray(array.address, array.dtype, shape, (0,) * missing + steps)
 
 

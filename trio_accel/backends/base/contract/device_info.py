@@ -68,12 +68,12 @@ class Topology:
             links: Links, with the devices of each in any order. Links of other devices are left out.
         """
         devices = tuple(devices)
-        known = {frozenset(link.devices): link for link in links}
+        link_by_pair = {frozenset(link.devices): link for link in links}
         all_links: list[DeviceLink] = []
-        for place, first in enumerate(devices):
-            for second in devices[place + 1 :]:
+        for position, first in enumerate(devices):
+            for second in devices[position + 1 :]:
                 ends = (first.name, second.name)
-                link = known.get(frozenset(ends), DeviceLink(devices=ends, kind="host"))
+                link = link_by_pair.get(frozenset(ends), DeviceLink(devices=ends, kind="host"))
                 all_links.append(attrs.evolve(link, devices=ends))
         return cls(devices=devices, links=tuple(all_links))
 
@@ -111,11 +111,11 @@ class Topology:
         def reach(first: str, second: str) -> bool:
             return (first, second) in pairs
 
-        found: list[Strs] = []
+        groups: list[Strs] = []
         while names:
-            found.append(_largest(names, reach))
-            names = [name for name in names if name not in found[-1]]
-        return tuple(found)
+            groups.append(_largest(names, reach))
+            names = [name for name in names if name not in groups[-1]]
+        return tuple(groups)
 
     def table(self) -> tuple[tuple[str, ...], ...]:
         """Return the ways as short texts: a row and a column for each device, with ``"-"`` for itself."""
@@ -135,15 +135,18 @@ def _largest(names: Sequence[str], reach: Callable[[str, str], bool]) -> Strs:
     """Return the first of the largest groups in which each device reaches all later ones."""
     best: Strs = ()
 
-    def extend(group: Strs, others: Sequence[str]) -> None:
+    def extend(group: Strs, candidates: Sequence[str]) -> None:
         nonlocal best
         if len(group) > len(best):
             best = group
-        for place, name in enumerate(others):
+        for position, name in enumerate(candidates):
             # The remaining devices cannot make it larger than the best one.
-            if len(group) + len(others) - place <= len(best):
+            if len(group) + len(candidates) - position <= len(best):
                 return
-            extend((*group, name), [other for other in others[place + 1 :] if reach(name, other)])
+            extend(
+                (*group, name),
+                [candidate for candidate in candidates[position + 1 :] if reach(name, candidate)],
+            )
 
     extend((), names)
     return best
@@ -263,10 +266,10 @@ def choose(
     Raises:
         ValueError: No device has that index, or the limit is negative.
     """
-    found = {info.index: info for info in devices}
-    if index not in found:
-        names = ", ".join(info.name for info in found.values()) or "none"
+    by_index = {info.index: info for info in devices}
+    if index not in by_index:
+        names = ", ".join(info.name for info in by_index.values()) or "none"
         raise ValueError(f"index: there is no device {backend}:{index}; there is {names}")
     if memory_limit is not None and memory_limit < 0:
         raise ValueError(f"memory_limit: {memory_limit} is negative")
-    return found[index], found[index].total_memory if memory_limit is None else memory_limit
+    return by_index[index], by_index[index].total_memory if memory_limit is None else memory_limit

@@ -59,11 +59,11 @@ class DType(enum.Enum):
         if isinstance(like, DType):
             return like
         # The dtypes of host arrays come again and again, so they are remembered; the names were known.
-        found = _known.get(like) if isinstance(like, (str, np.dtype)) else None
-        if found is not None:
-            return found
-        found = _by_numpy(like) if isinstance(like, (str, type, np.dtype)) else None
-        if found is None:
+        member = _member_cache.get(like) if isinstance(like, (str, np.dtype)) else None
+        if member is not None:
+            return member
+        member = _by_numpy(like) if isinstance(like, (str, type, np.dtype)) else None
+        if member is None:
             native = like.newbyteorder("=") if isinstance(like, np.dtype) else None
             if native is not None and _by_numpy(native) is not None:
                 raise TypeError(
@@ -71,10 +71,10 @@ class DType(enum.Enum):
                 )
             names = ", ".join(cls.__members__)
             is_known = isinstance(like, (str, type, np.dtype))
-            told = str(like) if is_known else f"an object of {type(cast('object', like)).__name__}"
-            told = repr(like) if isinstance(like, str) else told
-            raise TypeError(f"dtype: {told} is not an element type of a device; allowed: {names}")
-        return found
+            label = str(like) if is_known else f"an object of {type(cast('object', like)).__name__}"
+            label = repr(like) if isinstance(like, str) else label
+            raise TypeError(f"dtype: {label} is not an element type of a device; allowed: {names}")
+        return member
 
     # Every operation asks for these several times, so they are found once.
     @functools.cached_property
@@ -136,7 +136,7 @@ Strs: TypeAlias = tuple[str, ...]
 """Any number of strings, such as names or arguments."""
 
 
-_known: dict[Any, DType] = dict(DType.__members__)
+_member_cache: dict[Any, DType] = dict(DType.__members__)
 
 
 def _numpy_dtype(name: str) -> np.dtype[Any]:
@@ -158,7 +158,7 @@ def _by_numpy(like: npt.DTypeLike) -> DType | None:
         return None
     if not dtype.isnative:
         return None
-    found = DType.__members__.get(dtype.name)
-    if found is not None:
-        _known[dtype] = found
-    return found
+    member = DType.__members__.get(dtype.name)
+    if member is not None:
+        _member_cache[dtype] = member
+    return member

@@ -55,8 +55,8 @@ class AccelError(Exception):
 
     def __str__(self) -> str:
         values = {name: getattr(self, name) for name in ("device", "operation", "generation")}
-        where = [f"{name} {value}" for name, value in values.items() if value is not None]
-        return f"{self.message} ({', '.join(where)})" if where else self.message
+        details = [f"{name} {value}" for name, value in values.items() if value is not None]
+        return f"{self.message} ({', '.join(details)})" if details else self.message
 
 
 @attrs.define(eq=False, slots=False)

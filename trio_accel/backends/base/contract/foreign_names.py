@@ -85,28 +85,30 @@ def counterpart(package: str, name: str, array: str) -> str:
         array: The message's name for the array.
     """
     modules = {
-        each: import_module(f"{_ROOT}.{each}") for each in (package, *_CAPABILITIES) if each in _CAPABILITIES
+        capability: import_module(f"{_ROOT}.{capability}")
+        for capability in (package, *_CAPABILITIES)
+        if capability in _CAPABILITIES
     }
-    found = [f"{each}.{name}" for each, module in modules.items() if name in module.__all__]
-    own, _, function = (*found, OTHER_NAMES.get(name, ""))[0].partition(".")
-    made = getattr(modules.get(own), function, None)
-    if made is None:
-        known = f"write ta.{own}.{function}" if own else instead_of(name)[2:]
+    matches = [f"{capability}.{name}" for capability, module in modules.items() if name in module.__all__]
+    namespace, _, function = (*matches, OTHER_NAMES.get(name, ""))[0].partition(".")
+    operation = getattr(modules.get(namespace), function, None)
+    if operation is None:
+        advice = f"write ta.{namespace}.{function}" if namespace else instead_of(name)[2:]
         path = ".".join(filter(None, ("np", package, name)))
-        return known or f"it computes on the host alone: {path}(await {array}.to_host())"
+        return advice or f"it computes on the host alone: {path}(await {array}.to_host())"
     needed = [
-        "*" * (each.kind is each.VAR_POSITIONAL) + each.name
-        for each in inspect.signature(made).parameters.values()
-        if each.default is each.empty
+        "*" * (parameter.kind is parameter.VAR_POSITIONAL) + parameter.name
+        for parameter in inspect.signature(operation).parameters.values()
+        if parameter.default is parameter.empty
     ]
-    return f"write {'await ' * hasattr(made, 'asked')}ta.{own}.{function}({', '.join(needed)})"
+    return f"write {'await ' * hasattr(operation, 'asked')}ta.{namespace}.{function}({', '.join(needed)})"
 
 
 def _misspelt(package: str, name: str) -> str:
     """Return the name of the package that differs in a letter or an underscore."""
     names: list[str] = sys.modules[package].__all__
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.75)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    matches = difflib.get_close_matches(name, names, n=1, cutoff=0.75)
+    return f"; did you mean {matches[0]!r}?" if matches else ""
 
 
 def tells_of_missing(package: str) -> Callable[[str], NoReturn]:
@@ -116,7 +118,7 @@ def tells_of_missing(package: str) -> Callable[[str], NoReturn]:
     """
 
     def missing(name: str) -> NoReturn:
-        told = "" if name.startswith("_") else elsewhere(name) or _misspelt(package, name)
-        raise AttributeError(f"module {package!r} has no attribute {name!r}{told}")
+        advice = "" if name.startswith("_") else elsewhere(name) or _misspelt(package, name)
+        raise AttributeError(f"module {package!r} has no attribute {name!r}{advice}")
 
     return missing

@@ -35,7 +35,7 @@ _SCANNED_LENGTH = 16
 
 
 def flatten(
-    where: str,
+    label: str,
     value: object,
     leaf: Callable[[str, Any], int | None],
     packed: list[object] | None = None,
@@ -45,7 +45,7 @@ def flatten(
     """Make a tree of a value.
 
     Args:
-        where: Its name in errors, such as ``"encode: batch['ids']"``.
+        label: Its name in errors, such as ``"encode: batch['ids']"``.
         value: None, numbers, strings, bytes; arrays; mappings with keys of strings, which become dicts, lists
             and tuples of these.
         leaf: Called with place and value for arrays and all other types; returns the number of the array, or
@@ -62,21 +62,21 @@ def flatten(
     if kind in _PLAIN:
         return value
     if depth > _MOST_DEPTH:
-        raise ValueError(f"{where[:200]}: nested more than {_MOST_DEPTH} deep")
-    if packed is not None and depth >= 0 and kind in _NESTED and _is_packed(where, value):
+        raise ValueError(f"{label[:200]}: nested more than {_MOST_DEPTH} deep")
+    if packed is not None and depth >= 0 and kind in _NESTED and _is_packed(label, value):
         packed.append(value)
         return [_PACKED, len(packed) - 1]
     if kind in _SEQUENCES:
         items = enumerate(cast("Sequence[object]", value))
-        nested = [flatten(f"{where}[{index}]", item, leaf, packed, depth=depth + 1) for index, item in items]
+        nested = [flatten(f"{label}[{index}]", item, leaf, packed, depth=depth + 1) for index, item in items]
         return [_SEQUENCES[cast("type[list[object]]", kind)], *nested]
     if isinstance(value, Mapping):
-        return [_DICT, *_items(where, cast("Mapping[object, object]", value), leaf, packed, depth)]
-    number = leaf(where, value)
-    return _tagged(where, value) if number is None else [_ARRAY, number]
+        return [_DICT, *_items(label, cast("Mapping[object, object]", value), leaf, packed, depth)]
+    number = leaf(label, value)
+    return _tagged(label, value) if number is None else [_ARRAY, number]
 
 
-def _is_packed(where: str, value: Any) -> bool:
+def _is_packed(label: str, value: Any) -> bool:
     """Return whether a collection has many values, all of which `marshal` writes.
 
     The walk has no Python step for each value.
@@ -92,22 +92,22 @@ def _is_packed(where: str, value: Any) -> bool:
         if not kinds <= _VALUES | _NESTED:
             return False
         if dict in kinds:
-            dicts: list[dict[Any, Any]] = [one for one in level if type(one) is dict]
+            dicts: list[dict[Any, Any]] = [item for item in level if type(item) is dict]
             if not {str}.issuperset(map(type, chain.from_iterable(dicts))):
                 return False
-            level = [one for one in level if type(one) is not dict] + [one.values() for one in dicts]
+            level = [item for item in level if type(item) is not dict] + [item.values() for item in dicts]
             kinds = frozenset(map(type, level))
         if kinds & _VALUES:
-            level = [one for one in level if type(one) not in _VALUES]
+            level = [item for item in level if type(item) not in _VALUES]
         count += sum(map(len, level))
         if count > MOST_PACKED:
-            told = f"more than {MOST_PACKED} values; hand large values over as arrays"
-            raise ValueError(f"{where[:200]}: {told}")
+            problem = f"more than {MOST_PACKED} values; hand large values over as arrays"
+            raise ValueError(f"{label[:200]}: {problem}")
         level = list(chain.from_iterable(level))
     return False
 
 
-def _tagged(where: str, value: object) -> Tree:
+def _tagged(label: str, value: object) -> Tree:
     """Return the tree of a plain value that JSON does not have."""
     if isinstance(value, (complex, np.complexfloating)):
         number = complex(cast("complex", value))
@@ -117,13 +117,13 @@ def _tagged(where: str, value: object) -> Tree:
     if isinstance(value, (np.bool_, np.integer, np.floating)):
         return cast("Any", value).item()
     raise TypeError(
-        f"{where} must be an array, None, a number, a string, bytes, or a dict, list or tuple of these, "
+        f"{label} must be an array, None, a number, a string, bytes, or a dict, list or tuple of these, "
         f"got {type(value).__name__}" + ("; write `await` before it" if hasattr(value, "__await__") else "")
     )
 
 
 def _items(
-    where: str,
+    label: str,
     value: Mapping[object, object],
     leaf: Callable[[str, Any], int | None],
     packed: list[object] | None,
@@ -132,8 +132,8 @@ def _items(
     items: list[Tree] = []
     for key, item in value.items():
         if type(key) is not str:
-            raise TypeError(f"{where}: the keys of a dict must be strings, got {key!r}")
-        items.append([key, flatten(f"{where}[{key!r}]", item, leaf, packed, depth=depth + 1)])
+            raise TypeError(f"{label}: the keys of a dict must be strings, got {key!r}")
+        items.append([key, flatten(f"{label}[{key!r}]", item, leaf, packed, depth=depth + 1)])
     return items
 
 
@@ -168,7 +168,7 @@ def text_of(tree: Tree) -> str:
 
 def tree_of(text: str) -> Tree:
     """Return the tree of `text_of`; nothing of it is to be changed, as calls with the same text share it."""
-    return _known(text) if len(text) <= _MOST_KNOWN else json.loads(text)
+    return _cached_loads(text) if len(text) <= _MOST_KNOWN else json.loads(text)
 
 
 def packed_of(values: list[object]) -> bytes:
@@ -184,7 +184,7 @@ def values_of(packed: bytes) -> list[object]:
 
 # Longer ones are not kept to be read once only.
 _MOST_KNOWN = 1 << 12
-_known = lru_cache(1024)(json.loads)
+_cached_loads = lru_cache(1024)(json.loads)
 _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 

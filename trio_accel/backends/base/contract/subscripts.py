@@ -79,43 +79,49 @@ def parse_subscripts(
     """
     if not isinstance(subscripts, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # by untyped callers
         raise TypeError(f"{name}: subscripts must be a text such as 'ij,jk->ik', got {subscripts!r}")
-    told = f"{name}: subscripts {subscripts!r}"
+    context = f"{name}: subscripts {subscripts!r}"
     inputs, arrow, output = subscripts.replace(" ", "").partition("->")
     terms = inputs.split(",")
     if len(terms) != len(shapes):
-        raise ValueError(f"{told} have {len(terms)} terms, got {len(shapes)} operands")
+        raise ValueError(f"{context} have {len(terms)} terms, got {len(shapes)} operands")
     spare = "".join(letter for letter in string.ascii_letters if letter not in subscripts)
-    most = 0
+    max_missing = 0
     for number, (term, shape) in enumerate(zip(terms, shapes, strict=True)):
-        letters = _letters(told, term)
-        more = len(shape) - len(letters)
-        if more < 0 or (more and letters == term):
+        letters = _letters(context, term)
+        missing = len(shape) - len(letters)
+        if missing < 0 or (missing and letters == term):
             raise ValueError(
-                f"{told}: the term {term!r} does not fit {_argument(arguments, number)} of shape {shape}"
+                f"{context}: the term {term!r} does not fit {_argument(arguments, number)} of shape {shape}"
             )
-        if more > len(spare):
-            raise ValueError(f"{told}: more than {len(string.ascii_letters)} axes")
-        terms[number] = term.replace("...", spare[:more][::-1])
-        most = max(most, more)
-    others = spare[:most][::-1]
+        if missing > len(spare):
+            raise ValueError(f"{context}: more than {len(string.ascii_letters)} axes")
+        terms[number] = term.replace("...", spare[:missing][::-1])
+        max_missing = max(max_missing, missing)
+    ellipsis_letters = spare[:max_missing][::-1]
     used = "".join(terms)
     if not arrow:
-        once = sorted(letter for letter in used if used.count(letter) == 1 and letter not in others)
-        return terms, others + "".join(once)
-    letters = _letters(told, output)
+        free_letters = sorted(
+            letter for letter in used if used.count(letter) == 1 and letter not in ellipsis_letters
+        )
+        return terms, ellipsis_letters + "".join(free_letters)
+    letters = _letters(context, output)
     if len(set(letters)) < len(letters) or not set(letters) <= set(used):
-        raise ValueError(f"{told}: letters behind -> must each be in a term, and there once, got {output!r}")
-    if others and letters == output:
-        raise ValueError(f"{told}: behind -> there is no ..., which stands for {most} axes of the operands")
-    return terms, output.replace("...", others)
+        raise ValueError(
+            f"{context}: letters behind -> must each be in a term, and there once, got {output!r}"
+        )
+    if ellipsis_letters and letters == output:
+        raise ValueError(
+            f"{context}: behind -> there is no ..., which stands for {max_missing} axes of the operands"
+        )
+    return terms, output.replace("...", ellipsis_letters)
 
 
-def _letters(told: str, term: str) -> str:
+def _letters(context: str, term: str) -> str:
     """Return the letters of a term, without ``...``."""
     letters = term.replace("...", "", 1)
     for letter in letters:
         if letter not in string.ascii_letters:
-            raise ValueError(f"{told}: in the term {term!r} {letter!r} is not a letter")
+            raise ValueError(f"{context}: in the term {term!r} {letter!r} is not a letter")
     return letters
 
 
@@ -134,13 +140,13 @@ def extents_of(
     extents: dict[str, int] = {}
     for number, (term, shape) in enumerate(zip(terms, shapes, strict=True)):
         for letter, extent in zip(term, shape, strict=True):
-            known = extents.get(letter, 1)
-            if 1 not in (known, extent) and known != extent:
+            previous = extents.get(letter, 1)
+            if 1 not in (previous, extent) and previous != extent:
                 raise ValueError(
                     f"{name}: {_argument(arguments, number)} of shape {shape} has {extent} elements along an "
-                    f"axis of the term {term!r} where others have {known}"
+                    f"axis of the term {term!r} where others have {previous}"
                 )
-            extents[letter] = extent if known == 1 else known
+            extents[letter] = extent if previous == 1 else previous
     return extents
 
 
@@ -176,35 +182,37 @@ def find_path(
     if isinstance(optimize, str):
         if optimize not in OPTIMIZERS:
             raise ValueError(f"{name}: optimize must be one of {OPTIMIZERS}, or a path, got {optimize!r}")
-        most = _MOST_OPERANDS.get(optimize, len(terms))
-        if len(terms) > most:
+        max_operands = _MOST_OPERANDS.get(optimize, len(terms))
+        if len(terms) > max_operands:
             raise ValueError(
-                f"{name}: optimize={optimize!r} searches too long for more than {most} operands, got "
+                f"{name}: optimize={optimize!r} searches too long for more than {max_operands} operands, got "
                 f"{len(terms)}; write optimize='auto', 'auto-hq' or the path itself"
             )
         is_hq = optimize == "auto-hq" and len(terms) > _MOST_OPERANDS["dp"]
-        wanted: Any = "random-greedy-128" if is_hq else optimize
+        search: Any = "random-greedy-128" if is_hq else optimize
     else:
-        wanted = _steps_of(name, optimize, len(terms))
-    return _find(tuple(terms), output, tuple(extents.items()), itemsize, wanted, memory_limit)
+        search = _steps_of(name, optimize, len(terms))
+    return _find(tuple(terms), output, tuple(extents.items()), itemsize, search, memory_limit)
 
 
 def _steps_of(name: str, path: Sequence[Sequence[int]], count: int) -> tuple[Ints, ...]:
     """Check a path."""
-    left, steps = count, list[Ints]()
-    told = f"{name}: optimize must be 'auto', another name, or pairs of places, got {path!r}"
+    remaining, steps = count, list[Ints]()
+    problem = f"{name}: optimize must be 'auto', another name, or pairs of places, got {path!r}"
     for step in path:
         try:
-            places = tuple(sorted(map(operator.index, step)))
+            positions = tuple(sorted(map(operator.index, step)))
         except TypeError:
-            raise TypeError(f"{told}: step {len(steps)} is {step!r}") from None
-        is_there = not places or 0 <= places[0] <= places[-1] < left
-        if not is_there or len(set(places)) < len(places) or len(places) < min(count, 2):
-            raise ValueError(f"{told}: step {len(steps)} is {step!r}, and {left} arrays are left there")
-        steps.append(places)
-        left += 1 - len(places)
-    if left > 1:
-        raise ValueError(f"{told}: {left} arrays are left at its end")
+            raise TypeError(f"{problem}: step {len(steps)} is {step!r}") from None
+        is_there = not positions or 0 <= positions[0] <= positions[-1] < remaining
+        if not is_there or len(set(positions)) < len(positions) or len(positions) < min(count, 2):
+            raise ValueError(
+                f"{problem}: step {len(steps)} is {step!r}, and {remaining} arrays are left there"
+            )
+        steps.append(positions)
+        remaining += 1 - len(positions)
+    if remaining > 1:
+        raise ValueError(f"{problem}: {remaining} arrays are left at its end")
     return tuple(steps)
 
 
@@ -230,31 +238,31 @@ def _find(
     tried: list[tuple[Any, int | None]] = [(optimize, limit), ("auto", limit)]
     if len(terms) <= _MOST_FOR_LEAST:
         tried.append((searches.DynamicProgramming(minimize="size", search_outer=True), None))
-    found: list[ContractionPath] = []
+    paths: list[ContractionPath] = []
     for search, bound in tried:
         with suppress(RuntimeError):
             path, _ = searches.contract_path(
                 f"{','.join(terms)}->{output}", *shapes, shapes=True, optimize=search, memory_limit=bound
             )
-            found.append(_costs(terms, output, sizes, itemsize, _in_pairs(path, len(terms))))
-            if memory_limit is None or found[-1].peak <= memory_limit:
-                return found[-1]
-    return min(found, key=lambda one: one.peak)
+            paths.append(_costs(terms, output, sizes, itemsize, _in_pairs(path, len(terms))))
+            if memory_limit is None or paths[-1].peak <= memory_limit:
+                return paths[-1]
+    return min(paths, key=lambda candidate: candidate.peak)
 
 
 def _in_pairs(path: Sequence[Sequence[int]], count: int) -> tuple[tuple[int, int], ...]:
     """Split steps of more than two arrays, and leave out steps of one."""
     pairs: list[tuple[int, int]] = []
     for step in path:
-        places = sorted(step)
-        if len(places) == 1:
+        positions = sorted(step)
+        if len(positions) == 1:
             # With a single operand there is nothing to multiply.
             continue
-        *others, low, high = places
+        *rest, low, high = positions
         pairs.append((low, high))
         count -= 1
-        for other in reversed(others):
-            pairs.append((other, count - 1))
+        for position in reversed(rest):
+            pairs.append((position, count - 1))
             count -= 1
     return tuple(pairs)
 
@@ -272,24 +280,24 @@ def _costs(
         return math.prod(sizes[letter] for letter in letters) * itemsize
 
     # Letters of the remaining arrays, and the bytes of each new array.
-    left = [(frozenset(term), 0) for term in terms]
+    remaining = [(frozenset(term), 0) for term in terms]
     result = frozenset(output)
     flops = live = peak = largest = 0
     for low, high in steps:
-        (two, made_two), (one, made_one) = left.pop(high), left.pop(low)
-        rest = result.union(*(letters for letters, _ in left))
+        (rhs, rhs_bytes), (lhs, lhs_bytes) = remaining.pop(high), remaining.pop(low)
+        rest = result.union(*(letters for letters, _ in remaining))
         # Each operand is summed first along labels that only it has.
-        summed = [mine & (rest | other) for mine, other in ((one, two), (two, one))]
-        sums = [bytes_of(less) for less, mine in zip(summed, (one, two), strict=True) if less != mine]
+        summed = [mine & (rest | partner) for mine, partner in ((lhs, rhs), (rhs, lhs))]
+        sums = [bytes_of(less) for less, mine in zip(summed, (lhs, rhs), strict=True) if less != mine]
         union = summed[0] | summed[1]
-        kept = union & rest
-        flops += math.prod(sizes[letter] for letter in union) * (1 if union == kept else 2)
-        nbytes = bytes_of(kept)
+        retained = union & rest
+        flops += math.prod(sizes[letter] for letter in union) * (1 if union == retained else 2)
+        nbytes = bytes_of(retained)
         largest = max(largest, nbytes, *sums)
         peak = max(peak, live + sum(sums) + nbytes)
-        live += nbytes - made_one - made_two
-        left.append((kept, nbytes))
+        live += nbytes - lhs_bytes - rhs_bytes
+        remaining.append((retained, nbytes))
     if not steps:
-        flops = math.prod(sizes[letter] for letter in left[0][0])
+        flops = math.prod(sizes[letter] for letter in remaining[0][0])
         largest = peak = bytes_of(result)
     return ContractionPath(steps=steps, flops=flops, largest=largest, peak=peak)

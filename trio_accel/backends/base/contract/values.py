@@ -85,8 +85,8 @@ def check_plain(argument: str, value: object, *, depth: int = 0) -> None:
     if isinstance(value, (list, tuple)):
         several = cast("list[object] | tuple[object, ...]", value)
         if not _NUMBERS.issuperset(map(type, several)):
-            for one in several:
-                check_plain(argument, one, depth=depth + 1)
+            for item in several:
+                check_plain(argument, item, depth=depth + 1)
 
 
 def in_range(name: str, argument: str, value: complex, dtype: DType) -> None:

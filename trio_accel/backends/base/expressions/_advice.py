@@ -49,7 +49,7 @@ _OTHER_LANGUAGES: Mapping[str, str] = {
 }
 
 
-def what(node: ast.AST) -> str:
+def label_of(node: ast.AST) -> str:
     """Name a node in the user's words."""
     name = type(node).__name__
     return _WORDS.get(name, f"'{name.lower()}'")
@@ -58,7 +58,7 @@ def what(node: ast.AST) -> str:
 def not_allowed(node: ast.AST) -> str:
     """Return the message that refuses a node, with an alternative."""
     way = _WAYS.get(type(node).__name__)
-    return f"{what(node)} is not allowed in an expression" + (f"; {way}" if way else "")
+    return f"{label_of(node)} is not allowed in an expression" + (f"; {way}" if way else "")
 
 
 def of_other_languages(line: str) -> str:
@@ -70,6 +70,6 @@ def similar(name: str) -> str:
     """Return the functions with similar names, or that there is no such function."""
     import difflib
 
-    found = difflib.get_close_matches(name, FUNCTIONS, 3)
-    others = f"; there is {', '.join(found)}" if found else ""
-    return instead_of(name) or others or "; compute it before, and pass the result as an argument"
+    matches = difflib.get_close_matches(name, FUNCTIONS, 3)
+    advice = f"; there is {', '.join(matches)}" if matches else ""
+    return instead_of(name) or advice or "; compute it before, and pass the result as an argument"

@@ -49,7 +49,11 @@ _MAX_ARGUMENTS = 4096
 # NumPy's limit, which the status words of kernels share.
 _MAX_AXES = 64
 
-_FUNCTIONS = {each.name: each for each in FUNCTIONS.values() if each.rule not in ("cast", "clip", "angle")}
+_FUNCTIONS = {
+    function.name: function
+    for function in FUNCTIONS.values()
+    if function.rule not in ("cast", "clip", "angle")
+}
 _LOW = (DType.float8_e4m3fn, DType.float8_e5m2)
 _STORES = frozenset(f"store_{name}" for name in ("set", "add", "multiply", "min", "max"))
 _ORDERED = frozenset(f"reduce_{name}" for name in ("min", "max", "nanmin", "nanmax", "argmin", "argmax"))
@@ -152,8 +156,8 @@ def encode_program(
         arguments: How it gets its arguments.
         usual: See `EncodedProgram.usual`.
     """
-    blocks = [_block(each) for each in (program, usual) if each is not None]
-    return "\n\n".join([",".join([each.encode() for each in arguments]), *blocks])
+    blocks = [_block(variant) for variant in (program, usual) if variant is not None]
+    return "\n\n".join([",".join([argument.encode() for argument in arguments]), *blocks])
 
 
 @functools.lru_cache(1024)
@@ -171,17 +175,17 @@ def decode_program(text: str) -> EncodedProgram:
         raise ValueError(f"a program has at most {_MAX_ARGUMENTS} arguments, got {len(arguments)}")
     if len(blocks) not in (1, 2):
         raise ValueError(f"a text must have a program, and at most one usual program, got {len(blocks)}")
-    program, *others = [_program(block, arguments) for block in blocks]
-    for other in others:
-        if _form(other) != _form(program):
+    program, *usual_programs = [_program(block, arguments) for block in blocks]
+    for usual in usual_programs:
+        if _form(usual) != _form(program):
             raise ValueError(
                 "the usual program must read the same arrays, and have results of the same dtypes"
             )
-    if encode_program(program, arguments, *others) != text:
+    if encode_program(program, arguments, *usual_programs) != text:
         raise ValueError(
             "a number, or a part that follows from the steps, is not written as encode_program does"
         )
-    return EncodedProgram(program, arguments, *others)
+    return EncodedProgram(program, arguments, *usual_programs)
 
 
 def _form(program: TypedExpression) -> tuple[object, ...]:
@@ -194,7 +198,9 @@ def _block(program: TypedExpression) -> str:
     mine = _words_of((program.elements, program.axes, program.loads))
     # A program may have arguments that a dead step has read.
     words += [
-        word for word, other in zip(mine, _words_of(_reads_of(program.steps)), strict=True) if word != other
+        word
+        for word, derived in zip(mine, _words_of(_reads_of(program.steps)), strict=True)
+        if word != derived
     ]
     if program.checked:
         words.append(f"checked={','.join(program.checked)}")
@@ -273,8 +279,8 @@ def _float(text: str) -> float:
 def _program(text: str, arguments: Sequence[Argument]) -> TypedExpression:
     """Decode the lines of a program."""
     header, *lines = text.split("\n")
-    found = _HEADER.fullmatch(header)
-    if found is None:
+    match = _HEADER.fullmatch(header)
+    if match is None:
         raise ValueError(f"a program begins with its results, got {header[:80]!r}")
     if len(lines) > _MAX_STEPS:
         raise ValueError(f"a program has at most {_MAX_STEPS} steps, got {len(lines)}")
@@ -285,25 +291,25 @@ def _program(text: str, arguments: Sequence[Argument]) -> TypedExpression:
         except ValueError as error:
             raise ValueError(f"step {number} ({line[:80]}): {error}") from None
     derived = _reads_of(checker.steps)
-    made = TypedExpression(
+    program = TypedExpression(
         tuple(checker.steps),
-        outputs=_ints(found[1]),
-        elements=derived[0] if found[2] is None else _ints(found[2]),
-        axes=derived[1] if found[3] is None else _ints(found[3]),
-        loads=derived[2] if found[4] is None else _pairs(found[4]),
-        checked=() if found[5] is None else tuple(found[5].split(",")),
+        outputs=_ints(match[1]),
+        elements=derived[0] if match[2] is None else _ints(match[2]),
+        axes=derived[1] if match[3] is None else _ints(match[3]),
+        loads=derived[2] if match[4] is None else _pairs(match[4]),
+        checked=() if match[5] is None else tuple(match[5].split(",")),
     )
-    _check_reads(made, derived, arguments)
-    checker.check_results(made.outputs)
-    return made
+    _check_reads(program, derived, arguments)
+    checker.check_results(program.outputs)
+    return program
 
 
 def _step(line: str) -> TypedStep:
-    found = _STEP.fullmatch(line)
-    if found is None:
+    match = _STEP.fullmatch(line)
+    if match is None:
         raise ValueError("a step has a function, a dtype, operands, and perhaps a value")
-    value = 0 if found[4] is None else _number(found[4])
-    return TypedStep(found[1], DType(found[2]), _ints(found[3] or ""), value)
+    value = 0 if match[4] is None else _number(match[4])
+    return TypedStep(match[1], DType(match[2]), _ints(match[3] or ""), value)
 
 
 def _check_reads(program: TypedExpression, derived: _Reads, arguments: Sequence[Argument]) -> None:
@@ -354,16 +360,16 @@ class _Checker:
             ValueError: An executor cannot compute it.
         """
         number, function = len(self.steps), step.function
-        least, most = _OPERANDS.get(function, (0, -1))
-        if most < 0:
+        minimum, maximum = _OPERANDS.get(function, (0, -1))
+        if maximum < 0:
             raise ValueError(f"unknown function {function}")
-        if not least <= len(step.steps) <= most:
+        if not minimum <= len(step.steps) <= maximum:
             raise ValueError(
-                f"it must have {least} operands{' or more' * (most > least)}, got {len(step.steps)}"
+                f"it must have {minimum} operands{' or more' * (maximum > minimum)}, got {len(step.steps)}"
             )
-        late = [each for each in step.steps if each >= number]
-        if late:
-            raise ValueError(f"operand {late[0]} is not an earlier step")
+        forward = [operand for operand in step.steps if operand >= number]
+        if forward:
+            raise ValueError(f"operand {forward[0]} is not an earlier step")
         self._check_place(function)
         self._check_operands(step)
         self._check_value(step)
@@ -412,22 +418,22 @@ class _Checker:
                 raise ValueError(f"operand {begin} is not the {kind} around the step")
         elif step.function == "loop":
             read = step.steps[:2]
-            for place, each in enumerate(step.steps[2:], 2):
-                is_new = each not in self._loops and each not in step.steps[2:place]
+            for position, operand in enumerate(step.steps[2:], 2):
+                is_new = operand not in self._loops and operand not in step.steps[2:position]
                 if (
-                    self.steps[each].function != "carried"
-                    or self._homes[each] != self._open[-1]
+                    self.steps[operand].function != "carried"
+                    or self._homes[operand] != self._open[-1]
                     or not is_new
                 ):
-                    raise ValueError(f"operand {each} is not a new variable of this loop")
+                    raise ValueError(f"operand {operand} is not a new variable of this loop")
         elif step.function == "result":
             variable, end = step.steps
             is_end = self.steps[end].function == "end" and self._homes[end] in self._open
             if not is_end or self._loops.get(variable) != self.steps[end].steps[0]:
                 raise ValueError(f"operands {variable} and {end} are not a variable and the end of one loop")
             read = ()
-        for each in read:
-            self._check_read(each)
+        for operand in read:
+            self._check_read(operand)
 
     def _check_read(self, number: int) -> None:
         """Check that a step has a value for the next step, or for the program."""
@@ -459,48 +465,54 @@ class _Checker:
                 raise ValueError(f"argument {value} has {self._loads[value]} indices in an earlier step")
 
     def _check_dtypes(self, step: TypedStep) -> None:
-        function, given = step.function, tuple(self.steps[each].dtype for each in step.steps)
+        function, operand_dtypes = step.function, tuple(self.steps[operand].dtype for operand in step.steps)
         if step.dtype in _LOW:
             raise ValueError(f"expressions do not compute with {step.dtype}")
-        is_complex = bool(given) and given[0].kind == "complex"
+        is_complex = bool(operand_dtypes) and operand_dtypes[0].kind == "complex"
         is_cut = function == "cast" and is_complex and step.dtype.kind not in ("complex", "bool")
         if is_cut or (function in _ORDERED and is_complex):
-            raise ValueError(f"{function} does not make {step.dtype} of {_names(given)}")
-        wanted = self._wanted(step, given) if function in _DTYPES else _of_function(function, given)
-        if wanted is None:
-            raise ValueError(f"{function} does not take {_names(given)}")
-        if wanted != (*given, step.dtype):
-            raise ValueError(f"the dtypes must be {_names(wanted)}, got {_names((*given, step.dtype))}")
+            raise ValueError(f"{function} does not make {step.dtype} of {_names(operand_dtypes)}")
+        expected = (
+            self._expected_dtypes(step, operand_dtypes)
+            if function in _DTYPES
+            else _of_function(function, operand_dtypes)
+        )
+        if expected is None:
+            raise ValueError(f"{function} does not take {_names(operand_dtypes)}")
+        if expected != (*operand_dtypes, step.dtype):
+            raise ValueError(
+                f"the dtypes must be {_names(expected)}, got {_names((*operand_dtypes, step.dtype))}"
+            )
 
-    def _wanted(self, step: TypedStep, given: Sequence[DType]) -> tuple[DType, ...]:
+    def _expected_dtypes(self, step: TypedStep, operand_dtypes: Sequence[DType]) -> tuple[DType, ...]:
         """Return the dtypes that the operands of a step, and the step itself, must have."""
         is_loop = step.function in ("break", "end")
         variables = self.steps[step.steps[0]].steps[2:] if is_loop else step.steps[2:]
         is_argument = step.function in _OF_ARGUMENTS
-        found = {
+        letter_dtypes = {
             "a": [self._arguments[int(step.value.real)].dtype] if is_argument else [],
             "b": [DType.bool],
             "i": [DType.int64],
             "k": [DType.int64] * len(step.indices),
             "s": [step.dtype],
-            "v": [self.steps[each].dtype for each in variables],
-            "x": given[:1],
+            "v": [self.steps[variable].dtype for variable in variables],
+            "x": operand_dtypes[:1],
         }
-        return tuple(dtype for letter in _DTYPES[step.function] for dtype in found[letter])
+        return tuple(dtype for letter in _DTYPES[step.function] for dtype in letter_dtypes[letter])
 
 
 @functools.lru_cache(4096)
-def _of_function(name: str, given: tuple[DType, ...]) -> tuple[DType, ...] | None:
+def _of_function(name: str, operand_dtypes: tuple[DType, ...]) -> tuple[DType, ...] | None:
     """Return the dtypes of operands and result, or None if the function does not take these operands."""
-    function, first = _FUNCTIONS[name], given[0]
+    function, first = _FUNCTIONS[name], operand_dtypes[0]
     if function.rule == "where":
-        return DType.bool, given[1], given[1], given[1]
+        return DType.bool, operand_dtypes[1], operand_dtypes[1], operand_dtypes[1]
     if function.rule == "part":
         return (first, real_of(first)) if first.kind == "complex" else None
-    if any(dtype.kind not in function.kinds for dtype in given):
+    if any(dtype.kind not in function.kinds for dtype in operand_dtypes):
         return None
     try:
-        resolved = function.ufunc.resolve_dtypes((*[dtype.dtype for dtype in given], None))
+        resolved = function.ufunc.resolve_dtypes((*[dtype.dtype for dtype in operand_dtypes], None))
     except TypeError:
         return None
     return tuple(map(DType.of, resolved))

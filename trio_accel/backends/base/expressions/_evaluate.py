@@ -80,18 +80,18 @@ def check_places(expression: TypedExpression, load: int, indices: Sequence[Any],
     Raises:
         OutOfRangeError: An index is out of range; the error names the first one.
     """
-    found: list[Any] = []
+    valid_indices: list[Any] = []
     for axis, (step, index, extent) in enumerate(
         zip(expression.steps[load].indices, indices, shape, strict=True)
     ):
         if expression.steps[step].function == "index":
-            found.append(np.clip(index, -extent, extent - 1))
+            valid_indices.append(np.clip(index, -extent, extent - 1))
             continue
-        found.append(index)
+        valid_indices.append(index)
         if index.size and (index.min() < -extent or index.max() >= extent):
             first = index[(index < -extent) | (index >= extent)][0]
             raise _outside(expression, load, axis, int(first), shape)
-    return found
+    return valid_indices
 
 
 def places_of(expression: TypedExpression) -> TypedExpression:
@@ -108,19 +108,19 @@ def places_of(expression: TypedExpression) -> TypedExpression:
 
 def scatter_program(expression: TypedExpression, reduce: Reduce) -> TypedExpression:
     """Turn an expression with an element and a value as its results into a program that combines them."""
-    places, load = places_of(expression), expression.steps[expression.outputs[0]]
-    *indices, value = places.outputs
+    index_program, load = places_of(expression), expression.steps[expression.outputs[0]]
+    *indices, value = index_program.outputs
     step = TypedStep(f"store_{reduce}", expression.steps[value].dtype, (value, *indices), load.value)
-    return attrs.evolve(places, steps=(*places.steps, step), outputs=())
+    return attrs.evolve(index_program, steps=(*index_program.steps, step), outputs=())
 
 
 def _outside(expression: TypedExpression, load: int, axis: int, index: int, shape: Ints) -> OutOfRangeError:
     step, names = expression.steps[load], expression.checked
-    array, where = names[int(step.value.real)], expression.steps[step.indices[axis]]
+    array, index_step = names[int(step.value.real)], expression.steps[step.indices[axis]]
     # An index is converted to int64 before it is used.
-    while where.function in ("cast", "minimum"):
-        where = expression.steps[where.steps[0]]
-    holder = f"{names[int(where.value.real)]}: " if where.function == "argument" else ""
+    while index_step.function in ("cast", "minimum"):
+        index_step = expression.steps[index_step.steps[0]]
+    holder = f"{names[int(index_step.value.real)]}: " if index_step.function == "argument" else ""
     return OutOfRangeError(
         f"{holder}{index} is outside axis {axis} of {array}, which has length {shape[axis]}",
         index=index,
@@ -150,59 +150,59 @@ def _power(base: Any, exponent: Any) -> Any:
 
 def _log1p(x: Any) -> Any:
     """Compute it by NumPy, except for small complex numbers, because NumPy loses their real part."""
-    made: Any = np.asarray(np.log1p(x))
-    if made.dtype.kind == "c":
-        near = np.maximum(np.abs(x.real), np.abs(x.imag)) < 0.5
-        np.copyto(made.real, 0.5 * np.log1p(x.imag * x.imag + x.real * x.real + 2 * x.real), where=near)
-    return made
+    result: Any = np.asarray(np.log1p(x))
+    if result.dtype.kind == "c":
+        is_small = np.maximum(np.abs(x.real), np.abs(x.imag)) < 0.5
+        np.copyto(result.real, 0.5 * np.log1p(x.imag * x.imag + x.real * x.real + 2 * x.real), where=is_small)
+    return result
 
 
 def _expm1(x: Any) -> Any:
     """Compute it by NumPy, except for zero and non-finite complex numbers, because C99 differs there."""
-    made = np.asarray(np.expm1(x))
-    if made.dtype.kind == "c":
-        np.copyto(made, np.exp(x) - 1, where=~np.isfinite(x) | (x == 0))
-    return made
+    result = np.asarray(np.expm1(x))
+    if result.dtype.kind == "c":
+        np.copyto(result, np.exp(x) - 1, where=~np.isfinite(x) | (x == 0))
+    return result
 
 
 def _floor_divide(x1: Any, x2: Any) -> Any:
     """Compute it by NumPy, except for infinite numbers, because the standard rounds all quotients alike."""
-    made = np.asarray(np.floor_divide(x1, x2))
-    if made.dtype.kind not in "biu":
+    result = np.asarray(np.floor_divide(x1, x2))
+    if result.dtype.kind not in "biu":
         # The quotient is infinite, zero or NaN, so there is nothing to round.
-        np.divide(x1, x2, out=made, where=np.isinf(x1) | np.isinf(x2))
-    return made
+        np.divide(x1, x2, out=result, where=np.isinf(x1) | np.isinf(x2))
+    return result
 
 
 def _chosen(ufunc: Any, x1: Any, x2: Any) -> Any:
     """Compute `fmax` or `fmin` by NumPy, but of two zeros the second one, where NumPy finds either."""
-    made = np.asarray(ufunc(x1, x2))
-    if made.dtype.char in "fd":
-        np.copyto(made, x2, where=x1 == x2)
-    return made
+    result = np.asarray(ufunc(x1, x2))
+    if result.dtype.char in "fd":
+        np.copyto(result, x2, where=x1 == x2)
+    return result
 
 
 def _nextafter(x1: Any, x2: Any) -> Any:
     """Compute it by NumPy, but from one zero to the other, where NumPy's of float16 stays."""
-    made = np.asarray(np.nextafter(x1, x2))
-    np.copyto(made, x2, where=x1 == x2)
-    return made
+    result = np.asarray(np.nextafter(x1, x2))
+    np.copyto(result, x2, where=x1 == x2)
+    return result
 
 
 def _tanh(x: Any) -> Any:
     """Compute it by NumPy, but of infinite complex numbers, where the standard has another zero than C99."""
-    made: Any = np.asarray(np.tanh(x))
-    if made.dtype.kind == "c":
-        np.copysign(made.imag, x.imag, out=made.imag, where=np.isinf(x.real))
-    return made
+    result: Any = np.asarray(np.tanh(x))
+    if result.dtype.kind == "c":
+        np.copysign(result.imag, x.imag, out=result.imag, where=np.isinf(x.real))
+    return result
 
 
 def _tan(x: Any) -> Any:
     """Compute it by NumPy, except for infinite complex numbers, to match the hyperbolic tangent."""
-    made: Any = np.asarray(np.tan(x))
-    if made.dtype.kind == "c":
-        np.copysign(made.real, x.real, out=made.real, where=np.isinf(x.imag))
-    return made
+    result: Any = np.asarray(np.tan(x))
+    if result.dtype.kind == "c":
+        np.copysign(result.real, x.real, out=result.real, where=np.isinf(x.imag))
+    return result
 
 
 def _special(name: str, x: Any) -> Any:
@@ -266,26 +266,31 @@ class ComputedIndices:
             steps: The steps that made these.
         """
         ndim = max(index.ndim for index in indices)
-        whole = cls(array, tuple(indices), tuple(range(ndim)))
+        single_elements = cls(array, tuple(indices), tuple(range(ndim)))
         lines = {
-            place: int(np.argmax(index.shape))
-            for place, (index, step) in enumerate(zip(indices, steps, strict=True))
+            axis: int(np.argmax(index.shape))
+            for axis, (index, step) in enumerate(zip(indices, steps, strict=True))
             if step.function == "index" and index.size > 1
             # If the places are not consecutive, some indices were out of range.
             if index.flat[-1] - index.flat[0] == index.size - 1
         }
-        kept, others = list(lines.values()), [place for place in range(len(indices)) if place not in lines]
-        if not lines or len(set(kept)) < len(kept):
-            return whole
-        found: list[Any] = []
-        for index in [indices[place] for place in others]:
-            if index.ndim and any(index.shape[axis] > 1 and index.strides[axis] for axis in kept):
+        line_axes, indexed_axes = (
+            list(lines.values()),
+            [axis for axis in range(len(indices)) if axis not in lines],
+        )
+        if not lines or len(set(line_axes)) < len(line_axes):
+            return single_elements
+        axis_indices: list[Any] = []
+        for index in [indices[axis] for axis in indexed_axes]:
+            if index.ndim and any(index.shape[axis] > 1 and index.strides[axis] for axis in line_axes):
                 # Each line has indices of its own.
-                return whole
-            found.append(index[tuple([0 if axis in kept else slice(None) for axis in range(index.ndim)])])
-        found += [slice(int(indices[place].flat[0]), int(indices[place].flat[-1]) + 1) for place in lines]
-        rest = [axis for axis in range(ndim) if axis not in kept]
-        return cls(array.transpose([*others, *lines]), tuple(found), (*rest, *kept))
+                return single_elements
+            axis_indices.append(
+                index[tuple([0 if axis in line_axes else slice(None) for axis in range(index.ndim)])]
+            )
+        axis_indices += [slice(int(indices[axis].flat[0]), int(indices[axis].flat[-1]) + 1) for axis in lines]
+        rest = [axis for axis in range(ndim) if axis not in line_axes]
+        return cls(array.transpose([*indexed_axes, *lines]), tuple(axis_indices), (*rest, *line_axes))
 
     def load(self) -> Any:
         """Take the elements: an array that broadcasts to the result."""
@@ -344,24 +349,24 @@ class _Active:
     Attributes:
         carried: The variables of the loop.
         values: The values of steps, by number; a value shared by all elements has no axis.
-        at: The positions of these elements among all elements.
-        found: The final values of the variables, for all elements.
+        positions: The positions of these elements among all elements.
+        final_values: The final values of the variables, for all elements.
     """
 
     carried: Sequence[int]
     values: dict[int, Any]
-    at: npt.NDArray[np.int64]
-    found: Sequence[HostArray]
+    positions: npt.NDArray[np.int64]
+    final_values: Sequence[HostArray]
 
-    def end(self, where: Any, numbers: Sequence[int]) -> None:
+    def end(self, condition: Any, numbers: Sequence[int]) -> None:
         """End the loop for some elements, with these steps as the values of its variables."""
-        ends = np.broadcast_to(where, self.at.shape)
+        ends = np.broadcast_to(condition, self.positions.shape)
         if not ends.any():
             return
-        for found, number in zip(self.found, numbers, strict=True):
-            found[self.at[ends]] = np.broadcast_to(self.values[number], ends.shape)[ends]
+        for final, number in zip(self.final_values, numbers, strict=True):
+            final[self.positions[ends]] = np.broadcast_to(self.values[number], ends.shape)[ends]
         goes = ~ends
-        self.at = self.at[goes]
+        self.positions = self.positions[goes]
         # Compute only the other elements from here on, because each costs time.
         self.values.update({n: value[goes] for n, value in self.values.items() if np.ndim(value)})
 
@@ -389,14 +394,14 @@ class _Evaluation:
 
     def _run(self, numbers: Sequence[int], values: dict[int, Any]) -> None:
         """Compute steps one after another."""
-        place, active = 0, self._active
-        while place < len(numbers) and (active is None or active.at.size):
-            number = numbers[place]
+        position, active = 0, self._active
+        while position < len(numbers) and (active is None or active.positions.size):
+            number = numbers[position]
             step = self.expression.steps[number]
             if step.function in ("loop", "fold"):
                 (self._loop if step.function == "loop" else self._fold)(number, step, values)
                 # All steps of its body follow in this list.
-                place += int(step.value.real) - number
+                position += int(step.value.real) - number
                 number = int(step.value.real)
             elif step.function == "break" and active is not None:
                 active.end(values[step.steps[1]], step.steps[2:])
@@ -405,111 +410,123 @@ class _Evaluation:
             for used in self._last_uses.get(number, ()):
                 # Large temporaries make way for the next ones.
                 values.pop(used, None)
-            place += 1
+            position += 1
 
     def _loop(self, number: int, step: TypedStep, values: dict[int, Any]) -> None:
         """Run a loop: of all elements at once if its range is the same for all, and none ends early."""
         steps, end = self.expression.steps, int(step.value.real)
         start, stop, *carried = step.steps
-        body, last = range(number + 1, end), steps[end].steps[1:]
-        has_break = any(steps[each].steps[0] == number for each in body if steps[each].function == "break")
+        body, updates = range(number + 1, end), steps[end].steps[1:]
+        has_break = any(steps[inner].steps[0] == number for inner in body if steps[inner].function == "break")
         if not has_break and np.ndim(values[start]) == np.ndim(values[stop]) == 0:
             for index in range(int(values[start]), int(values[stop])):
                 values[number] = np.int64(index)
                 self._run(body, values)
-                values.update(zip(carried, [values[each] for each in last], strict=True))
+                values.update(zip(carried, [values[update] for update in updates], strict=True))
             return
         active, shape = self._flattened(number, step, values)
-        left = active.values
+        active_values = active.values
         around, self._active = self._active, active
-        active.end(left[number] >= left[stop], carried)
-        while active.at.size:
-            self._run(body, left)
-            if active.at.size:
-                left.update(zip(carried, [left[each] for each in last], strict=True))
-            for each in body:
-                left.pop(each, None)
-            left[number] = left[number] + 1
-            active.end(left[number] >= left[stop], carried)
+        active.end(active_values[number] >= active_values[stop], carried)
+        while active.positions.size:
+            self._run(body, active_values)
+            if active.positions.size:
+                active_values.update(zip(carried, [active_values[update] for update in updates], strict=True))
+            for temporary in body:
+                active_values.pop(temporary, None)
+            active_values[number] = active_values[number] + 1
+            active.end(active_values[number] >= active_values[stop], carried)
         self._active = around
-        values.update((each, found.reshape(shape)) for each, found in zip(carried, active.found, strict=True))
+        values.update(
+            (variable, final.reshape(shape))
+            for variable, final in zip(carried, active.final_values, strict=True)
+        )
 
     def _flattened(self, number: int, step: TypedStep, values: Mapping[int, Any]) -> tuple[_Active, Any]:
         """Flatten all values that a loop reads; return the elements and their former shape."""
         carried = step.steps[2:]
         within = self.expression.steps[number : int(step.value.real) + 1]
-        read = {each for one in within for each in one.steps if each < number}
-        shapes = [np.shape(values[each]) for each in read]
-        if any(each.function in _STORES for each in within):
+        read = {operand for inner in within for operand in inner.steps if operand < number}
+        shapes = [np.shape(values[operand]) for operand in read]
+        if any(inner.function in _STORES for inner in within):
             # Each element stores, even if the loop reads no elements.
-            shapes.append(self.shape if self._active is None else self._active.at.shape)
+            shapes.append(self.shape if self._active is None else self._active.positions.shape)
         shape = np.broadcast_shapes(*shapes)
 
         def flat(value: Any) -> HostArray:
             return np.broadcast_to(value, shape).reshape(-1)
 
-        taken = {each: flat(values[each]) if np.ndim(values[each]) else values[each] for each in read}
-        found = [flat(values[each]).copy() for each in carried]
+        taken = {
+            operand: flat(values[operand]) if np.ndim(values[operand]) else values[operand]
+            for operand in read
+        }
+        final_values = [flat(values[variable]).copy() for variable in carried]
         taken[number] = flat(values[step.steps[0]])
-        return _Active(carried, taken, np.arange(taken[number].size), found), shape
+        return _Active(carried, taken, np.arange(taken[number].size), final_values), shape
 
     def _value(self, number: int, step: TypedStep, values: Mapping[int, Any]) -> Any:
         match step.function:
             case "argument":
-                made: Any = np.asarray(self.arguments[int(step.value.real)], step.dtype.dtype)
+                value: Any = np.asarray(self.arguments[int(step.value.real)], step.dtype.dtype)
             case "constant":
-                made = number_array(step.value, step.dtype)
+                value = number_array(step.value, step.dtype)
             case "index":
-                made = self.indices[int(step.value.real)]
+                value = self.indices[int(step.value.real)]
             case "count":
-                made = np.int64(math.prod(self.shape[axis] for axis in self.axes))
+                value = np.int64(math.prod(self.shape[axis] for axis in self.axes))
             case "carried" | "result":
-                made = values[step.steps[0]]
+                value = values[step.steps[0]]
             case "left" | "right":
-                made = values[step.steps[0]][step.function == "right"]
+                value = values[step.steps[0]][step.function == "right"]
             case name if name in _METHODS:
-                made = getattr(self, _METHODS[name])(number, step, values)
+                value = getattr(self, _METHODS[name])(number, step, values)
             case _:
-                made = self._call(number, step, [values[each] for each in step.steps])
-        return made
+                value = self._call(number, step, [values[operand] for operand in step.steps])
+        return value
 
-    def _call(self, number: int, step: TypedStep, given: Sequence[Any]) -> Any:
+    def _call(self, number: int, step: TypedStep, operands: Sequence[Any]) -> Any:
         dtype = step.dtype.dtype
         if step.function == "cast":
-            return by_way_of_int64(given[0], dtype).astype(dtype, copy=False)
-        other = _NON_UFUNCS.get(step.function)
-        if other is not None:
-            return other(*given)
+            return by_way_of_int64(operands[0], dtype).astype(dtype, copy=False)
+        function = _NON_UFUNCS.get(step.function)
+        if function is not None:
+            return function(*operands)
         # Large arrays are not written twice.
         is_fit = self.out is not None and number == self.expression.outputs[0] and self.out.dtype == dtype
-        return _UFUNCS[step.function](*given, out=self.out if is_fit else None)
+        return _UFUNCS[step.function](*operands, out=self.out if is_fit else None)
 
-    def _places(self, number: int, step: TypedStep, values: Mapping[int, Any], shape: Ints) -> list[Any]:
+    def _valid_indices(
+        self, number: int, step: TypedStep, values: Mapping[int, Any], shape: Ints
+    ) -> list[Any]:
         """Return indices inside of an array. An index outside is refused or becomes the nearest one."""
-        at = [values[index] for index in step.indices]
+        indices = [values[index] for index in step.indices]
         if self.expression.checked:
-            return check_places(self.expression, number, at, shape)
-        return [np.clip(index, -extent, extent - 1) for index, extent in zip(at, shape, strict=True)]
+            return check_places(self.expression, number, indices, shape)
+        return [np.clip(index, -extent, extent - 1) for index, extent in zip(indices, shape, strict=True)]
 
     def _load(self, number: int, step: TypedStep, values: Mapping[int, Any]) -> Any:
         array = self.loaded[int(step.value.real)]
-        at = self._places(number, step, values, array.shape)
+        indices = self._valid_indices(number, step, values, array.shape)
         if self._active is not None:
             # Indices of the result are none of lines here.
-            return array[tuple(at)]
-        return ComputedIndices.of(array, at, [self.expression.steps[index] for index in step.indices]).load()
+            return array[tuple(indices)]
+        return ComputedIndices.of(
+            array, indices, [self.expression.steps[index] for index in step.indices]
+        ).load()
 
     def _store(self, number: int, step: TypedStep, values: Mapping[int, Any]) -> None:
         array, value = self.loaded[int(step.value.real)], values[step.steps[0]]
-        at = self._places(number, step, values, array.shape)
-        shape = self.shape if self._active is None else self._active.at.shape
-        if np.broadcast_shapes(*map(np.shape, at)) != shape:
+        indices = self._valid_indices(number, step, values, array.shape)
+        shape = self.shape if self._active is None else self._active.positions.shape
+        if np.broadcast_shapes(*map(np.shape, indices)) != shape:
             # Each element stores, even if several have the same place.
-            value, *at = (np.broadcast_to(each, shape) for each in (value, *at))
-        places = ComputedIndices(array, tuple(at), tuple(range(len(shape))))
+            value, *indices = (np.broadcast_to(operand, shape) for operand in (value, *indices))
+        elements = ComputedIndices(array, tuple(indices), tuple(range(len(shape))))
         if self._active is None:
-            places = ComputedIndices.of(array, at, [self.expression.steps[index] for index in step.indices])
-        target, index, value = places.array, places.index, places.aligned(np.asarray(value))
+            elements = ComputedIndices.of(
+                array, indices, [self.expression.steps[index] for index in step.indices]
+            )
+        target, index, value = elements.array, elements.index, elements.aligned(np.asarray(value))
         combine = _STORES[step.function]
         if combine is None:
             target[index] = value
@@ -520,18 +537,18 @@ class _Evaluation:
         """Run the pass of a reduction for its operands, or for a piece of them."""
         values = dict(operands)
         self.run_pass(self.expression.passes[number], values)
-        made: HostArray = np.asarray(values[step.steps[0]])
+        result: HostArray = np.asarray(values[step.steps[0]])
         # A broadcast array is read-only, and `argmax` copies those first.
-        return made if made.shape == shape else np.broadcast_to(made, shape)
+        return result if result.shape == shape else np.broadcast_to(result, shape)
 
     def _operands(self, number: int, values: Mapping[int, Any]) -> dict[int, Any]:
-        return {each: values[each] for each in self.expression.passes[None].operands[number]}
+        return {operand: values[operand] for operand in self.expression.passes[None].operands[number]}
 
     def _reduce(self, number: int, step: TypedStep, values: Mapping[int, Any]) -> Any:
         name, operands = step.function.removeprefix("reduce_"), self._operands(number, values)
         if name not in REDUCING:
-            return self._kept(getattr(np, name)(self._in_front(number, step, operands), axis=0))
-        made = reduced_in_pieces(
+            return self._keepdims(getattr(np, name)(self._in_front(number, step, operands), axis=0))
+        result = reduced_in_pieces(
             getattr(np, REDUCING[name]),
             step.dtype.dtype,
             partial(self._mapped, number, step),
@@ -540,33 +557,35 @@ class _Evaluation:
             self.axes,
             is_there=step.steps[0] in operands,
         )
-        return self._kept(made)
+        return self._keepdims(result)
 
     def _in_front(self, number: int, step: TypedStep, operands: Mapping[int, Any]) -> HostArray:
         """Return the operand of a reduction, with the reduced axes joined as the first axis."""
         values = self._mapped(number, step, operands, self.shape)
-        kept = [axis for axis in range(values.ndim) if axis not in self.axes]
+        retained_axes = [axis for axis in range(values.ndim) if axis not in self.axes]
         count = math.prod(self.shape[axis] for axis in self.axes)
-        return values.transpose(*self.axes, *kept).reshape(count, *[self.shape[axis] for axis in kept])
+        return values.transpose(*self.axes, *retained_axes).reshape(
+            count, *[self.shape[axis] for axis in retained_axes]
+        )
 
-    def _kept(self, value: Any) -> HostArray:
+    def _keepdims(self, value: Any) -> HostArray:
         """Insert axes of one element in place of the reduced axes."""
-        kept = [1 if axis in self.axes else extent for axis, extent in enumerate(self.shape)]
-        return np.asarray(value).reshape(kept)
+        shape = [1 if axis in self.axes else extent for axis, extent in enumerate(self.shape)]
+        return np.asarray(value).reshape(shape)
 
     def _fold(self, number: int, step: TypedStep, values: dict[int, Any]) -> None:
         """Combine elements pair by pair."""
         end, flat = int(step.value.real), self._in_front(number, step, self._operands(number, values))
-        last = self.expression.steps[end]
+        end_step = self.expression.steps[end]
         if not len(flat):
-            flat = np.full((1, *flat.shape[1:]), np.asarray(last.value).astype(flat.dtype))
+            flat = np.full((1, *flat.shape[1:]), np.asarray(end_step.value).astype(flat.dtype))
         while len(flat) > 1:
             half = len(flat) // 2
             pair = {**values, number: (flat[:half], flat[half : 2 * half])}
             self._run(range(number + 1, end), pair)
-            made = np.broadcast_to(pair[last.steps[1]], flat[:half].shape)
-            flat = np.concatenate([made, flat[2 * half :]]) if len(flat) % 2 else made
-        values[end] = self._kept(flat[0])
+            combined = np.broadcast_to(pair[end_step.steps[1]], flat[:half].shape)
+            flat = np.concatenate([combined, flat[2 * half :]]) if len(flat) % 2 else combined
+        values[end] = self._keepdims(flat[0])
 
 
 _STORES = {

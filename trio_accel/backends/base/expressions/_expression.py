@@ -25,11 +25,11 @@ __all__ = [
     "ElementLoad",
     "Index",
     "Literal",
+    "Location",
     "Loop",
     "Name",
     "Node",
     "ParsedExpression",
-    "Place",
     "Reduce",
     "Rule",
     "ScalarFunction",
@@ -68,10 +68,10 @@ class ScalarFunction:
 
 
 def _ufuncs(kinds: frozenset[str], names: str) -> dict[str, ScalarFunction]:
-    found = {name: getattr(np, name) for name in names.split()}
+    ufuncs = {name: getattr(np, name) for name in names.split()}
     return {
         name: ScalarFunction(ufunc.__name__, ufunc.nin, "ufunc", ufunc, kinds)
-        for name, ufunc in found.items()
+        for name, ufunc in ufuncs.items()
     }
 
 
@@ -172,7 +172,7 @@ CONSTANTS: Mapping[str, float] = {"pi": float(np.pi), "inf": float("inf"), "nan"
 """Names that are numbers."""
 
 
-Place: TypeAlias = tuple[int, int]
+Location: TypeAlias = tuple[int, int]
 """Line, from 1 on, and column, from 0 on, in characters."""
 
 
@@ -181,7 +181,7 @@ class Name:
     """A reference to an argument, or to a name that an earlier statement assigned."""
 
     name: str
-    place: Place = attrs.field(eq=False)
+    location: Location = attrs.field(eq=False)
 
 
 @attrs.frozen
@@ -189,7 +189,7 @@ class Literal:
     """A number in the source."""
 
     value: complex
-    place: Place = attrs.field(eq=False)
+    location: Location = attrs.field(eq=False)
 
 
 @attrs.frozen
@@ -202,7 +202,7 @@ class Apply:
 
     function: str
     arguments: tuple[Node, ...]
-    place: Place = attrs.field(eq=False)
+    location: Location = attrs.field(eq=False)
 
 
 @attrs.frozen
@@ -210,7 +210,7 @@ class Index:
     """``i(axis)``: the index of the element along an axis of the result, from the end for negative ones."""
 
     axis: int
-    place: Place = attrs.field(eq=False)
+    location: Location = attrs.field(eq=False)
 
 
 @attrs.frozen
@@ -219,14 +219,14 @@ class ElementLoad:
 
     name: str
     indices: tuple[Node, ...]
-    place: Place = attrs.field(eq=False)
+    location: Location = attrs.field(eq=False)
 
 
 @attrs.frozen
 class ElementCount:
     """``n``: how many elements are reduced."""
 
-    place: Place = attrs.field(eq=False)
+    location: Location = attrs.field(eq=False)
 
 
 @attrs.frozen
@@ -236,7 +236,7 @@ class Reduce:
     Attributes:
         name: One of `REDUCTIONS`, or ``"expression"``.
         value: The value to reduce.
-        place: Its place in the source.
+        location: Its place in the source.
         dtype: Dtype that the values are converted to before they are combined; None for NumPy's choice.
         combine: For ``"expression"``, an expression of ``a`` and ``b``.
         identity: For ``"expression"``, the result of no elements; None if there is none.
@@ -246,7 +246,7 @@ class Reduce:
 
     name: str
     value: Node
-    place: Place = attrs.field(eq=False)
+    location: Location = attrs.field(eq=False)
     dtype: DType | None = None
     combine: ParsedExpression | None = None
     identity: complex | None = None
@@ -276,14 +276,14 @@ class Loop:
         start: The first index.
         stop: The index after the last one.
         body: The statements.
-        place: Its place in the source.
+        location: Its place in the source.
     """
 
     index: str
     start: Node
     stop: Node
     body: tuple[Statement, ...]
-    place: Place
+    location: Location
 
 
 @attrs.frozen
@@ -340,29 +340,31 @@ class ParsedExpression:
     @cached_property
     def read_outside(self) -> frozenset[str]:
         """The inputs that the results read otherwise than by reductions."""
-        found: dict[str, frozenset[str]] = {}
-        _find_read(self.statements, found)
-        return frozenset[str]().union(*[found[name] for name in self.outputs]).intersection(self.inputs)
+        dependencies: dict[str, frozenset[str]] = {}
+        _find_read(self.statements, dependencies)
+        return (
+            frozenset[str]().union(*[dependencies[name] for name in self.outputs]).intersection(self.inputs)
+        )
 
     @cached_property
     def takes_nothing(self) -> bool:
         """Whether every reduction has a result of no elements."""
-        return all(each.takes_nothing for each in self.reductions)
+        return all(reduction.takes_nothing for reduction in self.reductions)
 
     @cached_property
     def is_index(self) -> bool:
         """Whether a reduction finds the number of an element, which is along one axis."""
-        return any(each.is_index for each in self.reductions)
+        return any(reduction.is_index for reduction in self.reductions)
 
-    def refuse(self, message: str, place: Place) -> NoReturn:
+    def refuse(self, message: str, location: Location) -> NoReturn:
         """Raise a `ValueError` that shows a place of the text."""
-        raise ValueError(message_at(self.text, message, place, self.margin))
+        raise ValueError(message_at(self.text, message, location, self.margin))
 
 
-def _read_by(found: Mapping[str, frozenset[str]], node: Node) -> frozenset[str]:
+def _read_by(dependencies: Mapping[str, frozenset[str]], node: Node) -> frozenset[str]:
     match node:
         case Name():
-            return found.get(node.name, frozenset([node.name]))
+            return dependencies.get(node.name, frozenset([node.name]))
         case Apply():
             names = frozenset[str]()
             inner = node.arguments
@@ -371,41 +373,41 @@ def _read_by(found: Mapping[str, frozenset[str]], node: Node) -> frozenset[str]:
             inner = node.indices
         case _:
             return frozenset()
-    return names.union(*[_read_by(found, each) for each in inner])
+    return names.union(*[_read_by(dependencies, operand) for operand in inner])
 
 
-def _find_read(statements: Sequence[Statement], found: dict[str, frozenset[str]]) -> None:
+def _find_read(statements: Sequence[Statement], dependencies: dict[str, frozenset[str]]) -> None:
     """Find the inputs that assigned names depend on otherwise than by reductions."""
-    read = partial(_read_by, found)
+    read = partial(_read_by, dependencies)
     for statement in statements:
         match statement:
             case Loop():
                 assigned = [*assigned_in(statement.body)]
-                over = found[statement.index] = read(statement.start) | read(statement.stop)
-                before, after = (
+                over = dependencies[statement.index] = read(statement.start) | read(statement.stop)
+                previous, after = (
                     dict[str, frozenset[str]](),
-                    {name: found.get(name, frozenset([name])) for name in assigned},
+                    {name: dependencies.get(name, frozenset([name])) for name in assigned},
                 )
                 # An iteration may find more of a name in the iteration before it.
-                while after != before:
-                    before = after
-                    _find_read(statement.body, found)
-                    breaks = [read(each.condition) for each in statement.body if isinstance(each, Break)]
+                while after != previous:
+                    previous = after
+                    _find_read(statement.body, dependencies)
+                    breaks = [read(inner.condition) for inner in statement.body if isinstance(inner, Break)]
                     over = over.union(*breaks)
-                    after = {name: before[name] | found[name] | over for name in assigned}
-                    found |= after
+                    after = {name: previous[name] | dependencies[name] | over for name in assigned}
+                    dependencies |= after
             case Break():
                 pass
             case (name, node):
-                found[name] = read(node)
+                dependencies[name] = read(node)
 
 
-def message_at(text: str, message: str, place: Place, margin: int = 0) -> str:
+def message_at(text: str, message: str, location: Location, margin: int = 0) -> str:
     """Return a message that shows a place in a source that has lost `margin` columns of each line."""
     lines = text.split("\n")
-    line, column = place
+    line, column = location
     shown = lines[min(line, len(lines)) - 1]
     # A long line is shown around the place only.
     start = max(0, column - 60)
-    told = f"{message}, in line {line}, column {column + 1 + margin}"
-    return f"{told}\n    {shown[start : start + 100]}\n    {' ' * (column - start)}^"
+    heading = f"{message}, in line {line}, column {column + 1 + margin}"
+    return f"{heading}\n    {shown[start : start + 100]}\n    {' ' * (column - start)}^"

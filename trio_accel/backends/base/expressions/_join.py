@@ -76,7 +76,7 @@ def joined_programs(
     first: EncodedProgram,
     second: EncodedProgram,
     *,
-    at: Collection[int],
+    links: Collection[int],
     inputs: tuple[Sequence[Hashable], Sequence[Hashable]],
 ) -> JoinedProgram:
     """Join an element-wise program with the program that reads its result.
@@ -84,27 +84,27 @@ def joined_programs(
     Args:
         first: The element-wise program, with one result.
         second: The other program, which may reduce or store.
-        at: The arguments of `second` that are the result of `first`. It has the shape of all elements.
+        links: The arguments of `second` that are the result of `first`. It has the shape of all elements.
         inputs: For each argument of both programs a key of its array or number. Arguments with equal keys
-            become one argument. The keys of `at` do not count.
+            become one argument. The keys of `links` do not count.
 
     Raises:
         ValueError: The programs cannot be joined.
     """
-    _check(first, second, at)
-    numbers, arguments = _numbered(first, second, at, inputs)
+    _check(first, second, links)
+    numbers, arguments = _numbered(first, second, links, inputs)
     stored = {int(step.value.real) for step in second.program.steps if _is_store(step)}
     changed = {numbers[1][number] for number in stored}.intersection(numbers[0].values())
     if changed:
         raise ValueError(f"the second program changes argument {min(changed)}, which the first program reads")
     usual = None
     if first.usual is not None or second.usual is not None:
-        usual = _joined(first.usual or first.program, second.usual or second.program, at, numbers)
-    program = EncodedProgram(_joined(first.program, second.program, at, numbers), arguments, usual)
-    given = [_places(each) for each in (first, second)]
+        usual = _joined(first.usual or first.program, second.usual or second.program, links, numbers)
+    program = EncodedProgram(_joined(first.program, second.program, links, numbers), arguments, usual)
+    groups = [_argument_groups(encoded) for encoded in (first, second)]
     sources = [
-        tuple([_source(number, kind, given, numbers) for number in found])
-        for kind, found in enumerate(_places(program))
+        tuple([_source(number, kind, groups, numbers) for number in group])
+        for kind, group in enumerate(_argument_groups(program))
     ]
     return JoinedProgram(program, *sources)
 
@@ -113,68 +113,73 @@ def _is_store(step: TypedStep) -> bool:
     return step.function.startswith("store_")
 
 
-def _check(first: EncodedProgram, second: EncodedProgram, at: Collection[int]) -> None:
+def _check(first: EncodedProgram, second: EncodedProgram, links: Collection[int]) -> None:
     """Require that the second program can read the value of the first one from its steps."""
     program, loads = first.program, [number for number, _ in second.program.loads]
     is_wide = any(step.is_reduction or step.function == "count" or _is_store(step) for step in program.steps)
     if is_wide or len(program.outputs) != 1:
         raise ValueError("the first program must compute one result, element by element")
-    for number in at:
+    for number in links:
         argument = second.arguments[number]
         if not argument.is_array or number in loads or argument.dtype is not program.dtypes[0]:
-            wanted = f"read element by element as {program.dtypes[0]}"
-            raise ValueError(f"argument {number} of the second program must be {wanted}")
+            requirement = f"read element by element as {program.dtypes[0]}"
+            raise ValueError(f"argument {number} of the second program must be {requirement}")
     # No executor checks the indices of values that nobody reads.
-    if not any(step.function == "argument" and step.value in at for step in second.program.steps):
+    if not any(step.function == "argument" and step.value in links for step in second.program.steps):
         raise ValueError("the second program must read the result of the first program")
-    if len({bool(each.program.checked) for each in (first, second) if each.program.loads}) > 1:
+    if len({bool(encoded.program.checked) for encoded in (first, second) if encoded.program.loads}) > 1:
         raise ValueError("both programs must check their indices, or neither")
 
 
 def _numbered(
     first: EncodedProgram,
     second: EncodedProgram,
-    at: Collection[int],
+    links: Collection[int],
     inputs: tuple[Sequence[Hashable], Sequence[Hashable]],
 ) -> tuple[list[dict[int, int]], tuple[Argument, ...]]:
     """Return for each program the new numbers of its arguments, and the arguments."""
-    numbers, found = [dict[int, int](), dict[int, int]()], dict[tuple[Argument, Hashable, str], int]()
-    for place, program in enumerate((first, second)):
+    numbers, new_numbers = [dict[int, int](), dict[int, int]()], dict[tuple[Argument, Hashable, str], int]()
+    for program_number, program in enumerate((first, second)):
         loads, names = dict(program.program.loads), program.program.checked
-        for number, (argument, key) in enumerate(zip(program.arguments, inputs[place], strict=True)):
-            if not place or number not in at:
+        for number, (argument, key) in enumerate(zip(program.arguments, inputs[program_number], strict=True)):
+            if not program_number or number not in links:
                 # The error of a wrong index names the array.
                 name = names[number] if names and number in loads else ""
-                numbers[place][number] = found.setdefault((argument, key, name), len(found))
-    return numbers, tuple(argument for argument, _, _ in found)
+                numbers[program_number][number] = new_numbers.setdefault(
+                    (argument, key, name), len(new_numbers)
+                )
+    return numbers, tuple(argument for argument, _, _ in new_numbers)
 
 
-def _places(program: EncodedProgram) -> tuple[Ints, Ints, Ints]:
+def _argument_groups(program: EncodedProgram) -> tuple[Ints, Ints, Ints]:
     """Return the arrays of elements, the loaded arrays, and the numbers, in the order of a message."""
-    made, arguments = program.program, enumerate(program.arguments)
-    arrays = tuple([number for number in made.elements if program.arguments[number].is_array])
+    expression, arguments = program.program, enumerate(program.arguments)
+    arrays = tuple([number for number in expression.elements if program.arguments[number].is_array])
     scalars = tuple([number for number, argument in arguments if not argument.is_array])
-    return arrays, tuple([number for number, _ in made.loads]), scalars
+    return arrays, tuple([number for number, _ in expression.loads]), scalars
 
 
 def _source(
-    number: int, kind: int, given: Sequence[tuple[Ints, Ints, Ints]], numbers: Sequence[Mapping[int, int]]
+    number: int, kind: int, groups: Sequence[tuple[Ints, Ints, Ints]], numbers: Sequence[Mapping[int, int]]
 ) -> tuple[int, int]:
     """Return where an argument of the joined program is found first."""
     return next(
-        (program, place)
-        for program, found in enumerate(given)
-        for place, each in enumerate(found[kind])
-        if numbers[program].get(each) == number
+        (program, position)
+        for program, program_groups in enumerate(groups)
+        for position, argument in enumerate(program_groups[kind])
+        if numbers[program].get(argument) == number
     )
 
 
 def _joined(
-    first: TypedExpression, second: TypedExpression, at: Collection[int], numbers: Sequence[Mapping[int, int]]
+    first: TypedExpression,
+    second: TypedExpression,
+    links: Collection[int],
+    numbers: Sequence[Mapping[int, int]],
 ) -> TypedExpression:
     builder, both = _Steps(), tuple(zip((first, second), numbers, strict=True))
-    ahead = _copied(first, numbers[0], builder, {})
-    steps = _copied(second, numbers[1], builder, dict.fromkeys(at, ahead[first.outputs[0]]))
+    first_steps = _copied(first, numbers[0], builder, {})
+    steps = _copied(second, numbers[1], builder, dict.fromkeys(links, first_steps[first.outputs[0]]))
     elements = {new[number] for program, new in both for number in program.elements if number in new}
     loads = {new[number]: count for program, new in both for number, count in program.loads}
     return TypedExpression(
@@ -183,19 +188,22 @@ def _joined(
         elements=tuple(sorted(elements)),
         axes=tuple(dict.fromkeys((*first.axes, *second.axes))),
         loads=tuple(sorted(loads.items())),
-        checked=_checked(first, second, at, numbers),
+        checked=_checked(first, second, links, numbers),
     )
 
 
 def _checked(
-    first: TypedExpression, second: TypedExpression, at: Collection[int], numbers: Sequence[Mapping[int, int]]
+    first: TypedExpression,
+    second: TypedExpression,
+    links: Collection[int],
+    numbers: Sequence[Mapping[int, int]],
 ) -> Strs:
     """Return the names of the arguments, if a program checks the indices of its loads."""
     both = (first, second)
     if not any(program.loads and program.checked for program in both):
         return ()
     # An index that the first program passes on has the name that the second program gives it.
-    result = next((second.checked[number] for number in at if second.checked), "")
+    result = next((second.checked[number] for number in links if second.checked), "")
     names = dict.fromkeys((number for new in numbers for number in new.values()), result)
     for program, new in reversed([*zip(both, numbers, strict=True)]):
         names |= {new[number]: name for number, name in enumerate(program.checked) if number in new}
@@ -203,7 +211,7 @@ def _checked(
 
 
 def _copied(
-    program: TypedExpression, numbers: Mapping[int, int], builder: _Steps, given: Mapping[int, int]
+    program: TypedExpression, numbers: Mapping[int, int], builder: _Steps, substitutes: Mapping[int, int]
 ) -> list[int]:
     """Copy the steps of a program, and return their new numbers.
 
@@ -211,14 +219,14 @@ def _copied(
         program: The program.
         numbers: The new numbers of its arguments.
         builder: Makes the steps.
-        given: The steps with the values of other arguments.
+        substitutes: The steps with the values of other arguments.
     """
-    made, depth = list[int](), 0
+    new_numbers, depth = list[int](), 0
     stored = {step.value for step in program.steps if _is_store(step)}
     for step in program.steps:
         is_store = _is_store(step)
-        if step.function == "argument" and step.value in given:
-            made.append(given[int(step.value.real)])
+        if step.function == "argument" and step.value in substitutes:
+            new_numbers.append(substitutes[int(step.value.real)])
             continue
         depth -= step.function in ("end", "folded")
         # A store changes elements that later loads read. `_Steps.step` does not see the bits of NaN.
@@ -226,6 +234,10 @@ def _copied(
         make = builder.append if depth or is_apart or step.function in _OF_BLOCKS else builder.step
         is_of_argument = is_store or step.function in ("argument", "load")
         value = numbers[int(step.value.real)] if is_of_argument else step.value
-        made.append(make(attrs.evolve(step, steps=tuple([made[each] for each in step.steps]), value=value)))
+        new_numbers.append(
+            make(
+                attrs.evolve(step, steps=tuple([new_numbers[operand] for operand in step.steps]), value=value)
+            )
+        )
         depth += step.function in ("loop", "fold")
-    return made
+    return new_numbers

@@ -35,39 +35,45 @@ def parts_of(expression: ParsedExpression) -> list[ParsedExpression]:
         output. The last expression is the element-wise result, with the element count as an input if it reads
         it.
     """
-    statements, made = list[Statement](), list[ParsedExpression]()
+    statements, parts = list[Statement](), list[ParsedExpression]()
     for statement in expression.statements:
         match statement:
             case (name, Reduce()):
-                made.append(_part(expression, (*statements, statement), name, is_along=True))
+                parts.append(_part(expression, (*statements, statement), name, is_along=True))
             case _:
                 statements.append(statement)
     (output,) = expression.outputs
-    made.append(_part(expression, [_counted(each) for each in statements], output, is_along=False))
-    return made
+    parts.append(_part(expression, [_counted(statement) for statement in statements], output, is_along=False))
+    return parts
 
 
 def _part(
     expression: ParsedExpression, statements: Sequence[Statement], output: str, *, is_along: bool
 ) -> ParsedExpression:
     """Return the statements that a name depends on as an expression."""
-    needed, kept = {output}, list[Statement]()
+    needed, needed_statements = {output}, list[Statement]()
     for statement in reversed(statements):
         assigned = set(assigned_in([statement]))
         if assigned & needed:
-            kept.append(statement)
+            needed_statements.append(statement)
             # The variables of a loop have values before it.
             needed = (needed if isinstance(statement, Loop) else needed - assigned) | set(_read(statement))
-    own = [name for name in expression.inputs if name in needed]
-    inputs = (*own, *sorted(needed - {*own}))
+    original_inputs = [name for name in expression.inputs if name in needed]
+    inputs = (*original_inputs, *sorted(needed - {*original_inputs}))
     return attrs.evolve(
         expression,
         inputs=inputs,
         outputs=(output,),
-        statements=tuple(reversed(kept)),
+        statements=tuple(reversed(needed_statements)),
         elements=frozenset(inputs) - (expression.loads.keys() - expression.elements),
         loads={name: count for name, count in expression.loads.items() if name in inputs},
-        reductions=tuple([one[1] for one in kept if isinstance(one, tuple) and isinstance(one[1], Reduce)]),
+        reductions=tuple(
+            [
+                statement[1]
+                for statement in needed_statements
+                if isinstance(statement, tuple) and isinstance(statement[1], Reduce)
+            ]
+        ),
         is_along=is_along,
         options=("part", output),
     )
@@ -79,10 +85,10 @@ def _read(statement: Statement) -> Iterator[str]:
         case Loop():
             yield from (*_names(statement.start), *_names(statement.stop))
             inside = {statement.index}
-            for each in statement.body:
-                yield from (name for name in _read(each) if name not in inside)
-                if isinstance(each, tuple):
-                    inside.add(each[0])
+            for inner in statement.body:
+                yield from (name for name in _read(inner) if name not in inside)
+                if isinstance(inner, tuple):
+                    inside.add(inner[0])
         case Break():
             yield from _names(statement.condition)
         case (_, node):
@@ -94,12 +100,12 @@ def _names(node: Node) -> Iterator[str]:
         case Name():
             yield node.name
         case Apply():
-            for each in node.arguments:
-                yield from _names(each)
+            for operand in node.arguments:
+                yield from _names(operand)
         case ElementLoad():
             yield node.name
-            for each in node.indices:
-                yield from _names(each)
+            for operand in node.indices:
+                yield from _names(operand)
         case Reduce():
             yield from _names(node.value)
         case _:
@@ -110,7 +116,7 @@ def _counted(statement: Statement) -> Statement:
     """Return a statement that reads the count of elements as an input."""
     match statement:
         case Loop():
-            over = [_of_input(each) for each in (statement.start, statement.stop)]
+            over = [_of_input(bound) for bound in (statement.start, statement.stop)]
             body = tuple(map(_counted, statement.body))
             return attrs.evolve(statement, start=over[0], stop=over[1], body=body)
         case Break():
@@ -122,7 +128,7 @@ def _counted(statement: Statement) -> Statement:
 def _of_input(node: Node) -> Node:
     match node:
         case ElementCount():
-            return Name(COUNT, node.place)
+            return Name(COUNT, node.location)
         case Apply():
             return attrs.evolve(node, arguments=tuple(map(_of_input, node.arguments)))
         case ElementLoad():

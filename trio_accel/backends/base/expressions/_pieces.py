@@ -41,11 +41,11 @@ def reduced_in_pieces(
         axes: The reduced axes, which the result does not have.
         is_there: Whether an operand already has the values.
     """
-    strides = [each.strides for each in operands.values() if np.shape(each) == shape]
+    strides = [array.strides for array in operands.values() if np.shape(array) == shape]
     groups, order = reduced_groups(shape, axes, strides)
     # All reductions except sums of rows combine elements in order, even if other axes are between.
-    many = sum(is_reduced for _, is_reduced in groups)
-    is_simple = many == 1 or (many and groups[-1][1] and ufunc is np.add)
+    reduced_count = sum(is_reduced for _, is_reduced in groups)
+    is_simple = reduced_count == 1 or (reduced_count and groups[-1][1] and ufunc is np.add)
     if math.prod(shape) <= _CHUNK_ELEMENTS or is_there or not is_simple:
         return np.asarray(ufunc.reduce(mapped(operands, shape), axis=axes, dtype=dtype))
     *outer, (extent, is_row) = groups
@@ -53,22 +53,29 @@ def reduced_in_pieces(
     if not is_row:
         three = outer[0][0] if len(outer) > 1 else 1, outer[-1][0], extent
     # Neighbours become one axis, for which an operand is copied only if it is broadcast along some of them.
-    given = {
-        number: np.broadcast_to(each, shape).transpose(order).reshape(three) if np.ndim(each) else each
-        for number, each in operands.items()
+    operands_3d = {
+        number: np.broadcast_to(operand, shape).transpose(order).reshape(three)
+        if np.ndim(operand)
+        else operand
+        for number, operand in operands.items()
     }
 
     def part(rows: slice, elements: slice) -> HostArray:
-        here = {number: each[rows, elements] if np.ndim(each) else each for number, each in given.items()}
-        return mapped(here, (rows.stop - rows.start, elements.stop - elements.start, three[2]))
+        pieces = {
+            number: operand[rows, elements] if np.ndim(operand) else operand
+            for number, operand in operands_3d.items()
+        }
+        return mapped(pieces, (rows.stop - rows.start, elements.stop - elements.start, three[2]))
 
-    made = _in_pieces(part, ufunc, three)
+    result = _in_pieces(part, ufunc, three)
     if is_row:
-        made = made.reshape([extent for extent, _ in outer])
-        left = tuple(number for number, (_, is_reduced) in enumerate(outer) if is_reduced)
-        made = np.asarray(ufunc.reduce(made, axis=left, dtype=dtype)) if left else made
-    kept = [axis for axis in order if axis not in axes]
-    return made.reshape([shape[axis] for axis in kept]).transpose(np.argsort(kept))
+        result = result.reshape([extent for extent, _ in outer])
+        remaining_axes = tuple(number for number, (_, is_reduced) in enumerate(outer) if is_reduced)
+        result = (
+            np.asarray(ufunc.reduce(result, axis=remaining_axes, dtype=dtype)) if remaining_axes else result
+        )
+    retained_axes = [axis for axis in order if axis not in axes]
+    return result.reshape([shape[axis] for axis in retained_axes]).transpose(np.argsort(retained_axes))
 
 
 def reduced_groups(
@@ -86,7 +93,7 @@ def reduced_groups(
         axes.
     """
     order = list(range(len(shape)))
-    steps = next((each for each in strides if len(each) == len(shape)), ())
+    steps = next((array_strides for array_strides in strides if len(array_strides) == len(shape)), ())
     if all(steps[axis] or shape[axis] == 1 for axis in order[: len(steps)]):
         # NumPy's result has the memory order of its operands.
         order.sort(key=lambda axis: -abs(steps[axis]) if steps else 0)
@@ -107,21 +114,24 @@ def _in_pieces(
 ) -> HostArray:
     """Reduce the middle of three axes; `part` makes some rows, and some elements of them."""
     lead, count, tail = shape
-    many, step = max(_CHUNK_ELEMENTS // (count * tail), 1), max(_CHUNK_ELEMENTS // tail, 1)
+    rows_per_piece, step = max(_CHUNK_ELEMENTS // (count * tail), 1), max(_CHUNK_ELEMENTS // tail, 1)
 
     def reduced(rows: slice, first: int, stop: int) -> Any:
         if ufunc is np.add and tail == 1 and stop - first > _CHUNK_ELEMENTS:
             # NumPy adds the sums of both halves.
             middle = first + (stop - first) // 2 - (stop - first) // 2 % 8
             return reduced(rows, first, middle) + reduced(rows, middle, stop)
-        found: HostArray | None = None
+        accumulator: HostArray | None = None
         for start in range(first, stop, step):
             values = part(rows, slice(start, min(start + step, stop)))
-            if found is not None:
-                values = np.concatenate([found, values], axis=1)
-            found = ufunc.reduce(values, axis=1, dtype=values.dtype, keepdims=True)
-        return found
+            if accumulator is not None:
+                values = np.concatenate([accumulator, values], axis=1)
+            accumulator = ufunc.reduce(values, axis=1, dtype=values.dtype, keepdims=True)
+        return accumulator
 
     return np.concatenate(
-        [reduced(slice(row, min(row + many, lead)), 0, count) for row in range(0, lead, many)]
+        [
+            reduced(slice(row, min(row + rows_per_piece, lead)), 0, count)
+            for row in range(0, lead, rows_per_piece)
+        ]
     )

@@ -22,20 +22,20 @@ def common_of(kinds: Sequence[ArgumentType]) -> DType:
     if low and DType.float16 in kinds:
         # NumPy's `result_type` has none of both; its functions take this.
         kinds = [DType.float32 if kind in (DType.float16, DType.bfloat16) else kind for kind in kinds]
-    given = [
+    operands = [
         kind.dtype
         if isinstance(kind, DType)
         else (DType.bfloat16.dtype if low and kind is Weak.float else PYTHON[kind]())
         for kind in kinds
     ]
-    return DType.of(np.result_type(*given))
+    return DType.of(np.result_type(*operands))
 
 
-def wider(one: ArgumentType, other: ArgumentType) -> ArgumentType:
+def wider(first: ArgumentType, second: ArgumentType) -> ArgumentType:
     """Return the type that holds values of both."""
-    if isinstance(one, Weak) and isinstance(other, Weak):
-        return max(one, other, key=RANKS.index)
-    return common_of([one, other])
+    if isinstance(first, Weak) and isinstance(second, Weak):
+        return max(first, second, key=RANKS.index)
+    return common_of([first, second])
 
 
 def is_whole(kind: ArgumentType) -> bool:

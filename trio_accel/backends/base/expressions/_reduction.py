@@ -72,34 +72,34 @@ def parse_reduction(
                 f"reduce: must be an expression of a and b, it reads {', '.join(combine.inputs)}"
             )
         value = cast("Any", identity).item() if isinstance(identity, np.generic) else identity
-    (output,), place = mapped.outputs, (1, 0)
-    made = Reduce(name, Name(output, place), place, dtype, combine, value, after, is_result=True)
+    (output,), location = mapped.outputs, (1, 0)
+    reduction = Reduce(name, Name(output, location), location, dtype, combine, value, after, is_result=True)
     # Zeros of both signs are different values.
     options = (reduce, repr(value), post, dtype)
     return ParsedExpression(
         mapped.text,
         mapped.inputs,
         (_RESULT,),
-        (*mapped.statements, (f"%{_RESULT}", made), (_RESULT, Name(f"%{_RESULT}", place))),
+        (*mapped.statements, (f"%{_RESULT}", reduction), (_RESULT, Name(f"%{_RESULT}", location))),
         mapped.elements,
         mapped.loads,
         has_index=False,
-        reductions=(made,),
+        reductions=(reduction,),
         is_along=True,
         options=options,
         margin=mapped.margin,
     )
 
 
-def _parsed(what: str, text: str, inputs: Strs | None = None) -> ParsedExpression:
+def _parsed(label: str, text: str, inputs: Strs | None = None) -> ParsedExpression:
     try:
         parsed = parse(text, inputs)
     except ValueError as error:
-        raise ValueError(f"{what}: {error}") from None
+        raise ValueError(f"{label}: {error}") from None
     if len(parsed.outputs) != 1:
-        raise ValueError(f"{what}: must have exactly one result, got {', '.join(parsed.outputs)}")
+        raise ValueError(f"{label}: must have exactly one result, got {', '.join(parsed.outputs)}")
     if parsed.has_index or parsed.loads:
-        raise ValueError(f"{what}: has i(axis) or x[...], which only functions of each element have")
+        raise ValueError(f"{label}: has i(axis) or x[...], which only functions of each element have")
     return parsed
 
 

@@ -40,7 +40,7 @@ class RowLayouts:
     """Layouts of the arrays in a reduction, or in an expression of rows. Each layout has its own kernel.
 
     Attributes:
-        kept: The number of axes that remain after contiguous axes are joined.
+        kept_axes: The number of axes that remain after contiguous axes are joined.
         reduced: A row's number of axes, likewise.
         access: If a row has one axis: for each array, how its elements follow each other there; then likewise
             for the result of an expression of rows, if the result has their shape.
@@ -49,7 +49,7 @@ class RowLayouts:
         is_across: Whether neighbouring threads make neighbouring rows, rather than one row.
     """
 
-    kept: int
+    kept_axes: int
     reduced: int
     access: tuple[Access, ...]
     is_wide: bool = False
@@ -80,10 +80,12 @@ def reduction_source(program: TypedExpression, arguments: Sequence[Argument], la
     rows, (output,) = _Rows(program, arguments), program.outputs
     lines = rows.lines([output], dict.fromkeys(rows.stages, "Stage0::value(found)"))
     dtype = program.steps[output].dtype
-    own = "i64 outputs, count, parts;\n    i64 partial_step, output_step;\n    char *out, *partial;"
+    leading_fields = (
+        "i64 outputs, count, parts;\n    i64 partial_step, output_step;\n    char *out, *partial;"
+    )
     store = f"{element_of(dtype)}::store(arguments.out + output * {dtype.itemsize}, t{output});"
     kernels = _REDUCE.replace("RESULT", indented("\n".join((*lines, store)), 4).strip())
-    return "\n".join((_passes(rows, layouts, own, (), len(rows.taken.arrays)), kernels))
+    return "\n".join((_passes(rows, layouts, leading_fields, (), len(rows.taken.arrays)), kernels))
 
 
 def rows_source(
@@ -98,25 +100,31 @@ def rows_source(
         is_whole: Whether the result has the shape of the arrays.
     """
     rows, (output,) = _Rows(program, arguments), program.outputs
-    kept = rows.kept
-    row, at, dtype = {number: f"row.t{number}" for number in kept}, len(rows.taken.arrays), program.dtypes[0]
+    row_steps = rows.row_steps
+    row, result_number, dtype = (
+        {number: f"row.t{number}" for number in row_steps},
+        len(rows.taken.arrays),
+        program.dtypes[0],
+    )
     calls = {
-        made: f"Stage{number}::value(in_group<Stage{number}, GROUP>("
+        result_step: f"Stage{number}::value(in_group<Stage{number}, GROUP>("
         f"accumulate<Stage{number}>(arguments, bases, row, lane, GROUP, count)))"
-        for number, made in enumerate(rows.stages)
+        for number, result_step in enumerate(rows.stages)
     }
-    results = rows.lines(kept, calls, kept)
-    last, store = rows.lines([output], row), f"{element_of(dtype)}::store"
-    begin = f"arguments.out{_row_offset(layouts.kept, at)}"
+    results = rows.lines(row_steps, calls, row_steps)
+    final_lines, store = rows.lines([output], row), f"{element_of(dtype)}::store"
+    begin = f"arguments.out{_row_offset(layouts.kept_axes, result_number)}"
     if is_whole:
-        place = f"out + {_step_in_row(layouts.reduced, layouts.access, at, dtype)}"
+        address = f"out + {_step_in_row(layouts.reduced, layouts.access, result_number, dtype)}"
         finish = _STORE_ROW_SOURCE.replace("BEGIN", begin)
     else:
-        place, finish = begin, _FINISH_ROW_SOURCE
-    finish = finish.replace("STORE", indented("\n".join((*last, f"{store}({place}, t{output});")), 4).strip())
-    own = "i64 outputs, count;\n    char *out;"
+        address, finish = begin, _FINISH_ROW_SOURCE
+    finish = finish.replace(
+        "STORE", indented("\n".join((*final_lines, f"{store}({address}, t{output});")), 4).strip()
+    )
+    leading_fields = "i64 outputs, count;\n    char *out;"
     kernel = _ROWS.replace("RESULTS", indented("\n".join(results)).strip())
-    return "\n".join((_passes(rows, layouts, own, kept, at + 1), finish, kernel))
+    return "\n".join((_passes(rows, layouts, leading_fields, row_steps, result_number + 1), finish, kernel))
 
 
 class _Rows:
@@ -125,7 +133,7 @@ class _Rows:
     Attributes:
         taken: The arguments.
         stages: The reductions by the steps with their values, in order.
-        kept: The values of a row that its elements or the last statements read after reductions.
+        row_steps: The values of a row that its elements or the last statements read after reductions.
         work: The number of element steps in all passes; a loop counts as many.
     """
 
@@ -138,39 +146,45 @@ class _Rows:
             for number, step in enumerate(steps)
             if step.is_reduction
         }
-        arrays = {number for number, each in enumerate(arguments) if each.is_array}
+        arrays = {number for number, argument in enumerate(arguments) if argument.is_array}
         elements = _reached(
             steps,
             [n for n, step in enumerate(steps) if step.function == "argument" and step.value in arrays],
         )
         reading = [step.steps for n, step in enumerate(steps) if n in elements or step.is_reduction]
         read = {*program.outputs}.union(*reading)
-        self.kept = sorted((_reached(steps, self.stages) - elements) & read)
-        passes = [needed_steps(steps, steps[number].steps, self.kept) for number in self.stages.values()]
-        passes.append(needed_steps(steps, program.outputs, self.kept) & elements)
+        self.row_steps = sorted((_reached(steps, self.stages) - elements) & read)
+        passes = [needed_steps(steps, steps[number].steps, self.row_steps) for number in self.stages.values()]
+        passes.append(needed_steps(steps, program.outputs, self.row_steps) & elements)
         used = [steps[number] for numbers in passes for number in numbers]
         self.work = len(used) + 1000 * any(step.function == "loop" for step in used)
 
-    def lines(self, outputs: Iterable[int], there: Mapping[int, str], kept: Container[int] = ()) -> list[str]:
+    def lines(
+        self, outputs: Iterable[int], there: Mapping[int, str], row_steps: Container[int] = ()
+    ) -> list[str]:
         """Return the statements that compute some values; see `_statements`."""
-        return _statements(self._program, outputs, there, self.taken.texts, kept)
+        return _statements(self._program, outputs, there, self.taken.texts, row_steps)
 
-    def structure(self, kept: Sequence[int]) -> str:
+    def structure(self, row_steps: Sequence[int]) -> str:
         """Return C++ for a row's values that later passes read."""
-        fields = [f" {register_of(self._program.steps[number].dtype)} t{number};" for number in kept]
+        fields = [f" {register_of(self._program.steps[number].dtype)} t{number};" for number in row_steps]
         return f"struct Row {{{''.join(fields)} }};"
 
-    def stage(self, place: int, made: int) -> str:
+    def stage(self, stage_number: int, result_step: int) -> str:
         """Write a structure of functions: how one reduction combines values, and its result."""
-        number, steps = self.stages[made], self._program.steps
+        number, steps = self.stages[result_step], self._program.steps
         (operand,) = steps[number].steps
         is_place = steps[number].function.startswith("reduce_arg")
         return _STAGE.format(
-            number=place,
+            number=stage_number,
             combination=indented(combination_of(self._program, number), 4),
-            lines=indented("\n".join(self.lines([operand], {each: f"row.t{each}" for each in self.kept}))),
+            lines=indented(
+                "\n".join(
+                    self.lines([operand], {row_step: f"row.t{row_step}" for row_step in self.row_steps})
+                )
+            ),
             operand=operand,
-            register=register_of(steps[made].dtype),
+            register=register_of(steps[result_step].dtype),
             value="index" if is_place else "value",
         )
 
@@ -180,7 +194,7 @@ def _statements(
     outputs: Iterable[int],
     there: Mapping[int, str],
     arguments: Sequence[str] = (),
-    kept: Container[int] = (),
+    row_steps: Container[int] = (),
 ) -> list[str]:
     """Return the statements that compute some values.
 
@@ -189,14 +203,14 @@ def _statements(
         outputs: Numbers of the steps with these values.
         there: C++ of steps that are computed elsewhere.
         arguments: C++ of the arguments.
-        kept: Steps with values that become fields of ``row``.
+        row_steps: Steps with values that become fields of ``row``.
     """
-    wanted, lines = {*outputs}, list[str]()
-    numbers = needed_steps(program.steps, [*wanted], there)
-    read = wanted.union(*[program.steps[number].steps for number in numbers])
+    targets, lines = {*outputs}, list[str]()
+    numbers = needed_steps(program.steps, [*targets], there)
+    read = targets.union(*[program.steps[number].steps for number in numbers])
     for number in sorted(numbers | (read & there.keys())):
         lines += lines_of(number, program, arguments, there)
-        if number in kept:
+        if number in row_steps:
             lines.append(f"row.t{number} = t{number};")
     return lines
 
@@ -209,25 +223,27 @@ def _reached(steps: Sequence[TypedStep], sources: Iterable[int]) -> set[int]:
             reached.add(number)
         if step.function == "end":
             loop = step.steps[0]
-            whole = {*steps[loop].steps[2:], *range(loop, number + 1)}
-            if not reached.isdisjoint(whole):
-                reached |= whole
+            loop_steps = {*steps[loop].steps[2:], *range(loop, number + 1)}
+            if not reached.isdisjoint(loop_steps):
+                reached |= loop_steps
     return reached
 
 
-def _passes(rows: _Rows, layouts: RowLayouts, own: str, kept: Sequence[int], layers: int) -> str:
+def _passes(
+    rows: _Rows, layouts: RowLayouts, leading_fields: str, row_steps: Sequence[int], layers: int
+) -> str:
     """Write how threads pass over a row, and combine their results.
 
     Args:
         rows: The statements.
         layouts: Layouts of the arrays.
-        own: The arguments of the kernel before arrays, numbers and layouts.
-        kept: The values of a row that later passes read.
+        leading_fields: The arguments of the kernel before arrays, numbers and layouts.
+        row_steps: The values of a row that later passes read.
         layers: The number of arrays with strides among the arguments.
     """
     # C++ lacks empty arrays.
-    axes, reduced, dtypes = max(layouts.kept, 1), max(layouts.reduced, 1), rows.taken.arrays
-    stages = [rows.stage(place, made) for place, made in enumerate(rows.stages)]
+    axes, reduced, dtypes = max(layouts.kept_axes, 1), max(layouts.reduced, 1), rows.taken.arrays
+    stages = [rows.stage(stage_number, result_step) for stage_number, result_step in enumerate(rows.stages)]
     return f"""{prelude()}
 typedef {"u64" if layouts.is_wide else "u32"} Index;
 constexpr int THREADS = {ROW_THREADS};
@@ -240,7 +256,7 @@ constexpr int GROUP = {layouts.group};
 #endif
 constexpr int ROWS = THREADS / GROUP;
 struct Arguments {{
-    {own}
+    {leading_fields}
     const char *in[{len(dtypes)}];
     Scalar scalars[{max(rows.taken.scalars, 1)}];
     i64 kept_shape[{axes}], reduced_shape[{reduced}];
@@ -248,7 +264,7 @@ struct Arguments {{
 }};
 constexpr int EACH = {elements_of_thread(dtypes, rows.work)};
 {structure("Loaded", dtypes)}
-{rows.structure(kept)}
+{rows.structure(row_steps)}
 {_addresses(dtypes, layouts)}
 {chr(10).join(stages)}
 {_PASSES}"""
@@ -258,7 +274,7 @@ def _addresses(dtypes: Sequence[DType], layouts: RowLayouts) -> str:
     """Write where a row begins in each array, and how one of its elements is loaded."""
     begins, loads = list[str](), list[str]()
     for number, dtype in enumerate(dtypes):
-        begins.append(f"arguments.in[{number}]{_row_offset(layouts.kept, number)}")
+        begins.append(f"arguments.in[{number}]{_row_offset(layouts.kept_axes, number)}")
         step = _step_in_row(layouts.reduced, layouts.access, number, dtype)
         loads.append(load(dtype, f"bases.in{number} + {step}"))
     fields = "".join(f" const char *in{number};" for number in range(len(begins)))
@@ -286,13 +302,13 @@ def combination_of(program: TypedExpression, number: int) -> str:
     if name == "fold":
         end = int(step.value.real)
         pair = {
-            each: _SIDES[program.steps[each].function]
-            for each in range(number, end)
-            if program.steps[each].function in _SIDES
+            side: _SIDES[program.steps[side].function]
+            for side in range(number, end)
+            if program.steps[side].function in _SIDES
         }
-        made = program.steps[end].steps[1]
-        lines = _statements(program, [made], pair)
-        return _FOLD.format(**parts, lines=indented("\n".join(lines), 4), made=made)
+        combined = program.steps[end].steps[1]
+        lines = _statements(program, [combined], pair)
+        return _FOLD.format(**parts, lines=indented("\n".join(lines), 4), made=combined)
     if name.startswith("arg"):
         return _INDEX_PARTIAL_SOURCE.format(**parts, less="<" if name == "argmin" else ">")
     return _COMBINED.format(**parts, function=REDUCING[name])
@@ -307,10 +323,12 @@ def _identity(program: TypedExpression, number: int) -> str:
     return identity_of_reduction(name, dtype)
 
 
-def _row_offset(kept: int, array: int) -> str:
+def _row_offset(kept_axes: int, array: int) -> str:
     """Return C++ for the offset of an array's row that makes an output."""
     return (
-        f" + offset_of<{kept}>(output, arguments.kept_shape, arguments.kept_strides[{array}])" if kept else ""
+        f" + offset_of<{kept_axes}>(output, arguments.kept_shape, arguments.kept_strides[{array}])"
+        if kept_axes
+        else ""
     )
 
 

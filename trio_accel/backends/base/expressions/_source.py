@@ -27,9 +27,9 @@ _PRELUDE = Path(__file__).with_name("expressions.cu")
 
 _REGISTERS = {
     **{
-        each: f"{each.kind[0]}{8 * each.itemsize}"
-        for each in DType
-        if each.kind in ("int", "uint", "complex")
+        dtype: f"{dtype.kind[0]}{8 * dtype.itemsize}"
+        for dtype in DType
+        if dtype.kind in ("int", "uint", "complex")
     },
     **dict.fromkeys((DType.float32, DType.float16, DType.bfloat16), "float"),
     DType.float64: "double",
@@ -85,21 +85,21 @@ def lines_of(
         there: C++ of steps that are computed elsewhere.
     """
     step, checks = program.steps[number], list[str]()
-    given = [f"t{each}" for each in step.steps]
+    operands = [f"t{operand}" for operand in step.steps]
     if number in there:
         value = there[number]
     elif of_loop := loop_lines(number, program.steps):
         return of_loop
     elif step.function.startswith("store_"):
-        return [_store(number, program, given)]
+        return [_store(number, program, operands)]
     elif step.function == "index":
         value = _index(step, program)
     elif step.function == "count":
         value = "arguments.count"
     elif step.function == "load":
         if program.checked:
-            checks = [f"{check};" for check in checks_of(number, program, given)]
-        value = load(step.dtype, place_of(step, program, given))
+            checks = [f"{check};" for check in checks_of(number, program, operands)]
+        value = load(step.dtype, place_of(step, program, operands))
     else:
         value = value_of(step, arguments, program.steps)
     return [*checks, f"const {register_of(step.dtype)} t{number} = {value};"]
@@ -113,26 +113,30 @@ def loop_lines(number: int, steps: Sequence[TypedStep]) -> list[str]:
         steps: All steps.
     """
     step = steps[number]
-    given = [f"t{each}" for each in step.steps]
+    operands = [f"t{operand}" for operand in step.steps]
     if step.function in ("carried", "result"):
         const = "const " if step.function == "result" else ""
-        return [f"{const}{register_of(step.dtype)} t{number} = {given[0]};"]
+        return [f"{const}{register_of(step.dtype)} t{number} = {operands[0]};"]
     if step.function == "loop":
-        return [f"for (i64 t{number} = {given[0]}; t{number} < {given[1]}; t{number}++) {{"]
+        return [f"for (i64 t{number} = {operands[0]}; t{number} < {operands[1]}; t{number}++) {{"]
     if step.function not in ("break", "end"):
         return []
     values = step.steps[2 if step.function == "break" else 1 :]
     variables = steps[step.steps[0]].steps[2:]
-    changed = [(one, value) for one, value in zip(variables, values, strict=True) if one != value]
+    changed = [
+        (variable, value) for variable, value in zip(variables, values, strict=True) if variable != value
+    ]
     # A variable may become what another one was.
-    lines = [f"const {register_of(steps[one].dtype)} n{one} = t{value};" for one, value in changed]
-    lines += [f"t{one} = n{one};" for one, _ in changed]
-    return [f"if ({given[1]}) {{", *lines, "break;", "}"] if step.function == "break" else [*lines, "}"]
+    lines = [
+        f"const {register_of(steps[variable].dtype)} n{variable} = t{value};" for variable, value in changed
+    ]
+    lines += [f"t{variable} = n{variable};" for variable, _ in changed]
+    return [f"if ({operands[1]}) {{", *lines, "break;", "}"] if step.function == "break" else [*lines, "}"]
 
 
 def _index(step: TypedStep, expression: TypedExpression) -> str:
-    at = 2 * expression.axes.index(int(step.value.real))
-    return f"index_of(i, arguments.extents[{at}], arguments.extents[{at + 1}])"
+    offset = 2 * expression.axes.index(int(step.value.real))
+    return f"index_of(i, arguments.extents[{offset}], arguments.extents[{offset + 1}])"
 
 
 def place_of(step: TypedStep, expression: TypedExpression, indices: Sequence[str]) -> str:
@@ -143,9 +147,9 @@ def place_of(step: TypedStep, expression: TypedExpression, indices: Sequence[str
         expression: The expression.
         indices: C++ of its indices.
     """
-    array, at = _source_of(step, expression)
+    array, base = _source_of(step, expression)
     steps = [
-        f"reached({index}, arguments.extents[{at + 2 * axis}], arguments.extents[{at + 2 * axis + 1}])"
+        f"reached({index}, arguments.extents[{base + 2 * axis}], arguments.extents[{base + 2 * axis + 1}])"
         for axis, index in enumerate(indices)
     ]
     return " + ".join([f"arguments.loaded[{array}]", *steps])
@@ -160,9 +164,9 @@ def checks_of(number: int, expression: TypedExpression, indices: Sequence[str]) 
         indices: C++ of its indices. Indices ``i(axis)`` need no check.
     """
     step = expression.steps[number]
-    _, at = _source_of(step, expression)
+    _, base = _source_of(step, expression)
     return [
-        f"is_inside({index}, arguments.extents[{at + 2 * axis}], arguments.status, {word_of(number, axis)})"
+        f"is_inside({index}, arguments.extents[{base + 2 * axis}], arguments.status, {word_of(number, axis)})"
         for axis, index in enumerate(indices)
         if expression.steps[step.indices[axis]].function != "index"
     ]
@@ -186,21 +190,21 @@ def value_of(step: TypedStep, arguments: Sequence[str], steps: Sequence[TypedSte
         return arguments[int(step.value.real)]
     if step.function == "constant":
         return literal_of(step.value, step.dtype)
-    given = [f"t{number}" for number in step.steps]
+    operands = [f"t{number}" for number in step.steps]
     if step.function == "cast":
-        return cast_of(given[0], steps[step.steps[0]].dtype, step.dtype)
-    return call_of(step.function, step.dtype, given)
+        return cast_of(operands[0], steps[step.steps[0]].dtype, step.dtype)
+    return call_of(step.function, step.dtype, operands)
 
 
-def call_of(function: str, dtype: DType, given: Sequence[str]) -> str:
+def call_of(function: str, dtype: DType, operands: Sequence[str]) -> str:
     """C++ that computes a function, and rounds the result where its register is wider than the dtype."""
     is_low = dtype in _LOW
     if dtype is DType.float16 and function in _CHOICES:
         # NumPy takes the first of two zeros with different signs in float16, and the second one in others.
-        given = given[::-1]
+        operands = operands[::-1]
     if is_low and function in _OF_CODES:
-        return f"f_{function}_{_LOW[dtype]}({', '.join(given)})"
-    value = f"f_{function}({', '.join(given)})"
+        return f"f_{function}_{_LOW[dtype]}({', '.join(operands)})"
+    value = f"f_{function}({', '.join(operands)})"
     return f"to_{_LOW[dtype]}({value})" if is_low and function not in _EXACT else value
 
 
@@ -222,7 +226,7 @@ def literal_of(number: complex, dtype: DType) -> str:
         value = number_array(number, dtype)
     if dtype.kind == "complex":
         part = DType.float32 if dtype is DType.complex64 else DType.float64
-        parts = [literal_of(each, part) for each in (value.item().real, value.item().imag)]
+        parts = [literal_of(component, part) for component in (value.item().real, value.item().imag)]
         return f"({register_of(dtype)}{{{parts[0]}, {parts[1]}}})"
     if dtype in _LOW:
         return f"constant_f32({int(value.astype(np.float32).view(np.uint32)):#x}u)"
@@ -311,32 +315,36 @@ def elementwise_source(
     """
     taken, results = KernelArguments.of(program, arguments), program.dtypes
     dtypes = (*results, *taken.arrays)
-    places = _place(layouts, [dtype.itemsize for dtype in dtypes])
+    offsets = _offsets_of(layouts, [dtype.itemsize for dtype in dtypes])
     loads = [
-        load(dtype, f"arguments.in[{number}] + {place}")
-        for number, (dtype, place) in enumerate(zip(taken.arrays, places[len(results) :], strict=True))
+        load(dtype, f"arguments.in[{number}] + {offset}")
+        for number, (dtype, offset) in enumerate(zip(taken.arrays, offsets[len(results) :], strict=True))
     ]
-    last = _last_stores(program)
+    trailing_stores = _last_stores(program)
     combining = [
         _combine(number, step)
         for number, step in enumerate(program.steps)
         if step.function.startswith("store_")
     ]
     # Stores outside of loops follow all loads, so that no load waits for them.
-    made = [*program.outputs, *[each for number in last for each in program.steps[number].steps]]
+    computed = [
+        *program.outputs,
+        *[operand for number in trailing_stores for operand in program.steps[number].steps],
+    ]
     lines = [
         line
         for number in range(len(program.steps))
-        if number not in last
+        if number not in trailing_stores
         for line in lines_of(number, program, taken.texts)
     ]
     stores = [
-        f"{element_of(dtype)}::store(arguments.out[{number}] + {place}, made.x{number});"
-        for number, (dtype, place) in enumerate(zip(results, places, strict=False))
+        f"{element_of(dtype)}::store(arguments.out[{number}] + {offset}, made.x{number});"
+        for number, (dtype, offset) in enumerate(zip(results, offsets, strict=False))
     ]
-    fields = map("made.x{}".format, range(len(results), len(made)))
+    fields = map("made.x{}".format, range(len(results), len(computed)))
     stores += [
-        _store(number, program, list(islice(fields, len(program.steps[number].steps)))) for number in last
+        _store(number, program, list(islice(fields, len(program.steps[number].steps))))
+        for number in trailing_stores
     ]
     return "\n".join(
         (
@@ -344,12 +352,12 @@ def elementwise_source(
             _arguments(program, len(results), len(taken.arrays), taken.scalars, layouts),
             f"enum {{ EACH = {elements_of_thread(dtypes, program.work)} }};",
             structure("Loaded", taken.arrays),
-            structure("Made", [program.steps[number].dtype for number in made]),
+            structure("Made", [program.steps[number].dtype for number in computed]),
             *combining,
             _FUNCTIONS.format(
                 loads=", ".join(loads),
                 lines=indented("\n".join(lines), 4),
-                names=", ".join(f"t{number}" for number in made),
+                names=", ".join(f"t{number}" for number in computed),
                 stores=indented("\n".join(stores), 4),
             ),
             kernel or _ELEMENTWISE,
@@ -359,12 +367,12 @@ def elementwise_source(
 
 def _last_stores(program: TypedExpression) -> list[int]:
     """Return the stores outside of all loops."""
-    found, depth = list[int](), 0
+    stores, depth = list[int](), 0
     for number, step in enumerate(program.steps):
         depth += (step.function == "loop") - (step.function == "end")
         if step.function.startswith("store_") and not depth:
-            found.append(number)
-    return found
+            stores.append(number)
+    return stores
 
 
 def elements_of_thread(dtypes: Sequence[DType], work: int) -> int:
@@ -432,13 +440,13 @@ def extents_of(expression: TypedExpression) -> int:
 
 def _arguments(expression: TypedExpression, results: int, arrays: int, scalars: int, layouts: Layouts) -> str:
     # C++ lacks empty arrays.
-    axes, more = layouts.axes, ""
+    axes, fields = layouts.axes, ""
     if expression.loads:
-        more += f"    const char *loaded[{len(expression.loads)}];\n"
+        fields += f"    const char *loaded[{len(expression.loads)}];\n"
     if extents_of(expression):
-        more += f"    i64 extents[{extents_of(expression)}];\n"
+        fields += f"    i64 extents[{extents_of(expression)}];\n"
     if expression.checked:
-        more += "    i32 *status;\n"
+        fields += "    i32 *status;\n"
     return f"""typedef {"u64" if layouts.is_wide else "u32"} Index;
 struct Arguments {{
     i64 count;
@@ -447,10 +455,10 @@ struct Arguments {{
     Scalar scalars[{max(scalars, 1)}];
     i64 shape[{max(axes, 1)}];
     i64 strides[{results + arrays}][{max(axes, 1)}];
-{more}}};"""
+{fields}}};"""
 
 
-def _place(layouts: Layouts, sizes: Sequence[int]) -> list[str]:
+def _offsets_of(layouts: Layouts, sizes: Sequence[int]) -> list[str]:
     """Return C++ of each array's offset of element ``i``, for as many arrays as there are sizes."""
     if layouts.axes > 1:
         return [
@@ -458,13 +466,13 @@ def _place(layouts: Layouts, sizes: Sequence[int]) -> list[str]:
             for number in range(len(sizes))
         ]
     # The stride of elements without gaps is known when the kernel is compiled.
-    made: dict[Access, str] = {
+    formats: dict[Access, str] = {
         "same": "0",
         "dense": "(i64)i * {size}",
         "strided": "(i64)i * arguments.strides[{number}][0]",
     }
     return [
-        made[access].format(number=number, size=size)
+        formats[access].format(number=number, size=size)
         for number, (access, size) in enumerate(zip(layouts.access, sizes, strict=False))
     ]
 
@@ -495,15 +503,15 @@ _BITS = {
 }
 
 
-def _store(number: int, program: TypedExpression, given: Sequence[str]) -> str:
+def _store(number: int, program: TypedExpression, operands: Sequence[str]) -> str:
     """C++ of a step that stores.
 
     Args:
         number: Number of the step.
         program: The program.
-        given: C++ of the value, and of the indices.
+        operands: C++ of the value, and of the indices.
     """
-    value, *indices = given
+    value, *indices = operands
     stored = f"combine_{number}((char *)({place_of(program.steps[number], program, indices)}), {value});"
     checks = checks_of(number, program, indices) if program.checked else ()
     return f"if ({' & '.join(checks)})\n    {stored}" if checks else stored
@@ -524,13 +532,13 @@ def _combine(number: int, step: TypedStep) -> str:
         )
     else:
         decode, encode = _BITS.get(dtype, (f"bits_as<{register}>(bits)", "bits_as<Bits>({})"))
-        made = encode.format(call_of(COMBINING[reduce], dtype, (decode, "value")))
+        combined = encode.format(call_of(COMBINING[reduce], dtype, (decode, "value")))
         return _SWAPPED.format(
             number=number,
             bits=f"u{8 * dtype.itemsize}",
             word=f"u{8 * max(dtype.itemsize, 4)}",
             register=register,
-            made=made,
+            made=combined,
         )
     return f"FUNCTION void combine_{number}(char *at, {register} value) {{ {' '.join(lines)} }}"
 

@@ -175,18 +175,21 @@ class TypedExpression:
         The last pass makes the results, and all values with one element for each row. If it does not need the
         value of a step, only passes of reductions contain the step, so they can compute it piece by piece.
         """
-        last = _last_steps(self.steps, self.outputs)
-        reductions = [number for number in last if self.steps[number].is_reduction]
-        own = {
-            number: sorted(needed_steps(self.steps, self.steps[number].steps, last)) for number in reductions
+        last_pass = _last_steps(self.steps, self.outputs)
+        reductions = [number for number in last_pass if self.steps[number].is_reduction]
+        pass_steps = {
+            number: sorted(needed_steps(self.steps, self.steps[number].steps, last_pass))
+            for number in reductions
         }
-        operands = {number: _operands(self.steps, number, inside) for number, inside in own.items()}
-        found: dict[int | None, Pass] = {number: self._pass(inside, {}) for number, inside in own.items()}
-        return found | {None: self._pass(last, operands)}
+        operands = {number: _operands(self.steps, number, inside) for number, inside in pass_steps.items()}
+        reduction_passes: dict[int | None, Pass] = {
+            number: self._pass(inside, {}) for number, inside in pass_steps.items()
+        }
+        return reduction_passes | {None: self._pass(last_pass, operands)}
 
     def _pass(self, numbers: Sequence[int], operands: Mapping[int, Ints]) -> Pass:
         """Find the last uses of values. A loop reads its operands in each iteration, so until its end."""
-        last = dict[int, int]()
+        last_readers = dict[int, int]()
         loops: list[tuple[int, int]] = []
         for number in numbers:
             step = self.steps[number]
@@ -194,13 +197,13 @@ class TypedExpression:
             if step.function in ("loop", "fold"):
                 loops.append((number, int(step.value.real)))
             for used in operands.get(number, step.steps):
-                last[used] = next((end for begin, end in loops if used < begin), number)
-        found: dict[int, list[int]] = {}
-        for used, number in last.items():
+                last_readers[used] = next((end for begin, end in loops if used < begin), number)
+        last_uses: dict[int, list[int]] = {}
+        for used, number in last_readers.items():
             # Each iteration needs the variables of a loop again.
             if used not in self.outputs and self.steps[used].function not in ("loop", "carried"):
-                found.setdefault(number, []).append(used)
-        return Pass(numbers, operands, found)
+                last_uses.setdefault(number, []).append(used)
+        return Pass(numbers, operands, last_uses)
 
     @functools.cached_property
     def reductions(self) -> Ints:
@@ -218,26 +221,26 @@ class TypedExpression:
         Raises:
             ValueError: A dtype does not hold its integer, or an integer is divided by zero.
         """
-        found = {number: count for number, step in enumerate(self.steps) if step.function == "count"}
+        values = {number: count for number, step in enumerate(self.steps) if step.function == "count"}
         for number, dtype in self.bounds:
-            value, step = self._whole(number, arguments, found), self.steps[number]
-            found[number] = value
+            value, step = self._integer_value(number, arguments, values), self.steps[number]
+            values[number] = value
             is_argument = step.function == "argument"
-            told = names[int(step.value.real)] if is_argument else "a number that is made of Python numbers,"
+            label = names[int(step.value.real)] if is_argument else "a number that is made of Python numbers,"
             if reason := why_outside(value, dtype):
-                raise ValueError(f"{told} {reason}")
+                raise ValueError(f"{label} {reason}")
 
-    def _whole(self, number: int, arguments: Mapping[int, complex], found: Mapping[int, int]) -> int:
+    def _integer_value(self, number: int, arguments: Mapping[int, complex], values: Mapping[int, int]) -> int:
         """Compute a step in Python. Its operands have bounds also, so they are found already."""
         step = self.steps[number]
-        if number in found:
-            return found[number]
+        if number in values:
+            return values[number]
         if step.function == "argument":
             return cast("int", arguments[int(step.value.real)])
         if step.function == "constant":
             return cast("int", step.value)
-        given = [self._whole(each, arguments, found) for each in step.steps]
-        return given[0] if step.function == "cast" else by_python(step.function, given)
+        operands = [self._integer_value(operand, arguments, values) for operand in step.steps]
+        return operands[0] if step.function == "cast" else by_python(step.function, operands)
 
 
 def _read_by(steps: Sequence[TypedStep], number: int) -> Sequence[int]:
@@ -263,35 +266,35 @@ def _last_steps(steps: Sequence[TypedStep], outputs: Sequence[int]) -> Sequence[
         return range(len(steps))
     is_varying = list[bool]()
     for number, step in enumerate(steps):
-        given = any(is_varying[each] for each in step.steps) and not step.is_reduction
-        is_varying.append(given or step.function in ("argument", "index", "load"))
+        reads_varying = any(is_varying[operand] for operand in step.steps) and not step.is_reduction
+        is_varying.append(reads_varying or step.function in ("argument", "index", "load"))
         if step.function == "end":
             # A loop runs in one pass, so all of its steps vary if one does.
-            whole = [*steps[step.steps[0]].steps[2:], *range(step.steps[0], number + 1)]
-            varies = any(is_varying[each] for each in whole)
-            for each in whole:
-                is_varying[each] = varies
+            loop_steps = [*steps[step.steps[0]].steps[2:], *range(step.steps[0], number + 1)]
+            varies = any(is_varying[inner] for inner in loop_steps)
+            for inner in loop_steps:
+                is_varying[inner] = varies
     stores = [number for number, step in enumerate(steps) if step.function.startswith("store_")]
-    last = needed_steps(steps, [*outputs, *stores])
+    last_pass = needed_steps(steps, [*outputs, *stores])
     return [
         number
         for number, step in enumerate(steps)
-        if number in last
+        if number in last_pass
         or not is_varying[number]
         or step.function == "argument"
-        or (step.function == "result" and step.steps[1] in last)
+        or (step.function == "result" and step.steps[1] in last_pass)
     ]
 
 
 def _operands(steps: Sequence[TypedStep], number: int, inside: Sequence[int]) -> Ints:
     """Return the values from other passes that a reduction's pass reads, in order."""
-    read = {*steps[number].steps}.union(*[_read_by(steps, each) for each in inside])
+    read = {*steps[number].steps}.union(*[_read_by(steps, inner) for inner in inside])
     return tuple(sorted(read.difference(inside)))
 
 
-def by_python(function: str, given: Sequence[int]) -> int:
+def by_python(function: str, operands: Sequence[int]) -> int:
     try:
-        return BY_PYTHON[function](*given)
+        return BY_PYTHON[function](*operands)
     except ZeroDivisionError:
         raise ValueError("an integer is divided by zero") from None
 

@@ -13,7 +13,7 @@ from ..contract.dtypes import DType, Ints
 from ..contract.errors import NotSupportedError
 from ..contract.ops import identity_of, real_of
 from . import _expression as nodes  # pyright: ignore[reportPrivateUsage]  # of this package
-from ._expression import FUNCTIONS, Apply, Node, Place, Reduce, ScalarFunction, assigned_in
+from ._expression import FUNCTIONS, Apply, Location, Node, Reduce, ScalarFunction, assigned_in
 from ._parse import COUNT, parse
 from ._promotion import PYTHON, RANKS, common_of, is_whole, wider
 from ._reduction import accumulated
@@ -82,19 +82,19 @@ class _Typist:
         self._weak: dict[int, Weak] = {}
         self._names: dict[str, int] = {}
         # Each name has the place where it was assigned last.
-        self._places: dict[str, Place] = {}
+        self._locations: dict[str, Location] = {}
         self._bounds: dict[tuple[int, DType], None] = {}
         # The result of a declared reduction has the value that it was rounded from here.
         self._unrounded: dict[int, int] = {}
         self._reductions: list[int] = []
-        for place, (name, kind) in enumerate(zip(expression.inputs, arguments, strict=True)):
+        for number, (name, kind) in enumerate(zip(expression.inputs, arguments, strict=True)):
             if kind in _LOW:
                 raise NotSupportedError(
                     f"{name} is of {kind}, which expressions do not compute with; use cast()"
                 )
             if name in expression.elements:
                 dtype = kind.carrier if isinstance(kind, Weak) else kind
-                self._names[name] = self._step(TypedStep("argument", dtype, (), place), kind)
+                self._names[name] = self._step(TypedStep("argument", dtype, (), number), kind)
         self._kinds = dict(zip(expression.inputs, arguments, strict=True))
 
     def run(self, statements: Sequence[nodes.Statement]) -> None:
@@ -105,7 +105,7 @@ class _Typist:
                 self._break(statement)
             else:
                 name, node = statement
-                self._names[name], self._places[name] = self._node(node), node.place
+                self._names[name], self._locations[name] = self._node(node), node.location
 
     def finish(self, dtypes: Sequence[DType | None]) -> TypedExpression:
         outputs: list[int] = []
@@ -113,7 +113,7 @@ class _Typist:
             number = self._strong(self._names[name])
             if dtype is not None:
                 number = self._unrounded.get(number, number)
-            outputs.append(number if dtype is None else self._convert(number, dtype, self._places[name]))
+            outputs.append(number if dtype is None else self._convert(number, dtype, self._locations[name]))
         outputs = self._flatten(outputs)
         inputs, loads = self._expression.inputs, self._expression.loads
         axes = dict.fromkeys(int(step.value.real) for step in self._steps if step.function == "index")
@@ -138,12 +138,14 @@ class _Typist:
             # Executors know by its reductions that a program is along axes.
             self._find_live(live, self._reductions[:1])
         order = [number for number in self._blocks[0] if number in live]
-        new = {number: place for place, number in enumerate(order)}
+        new = {number: position for position, number in enumerate(order)}
         steps: list[TypedStep] = []
         for number in order:
             step = self._steps[number]
             value = new[self._ends[number]] if number in self._ends else step.value
-            steps.append(TypedStep(step.function, step.dtype, tuple(new[each] for each in step.steps), value))
+            steps.append(
+                TypedStep(step.function, step.dtype, tuple(new[operand] for operand in step.steps), value)
+            )
         self._steps = steps
         self._bounds = {(new[number], dtype): None for number, dtype in self._bounds}
         return [new[number] for number in outputs]
@@ -162,7 +164,7 @@ class _Typist:
         key = (step.function, step.dtype, step.steps, repr(step.value), weak)
         number = self._found.get(key)
         if number is None:
-            depth = max((self._depths[each] for each in step.steps), default=0)
+            depth = max((self._depths[operand] for operand in step.steps), default=0)
             number = self._found[key] = self._new(step, depth, weak)
             self._blocks[depth].append(number)
         return number
@@ -184,14 +186,16 @@ class _Typist:
         self._depths.append(depth)
         if isinstance(kind, Weak):
             self._weak[number] = kind
-        if any(each in self._changing for each in step.steps):
+        if any(operand in self._changing for operand in step.steps):
             self._changing.add(number)
         return number
 
     def _loop(self, loop: nodes.Loop) -> None:
         """Type a loop, once more where its body makes other numbers of the Python numbers that it carries."""
-        told = "a range takes integers"
-        over = [self._whole_index(self._node(each), each.place, told) for each in (loop.start, loop.stop)]
+        problem = "a range takes integers"
+        over = [
+            self._whole_index(self._node(bound), bound.location, problem) for bound in (loop.start, loop.stop)
+        ]
         names = dict(self._names)
         first = {name: self._kind(names[name]) for name in assigned_in(loop.body) if name in names}
         kinds, needed = _Kinds(), first
@@ -200,15 +204,15 @@ class _Typist:
             needed = self._loop_of(loop, over, kinds)
             for name, kind in needed.items():
                 if isinstance(first[name], DType) and kind is not first[name]:
-                    told = f"the loop makes {kind.value} of {name}, which is {first[name]} before it"
-                    self._refuse(f"{told}: convert the one or the other", self._places[name], TypeError)
+                    problem = f"the loop makes {kind.value} of {name}, which is {first[name]} before it"
+                    self._refuse(f"{problem}: convert the one or the other", self._locations[name], TypeError)
 
     def _loop_of(self, loop: nodes.Loop, over: Sequence[int], kinds: _Kinds) -> _Kinds:
         """Type a loop for certain types of its variables; return the types that they need."""
         depth, names = len(self._blocks), dict(self._names)
         carried: dict[str, int] = {}
         for name, kind in kinds.items():
-            first = self._as_kind(names[name], kind, loop.place)
+            first = self._as_kind(names[name], kind, loop.location)
             step = TypedStep("carried", self._steps[first].dtype, (first,))
             carried[name] = self._new(step, depth, kind)
         index = self._new(TypedStep("loop", DType.int64, (*over, *carried.values())), depth, Weak.int)
@@ -217,7 +221,7 @@ class _Typist:
         self._loops.append((index, carried, dict(kinds)))
         self._blocks.append([])
         self.run(loop.body)
-        end = self._new(TypedStep("end", DType.int64, (index, *self._left())), depth, None)
+        end = self._new(TypedStep("end", DType.int64, (index, *self._carried_values())), depth, None)
         self._ends[index] = end
         body = self._blocks.pop()
         self._blocks[-1] += (*carried.values(), index, *body, end)
@@ -229,24 +233,26 @@ class _Typist:
         return self._loops.pop()[2]
 
     def _break(self, node: nodes.Break) -> None:
-        condition = self._convert(self._strong(self._node(node.condition)), DType.bool, node.condition.place)
+        condition = self._convert(
+            self._strong(self._node(node.condition)), DType.bool, node.condition.location
+        )
         loop = self._loops[-1][0]
-        step = TypedStep("break", DType.bool, (loop, condition, *self._left()))
+        step = TypedStep("break", DType.bool, (loop, condition, *self._carried_values()))
         number = self._new(step, len(self._loops), None)
         self._blocks[-1].append(number)
         self._breaks.setdefault(loop, []).append(number)
 
-    def _left(self) -> list[int]:
+    def _carried_values(self) -> list[int]:
         """Return the values that the innermost loop carries now, in the types that it carries them in."""
-        (_, variables, needed), left = self._loops[-1], list[int]()
+        (_, variables, needed), values = self._loops[-1], list[int]()
         for name, carried in variables.items():
-            number, kind, place = self._names[name], self._kind(carried), self._places.get(name, (1, 0))
+            number, kind, location = self._names[name], self._kind(carried), self._locations.get(name, (1, 0))
             needed[name] = wider(needed[name], self._kind(number))
             # With another type, all of the loop is typed once more.
-            left.append(self._as_kind(number, kind, place) if needed[name] == kind else carried)
-        return left
+            values.append(self._as_kind(number, kind, location) if needed[name] == kind else carried)
+        return values
 
-    def _as_kind(self, number: int, kind: ArgumentType, place: Place) -> int:
+    def _as_kind(self, number: int, kind: ArgumentType, location: Location) -> int:
         """Return a value converted to another type, which may be the type of a Python number."""
         dtype = kind.carrier if isinstance(kind, Weak) else kind
         if number in self._nothings:
@@ -257,25 +263,25 @@ class _Typist:
             return number
         if isinstance(kind, Weak):
             return self._step(TypedStep("cast", dtype, (number,)), kind)
-        return self._convert(number, kind, place)
+        return self._convert(number, kind, location)
 
     def _node(self, node: Node) -> int:
         match node:
             case nodes.Literal():
-                made = self._literal(node)
+                number = self._literal(node)
             case nodes.Index():
-                made = self._step(TypedStep("index", DType.int64, (), node.axis))
+                number = self._step(TypedStep("index", DType.int64, (), node.axis))
             case nodes.ElementLoad():
-                made = self._load(node)
+                number = self._load(node)
             case Apply():
-                made = self._apply(node)
+                number = self._apply(node)
             case nodes.ElementCount():
-                made = self._step(TypedStep("count", DType.int64), Weak.int)
+                number = self._step(TypedStep("count", DType.int64), Weak.int)
             case Reduce():
-                made = self._reduce(node)
+                number = self._reduce(node)
             case _:
-                made = self._names[node.name]
-        return made
+                number = self._names[node.name]
+        return number
 
     def _reduce(self, node: Reduce) -> int:
         """Reduce a value in the accumulator's dtype, and round the result."""
@@ -286,7 +292,7 @@ class _Typist:
         else:
             combine = _combined(node.combine, chosen, is_chosen=node.dtype is not None)
             (rounded,) = (accumulator,) = combine.dtypes
-        number = self._cast(self._convert(number, rounded, node.place), accumulator)
+        number = self._cast(self._convert(number, rounded, node.location), accumulator)
         if combine is not None:
             number = self._fold(number, combine, _identity_of(node, accumulator))
         else:
@@ -303,18 +309,18 @@ class _Typist:
             number = self._inner(
                 post, {"a": number, COUNT: self._step(TypedStep("count", DType.int64), Weak.int)}
             )
-        made = self._cast(number, rounded)
+        result = self._cast(number, rounded)
         if node.is_result:
-            self._unrounded[made] = number
-        return made
+            self._unrounded[result] = number
+        return result
 
     def _inner(self, part: nodes.ParsedExpression, names: Mapping[str, int]) -> int:
         """Type a part with texts and names of its own."""
-        outer = self._expression, self._names, self._places
-        self._expression, self._names, self._places = part, dict(names), {}
+        outer = self._expression, self._names, self._locations
+        self._expression, self._names, self._locations = part, dict(names), {}
         self.run(part.statements)
         number = self._strong(self._names[part.outputs[0]])
-        self._expression, self._names, self._places = outer
+        self._expression, self._names, self._locations = outer
         return number
 
     def _fold(self, value: int, combine: TypedExpression, identity: complex) -> int:
@@ -335,9 +341,9 @@ class _Typist:
                 self._ends[numbers[step.steps[0]]] = number
             elif step.function == "break":
                 self._breaks.setdefault(numbers[step.steps[0]], []).append(number)
-        made = self._apart(TypedStep("folded", dtype, (fold, numbers[combine.outputs[0]]), identity))
-        self._ends[fold] = made
-        return made
+        folded = self._apart(TypedStep("folded", dtype, (fold, numbers[combine.outputs[0]]), identity))
+        self._ends[fold] = folded
+        return folded
 
     def _apart(self, step: TypedStep) -> int:
         number = self._new(step, 0, None)
@@ -358,28 +364,30 @@ class _Typist:
             return number
         function = FUNCTIONS[node.function]
         if function.rule == "cast":
-            return self._convert(self._strong(steps[0]), DType(function.name), node.place)
+            return self._convert(self._strong(steps[0]), DType(function.name), node.location)
         return getattr(self, f"_{function.rule}")(node, function, steps)  # type: ignore[no-any-return]
 
     def _load(self, node: nodes.ElementLoad) -> int:
         kind = self._kinds[node.name]
         if isinstance(kind, Weak):
             self._refuse(
-                f"{node.name} is a number: only an array has elements to load", node.place, TypeError
+                f"{node.name} is a number: only an array has elements to load", node.location, TypeError
             )
-        indices = tuple(self._whole_index(self._node(each), each.place) for each in node.indices)
+        indices = tuple(self._whole_index(self._node(index), index.location) for index in node.indices)
         step = TypedStep("load", kind, indices, self._expression.inputs.index(node.name))
         return self._in_place(step) if self._is_checked else self._step(step)
 
-    def _whole_index(self, number: int, place: Place, told: str = "an index is an integer") -> int:
+    def _whole_index(
+        self, number: int, location: Location, requirement: str = "an index is an integer"
+    ) -> int:
         dtype = self._steps[number].dtype
         if dtype.kind not in ("int", "uint"):
-            self._refuse(f"{told}, got {dtype}: int64(...) makes one", place, TypeError)
+            self._refuse(f"{requirement}, got {dtype}: int64(...) makes one", location, TypeError)
         if dtype is DType.uint64:
             # An index that int64 cannot hold is outside of any array.
-            most = self._step(TypedStep("constant", dtype, (), int(np.iinfo(np.int64).max)))
-            number = self._step(TypedStep("minimum", dtype, (self._strong(number), most)))
-        return self._convert(number, DType.int64, place)
+            limit = self._step(TypedStep("constant", dtype, (), int(np.iinfo(np.int64).max)))
+            number = self._step(TypedStep("minimum", dtype, (self._strong(number), limit)))
+        return self._convert(number, DType.int64, location)
 
     def _literal(self, node: nodes.Literal) -> int:
         value = node.value
@@ -387,12 +395,12 @@ class _Typist:
             return self._step(TypedStep("constant", DType.bool, (), value))
         kind = {int: Weak.int, float: Weak.float, complex: Weak.complex}[type(value)]
         if kind is Weak.int:
-            return self._whole_constant(cast("int", value), node.place)
+            return self._whole_constant(cast("int", value), node.location)
         return self._step(TypedStep("constant", kind.carrier, (), value), kind)
 
-    def _whole_constant(self, value: int, place: Place) -> int:
+    def _whole_constant(self, value: int, location: Location) -> int:
         if not _INT64.min <= value <= np.iinfo(np.uint64).max:
-            self._refuse("an integer must have at most 64 bits", place)
+            self._refuse("an integer must have at most 64 bits", location)
         dtype = DType.int64 if value <= _INT64.max else DType.uint64
         return self._step(TypedStep("constant", dtype, (), value), Weak.int)
 
@@ -403,7 +411,7 @@ class _Typist:
         if all(isinstance(kind, Weak) for kind in kinds) and function.name in _WEAK_ARITHMETIC:
             if any(cast("Weak", kind).value not in function.kinds for kind in kinds):
                 self._refuse_dtypes(node, kinds)
-            return self._weak_arithmetic(function, steps, node.place)
+            return self._weak_arithmetic(function, steps, node.location)
         *needed, result = self._resolve(node, function, kinds)
         is_refused = any(dtype.kind not in function.kinds for dtype in needed)
         if is_refused:
@@ -412,7 +420,7 @@ class _Typist:
 
     def _call(self, node: Apply, name: str, result: DType, steps: Ints, needed: Sequence[DType]) -> int:
         converted = [
-            self._convert(number, dtype, argument.place)
+            self._convert(number, dtype, argument.location)
             for number, dtype, argument in zip(steps, needed, node.arguments, strict=True)
         ]
         return self._step(TypedStep(name, result, tuple(converted)))
@@ -421,30 +429,30 @@ class _Typist:
         """Return the types of a ufunc's arguments and result, following NumPy."""
         # A Python number never widens bfloat16; NumPy, which does not know it, would take float32.
         low = DType.bfloat16 if DType.bfloat16 in kinds else None
-        given = [
+        dtypes = [
             (low.dtype if low is not None and kind is Weak.float else PYTHON[kind])
             if isinstance(kind, Weak)
             else kind.dtype
             for kind in kinds
         ]
         if all(isinstance(kind, Weak) for kind in kinds):
-            given = [cast("Weak", kind).carrier.dtype for kind in kinds]
+            dtypes = [cast("Weak", kind).carrier.dtype for kind in kinds]
         try:
-            return [DType.of(dtype) for dtype in function.ufunc.resolve_dtypes((*given, None))]
+            return [DType.of(dtype) for dtype in function.ufunc.resolve_dtypes((*dtypes, None))]
         except TypeError:
             self._refuse_dtypes(node, kinds)
 
-    def _weak_arithmetic(self, function: ScalarFunction, steps: Ints, place: Place) -> int:
+    def _weak_arithmetic(self, function: ScalarFunction, steps: Ints, location: Location) -> int:
         kind = max((self._weak[number] for number in steps), key=RANKS.index)
         if function.name == "divide" and kind is Weak.int:
             kind = Weak.float
-        given = [self._steps[number] for number in steps]
-        if kind is Weak.int and all(step.function == "constant" for step in given):
+        operands = [self._steps[number] for number in steps]
+        if kind is Weak.int and all(step.function == "constant" for step in operands):
             try:
-                value = by_python(function.name, [cast("int", step.value) for step in given])
+                value = by_python(function.name, [cast("int", step.value) for step in operands])
             except ValueError as error:
-                self._refuse(str(error), place)
-            return self._whole_constant(value, place)
+                self._refuse(str(error), location)
+            return self._whole_constant(value, location)
         converted = tuple(self._cast(number, kind.carrier) for number in steps)
         number = self._step(TypedStep(function.name, kind.carrier, converted), kind)
         if kind is Weak.int:
@@ -468,7 +476,7 @@ class _Typist:
             self._refuse(
                 "a power of integers needs an exponent that is not negative; convert one of them: "
                 "float64(...)",
-                exponent.place,
+                exponent.location,
             )
 
     def _where(self, node: Apply, function: ScalarFunction, steps: Ints) -> int:
@@ -480,7 +488,7 @@ class _Typist:
         if dtype.kind in ("complex", "bool"):
             self._refuse_dtypes(node, [self._kind(number) for number in steps])
         x, low, high = (
-            self._convert(number, dtype, argument.place)
+            self._convert(number, dtype, argument.location)
             for number, argument in zip(steps, node.arguments, strict=True)
         )
         return self._step(
@@ -533,31 +541,31 @@ class _Typist:
             return self._step(TypedStep("constant", dtype, (), step.value))
         return self._step(TypedStep("cast", dtype, (number,)))
 
-    def _convert(self, number: int, dtype: DType, place: Place) -> int:
+    def _convert(self, number: int, dtype: DType, location: Location) -> int:
         """Return a value converted to another dtype; refuse conversions that NumPy refuses."""
         step, weak = self._steps[number], self._weak.get(number)
         source = step.dtype
         if dtype in _LOW:
-            self._refuse(f"expressions do not compute with {dtype}", place, NotSupportedError)
+            self._refuse(f"expressions do not compute with {dtype}", location, NotSupportedError)
         if source.kind == "complex" and dtype.kind not in ("complex", "bool"):
             self._refuse(
                 f"{source} to {dtype} would drop the imaginary part: take real(...) or absolute(...)",
-                place,
+                location,
                 TypeError,
             )
         if weak is Weak.int and dtype.kind in ("int", "uint"):
-            self._check_held(number, dtype, place)
+            self._check_held(number, dtype, location)
         if weak is not None:
             return self._rigid(number, dtype)
         return self._cast(number, dtype)
 
-    def _check_held(self, number: int, dtype: DType, place: Place) -> None:
+    def _check_held(self, number: int, dtype: DType, location: Location) -> None:
         """Require that a dtype holds a whole Python number, now or when there is one."""
         step = self._steps[number]
         if step.function != "constant":
             self._bound(number, dtype)
         elif reason := why_outside(cast("int", step.value), dtype):
-            self._refuse(reason, place)
+            self._refuse(reason, location)
 
     def _cast(self, number: int, dtype: DType) -> int:
         if self._steps[number].dtype is dtype:
@@ -568,16 +576,19 @@ class _Typist:
         names = ", ".join(
             f"a Python {kind.value}" if isinstance(kind, Weak) else kind.value for kind in kinds
         )
-        told = "; write x**2 for a power" if node.function == "bitwise_xor" else ""
-        self._refuse(f"{node.function} does not take {names}{told}", node.place, TypeError)
+        advice = "; write x**2 for a power" if node.function == "bitwise_xor" else ""
+        self._refuse(f"{node.function} does not take {names}{advice}", node.location, TypeError)
 
     def _refuse(
-        self, message: str, place: Place, error: type[ValueError | TypeError | NotSupportedError] = ValueError
+        self,
+        message: str,
+        location: Location,
+        error: type[ValueError | TypeError | NotSupportedError] = ValueError,
     ) -> NoReturn:
         try:
-            self._expression.refuse(message, place)
-        except ValueError as told:
-            raise error(str(told)) from None
+            self._expression.refuse(message, location)
+        except ValueError as refusal:
+            raise error(str(refusal)) from None
 
 
 def _identity_of(node: Reduce, dtype: DType) -> complex:
@@ -593,10 +604,10 @@ def _identity_of(node: Reduce, dtype: DType) -> complex:
 def _combined(combine: nodes.ParsedExpression, value: DType, *, is_chosen: bool) -> TypedExpression:
     """Type an expression of ``a`` and ``b`` so that its result has the type of its arguments."""
     for _ in range(_MOST_ROUNDS):
-        found = typed(combine, (value, value))
-        (result,) = found.dtypes
+        program = typed(combine, (value, value))
+        (result,) = program.dtypes
         if result is value:
-            return found
+            return program
         if is_chosen:
             return typed(combine, (value, value), (value,))
         value = result

@@ -21,7 +21,7 @@ _MAX_ITERATIONS = 32
 # A compiler takes about a second for 500 steps, and as long for an inlined function as for ten steps.
 _MAX_STEPS, _STEPS_OF_FUNCTION = 500, 10
 _INSTRUCTIONS = ("sqrt", "fabs", "copysign", "signbit", "rint", "reciprocal")
-_INLINED = {"power", *(each.name for each in FUNCTIONS.values() if "int" not in each.kinds)}
+_INLINED = {"power", *(function.name for function in FUNCTIONS.values() if "int" not in function.kinds)}
 _INLINED.difference_update(_INSTRUCTIONS)
 # Bounds that depend on the index of another loop are made of these.
 _FOLDED: Mapping[str, Callable[..., int]] = {
@@ -84,13 +84,13 @@ class _Unroller:
         if self._is_unrolling:
             self._write_out(number, end)
             return end
-        before = len(self.steps), self._cost, dict(self.numbers), dict(self._found)
+        saved_state = len(self.steps), self._cost, dict(self.numbers), dict(self._found)
         self._is_unrolling = True
         try:
             self._write_out(number, end)
         except _StaysError:
             self._is_unrolling = False
-            count, self._cost, self.numbers, self._found = before
+            count, self._cost, self.numbers, self._found = saved_state
             del self.steps[count:]
             self._keep(number, end)
         self._is_unrolling = False
@@ -101,7 +101,7 @@ class _Unroller:
         first, stop = (self.steps[self.numbers[bound]] for bound in opener.steps[:2])
         is_constant = first.function == stop.function == "constant"
         indices = range(int(first.value.real), int(stop.value.real)) if is_constant else range(0)
-        has_break = any(self._old[each].function == "break" for each in body)
+        has_break = any(self._old[inner].function == "break" for inner in body)
         if not is_constant or has_break or len(indices) > _MAX_ITERATIONS:
             raise _StaysError
         for index in indices:
@@ -113,37 +113,41 @@ class _Unroller:
             self.numbers.update(zip(opener.steps[2:], values, strict=True))
 
     def _keep(self, number: int, end: int) -> None:
-        opener, found = self._old[number], self._found
+        opener, cache = self._old[number], self._found
         for variable in opener.steps[2:]:
             first = self.numbers[variable]
             self.numbers[variable] = self._new(TypedStep("carried", self._old[variable].dtype, (first,)))
-        at = self.numbers[number] = self._new(self._moved(opener))
-        self._found = dict(found)
+        loop_number = self.numbers[number] = self._new(self._moved(opener))
+        self._found = dict(cache)
         self.copy(range(number + 1, end))
-        self._found = found
+        self._found = cache
         self.numbers[end] = self._new(self._moved(self._old[end]))
-        self.steps[at] = attrs.evolve(self.steps[at], value=self.numbers[end])
+        self.steps[loop_number] = attrs.evolve(self.steps[loop_number], value=self.numbers[end])
 
     def _fold(self, number: int, end: int) -> int:
         """Copy the steps that combine two values as they are."""
-        for each in range(number, end + 1):
-            self.numbers[each] = self._new(self._moved(self._old[each]))
-            if self._old[each].function in ("end", "folded"):
-                at = self.numbers[self._old[each].steps[0]]
-                self.steps[at] = attrs.evolve(self.steps[at], value=self.numbers[each])
+        for inner in range(number, end + 1):
+            self.numbers[inner] = self._new(self._moved(self._old[inner]))
+            if self._old[inner].function in ("end", "folded"):
+                begin = self.numbers[self._old[inner].steps[0]]
+                self.steps[begin] = attrs.evolve(self.steps[begin], value=self.numbers[inner])
         return end
 
     def _moved(self, step: TypedStep) -> TypedStep:
-        return attrs.evolve(step, steps=tuple(self.numbers[each] for each in step.steps))
+        return attrs.evolve(step, steps=tuple(self.numbers[operand] for operand in step.steps))
 
     def _add(self, step: TypedStep) -> int:
         moved = self._moved(step)
         if moved.function in _OF_LOOPS or self._has_effects(moved):
             return self._new(moved)
-        given = [self.steps[each] for each in moved.steps]
-        is_integer = all(each.dtype is DType.int64 for each in (moved, *given))
-        if moved.function in _FOLDED and is_integer and all(each.function == "constant" for each in given):
-            value = _FOLDED[moved.function](*(int(each.value.real) for each in given))
+        operands = [self.steps[operand] for operand in moved.steps]
+        is_integer = all(operand.dtype is DType.int64 for operand in (moved, *operands))
+        if (
+            moved.function in _FOLDED
+            and is_integer
+            and all(operand.function == "constant" for operand in operands)
+        ):
+            value = _FOLDED[moved.function](*(int(operand.value.real) for operand in operands))
             if -1 << 63 <= value < 1 << 63:
                 moved = TypedStep("constant", DType.int64, (), value)
         # Zeros of both signs are different values.

@@ -66,7 +66,7 @@ class KernelSource:
         names: Names of its kernels.
         arguments: The structure that each of them takes.
         partial: Bytes that one thread of a reduction passes on.
-        each: The number of elements that a thread takes at a time.
+        elements_per_thread: The number of elements that a thread takes at a time.
         axes: The axes of the indices in an element-wise expression.
         is_checked: Whether the last argument is the address of status words, see `check_words`.
     """
@@ -75,7 +75,7 @@ class KernelSource:
     names: Strs
     arguments: struct.Struct
     partial: int = 0
-    each: int = 1
+    elements_per_thread: int = 1
     axes: Ints = ()
     is_checked: bool = False
 
@@ -130,17 +130,19 @@ def plan_key(spec: ExpressionSpec) -> tuple[object, ...]:
         return spec.program, _elements(spec).layouts
     if is_reduction(spec, decoded):
         return spec.program, _reduced(spec).layouts
-    found, is_whole = _rows(spec, decoded)
-    return spec.program, _row_layouts(found), is_whole
+    reduction, is_whole = _rows(spec, decoded)
+    return spec.program, _row_layouts(reduction), is_whole
 
 
 def is_reduction(spec: ExpressionSpec, program: EncodedProgram) -> bool:
     """Return whether the result is a single reduction, which is made in parts if there are few results."""
-    return program.is_one_reduction and math.prod(spec.results[0].shape) == _kept(spec.shape, spec.axes)
+    return program.is_one_reduction and math.prod(spec.results[0].shape) == _output_count(
+        spec.shape, spec.axes
+    )
 
 
 @functools.lru_cache(4096)
-def _kept(shape: Ints, axes: Ints) -> int:
+def _output_count(shape: Ints, axes: Ints) -> int:
     """Count the elements of the reduced shape."""
     return math.prod([extent for axis, extent in enumerate(shape) if axis not in axes])
 
@@ -157,17 +159,17 @@ def make_kernel(spec: ExpressionSpec, backend: str) -> KernelSource:
     """
     decoded = decode_program(spec.program)
     if not decoded.program.reductions:
-        made = make_functions(spec)
+        source = make_functions(spec)
     else:
         make = _reduction_kernel if is_reduction(spec, decoded) else _rows_kernel
-        made = make(spec, decoded)
-    if made.arguments.size > _MOST_ARGUMENT_BYTES:
+        source = make(spec, decoded)
+    if source.arguments.size > _MOST_ARGUMENT_BYTES:
         raise NotSupportedError(
-            f"the expression has too many arrays with too many axes: {made.arguments.size} bytes of "
+            f"the expression has too many arrays with too many axes: {source.arguments.size} bytes of "
             f"arguments, {_MOST_ARGUMENT_BYTES} are possible; compute it in two steps",
             backend=backend,
         )
-    return made
+    return source
 
 
 def make_functions(spec: ExpressionSpec, kernel: str = "") -> KernelSource:
@@ -179,7 +181,7 @@ def make_functions(spec: ExpressionSpec, kernel: str = "") -> KernelSource:
     """
     decoded, layouts = decode_program(spec.program), _elements(spec).layouts
     program, arguments = decoded.program, decoded.arguments
-    scalars = sum(not each.is_array for each in arguments)
+    scalars = sum(not argument.is_array for argument in arguments)
     count = len(spec.arrays) + len(spec.results)
     form = f"q{max(len(spec.results), 1)}Q{max(len(spec.arrays), 1)}Q{_scalar_bytes(scalars)}s"
     form += f"{layouts.axes or 1}q{count * (layouts.axes or 1)}q"
@@ -188,7 +190,9 @@ def make_functions(spec: ExpressionSpec, kernel: str = "") -> KernelSource:
         elementwise_source(program, arguments, layouts, kernel),
         ("elementwise",),
         struct.Struct(f"<{form}"),
-        each=elements_of_thread([array.dtype for array in (*spec.results, *spec.arrays)], program.work),
+        elements_per_thread=elements_of_thread(
+            [array.dtype for array in (*spec.results, *spec.arrays)], program.work
+        ),
         axes=program.axes,
         is_checked=bool(program.checked),
     )
@@ -233,11 +237,11 @@ def reduction_launch(spec: ExpressionSpec, source: KernelSource, most_blocks: in
     Returns:
         The launch; None if there is no result.
     """
-    found = _reduced(spec)
-    outputs, count, group = found.outputs, found.count, found.layouts.group
+    reduction = _reduced(spec)
+    outputs, count, group = reduction.outputs, reduction.count, reduction.layouts.group
     if not outputs:
         return None
-    parts = _parts(found, most_blocks)
+    parts = _parts(reduction, most_blocks)
     # Blocks store the parts of a result next to each other; threads store results next to each other.
     steps = (1, parts) if group > 1 else (outputs, 1)
 
@@ -251,7 +255,7 @@ def reduction_launch(spec: ExpressionSpec, source: KernelSource, most_blocks: in
             partial,
             *[address(array) for array in spec.arrays],
             spec.scalars,
-            *_layout_values(found),
+            *_layout_values(reduction),
         )
 
     ends_by_block = parts > _MOST_SERIAL
@@ -265,86 +269,95 @@ def reduction_launch(spec: ExpressionSpec, source: KernelSource, most_blocks: in
 
 
 def _rows_kernel(spec: ExpressionSpec, decoded: EncodedProgram) -> KernelSource:
-    found, is_whole = _rows(spec, decoded)
-    layouts = _row_layouts(found)
+    reduction, is_whole = _rows(spec, decoded)
+    layouts = _row_layouts(reduction)
     source = rows_source(decoded.program, decoded.arguments, layouts, is_whole=is_whole)
     structure = _row_structure("2qQ", decoded.arguments, layouts, len(spec.arrays) + 1)
     return KernelSource(source, ("rows",), structure)
 
 
 def _row_structure(
-    own: str, arguments: Sequence[Argument], layouts: RowLayouts, layers: int
+    leading_format: str, arguments: Sequence[Argument], layouts: RowLayouts, layers: int
 ) -> struct.Struct:
     """Return the structure of the arguments: the kernel's own ones, arrays, numbers and layouts."""
-    arrays = sum(each.is_array for each in arguments)
-    axes = max(layouts.kept, 1) + max(layouts.reduced, 1)
-    return struct.Struct(f"<{own}{arrays}Q{_scalar_bytes(len(arguments) - arrays)}s{(layers + 1) * axes}q")
+    arrays = sum(argument.is_array for argument in arguments)
+    axes = max(layouts.kept_axes, 1) + max(layouts.reduced, 1)
+    return struct.Struct(
+        f"<{leading_format}{arrays}Q{_scalar_bytes(len(arguments) - arrays)}s{(layers + 1) * axes}q"
+    )
 
 
-def _layout_values(found: _Reduced) -> list[int]:
+def _layout_values(reduction: _Reduced) -> list[int]:
     """Return the extents and strides, in the order of the structure."""
-    parts = (found.kept_shape, found.reduced_shape, *found.kept_strides, *found.reduced_strides)
+    parts = (
+        reduction.kept_shape,
+        reduction.reduced_shape,
+        *reduction.kept_strides,
+        *reduction.reduced_strides,
+    )
     # There is at least one axis, with an extent and strides that do not count.
     return [number for part in parts for number in part or (0,)]
 
 
 def rows_arguments(spec: ExpressionSpec, address: _Address) -> tuple[tuple[object, ...], int]:
     """Return the arguments of a launch, in the order of the structure; and by how many threads it is made."""
-    found, _ = _rows(spec, decode_program(spec.program))
+    reduction, _ = _rows(spec, decode_program(spec.program))
     values = (
-        found.outputs,
-        found.count,
+        reduction.outputs,
+        reduction.count,
         address(spec.results[0]),
         *[address(array) for array in spec.arrays],
         spec.scalars,
-        *_layout_values(found),
+        *_layout_values(reduction),
     )
-    rows_of_block = ROW_THREADS // _row_layouts(found).group
-    return values, -(-found.outputs // rows_of_block) * ROW_THREADS
+    rows_of_block = ROW_THREADS // _row_layouts(reduction).group
+    return values, -(-reduction.outputs // rows_of_block) * ROW_THREADS
 
 
 def _rows(spec: ExpressionSpec, program: EncodedProgram) -> tuple[_Reduced, bool]:
     """Find the layouts, with the result after the arrays; and whether it has the shape of the arrays."""
     shape, arrays, out = spec.shape, spec.arrays, spec.results[0]
-    last, is_whole = out.strides, program.is_whole or out.size != _kept(spec.shape, spec.axes)
+    out_strides, is_whole = out.strides, program.is_whole or out.size != _output_count(spec.shape, spec.axes)
     if not is_whole:
         # The extents of axes that stay, whether or not the others are there with one element.
-        given = iter(last)
-        is_kept = len(last) == len(shape)
-        steps = [next(given) if is_kept or axis not in spec.axes else 0 for axis in range(len(shape))]
-        last = tuple([0 if axis in spec.axes else step for axis, step in enumerate(steps)])
-    found = _find_reduced(
+        remaining_strides = iter(out_strides)
+        is_kept = len(out_strides) == len(shape)
+        steps = [
+            next(remaining_strides) if is_kept or axis not in spec.axes else 0 for axis in range(len(shape))
+        ]
+        out_strides = tuple([0 if axis in spec.axes else step for axis, step in enumerate(steps)])
+    reduction = _find_reduced(
         shape,
         spec.axes,
-        (*[array.strides for array in arrays], last),
+        (*[array.strides for array in arrays], out_strides),
         (*[array.dtype.itemsize for array in arrays], out.dtype.itemsize),
     )
-    return found, is_whole
+    return reduction, is_whole
 
 
-def _row_layouts(found: _Reduced) -> RowLayouts:
-    if found.count <= _SHORT_ROW:
-        return attrs.evolve(found.layouts, group=1)
-    if found.layouts.group == 1:
-        return attrs.evolve(found.layouts, group=ROW_THREADS // _ROWS_ACROSS, is_across=True)
-    return attrs.evolve(found.layouts, group=_WARP if found.count <= _WARP_ROW else ROW_THREADS)
+def _row_layouts(reduction: _Reduced) -> RowLayouts:
+    if reduction.count <= _SHORT_ROW:
+        return attrs.evolve(reduction.layouts, group=1)
+    if reduction.layouts.group == 1:
+        return attrs.evolve(reduction.layouts, group=ROW_THREADS // _ROWS_ACROSS, is_across=True)
+    return attrs.evolve(reduction.layouts, group=_WARP if reduction.count <= _WARP_ROW else ROW_THREADS)
 
 
-def _parts(found: _Reduced, most_blocks: int) -> int:
+def _parts(reduction: _Reduced, most_blocks: int) -> int:
     """Count the parts in which each result is made, so that the device is full."""
-    group = found.layouts.group
+    group = reduction.layouts.group
     units = most_blocks * ROW_THREADS // group
-    return max(1, min(units // found.outputs, -(-found.count // (_LEAST_ELEMENTS * group))))
+    return max(1, min(units // reduction.outputs, -(-reduction.count // (_LEAST_ELEMENTS * group))))
 
 
 def _is_by_block(outputs: int, count: int, kept_strides: _Strides, reduced_strides: _Strides) -> bool:
     """Return whether the threads of a block should read along the reduced axes, one after another."""
     steps = [
-        (abs(kept[-1]) if kept else 0, abs(reduced[-1]) if reduced else 0)
-        for kept, reduced in zip(kept_strides, reduced_strides, strict=True)
+        (abs(kept_steps[-1]) if kept_steps else 0, abs(reduced_steps[-1]) if reduced_steps else 0)
+        for kept_steps, reduced_steps in zip(kept_strides, reduced_strides, strict=True)
     ]
-    kept, reduced = max(steps, default=(0, 0), key=sum)
-    return count > ROW_THREADS // 8 and (outputs == 1 or reduced <= kept)
+    kept_step, reduced_step = max(steps, default=(0, 0), key=sum)
+    return count > ROW_THREADS // 8 and (outputs == 1 or reduced_step <= kept_step)
 
 
 def _scalar_bytes(count: int) -> int:
@@ -376,9 +389,13 @@ def _find_elements(shape: Ints, strides: _Strides, sizes: Ints) -> _Elements:
     shape, strides = merged(shape, strides)
     if len(shape) > 1:
         return _Elements(shape, strides, Layouts(len(shape), (), is_wide))
-    access: tuple[Access, ...] = tuple(_access(each, size) for each, size in zip(strides, sizes, strict=True))
+    access: tuple[Access, ...] = tuple(
+        _access(array_strides, size) for array_strides, size in zip(strides, sizes, strict=True)
+    )
     return _Elements(
-        shape or (1,), tuple(each or (0,) for each in strides), Layouts(len(shape), access, is_wide)
+        shape or (1,),
+        tuple(array_strides or (0,) for array_strides in strides),
+        Layouts(len(shape), access, is_wide),
     )
 
 
@@ -395,12 +412,12 @@ def _reduced(spec: ExpressionSpec) -> _Reduced:
 @functools.lru_cache(4096)
 def _find_reduced(shape: Ints, axes: Ints, strides: _Strides, sizes: Ints) -> _Reduced:
     staying = [axis for axis in range(len(shape)) if axis not in axes]
-    kept_shape, reduced_shape = (tuple(shape[axis] for axis in each) for each in (staying, axes))
+    kept_shape, reduced_shape = (tuple(shape[axis] for axis in group) for group in (staying, axes))
     outputs, count = math.prod(kept_shape), math.prod(reduced_shape)
     kept_shape, kept_strides = merged(kept_shape, tuple(tuple(s[a] for a in staying) for s in strides))
     reduced_shape, reduced_strides = merged(reduced_shape, tuple(tuple(s[a] for a in axes) for s in strides))
     access: tuple[Access, ...] = tuple(
-        _access(each, size) for each, size in zip(reduced_strides, sizes, strict=True)
+        _access(array_strides, size) for array_strides, size in zip(reduced_strides, sizes, strict=True)
     )
     is_by_block = _is_by_block(outputs, count, kept_strides, reduced_strides)
     layouts = RowLayouts(

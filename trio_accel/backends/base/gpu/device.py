@@ -117,7 +117,7 @@ class ArrayKernels:
         # Few elements of 16 bytes are faster one by one.
         if along_source == along_out or (is_narrow and (max(rows, columns) < _LEAST_SIDE or size > 8)):
             return False
-        others = [axis for axis in range(len(shape)) if axis not in (along_source, along_out)]
+        other_axes = [axis for axis in range(len(shape)) if axis not in (along_source, along_out)]
         run = _RUNS.get(size, 0)
         # The axes decide, not the steps: windows that overlap have the same step along two axes.
         steps = (
@@ -132,13 +132,13 @@ class ArrayKernels:
         elif run and math.gcd(*addresses, *steps) % (size * run) == 0:
             kernel, side = self._by_runs, _SQUARE_THREADS // 16 * run
         count = -(-rows // side) * -(-columns // side) if side else max(rows, columns)
-        count *= math.prod(shape[axis] for axis in others)
+        count *= math.prod(shape[axis] for axis in other_axes)
         if count >= 1 << 31:
             return False
         kernel.run(
             stream.handle,
             count * threads,
-            with_axes(_TRANSPOSE, 3, len(others)),
+            with_axes(_TRANSPOSE, 3, len(other_axes)),
             *addresses,
             count,
             rows,
@@ -147,8 +147,8 @@ class ArrayKernels:
             outs[along_source],
             size,
             side,
-            len(others),
-            *(row[axis] for row in (shape, ins, outs) for axis in others),
+            len(other_axes),
+            *(row[axis] for row in (shape, ins, outs) for axis in other_axes),
             threads=_SQUARE_THREADS,
         )
         return True
@@ -182,7 +182,7 @@ def _widened(
     if not along:
         return size, shape, ins, outs
     axis = along[0]
-    steps = (step for row in (ins, outs) for other, step in enumerate(row) if other != axis)
+    steps = (step for row in (ins, outs) for index, step in enumerate(row) if index != axis)
     common = math.gcd(*addresses, size * shape[axis], *steps)
     wide = next(wide for wide in _PLAIN if common % wide == 0)
     fewer = (*shape[:axis], size * shape[axis] // wide, *shape[axis + 1 :])
@@ -293,8 +293,11 @@ class Transfers:
 
     def _forget(self, start: int) -> None:
         with self._lock:
-            known, self._ranges = self._ranges, [one for one in self._ranges if one[0] != start]
-        if len(self._ranges) < len(known):
+            previous, self._ranges = (
+                self._ranges,
+                [interval for interval in self._ranges if interval[0] != start],
+            )
+        if len(self._ranges) < len(previous):
             self._context.unregister_host(start)
 
     def straight(self, host: HostArray) -> int | None:
@@ -326,10 +329,10 @@ class Transfers:
         packed = np.ascontiguousarray(host)
         start = address_of(packed)
         if nbytes <= ON_THE_SPOT:
-            place = self._pinned.take(nbytes)
-            stream.after(partial(self._pinned.give_back, nbytes, place))
-            ctypes.memmove(place, start, nbytes)
-            start = place
+            staging_address = self._pinned.take(nbytes)
+            stream.after(partial(self._pinned.give_back, nbytes, staging_address))
+            ctypes.memmove(staging_address, start, nbytes)
+            start = staging_address
         # The driver has taken what is not pinned when the call returns.
         stream.copy_in(address, start, nbytes)
         return HostUse(None)
@@ -351,10 +354,10 @@ class Transfers:
             stream.copy_out(start, address, nbytes)
             return None
         if nbytes <= ON_THE_SPOT:
-            place = self._pinned.take(nbytes)
+            staging_address = self._pinned.take(nbytes)
             use = HostUse(host)
-            stream.after(partial(self._fetch, place, use, nbytes))
-            stream.copy_out(place, address, nbytes)
+            stream.after(partial(self._fetch, staging_address, use, nbytes))
+            stream.copy_out(staging_address, address, nbytes)
             return use
         packed = host if host.flags.c_contiguous else np.empty(host.shape, host.dtype)
         stream.copy_out(address_of(packed), address, nbytes)
@@ -369,19 +372,19 @@ class Transfers:
             for start, _ in tuple(self._ranges):
                 self._forget(start)
 
-    def _fetch(self, place: int, use: HostUse, nbytes: int) -> None:
+    def _fetch(self, staging_address: int, use: HostUse, nbytes: int) -> None:
         try:
-            use.run(partial(_fill, place=place))
+            use.run(partial(_fill, address=staging_address))
         finally:
-            self._pinned.give_back(nbytes, place)
+            self._pinned.give_back(nbytes, staging_address)
 
 
-def _fill(host: HostArray, place: int) -> None:
+def _fill(host: HostArray, address: int) -> None:
     """Fill a host array with the bytes at an address, in C order."""
     if host.flags.c_contiguous:
-        ctypes.memmove(address_of(host), place, host.nbytes)
+        ctypes.memmove(address_of(host), address, host.nbytes)
     else:
-        memory = np.ctypeslib.as_array((ctypes.c_uint8 * host.nbytes).from_address(place))
+        memory = np.ctypeslib.as_array((ctypes.c_uint8 * host.nbytes).from_address(address))
         np.copyto(as_bits(host), as_bits(memory.view(host.dtype).reshape(host.shape)))
 
 
@@ -434,16 +437,16 @@ class AddressDevice(BlockDevice[StreamT, ChunkT, int], Generic[StreamT, ChunkT, 
         """Plans and workspace of its libraries; see `AccelDevice.usage`."""
         held = self.arena.by_library()
         held.update(self.blocks.fixed_workspace)
-        found = dict(self._usage)
-        for name, usage in found.items():
+        by_library = dict(self._usage)
+        for name, usage in by_library.items():
             usage.workspace = held[name]
-        return found
+        return by_library
 
     def usage_of(self, library: str) -> LibraryUsage:
         """Return the counts of a library, where it counts its plans. From any thread."""
         return self._usage.setdefault(library, LibraryUsage())
 
-    def at(self, array: ArraySpec) -> DeviceArray:
+    def device_array(self, array: ArraySpec) -> DeviceArray:
         """Return the address and layout of an array.
 
         Raises:
@@ -453,18 +456,18 @@ class AddressDevice(BlockDevice[StreamT, ChunkT, int], Generic[StreamT, ChunkT, 
         return DeviceArray(self.address(array), array.dtype, array.shape, array.strides)
 
     def address(self, array: ArraySpec) -> int:
-        """Return the address of an array's first element; raises as `at` does."""
+        """Return the address of an array's first element; raises as `device_array` does."""
         return self.address_within(array, self.span(array))
 
     def address_within(self, array: ArraySpec, span: tuple[int, int]) -> int:
-        """Return the address of an array's first element, given its `span`; raises as `at` does."""
-        first, last = span
+        """Return the address of an array's first element, given its `span`; raises as `device_array` does."""
+        first, reach = span
         offset = array.offset
         try:
             address, nbytes, _ = self.blocks.blocks[array.block]
         except KeyError:
             raise no_such_block(array.block) from None
-        if offset < first or offset + last > nbytes:
+        if offset < first or offset + reach > nbytes:
             raise ValueError(f"the array does not lie within its block of {nbytes} bytes: {array}")
         return address + offset
 
@@ -486,5 +489,5 @@ def _span(shape: Ints, strides: Ints, itemsize: int) -> tuple[int, int]:
     if 0 in shape:
         return -sys.maxsize, -sys.maxsize
     reaches = [(extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)]
-    before = -sum(reach for reach in reaches if reach < 0)
-    return before, sum(reach for reach in reaches if reach > 0) + itemsize
+    lead = -sum(reach for reach in reaches if reach < 0)
+    return lead, sum(reach for reach in reaches if reach > 0) + itemsize

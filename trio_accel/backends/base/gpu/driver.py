@@ -48,7 +48,7 @@ class GpuContext(AbstractContextManager[None], Protocol):
     def restore(self) -> None:
         """Make the previous context current again."""
 
-    def look(self) -> None:
+    def detect_loss(self) -> None:
         """Ask the driver whether the context is lost; if so, `failure` returns the error from then on."""
 
     def failure(self) -> Exception | None:
@@ -156,15 +156,15 @@ class KernelFunction:
     Args:
         launch: Enqueues it; the driver copies the arguments meanwhile.
         nbytes: Size of the structure.
-        most: How many blocks fill the device.
+        max_blocks: How many blocks fill the device.
         offsets: Offsets of its arguments in the structure.
     """
 
-    __slots__ = ("_arguments", "_launch", "_lock", "_most", "_pointer", "_pointers")
+    __slots__ = ("_arguments", "_launch", "_lock", "_max_blocks", "_pointer", "_pointers")
 
-    def __init__(self, launch: Launch, nbytes: int, most: int, offsets: Sequence[int] = (0,)) -> None:
+    def __init__(self, launch: Launch, nbytes: int, max_blocks: int, offsets: Sequence[int] = (0,)) -> None:
         self._launch = launch
-        self._most = most
+        self._max_blocks = max_blocks
         self._lock = threading.Lock()
         self._arguments = bytearray(nbytes)
         start = np.frombuffer(self._arguments, np.uint8).ctypes.data
@@ -172,7 +172,13 @@ class KernelFunction:
         self._pointer = int(self._pointers.ctypes.data)
 
     def run(
-        self, stream: int, count: int, layout: Struct, *values: object, threads: int = _THREADS, most: int = 0
+        self,
+        stream: int,
+        count: int,
+        layout: Struct,
+        *values: object,
+        threads: int = _THREADS,
+        max_blocks: int = 0,
     ) -> None:
         """Pack values into their structure, and launch the kernel; another thread's launch waits meanwhile.
 
@@ -182,9 +188,9 @@ class KernelFunction:
             layout: The structure.
             values: Its values.
             threads: Threads of a block.
-            most: The most blocks; 0 for the number that the device runs at once.
+            max_blocks: The most blocks; 0 for the number that the device runs at once.
         """
-        blocks = min(-(-count // threads), most or self._most)
+        blocks = min(-(-count // threads), max_blocks or self._max_blocks)
         with self._lock:
             layout.pack_into(self._arguments, 0, *values)
             self._launch(blocks, threads, stream, self._pointer)
@@ -302,9 +308,9 @@ class Kernels:
         """
         module = self.compile(text)
         try:
-            found = {name: self.find(module, name, (nbytes,)) for name in names}
+            launches = {name: self.find(module, name, (nbytes,)) for name in names}
             functions = {
-                name: KernelFunction(launch, nbytes, self.most_blocks) for name, launch in found.items()
+                name: KernelFunction(launch, nbytes, self.most_blocks) for name, launch in launches.items()
             }
             return partial(self.unload, module), functions
         except BaseException:

@@ -79,8 +79,8 @@ def run_works(works: Works, numbers: Sequence[int] | None = None, *, is_graph: b
         try:
             work()
         except AccelError as error:
-            where = f"node {number} of the graph, {name}" if is_graph else name
-            error.message, error.operation = f"{where}: {error.message}", error.operation or name
+            label = f"node {number} of the graph, {name}" if is_graph else name
+            error.message, error.operation = f"{label}: {error.message}", error.operation or name
             raise
 
 
@@ -147,13 +147,13 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
 
     def _failure(self) -> Exception | None:
         """Return why the context is lost, or None."""
-        self._device.context.look()
+        self._device.context.detect_loss()
         failure: Exception | None = self._device.context.failure()
         return failure
 
     def _workspace(self, stream: Any) -> int:
         """Return the bytes of workspace that operations on a stream have had."""
-        return int(self._device.arena.place(stream)[1])
+        return int(self._device.arena.area_of(stream)[1])
 
     def _make_graph(
         self, stream: Any, workspace: int, enqueue: Callable[[Any], None], *, has_conditions: bool
@@ -183,7 +183,7 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
 
     def _write(self, count: ArraySpec, stream: Any, turns: int) -> None:
         """Enqueue that a count of turns is written."""
-        self._device.arrays.fill(stream, self._device.at(count), turns)
+        self._device.arrays.fill(stream, self._device.device_array(count), turns)
 
     def enqueue(self, spec: OperationSpec, stream: AccelStream) -> None:
         """Put an operation on a stream; see `KernelLibrary.enqueue`."""
@@ -254,9 +254,9 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
 
     def _chain_of(self, spec: AnyChain) -> GraphPlan:
         """Return the plan of a chain within another one, and make it again if it was evicted."""
-        found: GraphPlan | None = self._find_plan(spec)
-        made: GraphPlan = found or self._make_plan(spec, self._kernel_of(spec))
-        return made
+        cached: GraphPlan | None = self._find_plan(spec)
+        plan: GraphPlan = cached or self._make_plan(spec, self._kernel_of(spec))
+        return plan
 
     def _library(self, name: str) -> Any:
         library = self._libraries.get(name)
@@ -295,7 +295,7 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
 
     def run_chain(self, spec: AnyChain, chain: GraphPlan, stream: Any) -> None:
         """Enqueue a chain one by one, and note it where it is to be captured the next time."""
-        before, host = self._enqueued, _Host(spec, self._device)
+        enqueued_before, host = self._enqueued, _Host(spec, self._device)
         host.fill()
         if host.address:
             # The piece is in use up to the next event, whatever is refused.
@@ -303,15 +303,15 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
         try:
             self._enqueue_chain(spec, stream, host.address)
         except Exception as error:
-            if self._enqueued == before or stream.is_capturing or self._failure() is not None:
+            if self._enqueued == enqueued_before or stream.is_capturing or self._failure() is not None:
                 raise
             # The operations enqueued before the refusal will run, so their memory is in use.
             stream.after(partial(_raise, error))
             return
         if chain.is_captured and not stream.is_capturing:
             key = self._key(chain, spec, stream)
-            whole = *key, host.address
-            if self._captured.is_due(whole):
+            full_key = *key, host.address
+            if self._captured.is_due(full_key):
                 if len(chain.due) >= _MOST_DUE:
                     chain.due.clear()
                 chain.due[key] = host.address, self._workspace(stream)
@@ -338,8 +338,8 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
             stream.copy_in(self._address(request.written[-1]), host, len(request.given))
         replay(spec, works, partial(self._read, condition, stream), partial(self._write, count, stream))
         if request is not None and request.result and request.result[2]:
-            at, result = host + _result_offset(request), request.result_at()
-            stream.copy_out(at, self._address(result), request.result[2])
+            result_address, result = host + _result_offset(request), request.result_at()
+            stream.copy_out(result_address, self._address(result), request.result[2])
 
     def _nodes(self, spec: AnyChain, stream: Any) -> list[tuple[GraphNode, OperationSpec]]:
         """Return the operations of a chain, each with its specification for the arrays of this run."""
@@ -363,8 +363,8 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
 
     def _key(self, chain: GraphPlan, spec: AnyChain, stream: Any) -> Key:
         freed = self._freed()
-        at, when, where, key = self._found
-        if at is not spec or when != freed or where is not stream or key is None:
+        cached_spec, cached_freed, cached_stream, key = self._found
+        if cached_spec is not spec or cached_freed != freed or cached_stream is not stream or key is None:
             address = self._address
             key = chain.call, stream, *[address(array) for array in spec.arrays]
             self._found = spec, freed, stream, key

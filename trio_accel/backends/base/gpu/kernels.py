@@ -93,24 +93,30 @@ class UserKernel(LoadedCode):
         offsets, size = ops.scalar_offsets(definition.scalars)
         self._scalar_bytes = size
         self._array_offset = -(-size // _PARAMETER_ALIGNMENT) * _PARAMETER_ALIGNMENT
-        self._arrays = [each for role in ("read", "update", "write") for each in definition.arrays(role)]
+        self._arrays = [
+            parameter for role in ("read", "update", "write") for parameter in definition.arrays(role)
+        ]
         arrays = self._arrays
-        places = {each.name: self._array_offset + _POINTER * number for number, each in enumerate(arrays)}
-        scalars = [each.name for each in definition.parameters if each.role == "scalar"]
-        places.update(zip(scalars, offsets, strict=True))
+        parameter_offsets = {
+            parameter.name: self._array_offset + _POINTER * number for number, parameter in enumerate(arrays)
+        }
+        scalars = [parameter.name for parameter in definition.parameters if parameter.role == "scalar"]
+        parameter_offsets.update(zip(scalars, offsets, strict=True))
         self._addresses = struct.Struct(f"={len(arrays)}Q")
         end = self._array_offset + self._addresses.size
         self._maps: list[tuple[int, str, ops.TensorMap, int]] = []
-        for number, each in enumerate(arrays):
-            if isinstance(each.layout, ops.TensorMap):
-                places[each.name] = start = -(-end // _PARAMETER_ALIGNMENT) * _PARAMETER_ALIGNMENT
-                self._maps.append((number, each.name, each.layout, start))
+        for number, parameter in enumerate(arrays):
+            if isinstance(parameter.layout, ops.TensorMap):
+                parameter_offsets[parameter.name] = start = (
+                    -(-end // _PARAMETER_ALIGNMENT) * _PARAMETER_ALIGNMENT
+                )
+                self._maps.append((number, parameter.name, parameter.layout, start))
                 end = start + ops.MAP_BYTES
         buffer = np.zeros(end + _PARAMETER_ALIGNMENT, np.uint8)
         start = -buffer.ctypes.data % _PARAMETER_ALIGNMENT
         base = buffer.ctypes.data + start
         self._buffer = memoryview(buffer[start:].data)
-        pointers = [base + places[each.name] for each in definition.parameters]
+        pointers = [base + parameter_offsets[parameter.name] for parameter in definition.parameters]
         self._pointers = np.array(pointers or [0], np.uint64)
         self.pointer: int = int(self._pointers.ctypes.data)
 
@@ -127,7 +133,7 @@ class UserKernel(LoadedCode):
         if 0 in spec.grid:
             return
         arrays = *spec.read, *spec.updated, *spec.written
-        addresses = [_address(*each, call) for each in zip(self._arrays, arrays, strict=True)]
+        addresses = [_address(*pair, call) for pair in zip(self._arrays, arrays, strict=True)]
         self._check_fit(spec)
         self._buffer[: self._scalar_bytes] = spec.scalars
         self._addresses.pack_into(self._buffer, self._array_offset, *addresses)
@@ -151,8 +157,10 @@ class UserKernel(LoadedCode):
             key = number, address, array.shape, array.strides
             if key not in self._encoded:
                 if address % tensor_map.alignment:
-                    what = f"{name} must lie at a multiple of {tensor_map.alignment} bytes (globalAddress)"
-                    raise self.refusal("tensor_map", f": {what}, its address is {address:#x}")
+                    requirement = (
+                        f"{name} must lie at a multiple of {tensor_map.alignment} bytes (globalAddress)"
+                    )
+                    raise self.refusal("tensor_map", f": {requirement}, its address is {address:#x}")
                 if len(self._encoded) >= _MOST_MAPS:
                     self._encoded.clear()
                 try:
@@ -166,12 +174,12 @@ class UserKernel(LoadedCode):
     def _check_fit(self, spec: ops.KernelSpec) -> None:
         """Refuse a launch that the driver would refuse, and state the limit."""
         threads, limits = math.prod(spec.block), self.limits
-        most, static = limits["max_dynamic_shared"], limits["static_shared"]
-        if spec.shared > most:
+        limit, static = limits["max_dynamic_shared"], limits["static_shared"]
+        if spec.shared > limit:
             raise self.refusal(
                 "shared_memory",
                 f" asks for {spec.shared} bytes of dynamic shared memory for each block; there are "
-                f"{most}: {most + static} less {static} static ones",
+                f"{limit}: {limit + static} less {static} static ones",
             )
         if threads > limits["max_threads"]:
             raise self.refusal(
@@ -181,33 +189,37 @@ class UserKernel(LoadedCode):
                 "thread",
             )
         if self.definition.is_cooperative:
-            most = self.max_active(threads, spec.shared) * limits["multiprocessors"]
-            if math.prod(spec.grid) > most:
+            limit = self.max_active(threads, spec.shared) * limits["multiprocessors"]
+            if math.prod(spec.grid) > limit:
                 raise self.refusal(
                     "cooperative_grid",
-                    f" is cooperative, so all blocks run at once: {most} blocks of {threads} threads fit on "
+                    f" is cooperative, so all blocks run at once: {limit} blocks of {threads} threads fit on "
                     f"this device, the grid of {_extents(spec.grid)} has {math.prod(spec.grid)}",
                 )
 
-    def check_parameters(self, found: list[int]) -> None:
+    def check_parameters(self, compiled_sizes: list[int]) -> None:
         """Refuse a declaration that the compiled kernel does not have: it would read foreign memory.
 
         Args:
-            found: Bytes of each parameter in the compiled kernel.
+            compiled_sizes: Bytes of each parameter in the compiled kernel.
 
         Raises:
             LibraryError: The compiled kernel's parameters differ from the declaration.
         """
         parameters = self.definition.parameters
         sizes = {name: ops.MAP_BYTES for _, name, *_ in self._maps}
-        sizes |= {each.name: each.dtype.itemsize for each in parameters if each.role == "scalar"}
-        declared = [sizes.get(each.name, _POINTER) for each in parameters]
-        if found != declared:
-            told = ", ".join(f"{each.name} ({size})" for each, size in zip(parameters, declared, strict=True))
+        sizes |= {
+            parameter.name: parameter.dtype.itemsize for parameter in parameters if parameter.role == "scalar"
+        }
+        declared = [sizes.get(parameter.name, _POINTER) for parameter in parameters]
+        if compiled_sizes != declared:
+            listing = ", ".join(
+                f"{parameter.name} ({size})" for parameter, size in zip(parameters, declared, strict=True)
+            )
             raise self.refusal(
                 "parameters",
-                f" takes {len(found)} parameters of {found} bytes; declared are {len(declared)}, in bytes: "
-                f"{told or 'none'}",
+                f" takes {len(compiled_sizes)} parameters of {compiled_sizes} bytes; "
+                f"declared are {len(declared)}, in bytes: {listing or 'none'}",
             )
 
     def refusal(self, code: int | str, text: str) -> LibraryError:
@@ -225,7 +237,7 @@ class UserKernel(LoadedCode):
 def _address(parameter: ops.KernelParameter, array: ops.ArraySpec, call: _Call) -> int:
     """Return the address of an array: of workspace, where it must be packed and is not."""
     if parameter.layout != "packed":
-        return call.at(array)
+        return call.address_of(array)
     if parameter.role == "read":
         return call.packed(array)
     return call.result(array, is_updated=parameter.role == "update")
@@ -263,13 +275,19 @@ class CompiledExpression(LoadedCode):
         spec: ops.ExpressionSpec,
         call: _Call,
         address: Callable[[ops.ArraySpec], int],
-        *more: object,
+        *extra_values: object,
     ) -> None:
-        """Compute each element; `more` follows the arguments."""
+        """Compute each element; `extra_values` follows the arguments."""
         count = math.prod(spec.shape)
         if count:
-            values = (*compiled.elementwise_arguments(spec, self.source, address), *more)
-            self.launch("elementwise", call, values, -(-count // self.source.each), most=compiled.MOST_BLOCKS)
+            values = (*compiled.elementwise_arguments(spec, self.source, address), *extra_values)
+            self.launch(
+                "elementwise",
+                call,
+                values,
+                -(-count // self.source.elements_per_thread),
+                max_blocks=compiled.MOST_BLOCKS,
+            )
 
 
 class CompiledLibrary(EnqueuingLibrary[Any, Any]):
@@ -315,12 +333,12 @@ class CompiledLibrary(EnqueuingLibrary[Any, Any]):
 
     def _elements(self, spec: ops.ExpressionSpec, call: _Call) -> None:
         """Compute each element of the results, or each value and its place."""
-        more: tuple[int, ...] = ()
+        extra_values: tuple[int, ...] = ()
         if call.plan.source.is_checked and math.prod(spec.shape):
             program = decode_program(spec.program).program
             shapes = [array.shape for array in (*spec.loaded, *spec.stored)]
-            more = (call.words(CHECK_WORDS, partial(check_words, program, shapes)),)
-        call.plan.elementwise(spec, call, call.device.address, *more)
+            extra_values = (call.words(CHECK_WORDS, partial(check_words, program, shapes)),)
+        call.plan.elementwise(spec, call, call.device.address, *extra_values)
 
     def _reduce(self, spec: ops.ExpressionSpec, call: _Call) -> None:
         """Reduce along axes, in parts if that fills the device."""
@@ -377,7 +395,7 @@ class TransferLibrary:
         out = call.array(spec.out)
         if spec.is_padded:
             call.fill(out, spec.pad)
-        for start, source in spec.places:
+        for start, source in spec.source_starts:
             # The beginning of its place.
             address = out.address + start * out.strides[spec.axis]
             call.convert(call.array(source), DeviceArray(address, out.dtype, source.shape, out.strides))
@@ -455,9 +473,9 @@ class PhiloxLibrary(EnqueuingLibrary[Any, Any]):
                 call.handle,
                 -(-size // spec.piece),
                 _SEQUENCE,
-                call.at(spec.out),
-                call.at(spec.state),
-                call.at(spec.jumps),
+                call.address_of(spec.out),
+                call.address_of(spec.state),
+                call.address_of(spec.jumps),
                 size,
                 spec.piece,
                 spec.jumps.shape[0],
@@ -473,9 +491,9 @@ class PhiloxLibrary(EnqueuingLibrary[Any, Any]):
                 call.handle,
                 size,
                 _REJECTION,
-                call.at(out),
-                call.at(a),
-                0 if b is None else call.at(b),
+                call.address_of(out),
+                call.address_of(a),
+                0 if b is None else call.address_of(b),
                 call.status(spec.fault),
                 seed,
                 row,
@@ -494,9 +512,9 @@ class PhiloxLibrary(EnqueuingLibrary[Any, Any]):
                 call.handle,
                 out.size,
                 _SOBOL,
-                call.at(out),
-                call.at(directions),
-                call.at(spec.shift),
+                call.address_of(out),
+                call.address_of(directions),
+                call.address_of(spec.shift),
                 out.size,
                 out.shape[1],
                 *ops.FIRST.unpack(spec.first),

@@ -62,13 +62,13 @@ class EnqueuingCall(Generic[DeviceT, StreamT]):
         """The stream, as vendors' libraries want it."""
         return self.stream.handle
 
-    def at(self, array: ArraySpec) -> int:
+    def address_of(self, array: ArraySpec) -> int:
         """Return the address of an array's first element."""
         return self.device.address(array)
 
     def array(self, array: ArraySpec, *, write: bool = True) -> DeviceArray:
         """Return the address and layout of an array."""
-        return self.device.at(array)
+        return self.device.device_array(array)
 
     def workspace(self, nbytes: int) -> int:
         """Take `nbytes` bytes of device memory, and return the address, aligned to 256; 0 for none.
@@ -97,13 +97,13 @@ class EnqueuingCall(Generic[DeviceT, StreamT]):
 
     def uploaded(self, words: HostArray) -> int:
         """Upload the elements of a host array to workspace; they are read at once. Returns the address."""
-        place, pinned = self.workspace(words.nbytes), self.device.pinned
+        address, pinned = self.workspace(words.nbytes), self.device.pinned
         host = pinned.take(words.nbytes)
         # From pageable memory a driver copies while its caller waits; pinned memory it reads later.
         ctypes.memmove(host, words.ctypes.data, words.nbytes)
-        self.stream.copy_in(place, host, words.nbytes)
+        self.stream.copy_in(address, host, words.nbytes)
         self.stream.after(partial(pinned.give_back, words.nbytes, host))
-        return place
+        return address
 
     def room(self, like: DeviceArray) -> DeviceArray:
         """Workspace for an array of this shape and dtype, in C order."""
@@ -329,11 +329,11 @@ class EnqueuingLibrary(TableLibrary, Generic[DeviceT, StreamT]):
 
     def _raise_told(self, error: Exception) -> None:
         """Raise an error as one of the backends' own, if it is not one already."""
-        told = self._told(error)
-        if told is not error:
-            raise told from error
+        converted = self._as_backend_error(error)
+        if converted is not error:
+            raise converted from error
 
-    def _told(self, error: Exception) -> Exception:
+    def _as_backend_error(self, error: Exception) -> Exception:
         """Convert a failure to an error of backends; a backend adds the errors of its vendor."""
         if isinstance(error, AccelError):
             error.device = self._device.info.name

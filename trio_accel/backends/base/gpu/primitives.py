@@ -126,11 +126,11 @@ class _Code(LoadedCode):
 
 def _types(**named: DType) -> dict[str, str]:
     """Define classes that load and store elements, and their sizes."""
-    made: dict[str, str] = {}
+    definitions: dict[str, str] = {}
     for name, dtype in named.items():
-        made[name] = element_of(dtype)
-        made[f"{name.upper()}_SIZE"] = str(dtype.itemsize)
-    return made
+        definitions[name] = element_of(dtype)
+        definitions[f"{name.upper()}_SIZE"] = str(dtype.itemsize)
+    return definitions
 
 
 def _bits(itemsize: int) -> str:
@@ -149,7 +149,7 @@ def _cast(source: DType, *through: DType) -> str:
     return value
 
 
-def _compiled(kernels: Kernels, part: str, defined: Mapping[str, object], **more: Any) -> _Code:
+def _compiled(kernels: Kernels, part: str, defined: Mapping[str, object], **options: Any) -> _Code:
     """Compile one part of the source; blocks."""
     names, fields = _PARTS[part]
     layout = struct.Struct(fields.format(axes=defined.get("AXES")))
@@ -159,7 +159,7 @@ def _compiled(kernels: Kernels, part: str, defined: Mapping[str, object], **more
     ]
     text = "\n".join([prelude(), f"#define {part}", *lines, _source()])
     unload, functions = kernels.load(text, names, layout.size)
-    return _Code(unload, layout, functions, **more)
+    return _Code(unload, layout, functions, **options)
 
 
 def _compiled_scan(
@@ -179,8 +179,8 @@ def _compiled_scan(
 def _scan_rows(code: _Code, call: _Call, x: int, out: int, extents: tuple[int, int, int]) -> None:
     """Scan rows of dense elements, in parts if that fills the device."""
     lines, count, initial = extents
-    most = call.device.kernels.most_blocks
-    parts = max(1, min(most // lines, -(-count // _TILE)))
+    max_blocks = call.device.kernels.most_blocks
+    parts = max(1, min(max_blocks // lines, -(-count // _TILE)))
     length = -(-count // parts)
     totals = call.workspace(lines * parts * 16) if parts > 1 else 0
     values = x, out, totals, lines, count, 1, parts, length, initial
@@ -227,8 +227,8 @@ class PrimitivesLibrary(CompiledLibrary):
         raise NotSupportedError(f"{self.name}: the {self.backend.upper()} backend does not sort")
 
     def _key_of(self, spec: ops.OperationSpec) -> tuple[object, ...]:
-        found = _KEYS.get(type(spec))
-        return super()._key_of(spec) if found is None else (type(spec), *found(spec))
+        key_function = _KEYS.get(type(spec))
+        return super()._key_of(spec) if key_function is None else (type(spec), *key_function(spec))
 
     # ---- scans
 
@@ -260,12 +260,12 @@ class PrimitivesLibrary(CompiledLibrary):
     def plan_select(self, spec: ops.SelectSpec, device: _Device) -> _Code:
         """Compile a selection."""
         flags, number, axes = spec.flags.dtype, _number(spec.flags.size), max(spec.flags.ndim, 1)
-        places = _compiled_scan(
+        scan = _compiled_scan(
             self._device.kernels, flags, number, number, "sum", {"TAKE": "(Acc)Cast<bool>::of((value))"}
         )
         word = 1 if spec.x is None else min(spec.x.dtype.itemsize, 8)
         defined = {"AXES": axes, "Number": register_of(number), "Word": _bits(word)}
-        return _compiled(self._device.kernels, "SELECTS", defined, parts={"places": places})
+        return _compiled(self._device.kernels, "SELECTS", defined, parts={"places": scan})
 
     def select(self, spec: ops.SelectSpec, call: _Call) -> None:
         """Select items, or find where they are."""
@@ -273,16 +273,16 @@ class PrimitivesLibrary(CompiledLibrary):
         items, axes = flags.size, max(flags.ndim, 1)
         if not items:
             return
-        places = call.workspace(items * _number(items).itemsize)
-        _scan_rows(code.parts["places"], call, call.packed(flags), places, (1, items, 0))
+        positions = call.workspace(items * _number(items).itemsize)
+        _scan_rows(code.parts["places"], call, call.packed(flags), positions, (1, items, 0))
         shape = flags.shape or (1,)
         if spec.x is None:
-            out = [call.result(one) for one in spec.out]
-            code.launch("find", call, items, 0, places, count, items, 0, 0, *shape, *out)
+            out = [call.result(array) for array in spec.out]
+            code.launch("find", call, items, 0, positions, count, items, 0, 0, *shape, *out)
             return
         words = spec.x.size // items * spec.x.dtype.itemsize // min(spec.x.dtype.itemsize, 8)
         out = [call.result(spec.out[0]), *[0] * (axes - 1)]
-        values = call.packed(spec.x), places, count, items, words, spec.is_whole, *shape, *out
+        values = call.packed(spec.x), positions, count, items, words, spec.is_whole, *shape, *out
         code.launch("move", call, max(items * words, 1), *values)
 
     # ---- order
@@ -322,23 +322,28 @@ class PrimitivesLibrary(CompiledLibrary):
             return
         x = _rows(call.array(spec.x), spec.axis)
         targets = [
-            None if one is None else _rows(call.array(one), spec.axis) for one in (spec.values, spec.indices)
+            None if array is None else _rows(call.array(array), spec.axis)
+            for array in (spec.values, spec.indices)
         ]
-        packed = [one if one is None or one.is_contiguous else call.room(one) for one in targets]
-        wanted = next(one.shape[-1] for one in packed if one is not None)
-        if not (x.size and wanted):
+        packed = [
+            target if target is None or target.is_contiguous else call.room(target) for target in targets
+        ]
+        first_count = next(target.shape[-1] for target in packed if target is not None)
+        if not (x.size and first_count):
             return
         address, count = _address(call, x), x.shape[-1]
-        order, kept = self._order(call.plan, call, address, x, wanted)
-        values, indices = (0 if one is None else one.address for one in packed)
+        order, indices_per_row = self._order(call.plan, call, address, x, first_count)
+        values, indices = (0 if target is None else target.address for target in packed)
         rows = x.size // count
-        extents = rows, count, wanted, kept, 0
-        call.plan.launch("gather", call, rows * wanted, address, 0, order, values, indices, *extents)
+        extents = rows, count, first_count, indices_per_row, 0
+        call.plan.launch("gather", call, rows * first_count, address, 0, order, values, indices, *extents)
         for source, target in zip(packed, targets, strict=True):
             if source is not None and target is not None and source is not target:
                 call.convert(source, target)
 
-    def _order(self, code: _Code, call: _Call, address: int, x: DeviceArray, wanted: int) -> tuple[int, int]:
+    def _order(
+        self, code: _Code, call: _Call, address: int, x: DeviceArray, first_count: int
+    ) -> tuple[int, int]:
         """Find the order of the first elements in each row.
 
         Returns:
@@ -346,31 +351,31 @@ class PrimitivesLibrary(CompiledLibrary):
         """
         count, number = x.shape[-1], _number(x.size)
         rows, bits = x.size // count, 8 * x.dtype.itemsize
-        parts = count // max(_LED, 8 * wanted)
-        kept = count if parts < 2 else parts * wanted
-        size = rows * kept
+        parts = count // max(_LED, 8 * first_count)
+        indices_per_row = count if parts < 2 else parts * first_count
+        size = rows * indices_per_row
         has_row = rows > 1 and bits < 64
         key = 8 if has_row or bits == 64 else 4
         keys = call.workspace(size * key), call.workspace(size * key)
         order = call.workspace(size * number.itemsize), call.workspace(size * number.itemsize)
-        extents = rows, count, wanted, kept, parts
-        name, threads = ("encode", size) if kept == count else ("lead", rows * parts * _THREADS)
+        extents = rows, count, first_count, indices_per_row, parts
+        name, threads = ("encode", size) if indices_per_row == count else ("lead", rows * parts * _THREADS)
         code.launch(name, call, threads, address, keys[0], order[0], 0, 0, *extents)
         row_bits = (rows - 1).bit_length()
         assert code.sorter is not None
-        found = code.sorter(call, keys, order, size, bits + row_bits if has_row else bits)
+        buffer = code.sorter(call, keys, order, size, bits + row_bits if has_row else bits)
         if rows > 1 and not has_row:
-            code.launch("rows", call, size, 0, keys[0], order[found], 0, 0, *extents)
-            found ^= code.sorter(call, keys, (order[found], order[1 - found]), size, row_bits)
-        return order[found], kept
+            code.launch("rows", call, size, 0, keys[0], order[buffer], 0, 0, *extents)
+            buffer ^= code.sorter(call, keys, (order[buffer], order[1 - buffer]), size, row_bits)
+        return order[buffer], indices_per_row
 
     def _sort_direct(self, spec: ops.SortSpec, call: _Call) -> None:
         """Sort a vector by its own bits."""
         assert spec.values is not None
         out, x = call.result(spec.values), spec.x
-        found = self._sorted(call.plan, call, call.packed(x), x, out)
-        if found != out:
-            call.stream.copy(out, found, x.size * x.dtype.itemsize)
+        sorted_address = self._sorted(call.plan, call, call.packed(x), x, out)
+        if sorted_address != out:
+            call.stream.copy(out, sorted_address, x.size * x.dtype.itemsize)
 
     def _sorted(self, code: _Code, call: _Call, address: int, x: ArraySpec, out: int) -> int:
         """Sort elements without gaps by their own bits; returns where they are: at `out`, or in workspace."""
@@ -413,10 +418,12 @@ class PrimitivesLibrary(CompiledLibrary):
             else:
                 order, _ = self._order(sorts, call, x.address, x, size)
                 sorts.launch("gather", call, size, x.address, 0, order, ordered, 0, 1, size, size, size, 0)
-        places, starts = call.workspace(size * _number(size).itemsize), call.workspace(size * 8)
-        _scan_rows(code.parts["places"], call, ordered, places, (1, size, 0))
-        more = [0 if one is None else call.result(one) for one in (spec.indices, spec.inverse, spec.counts)]
-        values = ordered, order, places, call.result(spec.values), starts, *more, count, size
+        positions, starts = call.workspace(size * _number(size).itemsize), call.workspace(size * 8)
+        _scan_rows(code.parts["places"], call, ordered, positions, (1, size, 0))
+        optional_addresses = [
+            0 if array is None else call.result(array) for array in (spec.indices, spec.inverse, spec.counts)
+        ]
+        values = ordered, order, positions, call.result(spec.values), starts, *optional_addresses, count, size
         code.launch("group", call, size, *values)
         if spec.counts is not None:
             code.launch("lengths", call, size, *values)
@@ -433,15 +440,15 @@ class PrimitivesLibrary(CompiledLibrary):
         """Find where values are to be inserted."""
         fault, sorter = call.status(spec.fault), 0 if spec.sorter is None else call.packed(spec.sorter)
         addresses = call.packed(spec.edges), call.packed(spec.x), sorter, call.result(spec.out), fault
-        most = max(spec.x.size, spec.edges.size if sorter else 0)
+        thread_count = max(spec.x.size, spec.edges.size if sorter else 0)
         extents = spec.edges.size, spec.x.size, spec.side == "right"
-        call.plan.launch("search", call, most, *addresses, *extents)
+        call.plan.launch("search", call, thread_count, *addresses, *extents)
 
     def plan_count(self, spec: ops.CountSpec, device: _Device) -> _Code:
         """Compile a count."""
         x = spec.x.dtype
-        more = {"EDGES": spec.edges, "WEIGHTS": spec.weights, "BOUNDS": spec.bounds or None}
-        named = {f"HAS_{key}": int(value is not None) for key, value in more.items()}
+        optional_inputs = {"EDGES": spec.edges, "WEIGHTS": spec.weights, "BOUNDS": spec.bounds or None}
+        named = {f"HAS_{key}": int(value is not None) for key, value in optional_inputs.items()}
         edges = x if spec.edges is None else spec.edges.dtype
         return _compiled(self._device.kernels, "COUNTS", {**_compared(x, edges), **named})
 
@@ -451,7 +458,7 @@ class PrimitivesLibrary(CompiledLibrary):
         if not spec.out.size:
             return
         call.stream.set_bytes(out, 0, spec.out.size * 8)
-        edges, weights = (0 if one is None else call.packed(one) for one in (spec.edges, spec.weights))
+        edges, weights = (0 if array is None else call.packed(array) for array in (spec.edges, spec.weights))
         # The kernel has the bounds in the dtype of the elements.
         bounds = np.array(spec.bounds or (0, 0), spec.x.dtype.dtype if spec.bounds else None).view(np.int64)
         extents = spec.out.size, spec.x.size, *bounds.tolist()
@@ -516,10 +523,10 @@ def _compared(x: DType, edges: DType) -> dict[str, str]:
     """Define the types in which values are compared with edges: one, unless that rounds integers."""
     wide = DType.of(np.result_type(x.dtype, edges.dtype))
     types = [wide, wide]
-    if wide.is_inexact and any(one in (DType.int64, DType.uint64) for one in (x, edges)):
+    if wide.is_inexact and any(dtype in (DType.int64, DType.uint64) for dtype in (x, edges)):
         types = [
-            DType.float64 if one.is_inexact else DType.uint64 if one is DType.uint64 else DType.int64
-            for one in (x, edges)
+            DType.float64 if dtype.is_inexact else DType.uint64 if dtype is DType.uint64 else DType.int64
+            for dtype in (x, edges)
         ]
     return {**_types(X=x, Edge=edges), "FROM_X": _cast(x, types[0]), "FROM_EDGE": _cast(edges, types[1])}
 

@@ -46,10 +46,10 @@ class Arena:
 
     def by_library(self) -> Counter[str]:
         """Return the bytes of the areas, by the library that used them last."""
-        found: Counter[str] = Counter()
+        totals: Counter[str] = Counter()
         for stream, (_, size) in tuple(self._areas.items()):
-            found[self._users.get(stream, "")] += size
-        return found
+            totals[self._users.get(stream, "")] += size
+        return totals
 
     def begin(self, stream: GpuStream, library: str) -> WorkspaceRegion:
         """Take the area of a stream for one operation of a library; it is not given back until that ends."""
@@ -79,13 +79,13 @@ class Arena:
         """Make this the area of a stream."""
         self._areas[stream] = address, nbytes
 
-    def place(self, stream: GpuStream) -> tuple[int, int]:
+    def area_of(self, stream: GpuStream) -> tuple[int, int]:
         """Return the address and size of a stream's area, which captured work uses."""
         return self._areas.get(stream, (0, 0))
 
     def reserve(self, stream: GpuStream, nbytes: int) -> None:
         """Make the area of a stream as large as this at least; raises as `take` does."""
-        address, size = self.place(stream)
+        address, size = self.area_of(stream)
         if size < nbytes:
             larger = self.take(stream, nbytes)
             if size:
@@ -140,27 +140,27 @@ class WorkspaceRegion:
     _size: int
     _used: int = 0
     # Pieces that did not fit into the area.
-    _more: list[tuple[int, int]] = attrs.field(factory=list[tuple[int, int]])
+    _overflow: list[tuple[int, int]] = attrs.field(factory=list[tuple[int, int]])
 
     def take(self, nbytes: int) -> int:
         """Return the address of `nbytes` bytes; raise as `Arena.take` does."""
-        whole = -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+        aligned_bytes = -(-nbytes // _ALIGNMENT) * _ALIGNMENT
         start = self._used
-        if start + whole <= self._size:
+        if start + aligned_bytes <= self._size:
             address = self._address + start
         else:
             if self._size and not start:
                 # Nothing of the area is used yet: a larger one takes its place.
                 self._arena.free(self._stream, self._address, self._size)
                 self._size = 0
-            address = self._arena.take(self._stream, whole)
-            self._more.append((address, whole))
-        self._used += whole
+            address = self._arena.take(self._stream, aligned_bytes)
+            self._overflow.append((address, aligned_bytes))
+        self._used += aligned_bytes
         return address
 
     def end(self) -> None:
         """End the operation; the next one has an area as large as this one needed."""
-        arena, stream, pieces = self._arena, self._stream, self._more
+        arena, stream, pieces = self._arena, self._stream, self._overflow
         if self._size:
             pieces.append((self._address, self._size))
         if len(pieces) <= 1:

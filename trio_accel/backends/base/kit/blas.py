@@ -134,16 +134,16 @@ class BlasPlan:
     def calls(self, addresses: Mapping[str, int]) -> Iterator[Mapping[str, int]]:
         """Yield the addresses for each call, given the arrays' addresses."""
         lists = {field: self.addresses(field, addresses[field]).tolist() for field in self.steps}
-        for places in zip(*lists.values(), strict=True):
-            yield dict(zip(lists, places, strict=True))
+        for call_addresses in zip(*lists.values(), strict=True):
+            yield dict(zip(lists, call_addresses, strict=True))
 
     def addresses(self, field: str, first: int) -> npt.NDArray[np.uint64]:
         """Return the addresses of a field's matrices, in the order of the stack, given the first one."""
         steps = zip(self.stack, self.steps[field], strict=True)
-        found = np.array(first, np.uint64)
+        addresses = np.array(first, np.uint64)
         for extent, step in steps:
-            found = np.add.outer(found, (np.arange(extent) * step).astype(np.uint64))
-        return found.ravel()
+            addresses = np.add.outer(addresses, (np.arange(extent) * step).astype(np.uint64))
+        return addresses.ravel()
 
     def operand(self, field: str, array: ArraySpec) -> Matrix:
         """Return the layout of a matrix, or of the first matrix in a stack."""
@@ -159,7 +159,7 @@ class BlasPlan:
             return self._copied(matrix.turned).turned
         return matrix
 
-    def seen(self, matrix: Matrix, op: str) -> tuple[Matrix, str, bool]:
+    def column_operand(self, matrix: Matrix, op: str) -> tuple[Matrix, str, bool]:
         """An operand by columns, the letter that makes of it what is wanted, and whether it was turned."""
         if op == "C" and not self.is_complex:
             op = "T"
@@ -198,8 +198,8 @@ def _plan_gemm(plan: BlasPlan, spec: Any) -> None:
     op_a, op_b = spec.trans_a, spec.trans_b
     if _is_by_rows(c, like=a):
         a, b, c, op_a, op_b = b.turned, a.turned, c.turned, op_b, op_a
-    a, of_a, _ = plan.seen(a, op_a)
-    b, of_b, _ = plan.seen(b, op_b)
+    a, of_a, _ = plan.column_operand(a, op_a)
+    b, of_b, _ = plan.column_operand(b, op_b)
     (m, n), k = c.shape, a.shape[1 if of_a == "N" else 0]
     # A product with a vector has a routine of its own, which does not conjugate the vector.
     if n == 1 and k and of_b != "C":
@@ -220,7 +220,7 @@ def _plan_symm(plan: BlasPlan, spec: Any) -> None:
     if _is_by_rows(c, like=a):
         a, b, c, side, lower = a.turned, b.turned, c.turned, _OPPOSITE[side], not lower
     # The transpose of a Hermitian matrix is another one.
-    a, _, is_turned = plan.seen(a, "N" if kind == "sy" else "C")
+    a, _, is_turned = plan.column_operand(a, "N" if kind == "sy" else "C")
     b, uplo, (m, n) = plan.by_columns(b), _uplo(lower != is_turned), c.shape
     if side == "L" and n == 1:
         plan.routine = BlasRoutine(f"{kind}mv", (uplo, m, _ALPHA, a, a.lead, b, 1, _BETA, c, 1))
@@ -256,7 +256,7 @@ def _plan_triangular(plan: BlasPlan, spec: Any) -> None:
     name = "trs" if spec.operation == "linalg.trsm" else "trm"
     if _is_by_rows(x, like=a):
         a, x, side, lower = a.turned, x.turned, _OPPOSITE[side], not lower
-    a, op, is_turned = plan.seen(a, spec.trans)
+    a, op, is_turned = plan.column_operand(a, spec.trans)
     uplo, (m, n) = _uplo(lower != is_turned), x.shape
     plan.routine = BlasRoutine(f"{name}m", (side, uplo, op, diagonal, m, n, _ALPHA, a, a.lead, x, x.lead))
     if side == "L" and n == 1:

@@ -47,8 +47,8 @@ Key: TypeAlias = tuple[GraphCall, Any, *tuple[int | bytes, ...]]
 
 
 def _factors_of(key: Key) -> bytes:
-    last = key[-1]
-    return last if isinstance(last, bytes) else b""
+    factors = key[-1]
+    return factors if isinstance(factors, bytes) else b""
 
 
 class CapturedLaunches(KeptPlans[Any]):

@@ -50,7 +50,7 @@ def check_dtype(backend: str, operation: str, dtype: DType, allowed: Collection[
         NotSupportedError: It is not among the allowed ones.
     """
     if dtype not in allowed:
-        names = ", ".join(str(other) for other in allowed)
+        names = ", ".join(str(member) for member in allowed)
         raise NotSupportedError(
             f"the {backend.upper()} backend has no {operation} for {dtype}; it has {names}", backend=backend
         )
@@ -68,7 +68,9 @@ def check_dtypes(backend: str, spec: OperationSpec, allowed: Mapping[str, tuple[
         NotSupportedError: The kernel does not declare a dtype.
     """
     for field, dtypes in allowed.items():
-        name = field or next(one.name for one in spec.descriptor().fields if one.is_array)
+        name = field or next(
+            spec_field.name for spec_field in spec.descriptor().fields if spec_field.is_array
+        )
         array: ArraySpec | None = getattr(spec, name)
         if array is not None:
             operation = _words(spec.operation)
@@ -120,9 +122,9 @@ def unordered(row: int) -> LibraryError:
     return LibraryError(text, library="sparse", code="invalid_value")
 
 
-def misplaced(argument: str, place: int, value: int, limit: int) -> LibraryError:
+def misplaced(argument: str, index: int, value: int, limit: int) -> LibraryError:
     """Make the error of a sparse matrix's index that is out of range."""
-    text = f"{argument}[{place}] is {value}; it must be from 0 to {limit - 1}"
+    text = f"{argument}[{index}] is {value}; it must be from 0 to {limit - 1}"
     return LibraryError(text, library="sparse", code="invalid_value")
 
 
@@ -132,12 +134,12 @@ def no_element(index: int, size: int) -> OutOfRangeError:
     return OutOfRangeError(text, library="dnn", index=index, axis=2, length=size)
 
 
-def no_length(argument: str, number: int, most: int) -> OutOfRangeError:
+def no_length(argument: str, number: int, limit: int) -> OutOfRangeError:
     """Make the error of a length, or a block, that an attention does not have."""
-    text = f"there is no block {number} of {most}"
+    text = f"there is no block {number} of {limit}"
     if argument != "block_table":
-        text = f"{number} is not a length of an axis of {most}"
-    return OutOfRangeError(f"{argument}: {text}", library="dnn", index=number, axis=0, length=most)
+        text = f"{number} is not a length of an axis of {limit}"
+    return OutOfRangeError(f"{argument}: {text}", library="dnn", index=number, axis=0, length=limit)
 
 
 def scalar_of(library: str, name: str, value: complex, dtype: DType) -> complex:

@@ -41,7 +41,7 @@ class ChunkAllocator:
         first: Size of the first chunk in bytes; each later one is twice as large, up to `largest`.
         largest: The largest size of a chunk for several blocks.
         keep: The most bytes of empty chunks to keep, so that a loop need not make them again.
-        most: The most chunks.
+        max_chunks: The most chunks.
 
     Attributes:
         used: Bytes reserved for blocks.
@@ -52,7 +52,7 @@ class ChunkAllocator:
     _next: int = attrs.field(default=256 << 20, kw_only=True, alias="first")
     _largest: int = attrs.field(default=4 << 30, kw_only=True, alias="largest")
     _keep: int = attrs.field(default=256 << 20, kw_only=True, alias="keep")
-    _most: int = attrs.field(default=512, kw_only=True, alias="most")
+    _max_chunks: int = attrs.field(default=512, kw_only=True, alias="max_chunks")
     used: int = attrs.field(default=0, init=False)
     _chunks: dict[int, int] = attrs.field(factory=dict[int, int], init=False)
     _placements: dict[int, Placement] = attrs.field(factory=dict[int, Placement], init=False)
@@ -125,14 +125,14 @@ class ChunkAllocator:
         placement = self._placements.pop(block)
         self.used -= placement.nbytes
         chunk, start, end = placement.chunk, placement.offset, placement.offset + placement.nbytes
-        before = self._by_end.get((chunk, start))
-        if before is not None:
-            self._remove_gap(chunk, before, start)
-            start = before
-        after = self._by_start.get((chunk, end))
-        if after is not None:
-            self._remove_gap(chunk, end, after)
-            end = after
+        gap_start = self._by_end.get((chunk, start))
+        if gap_start is not None:
+            self._remove_gap(chunk, gap_start, start)
+            start = gap_start
+        gap_end = self._by_start.get((chunk, end))
+        if gap_end is not None:
+            self._remove_gap(chunk, end, gap_end)
+            end = gap_end
         self._add_gap(chunk, start, end)
         if end - start == self._chunks[chunk]:
             self._keep_some_empty()
@@ -150,9 +150,9 @@ class ChunkAllocator:
             ValueError: A chunk or a block exists already, blocks overlap, or a block is outside of these
                 chunks. Nothing was taken over.
         """
-        known = sorted(chunks.keys() & self._chunks.keys())
-        if known:
-            raise ValueError(f"chunks {known} are there already")
+        duplicates = sorted(chunks.keys() & self._chunks.keys())
+        if duplicates:
+            raise ValueError(f"chunks {duplicates} are there already")
         placed, gaps = self._lay_out(chunks, blocks)
         self._chunks.update(chunks)
         self._placements.update(placed)
@@ -169,15 +169,19 @@ class ChunkAllocator:
         placed: dict[int, Placement] = {}
         gaps: list[tuple[int, int, int]] = []
         ends = dict.fromkeys(chunks, 0)
-        for block, place in sorted(blocks, key=lambda item: (item[1].chunk, item[1].offset)):
-            chunk, start, end = place.chunk, place.offset, place.offset + _reserved(place.nbytes)
+        for block, placement in sorted(blocks, key=lambda item: (item[1].chunk, item[1].offset)):
+            chunk, start, end = (
+                placement.chunk,
+                placement.offset,
+                placement.offset + _reserved(placement.nbytes),
+            )
             if block in self._placements or block in placed:
                 raise ValueError(f"block {block} is placed already")
             if chunk not in chunks:
-                raise ValueError(f"block {block} is in no chunk that is taken over: {place}")
-            if start % ALIGNMENT or place.nbytes < 0 or start < ends[chunk] or end > chunks[chunk]:
+                raise ValueError(f"block {block} is in no chunk that is taken over: {placement}")
+            if start % ALIGNMENT or placement.nbytes < 0 or start < ends[chunk] or end > chunks[chunk]:
                 raise ValueError(
-                    f"block {block} overlaps another, is not aligned or is outside of its chunk: {place}"
+                    f"block {block} overlaps another, is not aligned or is outside of its chunk: {placement}"
                 )
             if start > ends[chunk]:
                 gaps.append((chunk, ends[chunk], start))
@@ -187,13 +191,13 @@ class ChunkAllocator:
         return placed, gaps
 
     def _grow(self, size: int) -> None:
-        if len(self._chunks) >= self._most:
-            raise MemoryError(f"there are {self._most} chunks already, the most that there may be")
-        wanted = size if 2 * size > self._next else self._next
-        chunk, made = self._make_chunk(wanted)
-        self._chunks[chunk] = made
-        self._add_gap(chunk, 0, made)
-        if wanted != size:
+        if len(self._chunks) >= self._max_chunks:
+            raise MemoryError(f"there are {self._max_chunks} chunks already, the most that there may be")
+        requested = size if 2 * size > self._next else self._next
+        chunk, nbytes = self._make_chunk(requested)
+        self._chunks[chunk] = nbytes
+        self._add_gap(chunk, 0, nbytes)
+        if requested != size:
             self._next = min(2 * self._next, self._largest)
 
     def trim(self) -> int:
@@ -211,10 +215,10 @@ class ChunkAllocator:
     def _keep_some_empty(self) -> None:
         """Give empty chunks back, but for the largest that may be kept together."""
         empty = [chunk for chunk in self._chunks if self._is_empty(chunk)]
-        kept = 0
+        spare_bytes = 0
         for chunk in sorted(empty, key=self._chunks.__getitem__, reverse=True):
-            if kept + self._chunks[chunk] <= self._keep:
-                kept += self._chunks[chunk]
+            if spare_bytes + self._chunks[chunk] <= self._keep:
+                spare_bytes += self._chunks[chunk]
             else:
                 self._drop(chunk)
 

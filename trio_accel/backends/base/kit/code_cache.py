@@ -61,27 +61,27 @@ def header_parts(
     """
     parts: list[str | bytes] = []
     # Files already read, so that a cycle of headers ends.
-    seen: set[Path] = set()
+    visited: set[Path] = set()
     waiting: list[tuple[str, Path | None, bool]] = []
     if not _follow(source, folder, waiting):
         return None
     waiting += [(name, folder, True) for name in first]
     while waiting:
-        name, near, is_quoted = waiting.pop()
-        found = _find(name, near if is_quoted else None, folders)
-        if found is None:
+        name, parent, is_quoted = waiting.pop()
+        path = _find(name, parent if is_quoted else None, folders)
+        if path is None:
             parts += [name, b""]
             continue
         # The name counts each time: it may mean another file elsewhere.
-        parts += [name, str(found)]
-        if found in seen:
+        parts += [name, str(path)]
+        if path in visited:
             continue
-        seen.add(found)
-        data = _content(found)
-        if data is None or len(seen) > _MOST_FILES:
+        visited.add(path)
+        data = _content(path)
+        if data is None or len(visited) > _MOST_FILES:
             return None
         parts.append(hashlib.sha256(data).digest())
-        if not _follow(data.decode("utf-8", "surrogateescape"), found.parent, waiting):
+        if not _follow(data.decode("utf-8", "surrogateescape"), path.parent, waiting):
             return None
     return tuple(parts)
 
@@ -97,8 +97,8 @@ def _follow(text: str, folder: Path | None, waiting: list[tuple[str, Path | None
     return True
 
 
-def _find(name: str, near: Path | None, folders: Sequence[Path]) -> Path | None:
-    for folder in folders if near is None else (near, *folders):
+def _find(name: str, parent: Path | None, folders: Sequence[Path]) -> Path | None:
+    for folder in folders if parent is None else (parent, *folders):
         try:
             if (path := folder / name).is_file():
                 return path
@@ -210,13 +210,13 @@ class CodeCache:
             key: A key that `code_key` made; None for code that must not be kept.
             compiler: Compiles the code; its error is raised, and nothing is kept.
         """
-        found = None if key is None else self.find(key)
-        if found is not None:
-            return found
-        made = compiler()
+        cached = None if key is None else self.find(key)
+        if cached is not None:
+            return cached
+        code = compiler()
         if key is not None:
-            self.store(key, made)
-        return made
+            self.store(key, code)
+        return code
 
     def find(self, key: bytes) -> CompiledCode | None:
         """Read the entry of a key; None if there is none, or none that can be trusted."""
@@ -267,7 +267,7 @@ class CodeCache:
             os.close(folder)
 
     @contextmanager
-    def _quietly(self, what: str) -> Generator[None]:
+    def _quietly(self, action: str) -> Generator[None]:
         """Continue without the cache when the system refuses an operation, and warn once."""
         try:
             yield
@@ -278,7 +278,7 @@ class CodeCache:
                     "the cache of compiled kernels, %s, cannot be %s: %s; kernels are compiled instead. "
                     "TRIO_ACCEL_CACHE_PATH names another folder, TRIO_ACCEL_CACHE_DISABLE=1 does without",
                     self.folder,
-                    what,
+                    action,
                     error,
                 )
 
@@ -304,7 +304,7 @@ def _decoded(key: bytes, data: bytes) -> CompiledCode | None:
     return CompiledCode(code, json.loads(names))
 
 
-def _read(name: str, folder: int, most: int) -> bytes | None:
+def _read(name: str, folder: int, max_bytes: int) -> bytes | None:
     try:
         entry = os.open(name, _READ, dir_fd=folder)
     except OSError:
@@ -316,7 +316,7 @@ def _read(name: str, folder: int, most: int) -> bytes | None:
             not stat.S_ISREG(status.st_mode)
             or status.st_uid != os.geteuid()
             or status.st_mode & _OTHERS_WRITE
-            or status.st_size > most
+            or status.st_size > max_bytes
         ):
             return None
         with open(entry, "rb", closefd=False) as file:
@@ -344,21 +344,21 @@ def _write(name: str, folder: int, data: bytes) -> None:
         raise
 
 
-def _evict(folder: int, most: int) -> None:
-    """Remove the least recently used entries until `most` bytes remain, and the remains of killed writers."""
+def _evict(folder: int, max_bytes: int) -> None:
+    """Remove the least recently used entries until `max_bytes` remain, and the remains of killed writers."""
     stale = time.time() - _STALE_SECONDS
-    found: list[tuple[float, str, int]] = []
+    files: list[tuple[float, str, int]] = []
     with os.scandir(folder) as entries:
         for entry in entries:
             with suppress(FileNotFoundError):
                 # Another process may have removed it meanwhile.
                 status = entry.stat(follow_symlinks=False)
                 if not stat.S_ISDIR(status.st_mode):
-                    found.append((status.st_mtime, entry.name, status.st_size))
-    total = sum(size for _, _, size in found)
-    for used, name, size in sorted(found):
+                    files.append((status.st_mtime, entry.name, status.st_size))
+    total = sum(size for _, _, size in files)
+    for used, name, size in sorted(files):
         is_left = name.startswith(_TEMPORARY) and used < stale
-        if total <= most and not is_left:
+        if total <= max_bytes and not is_left:
             continue
         with suppress(FileNotFoundError):
             os.unlink(name, dir_fd=folder)

@@ -114,12 +114,12 @@ class RankCommunicator:
         Raises:
             LibraryError: It has failed, was given up, or others were waited for all the same.
         """
-        for look in itertools.count(1):
+        for attempt in itertools.count(1):
             if self.call(methodcaller("poll")):
                 return
-            if is_short and look > _MAX_LOOP_POLLS:
+            if is_short and attempt > _MAX_LOOP_POLLS:
                 raise LibraryError("other ranks have not come", library=self._library, code=NOT_IN_TIME)
-            if look > _EAGER:
+            if attempt > _EAGER:
                 time.sleep(_PAUSE)
 
     def abort(self) -> None:
@@ -149,10 +149,10 @@ class Communicators:
         library: Name of the library, for errors.
 
     Attributes:
-        most: The number of aborted communicators that are remembered.
+        max_closed: The number of aborted communicators that are remembered.
     """
 
-    most: ClassVar[int] = 1024
+    max_closed: ClassVar[int] = 1024
 
     def __init__(self, library: str) -> None:
         self._library = library
@@ -167,14 +167,14 @@ class Communicators:
         Raises:
             LibraryError: It was given up before.
         """
-        made = RankCommunicator(self._library)
+        communicator = RankCommunicator(self._library)
         with self._lock:
             if number in self._closed:
-                made.abort()
+                communicator.abort()
             else:
-                self._open[number] = made
-        made.check()
-        return made
+                self._open[number] = communicator
+        communicator.check()
+        return communicator
 
     def find(self, number: int) -> RankCommunicator:
         """Return a communicator.
@@ -182,12 +182,12 @@ class Communicators:
         Raises:
             LibraryError: There is none, or it was given up.
         """
-        found = self._open.get(number)
-        if found is None:
+        communicator = self._open.get(number)
+        if communicator is None:
             code = ABORTED if number in self._closed else MISSING
             raise LibraryError(f"communicator {number} does not exist here", library=self._library, code=code)
-        found.check()
-        return found
+        communicator.check()
+        return communicator
 
     def close(self, number: int) -> threading.Thread:
         """Abort a communicator, also before it is open; return the thread that does so.
@@ -197,10 +197,10 @@ class Communicators:
         next.
         """
         with self._lock:
-            found = self._open.pop(number, None)
+            communicator = self._open.pop(number, None)
             self._closed[number] = None
-            if len(self._closed) > self.most:
+            if len(self._closed) > self.max_closed:
                 del self._closed[next(iter(self._closed))]
-        closing = threading.Thread(target=found.abort if found else None, daemon=True)
+        closing = threading.Thread(target=communicator.abort if communicator else None, daemon=True)
         closing.start()
         return closing

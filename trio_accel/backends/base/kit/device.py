@@ -157,10 +157,10 @@ class BlockDevice(Generic[StreamT, ChunkT, BlockT]):
     def add_stream(self, stream: StreamT) -> StreamT:
         """Keep a new stream until it has ended."""
         # A long-lived device opens a stream for each restart of a library, so give back the ended ones.
-        ended = [other for other in self.streams if other.has_ended]
-        for other in ended:
-            self.give_back(other)
-        self.streams = [*(other for other in self.streams if other not in ended), stream]
+        ended = [entry for entry in self.streams if entry.has_ended]
+        for finished in ended:
+            self.give_back(finished)
+        self.streams = [*(entry for entry in self.streams if entry not in ended), stream]
         return stream
 
     def give_back(self, stream: StreamT) -> None:

@@ -29,7 +29,7 @@ class FastPaths:
     graphs: bool = True
 
     @classmethod
-    def none(cls) -> FastPaths:
+    def disabled(cls) -> FastPaths:
         """Return the choice of none."""
         return cls(**dict.fromkeys((field.name for field in attrs.fields(cls)), False))
 

@@ -47,9 +47,9 @@ class View:
         return attrs.evolve(self, shape=tuple(map(min, self.shape, shape)))
 
     @classmethod
-    def packed(cls, buffer: int, dtype: DType, shape: Ints, last: Ints = ()) -> View:
+    def packed(cls, buffer: int, dtype: DType, shape: Ints, last_axes: Ints = ()) -> View:
         """One without gaps, in C order but for some axes that come last."""
-        order = [axis for axis in range(len(shape)) if axis not in last] + list(last)
+        order = [axis for axis in range(len(shape)) if axis not in last_axes] + list(last_axes)
         inner = contiguous_strides(tuple(shape[axis] for axis in order), dtype.itemsize)
         return cls(buffer, dtype, shape, tuple(inner[order.index(axis)] for axis in range(len(shape))))
 
@@ -103,17 +103,19 @@ def fit(source: View, out: View, lengths: dict[int, int]) -> Fit | None:
     ins, outs = _steps(source), _steps(out)
     inembed = _embedding([ins[axis] for axis in axes], half if kind == "c2r" else points)
     onembed = _embedding([outs[axis] for axis in axes], half if kind == "r2c" else points)
-    others = (axis for axis, extent in enumerate(out.shape) if extent > 1 and axis not in lengths)
-    runs = _runs([(out.shape[axis], ins[axis], outs[axis]) for axis in others])
+    batch_axes = (axis for axis, extent in enumerate(out.shape) if extent > 1 and axis not in lengths)
+    runs = _runs([(out.shape[axis], ins[axis], outs[axis]) for axis in batch_axes])
     if inembed is None or onembed is None or runs is None:
         return None
     (batch, idist, odist), offsets = runs
     is_double = out.dtype in (DType.float64, DType.complex128)
     istride, ostride = ins[axes[-1]], outs[axes[-1]]
     key = PlanKey(kind, is_double, points, inembed, istride, idist, onembed, ostride, odist, batch)
-    at = tuple((i * source.dtype.itemsize, o * out.dtype.itemsize) for i, o in offsets)
+    byte_offsets = tuple((i * source.dtype.itemsize, o * out.dtype.itemsize) for i, o in offsets)
     alignment = max(source.dtype.itemsize, out.dtype.itemsize)
-    return Fit(key, at) if all(i % alignment == o % alignment == 0 for i, o in at) else None
+    return (
+        Fit(key, byte_offsets) if all(i % alignment == o % alignment == 0 for i, o in byte_offsets) else None
+    )
 
 
 def _steps(view: View) -> list[int]:
@@ -159,7 +161,7 @@ def _runs(
         return None
     offsets = [(0, 0)]
     for extent, source, out in merged:
-        offsets = [(i + at * source, o + at * out) for i, o in offsets for at in range(extent)]
+        offsets = [(i + index * source, o + index * out) for i, o in offsets for index in range(extent)]
     return batch, offsets
 
 
@@ -210,8 +212,8 @@ def single(spec: FftSpec) -> Fit | None:
     if is_shorter or _conjugates(spec) or len(need) > MOST_AXES or min(spec.lengths) < 2:
         return None
     source, out = _view(SOURCE, spec.source), _view(OUT, spec.out)
-    found = fit(source, out, dict(zip(spec.axes, spec.lengths, strict=True)))
-    return found if found is not None and found.offsets == ((0, 0),) else None
+    plan = fit(source, out, dict(zip(spec.axes, spec.lengths, strict=True)))
+    return plan if plan is not None and plan.offsets == ((0, 0),) else None
 
 
 class TransformPlan:
@@ -295,26 +297,26 @@ class TransformPlan:
     def _complex(self, axes: list[int]) -> None:
         """Transform axes of complex numbers, as many at a time as go together."""
         while axes:
-            group = self._some(axes)
+            group = self._transform_group(axes)
             axes = axes[: len(axes) - len(group)]
 
-    def _some(self, axes: list[int]) -> Ints:
+    def _transform_group(self, axes: list[int]) -> Ints:
         """Transform some of the axes, the last ones."""
         groups = [group for group in _groups(axes, MOST_AXES) if group]
-        at, out = self._at, self._out
-        is_ours = at.buffer != SOURCE
-        targets = [out] if out.dtype is at.dtype else []
-        targets += [at] if is_ours and at.buffer != OUT else []
+        view, out = self._at, self._out
+        is_ours = view.buffer != SOURCE
+        targets = [out] if out.dtype is view.dtype else []
+        targets += [view] if is_ours and view.buffer != OUT else []
         if is_ours or not self._needs_packing:
             for target in targets:
                 for group in groups:
-                    if self._transform(at, target, group):
+                    if self._transform(view, target, group):
                         return group
         if not is_ours and targets and self._fit(out, out, groups[0]) is not None:
             self._pack(out)
             self._transform(out, out, groups[0])
             return groups[0]
-        self._copy(self._temporary(at.dtype, groups[0]))
+        self._copy(self._temporary(view.dtype, groups[0]))
         self._transform(self._at, self._at, groups[0])
         return groups[0]
 
@@ -336,10 +338,10 @@ class TransformPlan:
             shape[self._halved] = shape[self._halved] // 2 + 1
         return tuple(shape)
 
-    def _temporary(self, dtype: DType, last: Ints = ()) -> View:
+    def _temporary(self, dtype: DType, last_axes: Ints = ()) -> View:
         """Room in a temporary buffer, but not in that where the numbers are."""
         buffer = next(buffer for buffer in TEMPORARIES if buffer != self._at.buffer)
-        return View.packed(buffer, dtype, self._shape(dtype), last)
+        return View.packed(buffer, dtype, self._shape(dtype), last_axes)
 
     def _pack(self, out: View) -> None:
         """Copy the source, cut and padded, and do on the way what can be done."""
@@ -377,16 +379,16 @@ class TransformPlan:
 
     def _transform(self, source: View, out: View, axes: Ints) -> bool:
         """Transform axes from one array to another, if one plan does it."""
-        found = self._fit(source, out, axes)
-        if found is not None:
-            self.steps.append(FftStep(found, source.buffer, out.buffer, self._is_forward))
+        plan = self._fit(source, out, axes)
+        if plan is not None:
+            self.steps.append(FftStep(plan, source.buffer, out.buffer, self._is_forward))
             self._go_to(out)
-        return found is not None
+        return plan is not None
 
 
-def _groups(axes: list[int], most: int) -> Iterator[Ints]:
+def _groups(axes: list[int], max_axes: int) -> Iterator[Ints]:
     """Yield the last of some axes, fewer and fewer."""
-    for count in range(min(most, len(axes)), -1, -1):
+    for count in range(min(max_axes, len(axes)), -1, -1):
         yield tuple(axes[len(axes) - count :])
 
 

@@ -122,8 +122,8 @@ def check_shared(descriptor: int, nbytes: int, *, write: bool = True) -> None:
     except OSError as error:
         raise ValueError(f"a chunk is not shared memory: {error}") from error
     is_paged = os.fstatvfs(descriptor).f_bsize == mmap.PAGESIZE
-    wanted = os.O_RDWR if write else os.O_RDONLY
-    if seals != _sealed_size() or access != wanted or not is_paged:
+    expected = os.O_RDWR if write else os.O_RDONLY
+    if seals != _sealed_size() or access != expected or not is_paged:
         use = "reading and writing" if write else "reading alone"
         raise ValueError(f"a chunk is not memory for {use} of sealed size: seals {seals:#x}")
     size = os.fstat(descriptor).st_size

@@ -46,13 +46,13 @@ class BoundChain:
 
     Attributes:
         nodes: The operations, each with its specification for the blocks, without status words.
-        places: The places of the blocks. The id of a dropped block is used again, but a place is not.
+        locations: The places of the blocks. The id of a dropped block is used again, but a place is not.
         freed: Value of the memory's `freed` when the places were compared last.
         works: Functions that run the operations of an armed chain.
     """
 
     nodes: Sequence[tuple[GraphNode, OperationSpec]]
-    places: tuple[object, ...]
+    locations: tuple[object, ...]
     freed: int
     works: Any = None
 
@@ -100,19 +100,19 @@ class KeptChains:
             bound: BoundChain | None = plan.binding
             if bound is not None and bound.freed != memory.freed:
                 bound.freed = memory.freed
-                if bound.places != self._places(arrays):
+                if bound.locations != self._locations(arrays):
                     plan.move("unbind")
         if plan.binding is None:
             # Read the count first, so that the places are compared again if a block is freed meanwhile.
             freed, nodes = memory.freed, bound_nodes(plan.value, arrays)
-            plan.binding = BoundChain(nodes, self._places(arrays), freed)
+            plan.binding = BoundChain(nodes, self._locations(arrays), freed)
             plan.move("bind")
         return plan
 
-    def _places(self, arrays: Sequence[ArraySpec]) -> tuple[object, ...]:
-        found = [self._memory.blocks.get(array.block) for array in arrays]
+    def _locations(self, arrays: Sequence[ArraySpec]) -> tuple[object, ...]:
+        blocks = [self._memory.blocks.get(array.block) for array in arrays]
         # The run makes some blocks, which have no memory yet.
-        return tuple([None if block is None else block[2] for block in found])
+        return tuple([None if block is None else block[2] for block in blocks])
 
 
 def bound_nodes(
@@ -132,5 +132,5 @@ def with_words(node: GraphNode, spec: OperationSpec) -> OperationSpec:
     for index in described.status:
         words: StatusArray | None = of_recipe[index]
         values[index] = None if words is None else np.zeros_like(words)
-    made: OperationSpec = described.make(values)
-    return made
+    result: OperationSpec = described.make(values)
+    return result

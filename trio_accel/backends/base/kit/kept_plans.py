@@ -161,16 +161,16 @@ class KeptPlans(Generic[T]):
         A key is counted again from the start after it had a plan.
         """
         with self._lock:
-            ring, times, seen = self._ring, self._times, hash(key)
+            ring, times, key_hash = self._ring, self._times, hash(key)
             if len(ring) >= _MAX_SEEN:
                 oldest = ring.popleft()
-                left = times.pop(oldest, 1) - 1
-                if left:
-                    times[oldest] = left
-            ring.append(seen)
-            before = times.get(seen, 0)
-            times[seen] = before + 1
-            return before
+                remaining = times.pop(oldest, 1) - 1
+                if remaining:
+                    times[oldest] = remaining
+            ring.append(key_hash)
+            count = times.get(key_hash, 0)
+            times[key_hash] = count + 1
+            return count
 
     def new(self, key: Key) -> KeptPlan[T]:
         """Return a plan without a recording, which is not in the table yet."""
@@ -197,9 +197,9 @@ class KeptPlans(Generic[T]):
             The plan of this key. It is over at once if no other plan can be evicted.
         """
         with self._lock:
-            known = self.plans.get(plan.key)
-            if known is not None:
-                return known
+            existing = self.plans.get(plan.key)
+            if existing is not None:
+                return existing
             plan.value = value
             plan.move("refuse" if value is None else step)
             has_room = True

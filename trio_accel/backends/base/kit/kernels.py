@@ -86,7 +86,7 @@ class KernelCall(Protocol[ArrayT_co, PlanT_co]):
         """
         ...
 
-    def at(self, array: ArraySpec) -> int:
+    def address_of(self, array: ArraySpec) -> int:
         """Return the address of an array's first element; raise as `array` does."""
         ...
 
@@ -167,7 +167,7 @@ class KernelEntry:
         dtypes: The dtypes that it has; empty for any.
         is_quick: Whether `plan` takes no longer than a launch, so that it is called in place.
         is_blocking: Whether `function` may take long, so that it is called in a thread.
-        where: File and line, for errors.
+        location: File and line, for errors.
         bind: Called as ``bind(spec, call)``: makes what computes an operation as often as it is called, on
             the same blocks; None, or a result of None, for `function` itself.
         prepares: Whether there may be anything to do before it is called in place.
@@ -180,7 +180,7 @@ class KernelEntry:
     dtypes: DTypes = attrs.field(factory=dict[str, tuple[DType, ...]], hash=False)
     is_quick: bool = False
     is_blocking: bool = False
-    where: str = attrs.field(default="", eq=False)
+    location: str = attrs.field(default="", eq=False)
     bind: Callable[..., Callable[[], object] | None] | None = None
     prepares: bool = attrs.field(init=False, default=attrs.Factory(_prepares, takes_self=True))
 
@@ -228,27 +228,31 @@ def kernel(
         ValueError: The operation has a kernel for this backend already, or was declared for other dtypes, or
             there are no dtypes.
     """
-    specs = [one if isinstance(one, (str, type)) else one.spec for one in operations]
+    specs = [operation if isinstance(operation, (str, type)) else operation.spec for operation in operations]
     frame = sys._getframe(1)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # where a class or a module is made: only its frame has its names
-    place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-    names = [one if isinstance(one, str) else one.operation for one in specs]
-    allowed = [_checked_dtypes(dtypes, one, place) for one in specs]
+    decorator_location = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    names = [spec if isinstance(spec, str) else spec.operation for spec in specs]
+    allowed = [_checked_dtypes(dtypes, spec, decorator_location) for spec in specs]
 
     def declare(function: FunctionT) -> FunctionT:
-        where = _where(function, place)
+        location = _location_of(function, decorator_location)
         # The body of a class has a qualified name.
         is_method = frame.f_code.co_name != "<module>" and "__qualname__" in frame.f_locals
-        _check_signature(function, ("spec", "call"), is_method=is_method, where=where)
+        _check_signature(function, ("spec", "call"), is_method=is_method, location=location)
         if plan is not None:
-            _check_signature(plan, ("spec", "device"), is_method=is_method, where=_where(plan, place))
+            _check_signature(
+                plan, ("spec", "device"), is_method=is_method, location=_location_of(plan, decorator_location)
+            )
         if bind is not None:
-            _check_signature(bind, ("spec", "call"), is_method=is_method, where=_where(bind, place))
+            _check_signature(
+                bind, ("spec", "call"), is_method=is_method, location=_location_of(bind, decorator_location)
+            )
         for name, has in zip(names, allowed, strict=True):
-            made = KernelEntry(name, backend, function, plan, has, is_quick, is_blocking, where, bind)
-            _check_declared(made)
+            entry = KernelEntry(name, backend, function, plan, has, is_quick, is_blocking, location, bind)
+            _check_declared(entry)
             if is_method or frame.f_code.co_name == "<module>":
-                _enter(made, frame.f_locals)
-            setattr(function, _KERNELS, (*getattr(function, _KERNELS, ()), made))
+                _enter(entry, frame.f_locals)
+            setattr(function, _KERNELS, (*getattr(function, _KERNELS, ()), entry))
         return function
 
     return declare
@@ -257,7 +261,7 @@ def kernel(
 def _checked_dtypes(
     dtypes: Collection[DType] | Mapping[str, Collection[DType]] | None,
     operation: type[OperationSpec] | str,
-    where: str,
+    location: str,
 ) -> DTypes:
     if dtypes is None:
         return {}
@@ -267,33 +271,33 @@ def _checked_dtypes(
     for field, those in by_field.items():
         if not those:
             raise ValueError(
-                f"{where}: dtypes: there are none{field and f' of {field}'}: no operation could run"
+                f"{location}: dtypes: there are none{field and f' of {field}'}: no operation could run"
             )
         for dtype in those:
             if not isinstance(dtype, DType):  # pyright: ignore[reportUnnecessaryIsInstance]  # by untyped callers
-                raise TypeError(f"{where}: dtypes: {dtype!r} is none of the members of DType")
+                raise TypeError(f"{location}: dtypes: {dtype!r} is none of the members of DType")
         if field and not isinstance(operation, str):
-            arrays = [one.name for one in operation.descriptor().fields if one.is_array]
+            arrays = [spec_field.name for spec_field in operation.descriptor().fields if spec_field.is_array]
             if field not in arrays:
-                found = ", ".join(arrays)
+                available = ", ".join(arrays)
                 raise ValueError(
-                    f"{where}: dtypes: {operation.__qualname__} has no array {field!r}; it has {found}"
+                    f"{location}: dtypes: {operation.__qualname__} has no array {field!r}; it has {available}"
                 )
     return {field: tuple(those) for field, those in by_field.items()}
 
 
-def _where(function: Callable[..., Any], place: str) -> str:
+def _location_of(function: Callable[..., Any], default: str) -> str:
     code = getattr(function, "__code__", None)
-    return place if code is None else f"{code.co_filename}:{code.co_firstlineno}"
+    return default if code is None else f"{code.co_filename}:{code.co_firstlineno}"
 
 
 def _check_signature(
-    function: Callable[..., Any], names: tuple[str, str], *, is_method: bool, where: str
+    function: Callable[..., Any], names: tuple[str, str], *, is_method: bool, location: str
 ) -> None:
     """Refuse what cannot be called with two arguments, by file and line."""
-    wanted = f"({'self, ' if is_method else ''}{', '.join(names)})"
+    expected = f"({'self, ' if is_method else ''}{', '.join(names)})"
     if not callable(function):
-        raise TypeError(f"{where}: a function {wanted} is needed, got {type(function).__name__}")
+        raise TypeError(f"{location}: a function {expected} is needed, got {type(function).__name__}")
     try:
         signature = inspect.signature(function)
     except ValueError:
@@ -303,28 +307,28 @@ def _check_signature(
         signature.bind(*([None] * (3 if is_method else 2)))
     except TypeError:
         name = getattr(function, "__qualname__", repr(function))
-        raise TypeError(f"{where}: {name} must take {wanted}, it takes {signature}") from None
+        raise TypeError(f"{location}: {name} must take {expected}, it takes {signature}") from None
 
 
-def _enter(made: KernelEntry, namespace: dict[str, Any]) -> None:
+def _enter(entry: KernelEntry, namespace: dict[str, Any]) -> None:
     """Note a kernel of a module or a class; refuse a second one for the same operation."""
     table: dict[tuple[str, str], KernelEntry] = namespace.setdefault(_TABLE, {})
-    key = made.operation, made.backend
-    other = table.get(key)
+    key = entry.operation, entry.backend
+    existing = table.get(key)
     # The same place again means that a module was loaded again; another file may be a cell of a notebook.
-    if other is not None and other.where != made.where and _file(other) == _file(made):
-        raise ValueError(_two_kernels(other, made))
-    table[key] = made
+    if existing is not None and existing.location != entry.location and _file(existing) == _file(entry):
+        raise ValueError(_two_kernels(existing, entry))
+    table[key] = entry
 
 
 def _file(kernel: KernelEntry) -> str:
-    return kernel.where.rpartition(":")[0]
+    return kernel.location.rpartition(":")[0]
 
 
 def _two_kernels(first: KernelEntry, second: KernelEntry) -> str:
     return (
-        f"{second.where}: {first.operation} has two kernels for backend {first.backend!r}: {_name_of(first)} "
-        f"at {first.where}, and {_name_of(second)}"
+        f"{second.location}: {first.operation} has two kernels for backend {first.backend!r}: "
+        f"{_name_of(first)} at {first.location}, and {_name_of(second)}"
     )
 
 
@@ -335,28 +339,28 @@ def kernels_of(names: Mapping[str, Any], backend: str) -> dict[str, KernelEntry]
         ValueError: An operation has two kernels, or a kernel has a dtype outside of its operation's
             declaration.
     """
-    found: dict[str, KernelEntry] = {}
+    kernels: dict[str, KernelEntry] = {}
     for declared in _declared(names):
         if declared.backend != backend:
             continue
         # Check again, because backends import no capability, so an operation may have been declared after its
         # kernel.
         _check_declared(declared)
-        other = found.setdefault(declared.operation, declared)
-        if other.function is not declared.function:
-            raise ValueError(_two_kernels(other, declared))
-    return found
+        existing = kernels.setdefault(declared.operation, declared)
+        if existing.function is not declared.function:
+            raise ValueError(_two_kernels(existing, declared))
+    return kernels
 
 
 def _check_declared(kernel: KernelEntry) -> None:
     """Refuse a kernel that no operation of its declaration could run on, by file and line."""
-    for field, wanted in ALLOWED.get(kernel.operation, {}).items():
-        has = kernel.dtypes.get(field, wanted)
-        if not set(has) & set(wanted):
+    for field, declared in ALLOWED.get(kernel.operation, {}).items():
+        has = kernel.dtypes.get(field, declared)
+        if not set(has) & set(declared):
             raise ValueError(
-                f"{kernel.where}: dtypes: {kernel.operation} is declared for {', '.join(map(str, wanted))}, "
-                f"and {_name_of(kernel)} for backend {kernel.backend!r} has {', '.join(map(str, has))}: no "
-                "operation could run"
+                f"{kernel.location}: dtypes: {kernel.operation} is declared for "
+                f"{', '.join(map(str, declared))}, and {_name_of(kernel)} for backend "
+                f"{kernel.backend!r} has {', '.join(map(str, has))}: no operation could run"
             )
 
 
@@ -375,14 +379,14 @@ def _declared(names: Mapping[str, Any]) -> Iterable[KernelEntry]:
 
 
 def load_module_kernels(
-    library: str, backend: str, known: Iterable[str], device: str
+    library: str, backend: str, available: Iterable[str], device: str
 ) -> dict[str, KernelEntry]:
     """Import the module of kernels with a library's name; blocks.
 
     Args:
         library: Its import path.
         backend: Name of the backend.
-        known: Libraries that the backend has, for the error.
+        available: Libraries that the backend has, for the error.
         device: Name of the device, for the error.
 
     Raises:
@@ -396,8 +400,8 @@ def load_module_kernels(
         if library != missing and not library.startswith(f"{missing}."):
             raise
         raise NotSupportedError(
-            f"the {backend.upper()} backend has no library {library!r}; it has {', '.join(sorted(known))}, "
-            "and there is no module of this name with kernels",
+            f"the {backend.upper()} backend has no library {library!r}; it has "
+            f"{', '.join(sorted(available))}, and there is no module of this name with kernels",
             backend=backend,
             device=device,
         ) from error

@@ -22,15 +22,15 @@ class Keepers:
         self._searches: Counter[str] = Counter()
         self._told: set[str] = set()
 
-    def look(
-        self, where: str, read: Sequence[Lent], written: Sequence[Lent], named: Callable[[set[int]], str]
+    def report_kept(
+        self, label: str, read: Sequence[Lent], written: Sequence[Lent], named: Callable[[set[int]], str]
     ) -> None:
         """Find the arrays that a call has kept, when nothing but the function can hold them.
 
         An array that is only read is reported once for each function, by a logged warning.
 
         Args:
-            where: The function's name.
+            label: The function's name.
             read: Arrays lent for reading.
             written: Arrays lent for writing.
             named: Returns the names of arguments, given the ids of their arrays.
@@ -38,33 +38,33 @@ class Keepers:
         Raises:
             RuntimeError: The function keeps an array that it can write to.
         """
-        lent = [*written] if where in self._told else [*written, *read]
+        lent = [*written] if label in self._told else [*written, *read]
         generation = 0
         # A cycle that nothing refers to keeps nothing. Most cycles of a call are young.
-        while kept := {id(one) for one in lent if one() is not None}:
+        while kept_ids := {id(reference) for reference in lent if reference() is not None}:
             if generation > 2:
                 break
             if generation == 2:
                 # This takes long, so a function that leaves old cycles does not pay for it at each call.
-                self._searches[where] = count = self._searches[where] + 1
+                self._searches[label] = count = self._searches[label] + 1
                 if count & (count - 1):
                     return
             gc.collect(generation)
             generation += 1
         else:
             return
-        del self._searches[where]
-        names = named(kept)
-        if any(id(one) in kept for one in written):
+        del self._searches[label]
+        names = named(kept_ids)
+        if any(id(reference) in kept_ids for reference in written):
             raise RuntimeError(
-                f"{where} keeps {names} after its call, or a view, and could write to another array's memory "
+                f"{label} keeps {names} after its call, or a view, and could write to another array's memory "
                 "by it; keep a copy"
             )
-        self._told.add(where)
+        self._told.add(label)
         warn_untold(
             "trio_accel.backends",
             "%s keeps %s after its call, or a view: its memory becomes another array's, whose numbers are "
             "seen there; keep a copy",
-            where,
+            label,
             names,
         )

@@ -98,7 +98,7 @@ class TableLibrary:
         self._kernels = {**(kernels or {}), **self._methods()}
         if self.has_threads:
             self._kernels = {
-                name: attrs.evolve(one, is_blocking=False) for name, one in self._kernels.items()
+                name: attrs.evolve(entry, is_blocking=False) for name, entry in self._kernels.items()
             }
         self._plans = PlanCache(self.most_plans, self._close_plan, self._is_busy, counts or CacheCounts())
         # Keys of operations without a plan that may be launched.
@@ -108,16 +108,16 @@ class TableLibrary:
 
     def _methods(self) -> dict[str, KernelEntry]:
         """Return the kernels that the class declares, as methods of this object."""
-        found: dict[str, KernelEntry] = {}
+        kernels: dict[str, KernelEntry] = {}
         for cls in reversed(type(self).__mro__):
-            found.update(kernels_of(vars(cls), self.backend))
+            kernels.update(kernels_of(vars(cls), self.backend))
         return {
             operation: attrs.evolve(
                 kernel,
                 function=partial(kernel.function, self),
                 plan=None if kernel.plan is None else partial(kernel.plan, self),
             )
-            for operation, kernel in found.items()
+            for operation, kernel in kernels.items()
         }
 
     @property
@@ -170,8 +170,8 @@ class TableLibrary:
 
     def _find_plan(self, spec: OperationSpec) -> Any:
         """Return the plan of an operation; None if it is missing."""
-        last, plan = self._last
-        if last is not spec:
+        last_spec, plan = self._last
+        if last_spec is not spec:
             plan = self._plans.find(self._key_of(spec))
             self._last = spec, plan
         return plan
@@ -192,7 +192,7 @@ class TableLibrary:
                 plan = kernel.plan(spec, self._for_plans)
             except Exception as error:
                 # D134: it needs a specification and a device, so it is first tried here, and not at import.
-                error.add_note(f"in the plan of the kernel of {kernel.operation} at {kernel.where}")
+                error.add_note(f"in the plan of the kernel of {kernel.operation} at {kernel.location}")
                 raise
         except AccelError as error:
             error.device = self._for_plans.info.name
@@ -229,13 +229,13 @@ class PlanCache:
     """Plans by their keys; a new plan evicts the least recently used one.
 
     Args:
-        most: The most plans.
+        max_plans: The most plans.
         close: Releases an evicted plan.
         is_busy: Whether work in flight may still use a plan, which stays until then.
         counts: Counts the plans; several tables may share it.
     """
 
-    _most: int
+    _max_plans: int
     _close: Callable[[Any], None] | None = None
     _is_busy: Callable[[Any], bool] | None = None
     _counts: CacheCounts = attrs.field(factory=CacheCounts)
@@ -264,18 +264,18 @@ class PlanCache:
         """Add a plan; evict the excess ones that are not in use."""
         self._plans[key] = self._new = plan
         self._counts.made += 1
-        excess = len(self._plans) - self._most
+        excess = len(self._plans) - self._max_plans
         if excess <= 0:
             return
-        for old, other in tuple(self._plans.items()):
+        for old, candidate in tuple(self._plans.items()):
             if not excess or old == key:
                 break
-            if self._is_busy is None or not self._is_busy(other):
+            if self._is_busy is None or not self._is_busy(candidate):
                 self._plans.pop(old, None)
                 excess -= 1
                 self._counts.evicted += 1
                 if self._close is not None:
-                    self._close(other)
+                    self._close(candidate)
 
     def note_launch(self, plan: Any) -> None:
         """Count a launch with this plan: it was found, unless it was made for just this launch."""
@@ -355,7 +355,7 @@ class ComputingCall:
         """Return an array, as a view of its memory; raises as `ComputingDevice.host_view` does."""
         return self.device.host_view(array, write=write)
 
-    def at(self, array: ArraySpec) -> int:
+    def address_of(self, array: ArraySpec) -> int:
         """Return the address of an array's first element; raise as `array` does."""
         return int(self.device.host_view(array).ctypes.data)
 

@@ -21,7 +21,7 @@ BlockT_co = TypeVar("BlockT_co", covariant=True)
 
 
 # Place of a block: its id in the allocator, its chunk, and bytes from the chunk's start.
-_Place: TypeAlias = tuple[int, int, int]
+_Location: TypeAlias = tuple[int, int, int]
 
 
 def no_such_block(block: int) -> KeyError:
@@ -118,13 +118,13 @@ class BlockMemory(Generic[ChunkT, BlockT]):
         self._workspace = 0
         self.fixed_workspace: Counter[str] = Counter()
         self.relieve: Callable[[], bool] | None = None
-        self.blocks: dict[int, tuple[BlockT, int, _Place]] = {}
+        self.blocks: dict[int, tuple[BlockT, int, _Location]] = {}
         self.freed: int = 0
         # The allocator knows places by ids of their own, because a place stays taken when its block is freed.
         # They count down from -1, so they never equal the id of a block.
         self._last_place = 0
         # Freed places with their handles, by size in whole alignments.
-        self._spares: dict[int, list[tuple[BlockT, int, _Place]]] = {}
+        self._spares: dict[int, list[tuple[BlockT, int, _Location]]] = {}
         self._spare_count = 0
         self._chunks: dict[int, tuple[ChunkT, int]] = {}
         # The number of blocks in each chunk.
@@ -159,14 +159,14 @@ class BlockMemory(Generic[ChunkT, BlockT]):
                 raise self._error(nbytes, self._free())
             spares = self._spares.get(size)
             if spares:
-                made = spares.pop()
+                entry = spares.pop()
                 self._spare_count -= 1
-                if made[1] != nbytes:
-                    made = self._made(made[2], nbytes)
+                if entry[1] != nbytes:
+                    entry = self._make_entry(entry[2], nbytes)
             else:
-                made = self._made(self._place(nbytes), nbytes)
-            self.blocks[block] = made
-            self._counts[made[2][1]] += 1
+                entry = self._make_entry(self._locate(nbytes), nbytes)
+            self.blocks[block] = entry
+            self._counts[entry[2][1]] += 1
             self._used = used = self._used + nbytes
             if used > self._peak:  # noqa: PLR1730  # `max` would take longer than all the rest of it
                 self._peak = used
@@ -215,7 +215,7 @@ class BlockMemory(Generic[ChunkT, BlockT]):
         """
         with self._lock:
             try:
-                made = self.blocks.pop(block)
+                entry = self.blocks.pop(block)
             except KeyError:
                 raise no_such_block(block) from None
             self.freed += 1
@@ -224,21 +224,21 @@ class BlockMemory(Generic[ChunkT, BlockT]):
                 self._expected.remove(block)
                 self.read_only.discard(block)
                 return
-            _, nbytes, place = made
-            counts, spares, chunk = self._counts, self._spares, place[1]
+            _, nbytes, location = entry
+            counts, spares, chunk = self._counts, self._spares, location[1]
             self._used -= nbytes
-            counts[chunk] = left = counts[chunk] - 1
-            if not left:
+            counts[chunk] = remaining = counts[chunk] - 1
+            if not remaining:
                 # The allocator gives a chunk back only when all of it is free, so its spares must go.
                 self._give_spares_back()
             elif self._spare_count < _MOST_SPARES:
                 size = -(-nbytes // ALIGNMENT) or 1
-                spares.setdefault(size, []).append(made)
+                spares.setdefault(size, []).append(entry)
                 self._spare_count += 1
                 return
-            self._allocator.free(place[0])
+            self._allocator.free(location[0])
 
-    def _place(self, nbytes: int) -> _Place:
+    def _locate(self, nbytes: int) -> _Location:
         """Have the allocator find a place."""
         if not self._allocator.has_gap(nbytes):
             self._give_spares_back()
@@ -263,16 +263,16 @@ class BlockMemory(Generic[ChunkT, BlockT]):
         self.relieve()
         return self._allocator.allocate(self._last_place, nbytes)
 
-    def _made(self, place: _Place, nbytes: int) -> tuple[BlockT, int, _Place]:
+    def _make_entry(self, location: _Location, nbytes: int) -> tuple[BlockT, int, _Location]:
         """Make the entry of a block in this place: the backend's handle, size and place."""
-        _, chunk, offset = place
-        return self._source.block(self._chunks[chunk][0], offset, nbytes), nbytes, place
+        _, chunk, offset = location
+        return self._source.block(self._chunks[chunk][0], offset, nbytes), nbytes, location
 
     def _give_spares_back(self) -> None:
-        kept, self._spares, self._spare_count = self._spares, {}, 0
-        for spares in kept.values():
-            for _, _, place in spares:
-                self._allocator.free(place[0])
+        spares_by_size, self._spares, self._spare_count = self._spares, {}, 0
+        for spares in spares_by_size.values():
+            for _, _, location in spares:
+                self._allocator.free(location[0])
 
     def map_chunk(self, chunk: int, nbytes: int, descriptor: int, *, write: bool = True) -> None:
         """Map a chunk of another process; see `AccelDevice.map_chunk`. The caller keeps the descriptor."""
@@ -315,13 +315,13 @@ class BlockMemory(Generic[ChunkT, BlockT]):
     def expect(self, blocks: Iterable[PlacedBlock]) -> None:
         """Note blocks in chunks that may be read; see `AccelDevice.expect`."""
         with self._lock:
-            places = [place for place in blocks if not self._is_own(place.block)]
-            for block, nbytes, chunk, offset in places:
+            placed_blocks = [placed for placed in blocks if not self._is_own(placed.block)]
+            for block, nbytes, chunk, offset in placed_blocks:
                 if chunk not in self._chunks or not 0 <= offset <= self._chunks[chunk][1] - nbytes:
                     raise ValueError(f"block {block} is outside of the chunks")
-            for block, nbytes, chunk, offset in places:
+            for block, nbytes, chunk, offset in placed_blocks:
                 # The allocator does not know the place yet: `adopt` takes the whole chunk.
-                self.blocks[block] = self._made((0, chunk, offset), nbytes)
+                self.blocks[block] = self._make_entry((0, chunk, offset), nbytes)
                 self._expected.add(block)
                 if chunk in self._read_only_chunks:
                     self.read_only.add(block)
@@ -336,26 +336,29 @@ class BlockMemory(Generic[ChunkT, BlockT]):
             raise RuntimeError(
                 f"device {self._device} was opened without a keeper: its memory is its process's own"
             )
-        places = tuple(blocks)
+        placed_blocks = tuple(blocks)
         with self._lock:
-            for block in [place.block for place in places if self._is_own(place.block)]:
+            for block in [placed.block for placed in placed_blocks if self._is_own(placed.block)]:
                 raise ValueError(f"block {block} is placed already")
             self._allocator.adopt(
                 {chunk: self._chunks[chunk][1] for chunk in self._mapped},
-                [(place.block, Placement(place.chunk, place.offset, place.nbytes)) for place in places],
+                [
+                    (placed.block, Placement(placed.chunk, placed.offset, placed.nbytes))
+                    for placed in placed_blocks
+                ],
             )
             self._mapped.clear()
             self._read_only_chunks.clear()
             self.read_only.clear()
-            for place in places:
+            for placed in placed_blocks:
                 self._last_place -= 1
-                self._allocator.rename(place.block, self._last_place)
-                taken = self._last_place, place.chunk, place.offset
+                self._allocator.rename(placed.block, self._last_place)
+                taken = self._last_place, placed.chunk, placed.offset
                 # Replaced in one step: a thread that makes a program may look an expected block up just now.
-                self.blocks[place.block] = self._made(taken, place.nbytes)
-                self._expected.discard(place.block)
-                self._counts[place.chunk] += 1
-                self._used += place.nbytes
+                self.blocks[placed.block] = self._make_entry(taken, placed.nbytes)
+                self._expected.discard(placed.block)
+                self._counts[placed.chunk] += 1
+                self._used += placed.nbytes
             for block in self._expected:
                 del self.blocks[block]
             self._expected.clear()
@@ -392,10 +395,10 @@ class BlockMemory(Generic[ChunkT, BlockT]):
             KeyError: No block has this id.
         """
         try:
-            made, nbytes, _ = self.blocks[block]
+            handle, nbytes, _ = self.blocks[block]
         except KeyError:
             raise no_such_block(block) from None
-        return made, nbytes
+        return handle, nbytes
 
     def statistics(self) -> MemoryStatistics:
         """Count the blocks and their bytes."""
@@ -437,12 +440,12 @@ class BlockMemory(Generic[ChunkT, BlockT]):
         self._last_chunk += 1
         chunk = self._last_chunk
         if self._keeper is None:
-            memory, made = self._source.make(nbytes)
+            memory, size = self._source.make(nbytes)
         else:
-            memory, made = self._source.make_kept(nbytes, self._keeper, chunk)
-        self._chunks[chunk] = memory, made
+            memory, size = self._source.make_kept(nbytes, self._keeper, chunk)
+        self._chunks[chunk] = memory, size
         self._counts[chunk] = 0
-        return chunk, made
+        return chunk, size
 
     def _drop_chunk(self, chunk: int) -> None:
         memory, _ = self._chunks.pop(chunk)

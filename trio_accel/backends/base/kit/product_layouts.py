@@ -130,8 +130,8 @@ def _product(
     operands: Sequence[_Operand], sizes: tuple[int, int, int], of_c: int, *, is_swapped: bool
 ) -> Product:
     """Make the call for one product from its rows, columns and inner dimension."""
-    (rows, columns, inner), (left, right) = sizes, operands
-    first, second = (right, left) if is_swapped else (left, right)
+    (rows, columns, inner), (lhs, rhs) = sizes, operands
+    first, second = (rhs, lhs) if is_swapped else (lhs, rhs)
     m, n = (columns, rows) if is_swapped else (rows, columns)
     call = first.operation, second.operation, m, n, inner, first.leading, second.leading, of_c
     return Product(is_swapped=is_swapped, call=call)
@@ -154,7 +154,7 @@ def plan_matmul(
         is_fused: Whether there is to be one call, which makes the transpose.
         keeps_stack: Whether a stack of products with one right side stays a stack.
     """
-    most = 1 if is_fused else _MOST_GROUPS
+    max_groups = 1 if is_fused else _MOST_GROUPS
     packings: list[Packing | None] = [None, None]
     laid_out = list(strides)
     for number, (shape, step) in enumerate(zip(shapes, strides, strict=True)):
@@ -163,7 +163,7 @@ def plan_matmul(
             laid_out[number] = contiguous_strides(shape, itemsize)
     options = is_fused, keeps_stack
     product = _batched(shapes, (laid_out[0], laid_out[1]), itemsize, *options)
-    if len(product.groups) > most:
+    if len(product.groups) > max_groups:
         batch, *operands = broadcast_operands(shapes, strides)
         full = (*batch, *operands[0].shape), (*batch, *operands[1].shape)
         in_order = contiguous_strides(full[0], itemsize), contiguous_strides(full[1], itemsize)
@@ -198,12 +198,12 @@ def plan_contraction(
     # For rows, columns and inner axes: the two arrays with these axes, and the array without.
     groups = [
         [
-            _by_strides(arrays[has], set(terms[one]) & set(terms[other]) - set(terms[third]))
-            for has in (one, other)
+            _by_strides(arrays[has], set(terms[first]) & set(terms[second]) - set(terms[third]))
+            for has in (first, second)
         ]
-        for one, other, third in ((2, 0, 1), (2, 1, 0), (0, 1, 2))
+        for first, second, third in ((2, 0, 1), (2, 1, 0), (0, 1, 2))
     ]
-    least: tuple[int, Contraction] | None = None
+    best: tuple[int, Contraction] | None = None
     for rows, columns, inner in itertools.product(*groups):
         orders = (batch, rows, inner), (batch, inner, columns), (batch, rows, columns)
         laid_out = [
@@ -212,15 +212,15 @@ def plan_contraction(
         copied = sum(
             math.prod(shape) for (_, is_packed), shape in zip(laid_out, shapes, strict=True) if is_packed
         )
-        if least is None or copied < least[0]:
+        if best is None or copied < best[0]:
             axes = tuple(
                 tuple(term.index(letter) for group in order for letter in group)
                 for term, order in zip(terms, orders, strict=True)
             )
-            product = _of_arrays(tuple(extents[one] for one in batch), laid_out, itemsize)
-            least = copied, Contraction((axes[0], axes[1], axes[2]), product)
-    assert least is not None
-    return least[1]
+            product = _of_arrays(tuple(extents[letter] for letter in batch), laid_out, itemsize)
+            best = copied, Contraction((axes[0], axes[1], axes[2]), product)
+    assert best is not None
+    return best[1]
 
 
 def _by_strides(strides: dict[str, int], letters: set[str]) -> Strs:
@@ -238,7 +238,8 @@ def _lay_out(
     batch, *sides = order
     shape = [math.prod(extents[letter] for letter in side) for side in sides]
     joined = [
-        merged(tuple(extents[one] for one in side), (tuple(strides[one] for one in side),)) for side in sides
+        merged(tuple(extents[letter] for letter in side), (tuple(strides[letter] for letter in side),))
+        for side in sides
     ]
     steps = tuple(strides[letter] for letter in batch)
     if all(len(run) <= 1 for run, _ in joined):
@@ -257,10 +258,10 @@ def _packed(shape: Ints, itemsize: int) -> Matrices:
 
 def _of_arrays(batch: Ints, stacks: Sequence[tuple[Matrices, bool]], itemsize: int) -> Product:
     """Find the calls for stacks of matrices, of which some have to be packed."""
-    (left, right, out), packed = zip(*stacks, strict=True)
-    product = _of_stacks(batch, (left, right, out), itemsize)
+    (lhs, rhs, out), packed = zip(*stacks, strict=True)
+    product = _of_stacks(batch, (lhs, rhs, out), itemsize)
     if len(product.groups) > _MOST_GROUPS:
-        full = [(_packed((*batch, *one.shape), itemsize), True) for one in (left, right, out)]
+        full = [(_packed((*batch, *matrices.shape), itemsize), True) for matrices in (lhs, rhs, out)]
         return _of_arrays(batch, full, itemsize)
     packings: list[Packing | None] = ["plain" if is_packed else None for is_packed in packed]
     return attrs.evolve(product, packing_a=packings[0], packing_b=packings[1], is_c_packed=packed[2])
@@ -274,17 +275,19 @@ def _of_stacks(
     is_fused: bool = False,
 ) -> Product:
     """Find the calls for stacks of matrices as they lie, of which all three have the whole batch."""
-    left, right, out = stacks
-    (rows, inner), (_, columns) = left.shape, right.shape
+    lhs, rhs, out = stacks
+    (rows, inner), (_, columns) = lhs.shape, rhs.shape
     side = _side(out.shape, out.strides, itemsize)
     is_swapped = side is None or side.has_rows
     if columns == 1 and not is_fused and (rows == 1 or out.strides[0] == itemsize):
         # One column is made as the library's own matrix by vector.
         is_swapped, side = False, _Side(False, max(rows, 1))
-    operands = [_operand(one.shape, one.strides, "N", itemsize, is_swapped) for one in (left, right)]
+    operands = [
+        _operand(matrices.shape, matrices.strides, "N", itemsize, is_swapped) for matrices in (lhs, rhs)
+    ]
     of_c = columns if side is None else side.leading
     product = _product(operands, (rows, columns, inner), of_c, is_swapped=is_swapped)
-    batches, step, groups = _groups(batch, left.batch_strides, right.batch_strides, out.batch_strides)
+    batches, step, groups = _groups(batch, lhs.batch_strides, rhs.batch_strides, out.batch_strides)
     first, second = (step.b, step.a) if is_swapped else (step.a, step.b)
     steps = first // itemsize, second // itemsize, step.c // itemsize
     return attrs.evolve(product, batches=batches, steps=steps, groups=groups)
@@ -298,16 +301,16 @@ def _batched(
     keeps_stack: bool,
 ) -> Product:
     """Return the calls for operands that can be read in place."""
-    batch, left, right = broadcast_operands(shapes, strides)
-    (rows, inner), (step, along), a_steps = left
-    if not any(right.batch_strides) and not keeps_stack:
+    batch, lhs, rhs = broadcast_operands(shapes, strides)
+    (rows, inner), (step, along), a_steps = lhs
+    if not any(rhs.batch_strides) and not keeps_stack:
         # One large product instead of many with the same right side.
         extents, (steps,) = merged((*batch, rows), ((*a_steps, step),))
         if len(extents) == 1 and _side((extents[0], inner), (steps[0], along), itemsize) is not None:
-            batch, right = (), right._replace(batch_strides=())
-            left = Matrices((extents[0], inner), (steps[0], along), ())
-    out = _packed((*batch, left.shape[0], right.shape[1]), itemsize)
-    return _of_stacks(batch, (left, right, out), itemsize, is_fused=is_fused)
+            batch, rhs = (), rhs._replace(batch_strides=())
+            lhs = Matrices((extents[0], inner), (steps[0], along), ())
+    out = _packed((*batch, lhs.shape[0], rhs.shape[1]), itemsize)
+    return _of_stacks(batch, (lhs, rhs, out), itemsize, is_fused=is_fused)
 
 
 def _groups(
@@ -318,12 +321,12 @@ def _groups(
     if not shape:
         return 1, BatchStart(0, 0, 0), (BatchStart(0, 0, 0),)
     longest = shape.index(max(shape))
-    others = [axis for axis in range(len(shape)) if axis != longest]
+    axes = [axis for axis in range(len(shape)) if axis != longest]
     beginnings = (
         BatchStart(
-            *(sum(index * row[axis] for index, axis in zip(place, others, strict=True)) for row in steps)
+            *(sum(index * row[axis] for index, axis in zip(position, axes, strict=True)) for row in steps)
         )
-        for place in itertools.product(*(range(shape[axis]) for axis in others))
+        for position in itertools.product(*(range(shape[axis]) for axis in axes))
     )
     # There may be millions, which are not wanted.
     groups = tuple(itertools.islice(beginnings, _MOST_GROUPS + 1))
@@ -348,11 +351,11 @@ def _operand(shape: Sequence[int], strides: Ints, letter: str, itemsize: int, is
 
 def _side(shape: Sequence[int], strides: Ints, itemsize: int) -> _Side | None:
     rows, columns = shape
-    found = leading(rows, columns, strides[0], strides[1], itemsize)
-    if found is not None:
-        return _Side(True, found)
-    found = leading(columns, rows, strides[1], strides[0], itemsize)
-    return None if found is None else _Side(False, found)
+    lead = leading(rows, columns, strides[0], strides[1], itemsize)
+    if lead is not None:
+        return _Side(True, lead)
+    lead = leading(columns, rows, strides[1], strides[0], itemsize)
+    return None if lead is None else _Side(False, lead)
 
 
 def _is_addressable(shape: Ints, strides: Ints, itemsize: int) -> bool:

@@ -6,12 +6,16 @@ from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 
-def check_written(where: str, returned: object, out: object, outputs: Sequence[object]) -> None:
+def check_written(label: str, returned: object, out: object, outputs: Sequence[object]) -> None:
     """Refuse a value that a method returned although it had to write to `out`: the value would be lost."""
-    own = {id(output) for output in outputs}
-    if returned is not None and returned is not out and not all(id(item) in own for item in _items(returned)):
+    output_ids = {id(output) for output in outputs}
+    if (
+        returned is not None
+        and returned is not out
+        and not all(id(item) in output_ids for item in _items(returned))
+    ):
         raise TypeError(
-            f"{where}: it was to write its result to out, and returned {shortened(returned)}; return out or "
+            f"{label}: it was to write its result to out, and returned {shortened(returned)}; return out or "
             "None, or take no argument out: then what is returned is copied"
         )
 
@@ -31,14 +35,14 @@ def shortened(value: object) -> str:
 
 def leaves_of(value: object, module: str = "") -> Iterator[object]:
     """Yield the contents of nested collections, and the attributes of objects with a module's classes."""
-    left, seen = [value], set[int]()
-    while left:
-        one: Any = left.pop()
-        is_own = type(one).__module__ == module and hasattr(one, "__dict__")
-        if not (is_own or issubclass(type(one), (dict, list, tuple))):
-            yield one
-        elif id(one) not in seen:
-            seen.add(id(one))
-            inner = cast("Any", vars(one) if is_own else one)
+    stack, visited = [value], set[int]()
+    while stack:
+        item: Any = stack.pop()
+        is_own = type(item).__module__ == module and hasattr(item, "__dict__")
+        if not (is_own or issubclass(type(item), (dict, list, tuple))):
+            yield item
+        elif id(item) not in visited:
+            visited.add(id(item))
+            inner = cast("Any", vars(item) if is_own else item)
             inside = inner.values() if isinstance(inner, dict) else inner  # pyright: ignore[reportUnknownVariableType]
-            left += list(inside)  # pyright: ignore[reportUnknownArgumentType]
+            stack += list(inside)  # pyright: ignore[reportUnknownArgumentType]

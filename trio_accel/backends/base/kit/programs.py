@@ -84,7 +84,7 @@ def report_progress(value: object) -> None:
         TypeError: It is of another type, or contains another type.
         ValueError: It is nested more than 32 deep, or longer than 1 MiB as text.
     """
-    text = text_of(flatten("report_progress: value", value, lambda _where, _value: None))
+    text = text_of(flatten("report_progress: value", value, lambda _label, _value: None))
     if len(text) > MOST_TEXT:
         raise ValueError(
             f"report_progress: the value is {len(text)} characters as text, at most {MOST_TEXT} are allowed"
@@ -116,7 +116,7 @@ class ProgramArrays(Protocol):
         """
         ...
 
-    def found(self, value: object) -> tuple[str, Ints] | None:
+    def dtype_and_shape(self, value: object) -> tuple[str, Ints] | None:
         """Return the dtype and shape of an array that a method has returned; None if it is not an array.
 
         Raises:
@@ -146,7 +146,7 @@ class ProgramArrays(Protocol):
         """Make the rank for a call of all ranks, from the application's description of the meeting."""
         ...
 
-    def when_done(self, look: Callable[[], None]) -> None:
+    def when_done(self, check: Callable[[], None]) -> None:
         """Check which arguments a call has kept, when all its work that may use them is done."""
 
 
@@ -160,7 +160,7 @@ class HostProgramArrays:
         """Make an array over the memory."""
         return self._device.host_view(array, write=write)
 
-    def found(self, value: object) -> tuple[str, Ints] | None:
+    def dtype_and_shape(self, value: object) -> tuple[str, Ints] | None:
         """Return dtype and shape of an array."""
         if not (isinstance(value, np.ndarray) or hasattr(value, "__dlpack__")):
             return None
@@ -194,9 +194,9 @@ class HostProgramArrays:
         """Make a rank, which meets others in shared memory."""
         return RoomRank(meeting, asker)
 
-    def when_done(self, look: Callable[[], None]) -> None:
+    def when_done(self, check: Callable[[], None]) -> None:
         """Look at once: a call computes before it returns."""
-        look()
+        check()
 
 
 def _host(value: Any) -> HostArray:
@@ -256,9 +256,9 @@ class ProgramHost:
         self._streams: dict[int, _ItemSource] = {}
         self._keepers = Keepers()
         definition = self.definition
-        where = f"program {definition.name!r}: {definition.target}"
+        label = f"program {definition.name!r}: {definition.target}"
         began = time.perf_counter()
-        target = load_target(definition.target, where)
+        target = load_target(definition.target, label)
         self.import_seconds: float = time.perf_counter() - began
         self._module: str = definition.target.partition(":")[0]
         self._program: Any = target
@@ -266,26 +266,26 @@ class ProgramHost:
         self._state: dict[str, list[object]] = {}
         if definition.arguments is not None:
             with within():
-                self._program = self._made(target, where)
+                self._program = self._construct(target, label)
 
-    def _made(self, target: Any, where: str) -> Any:
+    def _construct(self, target: Any, label: str) -> Any:
         definition, arrays = self.definition, self._arrays
         updated = definition.updated
         views = [
             arrays.view(array, write=number in updated) for number, array in enumerate(definition.arrays)
         ]
         args, kwargs = build(definition.arguments, views)
-        with _UserCode(f"{where}()"):
+        with _UserCode(f"{label}()"):
             program = target(*args, **kwargs)
         warm_up = getattr(program, "warm_up", None)
         if callable(warm_up):
-            with _UserCode(f"{where}.warm_up()"):
+            with _UserCode(f"{label}.warm_up()"):
                 warm_up()
-        self._program, own = program, set(map(id, views))
+        self._program, view_ids = program, set(map(id, views))
         for name, value in inspect.signature(target).bind(*args, **kwargs).arguments.items():
-            found = [leaf for leaf in leaves_of(value) if id(leaf) in own]
-            if found:
-                self._state[f"self.{name}"] = found
+            leaves = [leaf for leaf in leaves_of(value) if id(leaf) in view_ids]
+            if leaves:
+                self._state[f"self.{name}"] = leaves
         self._protect([views[number] for number in updated], write=False)
         return program
 
@@ -295,8 +295,8 @@ class ProgramHost:
         leaves = leaves_of(self._program, self._module)
         # NumPy cannot view arrays on a GPU, and a search for some would take long.
         arrays: list[Any] = [leaf for leaf in leaves if isinstance(leaf, np.ndarray)] if states else []
-        kept = [one for one in arrays if any(np.may_share_memory(one, state) for state in states)]
-        self._arrays.protect([*views, *kept], write=write)
+        aliases = [array for array in arrays if any(np.may_share_memory(array, state) for state in states)]
+        self._arrays.protect([*views, *aliases], write=write)
 
     def call(self, spec: ops.ProgramCall) -> None:
         """Call a method, where the backend runs calls; only `ProgramReturn` has a result.
@@ -319,58 +319,60 @@ class ProgramHost:
         if not spec.arguments:
             return
         lent = self._call(spec)
-        for one in lent:
-            if one() is not None:
-                self._look(spec, lent)
+        for reference in lent:
+            if reference() is not None:
+                self._report_kept(spec, lent)
                 return
 
-    def _look(self, spec: ops.ProgramCall, lent: Sequence[Lent]) -> None:
+    def _report_kept(self, spec: ops.ProgramCall, lent: Sequence[Lent]) -> None:
         """Report arrays that a call has kept."""
-        where, function, _ = self._method(spec.method)
+        label, function, _ = self._method(spec.method)
 
-        def named(kept: set[int]) -> str:
+        def named(kept_ids: set[int]) -> str:
             args, kwargs, *_ = build(tree_of(spec.arguments), lent, values_of(spec.packed))
-            given = inspect.signature(function).bind_partial(*args, **kwargs).arguments.items()
-            names = [name for name, value in given if any(id(leaf) in kept for leaf in leaves_of(value))]
+            arguments = inspect.signature(function).bind_partial(*args, **kwargs).arguments.items()
+            names = [
+                name for name, value in arguments if any(id(leaf) in kept_ids for leaf in leaves_of(value))
+            ]
             return ", ".join(names or ["out"])
 
         reads = len(spec.read)
-        look = partial(self._keepers.look, where, lent[:reads], lent[reads:], named)
-        if any(one() is not None for one in lent[reads:]):
-            look()
+        check = partial(self._keepers.report_kept, label, lent[:reads], lent[reads:], named)
+        if any(reference() is not None for reference in lent[reads:]):
+            check()
         else:
-            self._arrays.when_done(look)
+            self._arrays.when_done(check)
 
     def _call(self, spec: ops.ProgramCall) -> Sequence[Lent]:
         """Call a method; return the arrays that it was lent, to which nothing refers here any longer."""
-        where, function, takes_out = self._method(spec.method)
+        label, function, takes_out = self._method(spec.method)
         inputs = [self._arrays.view(array, write=False) for array in spec.read]
         updated, outputs = self._views(spec.updated), self._views(spec.written)
         try:
-            given = [*inputs, *updated]
-            args, kwargs, *meeting = build(tree_of(spec.arguments), given, values_of(spec.packed))
+            views = [*inputs, *updated]
+            args, kwargs, *meeting = build(tree_of(spec.arguments), views, values_of(spec.packed))
             out = build(tree_of(spec.results), outputs) if spec.results else None
             if takes_out and spec.results:
                 kwargs["out"] = out
-            with self._code(spec, where, function):
+            with self._code(spec, label, function):
                 with as_rank(self._arrays.rank(meeting[0], spec.asker or ops.Asker()) if meeting else None):
                     returned = function(*args, **kwargs)
                 if isinstance(spec, ops.ProgramReturn):
                     if inspect.isfunction(returned):
-                        self._arrays.when_done(partial(self._keep_plain, where, spec, returned))
+                        self._arrays.when_done(partial(self._keep_plain, label, spec, returned))
                     else:
-                        self._keep(where, spec, returned, outputs)
+                        self._keep(label, spec, returned, outputs)
                 elif takes_out:
-                    check_written(where, returned, out, outputs)
+                    check_written(label, returned, out, outputs)
                 else:
-                    self._copy(where, spec, returned, outputs)
+                    self._copy(label, spec, returned, outputs)
         finally:
             lent = self._arrays.end([*inputs, *updated, *outputs])
         return lent
 
     @contextmanager
     def _code(
-        self, spec: ops.ProgramCall, where: str, function: Callable[..., Any], updated: Sequence[object] = ()
+        self, spec: ops.ProgramCall, label: str, function: Callable[..., Any], updated: Sequence[object] = ()
     ) -> Generator[None]:
         """Run code of a method, which may refuse, and may write to its declared arrays and to `updated`."""
         declared = getattr(function, UPDATES, ())
@@ -381,11 +383,11 @@ class ProgramHost:
         try:
             if changed:
                 self._protect(changed, write=True)
-            with _UserCode(where, undeclared):
+            with _UserCode(label, undeclared):
                 try:
                     yield
                 except Exception as error:
-                    refused = self._refusal(function, error, where, undeclared)
+                    refused = self._refusal(function, error, label, undeclared)
                     # Half of an update may be done. Only the code that raised the error can know better.
                     if refused is None or (spec.updated and not (refused.is_unchanged or spec.is_idempotent)):
                         raise
@@ -400,7 +402,7 @@ class ProgramHost:
 
     def _next(self, spec: ops.ProgramNext) -> None:
         """Make the next item of a method that yields, or close it."""
-        where, function, _ = self._method(spec.method)
+        label, function, _ = self._method(spec.method)
         spec.words[0] = 0
         stream, outputs = self._streams.get(spec.stream), self._views(spec.written)
         if spec.item == 0:
@@ -412,16 +414,16 @@ class ProgramHost:
             stream = self._streams[spec.stream] = _ItemSource(generator, [*views, *updated], updated)
         elif stream is None:
             if spec.item > 0:
-                raise Refused(f"{where} was lost between two items", code=INSTANCE_LOST, unchanged=True)
+                raise Refused(f"{label} was lost between two items", code=INSTANCE_LOST, unchanged=True)
             return
         is_over = True
         try:
-            with self._code(spec, where, function, stream.updated):
+            with self._code(spec, label, function, stream.updated):
                 if spec.item < 0:
                     stream.generator.close()
                 # A closed generator does not continue.
                 for returned in stream.generator:
-                    self._keep(where, spec, returned, outputs)
+                    self._keep(label, spec, returned, outputs)
                     is_over = False
                     break
         finally:
@@ -463,8 +465,8 @@ class ProgramHost:
 
     def fetch(self, spec: ops.ProgramFetch) -> None:
         """Copy the arrays of a kept result, and forget it."""
-        kept = self._kept_in(spec.slot)
-        for source, out in zip(kept.arrays, self._views(spec.written), strict=True):
+        pending = self._kept_in(spec.slot)
+        for source, out in zip(pending.arrays, self._views(spec.written), strict=True):
             self._arrays.copy(source, out)
         del self._kept[spec.slot]
 
@@ -478,24 +480,26 @@ class ProgramHost:
     def _method(self, name: str) -> tuple[str, Callable[..., Any], bool]:
         definition = self.definition
         module, _, qualname = definition.target.partition(":")
-        where = ".".join(filter(None, (module.rpartition(".")[2], qualname, name)))
+        label = ".".join(filter(None, (module.rpartition(".")[2], qualname, name)))
         function = getattr(self._program, name) if name else self._program
-        return where, function, _takes_an_out(getattr(function, "__func__", function))
+        return label, function, _takes_an_out(getattr(function, "__func__", function))
 
     def _keep(
-        self, where: str, spec: ops.ProgramReturn, returned: object, expected: Sequence[object]
+        self, label: str, spec: ops.ProgramReturn, returned: object, expected: Sequence[object]
     ) -> None:
         """Report the result of a method, and keep it, unless its arrays are as expected."""
-        tree, arrays, found = self._flattened(where, returned)
-        is_expected = bool(found) and found == [(array.dtype.value, array.shape) for array in spec.written]
+        tree, arrays, array_types = self._flattened(label, returned)
+        is_expected = bool(array_types) and array_types == [
+            (array.dtype.value, array.shape) for array in spec.written
+        ]
         if is_expected:
             for source, out in zip(arrays, expected, strict=True):
                 self._arrays.copy(source, out)
             arrays = []
-        text = text_of([tree, None if is_expected else found]).encode(errors="surrogatepass")
+        text = text_of([tree, None if is_expected else array_types]).encode(errors="surrogatepass")
         if len(text) > MOST_TEXT:
             raise ValueError(
-                f"{where}: its result is {len(text)} bytes as text, at most {MOST_TEXT} are allowed; return "
+                f"{label}: its result is {len(text)} bytes as text, at most {MOST_TEXT} are allowed; return "
                 "large values as arrays"
             )
         words = spec.words
@@ -506,52 +510,52 @@ class ProgramHost:
         if arrays or not fits:
             self._kept[spec.slot] = _PendingResult(text, [self._arrays.keep(array) for array in arrays])
 
-    def _keep_plain(self, where: str, spec: ops.ProgramReturn, read: Callable[[], object]) -> None:
+    def _keep_plain(self, label: str, spec: ops.ProgramReturn, read: Callable[[], object]) -> None:
         """Report the result of a method that has only enqueued its work, now that the work is done."""
-        with _UserCode(where):
+        with _UserCode(label):
             returned = read()
-            if self._flattened(where, returned)[1]:
-                raise TypeError(f"{where}: the function that it returned must return no arrays")
-            self._keep(where, spec, returned, ())
+            if self._flattened(label, returned)[1]:
+                raise TypeError(f"{label}: the function that it returned must return no arrays")
+            self._keep(label, spec, returned, ())
 
-    def _copy(self, where: str, spec: ops.ProgramCall, returned: object, outputs: Sequence[object]) -> None:
+    def _copy(self, label: str, spec: ops.ProgramCall, returned: object, outputs: Sequence[object]) -> None:
         """Copy the result of a method to the declared arrays."""
-        tree, arrays, found = self._flattened(where, returned)
+        tree, arrays, array_types = self._flattened(label, returned)
         if tree != tree_of(spec.results):
-            raise TypeError(f"{where}: its result is not nested as it was declared: {shortened(returned)}")
-        for (dtype, shape), output in zip(found, spec.written, strict=True):
+            raise TypeError(f"{label}: its result is not nested as it was declared: {shortened(returned)}")
+        for (dtype, shape), output in zip(array_types, spec.written, strict=True):
             if (dtype, shape) != (output.dtype.value, output.shape):
                 raise TypeError(
-                    f"{where}: its result must be {output.dtype} of shape {output.shape}, as was declared, "
+                    f"{label}: its result must be {output.dtype} of shape {output.shape}, as was declared, "
                     f"got {dtype} of shape {shape}"
                 )
         for source, out in zip(arrays, outputs, strict=True):
             self._arrays.copy(source, out)
 
-    def _flattened(self, where: str, returned: object) -> tuple[object, list[object], list[tuple[str, Ints]]]:
+    def _flattened(self, label: str, returned: object) -> tuple[object, list[object], list[tuple[str, Ints]]]:
         """Return how a result is nested, its arrays, and their types and shapes."""
         arrays: list[object] = []
-        found: list[tuple[str, Ints]] = []
+        array_types: list[tuple[str, Ints]] = []
 
-        def leaf(where: str, value: object) -> int | None:
+        def leaf(label: str, value: object) -> int | None:
             try:
-                array = self._arrays.found(value)
+                array = self._arrays.dtype_and_shape(value)
             except TypeError as error:
-                raise TypeError(f"{where}: {error}") from None
+                raise TypeError(f"{label}: {error}") from None
             if array is None:
                 return None
             arrays.append(value)
-            found.append(array)
+            array_types.append(array)
             return len(arrays) - 1
 
-        return flatten(f"{where}: its result", returned, leaf), arrays, found
+        return flatten(f"{label}: its result", returned, leaf), arrays, array_types
 
     def _refusal(
-        self, function: Callable[..., Any], error: Exception, where: str, undeclared: Callable[[], str]
+        self, function: Callable[..., Any], error: Exception, label: str, undeclared: Callable[[], str]
     ) -> Refused | None:
         """Return the refusal for a method's error; None if it is not a refusal."""
         if isinstance(error, Refused):
-            _note(error, where, undeclared)
+            _note(error, label, undeclared)
             return error
         classes = getattr(function, REFUSES, ())
         if self.definition.refuses_all:
@@ -559,21 +563,21 @@ class ProgramHost:
         for number, cls in enumerate(classes):
             # The backend reports memory errors, with the available memory.
             if isinstance(error, cls) and not isinstance(error, (AccelError, ActorError, MemoryError)):
-                _note(error, where, undeclared)
-                refused = Refused(f"{where} refuses the request: {describe(error)}", code=number)
+                _note(error, label, undeclared)
+                refused = Refused(f"{label} refuses the request: {describe(error)}", code=number)
                 refused.__cause__ = error
                 return refused
         return None
 
     def _kept_in(self, slot: int) -> _PendingResult:
-        kept = self._kept.get(slot)
-        if kept is None:
+        pending = self._kept.get(slot)
+        if pending is None:
             raise LibraryError(
                 f"program {self.definition.name!r} was made again before its result was fetched; ask again",
                 library="program",
                 code=INSTANCE_LOST,
             )
-        return kept
+        return pending
 
 
 @cache
@@ -582,36 +586,36 @@ def _takes_an_out(function: Callable[..., Any]) -> bool:
     return "out" in inspect.signature(function).parameters
 
 
-def load_target(path: str, where: str) -> Any:
+def load_target(path: str, label: str) -> Any:
     """Find the class or function of a program; blocks while its module is imported.
 
     Args:
         path: Import path, ``"package.module:Class"``.
-        where: The program's name in errors.
+        label: The program's name in errors.
 
     Raises:
         ImportError: The module does not exist here, or it lacks the name.
         Exception: The error of the module.
     """
     module, _, qualname = path.partition(":")
-    with _UserCode(f"{where}, at the import of {module}"):
+    with _UserCode(f"{label}, at the import of {module}"):
         try:
-            found: Any = importlib.import_module(module)
+            target: Any = importlib.import_module(module)
         except ModuleNotFoundError as error:
-            text = f"{where}: module {module!r} cannot be imported here: {error}"
+            text = f"{label}: module {module!r} cannot be imported here: {error}"
             raise ModuleNotFoundError(text, name=error.name, path=error.path) from error
     for part in qualname.split("."):
-        found = getattr(found, part, None)
-    if not callable(found):
-        text = f"{where}: module {module!r} has no {qualname}"
+        target = getattr(target, part, None)
+    if not callable(target):
+        text = f"{label}: module {module!r} has no {qualname}"
         raise ImportError(text, name=module)  # noqa: TRY004  # as if it were imported from there
-    return found
+    return target
 
 
-def _note(error: Exception, where: str, undeclared: Callable[[], str]) -> None:
+def _note(error: Exception, label: str, undeclared: Callable[[], str]) -> None:
     """Name the origin of an error; a class of the user's may refuse notes."""
     with suppress(Exception):
-        error.add_note(f"in {where}")
+        error.add_note(f"in {label}")
         if "read-only" in str(error) and (advice := undeclared()):
             error.add_note(advice)
 
@@ -625,7 +629,7 @@ class _UserCode:
     Errors that the engine would take for its own, or that would end a task or the process, are wrapped.
     """
 
-    where: str
+    label: str
     undeclared: Callable[[], str] = str
 
     def __enter__(self) -> None: ...
@@ -637,6 +641,6 @@ class _UserCode:
         if error is None or isinstance(error, MemoryError):
             return
         if isinstance(error, (AccelError, ActorError)) or not isinstance(error, Exception):
-            text = f"{self.where} raised {type(error).__name__}: {error}"
+            text = f"{self.label} raised {type(error).__name__}: {error}"
             raise RuntimeError(text) from error  # noqa: TRY004  # it is not about a type
-        _note(error, self.where, self.undeclared)
+        _note(error, self.label, self.undeclared)

@@ -138,7 +138,7 @@ class ProgramRank(ABC):
 
     def exchange(self, sends: Sequence[Pair], receives: Sequence[Pair], *, stream: Any = None) -> None:
         """Send arrays to ranks, and receive some from ranks, at the same time."""
-        moves = [("send", *one) for one in sends] + [("recv", *one) for one in receives]
+        moves = [("send", *pair) for pair in sends] + [("recv", *pair) for pair in receives]
         for _, _, rank in moves:
             self._check_rank("exchange", rank)
         self._move([(name, Memory.of(array), rank) for name, array, rank in moves], stream)
@@ -163,13 +163,13 @@ class ProgramRank(ABC):
     def _ask(
         self, kind: str, array: Any, out: Any, stream: Any, reduction: str = "", root: int | None = None
     ) -> None:
-        given, own = Memory.of(array), Memory.of(out)
-        whole, part = (own, given) if kind == "all_gather" else (given, own)
+        source, target = Memory.of(array), Memory.of(out)
+        full, part = (target, source) if kind == "all_gather" else (source, target)
         parts = self.size if kind in ("all_gather", "reduce_scatter") else 1
-        if part.size * parts != whole.size or given.dtype is not own.dtype:
-            told = f"{given.size} {given.dtype} do not fit to {own.size} {own.dtype}"
-            raise ValueError(f"{kind} of {self.size} ranks: {told}")
-        self._meet(Collective(kind, given, own, reduction, root), stream)
+        if part.size * parts != full.size or source.dtype is not target.dtype:
+            problem = f"{source.size} {source.dtype} do not fit to {target.size} {target.dtype}"
+            raise ValueError(f"{kind} of {self.size} ranks: {problem}")
+        self._meet(Collective(kind, source, target, reduction, root), stream)
 
     def _check_rank(self, name: str, rank: int) -> None:
         if not 0 <= rank < self.size:
@@ -239,15 +239,15 @@ class Collective:
 
     Attributes:
         kind: Name of the method.
-        given: The array of this rank.
-        own: The array for its result, which may be the same.
+        source: The array of this rank.
+        target: The array for its result, which may be the same.
         reduction: How elements are combined; empty if they are not.
         root: The only rank that gives or gets an array; None without one.
     """
 
     kind: str
-    given: Memory
-    own: Memory
+    source: Memory
+    target: Memory
     reduction: str
     root: int | None
 
@@ -281,9 +281,9 @@ def last_calls(path: str, size: int, call: int) -> Iterator[tuple[int, str]]:
         size: The number of ranks.
         call: The number of the call.
     """
-    for place in _mapped(path, os.stat(path).st_ino, size)["ranks"]:
-        of, count = divmod(int(place["words"][_READY]), 1 << 32)
-        yield (count, place["texts"][count % 2].decode(errors="replace")) if of == call else (0, "")
+    for slot in _mapped(path, os.stat(path).st_ino, size)["ranks"]:
+        of, count = divmod(int(slot["words"][_READY]), 1 << 32)
+        yield (count, slot["texts"][count % 2].decode(errors="replace")) if of == call else (0, "")
 
 
 def forget_rooms() -> None:
@@ -308,45 +308,45 @@ class RoomRank(ProgramRank):
         self._call: int = meeting["call"]
         self._counts: Counter[tuple[int, int]] = Counter()
         room = _mapped(self._room, os.stat(self._room).st_ino, self.size)
-        self._places, self._pairs = room["ranks"], room["pairs"]
+        self._slots, self._pairs = room["ranks"], room["pairs"]
 
     def begin(self) -> None:
         """See `ProgramRank`."""
-        own = self._places[self.number]["words"]
-        if own[_BEGUN] == self._call:
+        words = self._slots[self.number]["words"]
+        if words[_BEGUN] == self._call:
             # A worker was lost, and the next worker got its call again, while the other ranks continued.
             raise Refused(f"rank {self.number} has begun this call before", code=REPEATED)
-        own[_BEGUN] = self._call
+        words[_BEGUN] = self._call
 
     def end(self) -> None:
         """See `ProgramRank`."""
         super().end()
-        self._places[self.number]["words"][_ENDED] = self._call
+        self._slots[self.number]["words"][_ENDED] = self._call
 
     def _meet(self, asked: Collective, stream: Any) -> None:
         """See `ProgramRank`. All ranks write pieces, one after the other, and read the pieces of all."""
-        host, out, root = asked.given.on_host(), asked.own.on_host(), asked.root
+        host, out, root = asked.source.on_host(), asked.target.on_host(), asked.root
         # The offset of this rank's part in a reduced array, and the distance of ranks in a gathered one.
         start = self.number * out.size if asked.kind == "reduce_scatter" else 0
         step = host.size if asked.kind == "all_gather" else 0
-        what = f"{asked.kind}({asked.reduction if root is None else root}) of {host.size} {host.dtype}"
-        own, each = self._places[self.number :][:1], max(1, _HALF // host.itemsize)
-        for first in range(0, max(host.size, 1), each):
-            number, given = self._next(-1, -1), host[first : first + each]
-            parts = [given if root in (None, rank) else given[:0] for rank in range(self.size)]
-            text = f"number {number}, {what}"
-            put = self._put(own, self._places, number, text, parts[self.number])
-            come = self._come(self._places, number, text, range(self.size))
-            self._run([(itertools.chain(put, come), range(self.size))], what)
-            halves = self._places["halves"][:, number % 2]
+        label = f"{asked.kind}({asked.reduction if root is None else root}) of {host.size} {host.dtype}"
+        slot, piece_size = self._slots[self.number :][:1], max(1, _HALF // host.itemsize)
+        for first in range(0, max(host.size, 1), piece_size):
+            number, chunk = self._next(-1, -1), host[first : first + piece_size]
+            parts = [chunk if root in (None, rank) else chunk[:0] for rank in range(self.size)]
+            text = f"number {number}, {label}"
+            put = self._put(slot, self._slots, number, text, parts[self.number])
+            come = self._come(self._slots, number, text, range(self.size))
+            self._run([(itertools.chain(put, come), range(self.size))], label)
+            halves = self._slots["halves"][:, number % 2]
             pieces = [half[: part.nbytes].view(part.dtype) for half, part in zip(halves, parts, strict=True)]
             if not asked.reduction:
                 for rank, piece in enumerate(pieces):
                     out[rank * step + first :][: len(piece)] = piece
-            elif (low := max(first, start)) < (high := min(first + len(given), start + out.size)):
+            elif (low := max(first, start)) < (high := min(first + len(chunk), start + out.size)):
                 chosen = [piece[low - first : high - first] for piece in pieces]
                 out[low - start : high - start] = _reduced(chosen, asked.reduction)
-            own["words"][0, _READ] = self._word(number)
+            slot["words"][0, _READ] = self._word(number)
 
     def _move(self, moves: Sequence[Move], stream: Any) -> None:
         """See `ProgramRank`."""
@@ -355,77 +355,79 @@ class RoomRank(ProgramRank):
         self._run(ways, f"exchange: {', '.join(f'{name} {rank}' for name, _, rank in moves)}")
 
     def _sent(self, host: Any, to: int) -> Way:
-        place, data = self._pairs[self.number, to : to + 1], host.view(np.uint8)
+        slot, data = self._pairs[self.number, to : to + 1], host.view(np.uint8)
         for first in range(0, max(data.size, 1), _PAIR_HALF):
             part, number = data[first : first + _PAIR_HALF], self._next(self.number, to)
-            yield from self._put(place, place, number, f"an exchange of {host.size} {host.dtype}", part)
+            yield from self._put(slot, slot, number, f"an exchange of {host.size} {host.dtype}", part)
 
     def _received(self, out: Any, source: int) -> Way:
-        place, data = self._pairs[source, self.number :][:1], out.view(np.uint8)
+        slot, data = self._pairs[source, self.number :][:1], out.view(np.uint8)
         for first in range(0, max(data.size, 1), _PAIR_HALF):
             part, number = data[first : first + _PAIR_HALF], self._next(source, self.number)
-            yield from self._come(place, number, f"an exchange of {out.size} {out.dtype}", [source])
-            part[:] = place["halves"][0, number % 2, : part.size]
+            yield from self._come(slot, number, f"an exchange of {out.size} {out.dtype}", [source])
+            part[:] = slot["halves"][0, number % 2, : part.size]
             # The reader has a word of its own in the writer's place.
-            place["words"][0, _READ] = self._word(number)
+            slot["words"][0, _READ] = self._word(number)
 
     def _next(self, source: int, to: int) -> int:
         self._counts[source, to] += 1
         return self._counts[source, to]
 
-    def _put(self, place: Any, readers: Any, number: int, text: str, piece: Any) -> Way:
+    def _put(self, slot: Any, readers: Any, number: int, text: str, piece: Any) -> Way:
         """Write a piece when all have read the one before the last."""
         while not self._have(readers, _READ, number - 2):
             yield
-        place["texts"][0, number % 2] = text.encode()
-        place["halves"][0, number % 2, : piece.nbytes] = piece.view(np.uint8)
-        place["words"][0, _READY] = self._word(number)
+        slot["texts"][0, number % 2] = text.encode()
+        slot["halves"][0, number % 2, : piece.nbytes] = piece.view(np.uint8)
+        slot["words"][0, _READY] = self._word(number)
 
-    def _come(self, places: Any, number: int, text: str, ranks: Sequence[int]) -> Way:
+    def _come(self, slots: Any, number: int, text: str, ranks: Sequence[int]) -> Way:
         """Wait for a piece of ranks, and require that they call the same."""
-        while not self._have(places, _READY, number):
+        while not self._have(slots, _READY, number):
             yield
-        for rank, told in zip(ranks, places["texts"][:, number % 2].tolist(), strict=True):
-            if told != text.encode():
-                said = told.decode(errors="replace")
+        for rank, encoded in zip(ranks, slots["texts"][:, number % 2].tolist(), strict=True):
+            if encoded != text.encode():
+                said = encoded.decode(errors="replace")
                 raise _mismatch(f"rank {rank} asks for {said} where rank {self.number} asks for {text}")
 
     def _word(self, number: int) -> int:
         return (self._call << 32) + number
 
-    def _have(self, places: Any, word: int, number: int) -> bool:
+    def _have(self, slots: Any, word: int, number: int) -> bool:
         """Return whether all ranks have reached a piece, or there is none to reach."""
         with _LOCK:
-            return number <= 0 or min(places["words"][:, word].tolist()) >= self._word(number)
+            return number <= 0 or min(slots["words"][:, word].tolist()) >= self._word(number)
 
-    def _run(self, ways: Sequence[tuple[Way, Sequence[int]]], what: str) -> None:
+    def _run(self, ways: Sequence[tuple[Way, Sequence[int]]], label: str) -> None:
         """Go all ways to their ends, whichever can go on; each has the ranks that it waits for."""
-        pause, left = 0.0, list(ways)
+        pause, remaining = 0.0, list(ways)
         try:
-            for look in itertools.count():
-                left = [each for each in left if next(each[0], _END) is not _END]
-                if not left:
+            for attempt in itertools.count():
+                remaining = [entry for entry in remaining if next(entry[0], _END) is not _END]
+                if not remaining:
                     return
-                if look < _EAGER:
+                if attempt < _EAGER:
                     continue
                 # The rank that it waits for has a limit of its own.
                 self._by.waits_for_others = True
                 if self._by.has_left:
-                    raise Refused(f"{what}: the call was ended, as another rank has failed", code=ENDED)
-                for way, ranks in left:
-                    ended = [rank for rank in ranks if self._places[rank]["words"][_ENDED] == self._call]
+                    raise Refused(f"{label}: the call was ended, as another rank has failed", code=ENDED)
+                for way, ranks in remaining:
+                    ended = [rank for rank in ranks if self._slots[rank]["words"][_ENDED] == self._call]
                     # A rank may have given something before its end: this is the last look for it.
                     if ended and next(way, _END) is not _END:
-                        told = f"rank {ended[0]} has ended its call, and rank {self.number} waits in {what}"
-                        raise _mismatch(told)
+                        problem = (
+                            f"rank {ended[0]} has ended its call, and rank {self.number} waits in {label}"
+                        )
+                        raise _mismatch(problem)
                 time.sleep(pause)
                 pause = min(pause + _LONGER, _LONGEST)
         finally:
             self._by.waits_for_others = False
 
 
-def _mismatch(told: str) -> Refused:
-    return Refused(f"ranks do not call the same: {told}", code=MISMATCH)
+def _mismatch(problem: str) -> Refused:
+    return Refused(f"ranks do not call the same: {problem}", code=MISMATCH)
 
 
 def _reduced(pieces: Sequence[Any], reduction: str) -> Any:
@@ -433,5 +435,5 @@ def _reduced(pieces: Sequence[Any], reduction: str) -> Any:
     dtype = pieces[0].dtype
     is_narrow = DType.of(dtype).kind == "float" and dtype.itemsize == 2
     wide = [piece.astype(np.float32) for piece in pieces] if is_narrow else list(pieces)
-    made = reduce(_OPERATIONS["sum" if reduction == "mean" else reduction], wide)
-    return made / len(pieces) if reduction == "mean" else made
+    result = reduce(_OPERATIONS["sum" if reduction == "mean" else reduction], wide)
+    return result / len(pieces) if reduction == "mean" else result

@@ -206,15 +206,15 @@ def _run(folder: Path, source: bytes, arguments: Strs, limit: float) -> bytes:
 @functools.cache
 def machine() -> Strs:
     """Return the facts that code depends on: the C library, and the system's description of the processor."""
-    wanted = ("vendor_id", "cpu family", "model", "flags", "Features", "CPU implementer", "CPU part")
-    library, whole = "", ""
+    fields = ("vendor_id", "cpu family", "model", "flags", "Features", "CPU implementer", "CPU part")
+    library, cpuinfo = "", ""
     with suppress(OSError, ValueError):
         library = os.confstr("CS_GNU_LIBC_VERSION") or ""
     with suppress(OSError):
-        whole = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    lines = [line.partition(":") for line in whole.partition("\n\n")[0].splitlines()]
-    told = [f"{name.strip()}:{text}" for name, _, text in lines if name.strip() in wanted]
-    return (platform.machine(), library, *told)
+        cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    lines = [line.partition(":") for line in cpuinfo.partition("\n\n")[0].splitlines()]
+    facts = [f"{name.strip()}:{text}" for name, _, text in lines if name.strip() in fields]
+    return (platform.machine(), library, *facts)
 
 
 @functools.cache
@@ -233,10 +233,10 @@ def mode() -> Mode:
     Raises:
         AccelError: It is none of its words.
     """
-    told = os.environ.get("TRIO_ACCEL_CPU_COMPILED", "").strip() or "auto"
-    if told not in ("auto", "never", "always"):
-        raise AccelError(f"TRIO_ACCEL_CPU_COMPILED: must be auto, never or always, got {told!r}")
-    return cast("Mode", told)  # pyright: ignore[reportUnnecessaryCast]  # mypy does not see it
+    setting = os.environ.get("TRIO_ACCEL_CPU_COMPILED", "").strip() or "auto"
+    if setting not in ("auto", "never", "always"):
+        raise AccelError(f"TRIO_ACCEL_CPU_COMPILED: must be auto, never or always, got {setting!r}")
+    return cast("Mode", setting)  # pyright: ignore[reportUnnecessaryCast]  # mypy does not see it
 
 
 def compiler() -> Compiler | None:
@@ -258,15 +258,15 @@ def _find(named: str, path: str) -> Compiler | None:
 
 
 def _first_of(names: Sequence[str]) -> Compiler | None:
-    for told in names:
+    for name in names:
         try:
-            command = tuple(shlex.split(told))
+            command = tuple(shlex.split(name))
             if not command or shutil.which(command[0]) is None:
                 continue
             asked = (*command, "--version")
             done = subprocess.run(asked, capture_output=True, text=True, timeout=_LIMIT, check=True)  # noqa: S603
         except (OSError, ValueError, subprocess.SubprocessError) as error:
-            _logger.warning("the C++ compiler %s cannot be used: %s", told, error)
+            _logger.warning("the C++ compiler %s cannot be used: %s", name, error)
             if isinstance(error, subprocess.TimeoutExpired):
                 # Another one may hang as well, and is not waited for.
                 return None
@@ -312,27 +312,27 @@ def compile_text(text: str, options: Strs = ()) -> Entry | None:
     Returns:
         Its function ``run``; None if that is not possible, which is logged once.
     """
-    found = compiler()
-    if found is None:
+    cxx_compiler = compiler()
+    if cxx_compiler is None:
         return None
-    key = found.key(text, options)
+    key = cxx_compiler.key(text, options)
     # One at a time: all of them ask for a whole core.
     with _state.lock:
         if key not in _state.entries and _state.failures < _MOST_FAILURES:
-            _state.entries[key] = _made(found, key, text, options)
+            _state.entries[key] = _compile_entry(cxx_compiler, key, text, options)
         return _state.entries.get(key)
 
 
-def _made(found: Compiler, key: bytes, text: str, options: Strs) -> Entry | None:
+def _compile_entry(cxx_compiler: Compiler, key: bytes, text: str, options: Strs) -> Entry | None:
     cache = default_code_cache()
-    kept = cache.find(key)
-    if kept is not None:
+    cached = cache.find(key)
+    if cached is not None:
         # An entry that cannot be loaded as a library is a miss.
         with suppress(OSError, AttributeError):
-            return load(kept.code)
+            return load(cached.code)
     COMPILED.add(key)
     try:
-        code = found.compile(text, options)
+        code = cxx_compiler.compile(text, options)
         entry = load(code)
     except (CompilerError, OSError, AttributeError) as error:
         _state.failures += _MOST_FAILURES if isinstance(error, CompilerHangsError) else 1
@@ -341,7 +341,7 @@ def _made(found: Compiler, key: bytes, text: str, options: Strs) -> Entry | None
             _logger.warning(
                 "the C++ compiler %s made nothing of an expression, which is computed by NumPy instead; "
                 "TRIO_ACCEL_CPU_COMPILED=never does without it: %s",
-                found.title,
+                cxx_compiler.title,
                 error,
             )
         return None

@@ -43,14 +43,14 @@ long long run(const char *packed, long long count, long long)
 
 
 def _check(definition: KernelDefinition) -> None:
-    (first, *more) = definition.code
+    (first, *extra) = definition.code
     if mode() == "never" or compiler() is None:
         reason = "its source is compiled where there is a C++ compiler, and there is none"
     elif definition.cluster is not None or definition.is_cooperative:
         reason = "its source is compiled for one block after another, and it has blocks that run at once"
     elif definition.shared:
         reason = "its source is compiled for one thread after another, and it has shared memory"
-    elif first.format != "c++" or more:
+    elif first.format != "c++" or extra:
         reason = "one source in C++ is compiled, and no other code"
     else:
         return
@@ -81,7 +81,7 @@ def launch(spec: KernelSpec, call: HostCall[Any]) -> None:
             value = spec.scalars[start : start + size]
         else:
             size, array = _POINTER, next(arrays[parameter.role])
-            address = call.at(array)
+            address = call.address_of(array)
             if parameter.layout == "packed" and not array.is_contiguous:
                 view = call.array(array)
                 copies.append((view, np.ascontiguousarray(view)))
@@ -99,9 +99,9 @@ def launch(spec: KernelSpec, call: HostCall[Any]) -> None:
         raise LibraryError(
             f"kernel {definition.name!r} ended: {_FAILURES.get(code, code)}", library="jit", code=code
         )
-    for view, whole in copies:
+    for view, copy in copies:
         if view.flags.writeable:
-            np.copyto(view, whole)
+            np.copyto(view, copy)
 
 
 @functools.lru_cache(256)
@@ -113,12 +113,12 @@ def find(text: str) -> Entry:
         NotSupportedError: The kernel uses shared memory, barriers, or warp functions; or there is no
             compiler.
     """
-    definition, found = KernelDefinition.decode(text), compiler()
+    definition, cxx_compiler = KernelDefinition.decode(text), compiler()
     _check(definition)
-    assert found is not None
+    assert cxx_compiler is not None
     (code,) = definition.code
     source, options = str(code.data), _options(definition)
-    whole = "\n".join(
+    translation_unit = "\n".join(
         (
             _head(),
             f'#line 1 "{code.name}"',
@@ -129,25 +129,29 @@ def find(text: str) -> Entry:
     folders = [Path(folder) for folder in cast("list[str]", definition.options.get("include_path", ()))]
     first = cast("list[str]", definition.options.get("pre_include", ()))
     headers = header_parts(source, folders=folders, first=first)
-    key = None if headers is None else found.key(whole, options, headers)
+    key = None if headers is None else cxx_compiler.key(translation_unit, options, headers)
     try:
-        made = default_code_cache().compiled(key, lambda: CompiledCode(found.compile(whole, options)))
-        return load(made.code)
+        compiled = default_code_cache().compiled(
+            key, lambda: CompiledCode(cxx_compiler.compile(translation_unit, options))
+        )
+        return load(compiled.code)
     except (CompilerError, OSError, AttributeError) as error:
-        raise _told(definition, code, options, getattr(error, "log", "") or str(error)) from error
+        raise _compilation_error(
+            definition, code, options, getattr(error, "log", "") or str(error)
+        ) from error
 
 
-def _told(
+def _compilation_error(
     definition: KernelDefinition, code: KernelCode, options: Strs, log: str
 ) -> CompilationError | NotSupportedError:
     for line in log.splitlines():
         if _REFUSED in line:
             return _refusal(definition, line.strip())
-    what, reason = f"kernel {definition.name!r} does not compile", "compile"
+    problem, reason = f"kernel {definition.name!r} does not compile", "compile"
     if "<run>:1" in log.partition("error:")[0]:
-        what, reason = f"there is no kernel {definition.name!r} in {code.name}", "no_such_kernel"
+        problem, reason = f"there is no kernel {definition.name!r} in {code.name}", "no_such_kernel"
     return CompilationError(
-        f"{what} (source {code.name}, options {' '.join(options)}):\n{log}\n",
+        f"{problem} (source {code.name}, options {' '.join(options)}):\n{log}\n",
         library="jit",
         code=reason,
         log=log,
@@ -158,21 +162,21 @@ def _told(
 
 def _options(definition: KernelDefinition) -> Strs:
     """Return the options of NVRTC that a C++ compiler also has."""
-    given: dict[str, Any] = dict(definition.options)
-    std = [f"-std={given['std']}"] if given.get("std") else []
+    nvrtc_options: dict[str, Any] = dict(definition.options)
+    std = [f"-std={nvrtc_options['std']}"] if nvrtc_options.get("std") else []
     named = [
-        (f"-{letter}", each)
+        (f"-{letter}", value)
         for letter, name in (("D", "define_macro"), ("U", "undefine_macro"))
-        for each in given.get(name, ())
+        for value in nvrtc_options.get(name, ())
     ]
-    folders = [("-I", each) for each in given.get("include_path", ())]
-    first = [("-include", each) for each in given.get("pre_include", ())]
+    folders = [("-I", folder) for folder in nvrtc_options.get("include_path", ())]
+    first = [("-include", header) for header in nvrtc_options.get("pre_include", ())]
     return (*_OPTIONS, *std, *(part for pair in (*named, *folders, *first) for part in pair))
 
 
 @functools.cache
 def _head() -> str:
-    here = Path(__file__).parent
-    special = (here / "special.h").read_text(encoding="utf-8").replace("#pragma once", "")
-    text = (here / "kernels.h").read_text(encoding="utf-8").replace("#pragma once", "")
+    folder = Path(__file__).parent
+    special = (folder / "special.h").read_text(encoding="utf-8").replace("#pragma once", "")
+    text = (folder / "kernels.h").read_text(encoding="utf-8").replace("#pragma once", "")
     return text.replace('#include "special.h"', special).replace("the stand-in driver", "a processor")

@@ -57,18 +57,18 @@ class _Loops(Statements):
             parts.append(self._parted())
         return "\n".join((*parts, _RUN))
 
-    def _ahead(self, *, is_inside: bool = False) -> list[str]:
+    def _prologue(self, *, is_inside: bool = False) -> list[str]:
         """Return C++ before the loop of a row: steps that do not change along it, and reductions."""
-        operands = [each for number in self.reductions for each in self.steps[number].steps]
-        before, level = list[str](), COLUMN if self.layout.reduced == 2 else ELEMENT
+        operands = [operand for number in self.reductions for operand in self.steps[number].steps]
+        prologue, level = list[str](), COLUMN if self.layout.reduced == 2 else ELEMENT
         for number in self.needed([*self.outputs, *operands], is_inside=is_inside):
             if self.levels[number] >= level:
                 continue
             if number in self.reductions:
-                before += self._reduced(number)
+                prologue += self._reduced(number)
             else:
-                self.statement(number, before, before)
-        return before
+                self.statement(number, prologue, prologue)
+        return prologue
 
     def _loop(
         self, name: str, *, is_inside: bool = False, is_apart: bool = False, is_checking: bool = False
@@ -81,10 +81,10 @@ class _Loops(Statements):
             is_apart: Whether it is for the few elements below `low`, and from `high` on.
             is_checking: Whether it checks the indices of stores, and stores nothing.
         """
-        before, inside = self._ahead(is_inside=is_inside), list[str]()
+        prologue, inside = self._prologue(is_inside=is_inside), list[str]()
         for number in self.needed(self.outputs, is_inside=is_inside):
             if self.levels[number] == ELEMENT:
-                self.statement(number, before, inside, is_inside=is_inside, is_checking=is_checking)
+                self.statement(number, prologue, inside, is_inside=is_inside, is_checking=is_checking)
         # Elements of a store may depend on the elements before.
         ivdep = "" if is_apart or self.stores else "#pragma GCC ivdep"
         begin, end, following = "first", "end", "k++"
@@ -97,7 +97,7 @@ class _Loops(Statements):
             [
                 "i64 bad = 0;",
                 *self.locals(),
-                *before,
+                *prologue,
                 ivdep,
                 f"for (i64 k = {begin}; k < {end}; {following}) {{",
                 source.indented("\n".join([*inside, *([] if is_checking else self._results())]), 4),
@@ -109,7 +109,7 @@ class _Loops(Statements):
 
     def _results(self) -> list[str]:
         return [
-            f"{source.element_of(self.dtypes[result])}::store({self.place(result)}, t{number});"
+            f"{source.element_of(self.dtypes[result])}::store({self.address_of(result)}, t{number});"
             for result, number in enumerate(self.program.outputs)
         ]
 
@@ -121,7 +121,7 @@ class _Loops(Statements):
             [
                 "i64 bad = 0;",
                 *self.locals(),
-                *self._ahead(),
+                *self._prologue(),
                 "i64 low = first, high = end;",
                 *bounds,
                 "if (low >= high)",
@@ -134,14 +134,14 @@ class _Loops(Statements):
     def _reduced(self, number: int) -> list[str]:
         """Return C++ for a row's reduction."""
         step, lines, mapped = self.steps[number], list[str](), list[str]()
-        kept = self._kept() if number == self.reductions[-1] else None
-        if kept is not None:
+        stored = self._stored_step() if number == self.reductions[-1] else None
+        if stored is not None:
             # Computing it again would take as long again, so it is written to the place of the result.
-            made = list[str]()
-            self._add([kept], ELEMENT, lines, made)
-            store = f"{source.element_of(self.dtypes[0])}::store({self.place(0)}, t{kept});"
-            lines += _of_each([*made, store], "0", "count")
-            self.memory[kept] = source.load(self.dtypes[0], self.place(0))
+            statements = list[str]()
+            self._add([stored], ELEMENT, lines, statements)
+            store = f"{source.element_of(self.dtypes[0])}::store({self.address_of(0)}, t{stored});"
+            lines += _of_each([*statements, store], "0", "count")
+            self.memory[stored] = source.load(self.dtypes[0], self.address_of(0))
         self._add(step.steps, ELEMENT, lines, mapped)
         is_in_order = step.function == "reduce_prod" and step.dtype.kind == "float"
         # The lambda captures by value, because a compiler reads references again for each element.
@@ -155,37 +155,37 @@ class _Loops(Statements):
             f"const auto t{number} = R{number}::combine({{{_nothing(step)}}}, n{number}).value;",
         ]
 
-    def _add(self, numbers: Sequence[int], level: int, before: list[str], inside: list[str]) -> None:
+    def _add(self, numbers: Sequence[int], level: int, prologue: list[str], inside: list[str]) -> None:
         """Write the steps of at least a level that some steps need."""
         for number in self.needed(numbers):
             if self.levels[number] >= level:
-                self.statement(number, before, inside)
+                self.statement(number, prologue, inside)
 
-    def _kept(self) -> int | None:
+    def _stored_step(self) -> int | None:
         """Return the result's step that the last reduction also reads; None if keeping it saves nothing."""
-        last, passes, outputs = self.reductions[-1], self.program.passes, self.program.outputs
-        operands = passes[None].operands[last]
+        reduction, passes, outputs = self.reductions[-1], self.program.passes, self.program.outputs
+        operands = passes[None].operands[reduction]
         if self.layout.access[0] != "dense" or len(outputs) != 1 or len(operands) != 1:
             return None
-        (kept,) = operands
-        step, result = self.steps[kept], self.dtypes[0]
-        is_cast = all(self.steps[each].function == "cast" for each in passes[last].numbers)
-        is_dear = any(self.steps[each].function in VECTOR for each in self.needed([kept]))
+        (operand,) = operands
+        step, result = self.steps[operand], self.dtypes[0]
+        is_cast = all(self.steps[number].function == "cast" for number in passes[reduction].numbers)
+        is_dear = any(self.steps[number].function in VECTOR for number in self.needed([operand]))
         if not is_cast or not is_dear or step.dtype is not result or result.itemsize < 4:
             return None
         # The result may lie where the arrays do, so no element of these may be read later.
-        left = needed_steps(self.steps, outputs, (kept,))
-        is_read = any(self.is_array(each) for each in left) or kept not in self.needed(outputs)
-        return None if is_read or self.levels[kept] != ELEMENT else kept
+        remaining = needed_steps(self.steps, outputs, (operand,))
+        is_read = any(self.is_array(number) for number in remaining) or operand not in self.needed(outputs)
+        return None if is_read or self.levels[operand] != ELEMENT else operand
 
     def _columns(self) -> str:
         """Return C++ for a function on a row of columns, in which each reduction passes over all rows."""
-        lines, kept = self._ahead(), list[str]()
+        lines, declarations = self._prologue(), list[str]()
         for number in self.reductions:
             step, inside = self.steps[number], list[str]()
-            lines += self._of_columns(step.steps, kept)
+            lines += self._of_columns(step.steps, declarations)
             self._add(step.steps, COLUMN, inside, inside)
-            kept.append(f"R{number}::Partial c{number}s[WIDTH], *const c{number} = c{number}s;")
+            declarations.append(f"R{number}::Partial c{number}s[WIDTH], *const c{number} = c{number}s;")
             self.memory[number] = f"c{number}[k - first].value"
             text = _REDUCE.replace("NUMBER", str(number)).replace("NOTHING", _nothing(step))
             text = text.replace("VALUE", f"t{step.steps[0]}")
@@ -193,28 +193,28 @@ class _Loops(Statements):
         rows, inside = "1", list[str]()
         if self.layout.across[0]:
             rows = "count"
-            lines += self._of_columns(self.outputs, kept)
+            lines += self._of_columns(self.outputs, declarations)
         self._add(self.outputs, COLUMN, inside, inside)
         lines += [f"for (i64 j = 0; j < {rows}; j++)", *_of_each([*inside, *self._results()])]
-        return _function("row", [*kept, *self.locals(), *lines, "return 0;"])
+        return _function("row", [*declarations, *self.locals(), *lines, "return 0;"])
 
-    def _of_columns(self, outputs: Sequence[int], kept: list[str]) -> list[str]:
+    def _of_columns(self, outputs: Sequence[int], declarations: list[str]) -> list[str]:
         """C++ that computes values of columns before a loop over rows, which reads these from memory."""
         needed = self.needed(outputs)
         elements = [number for number in needed if self.levels[number] == ELEMENT]
-        read = {each for number in elements for each in self.steps[number].steps}.union(outputs)
-        wanted = [
+        read = {operand for number in elements for operand in self.steps[number].steps}.union(outputs)
+        columns = [
             number
             for number in read.difference(self.memory)
             if self.levels[number] == COLUMN and self.steps[number].function != "argument"
         ]
-        if not wanted:
+        if not columns:
             return []
         inside = list[str]()
-        self._add(wanted, COLUMN, inside, inside)
-        for number in sorted(wanted):
+        self._add(columns, COLUMN, inside, inside)
+        for number in sorted(columns):
             register = source.register_of(self.steps[number].dtype)
-            kept.append(f"{register} c{number}s[WIDTH], *const c{number} = c{number}s;")
+            declarations.append(f"{register} c{number}s[WIDTH], *const c{number} = c{number}s;")
             self.memory[number] = f"c{number}[k - first]"
             inside.append(f"{self.memory[number]} = t{number};")
         return _of_each(inside)

@@ -144,11 +144,11 @@ def run_split(entry: Entry, data: bytes, count: int, parts: int) -> bool:
     if parts < 2:
         return bool(entry(data, 0, count))
     edges = [*(count * part // parts // LINE * LINE for part in range(parts)), count]
-    found, locks = [0] * parts, [_thread.allocate_lock() for _ in range(parts - 1)]
+    results, locks = [0] * parts, [_thread.allocate_lock() for _ in range(parts - 1)]
 
     def share(part: int) -> None:
         try:
-            found[part] = entry(data, edges[part], edges[part + 1])
+            results[part] = entry(data, edges[part], edges[part + 1])
         finally:
             locks[part - 1].release()
 
@@ -159,10 +159,10 @@ def run_split(entry: Entry, data: bytes, count: int, parts: int) -> bool:
             _thread.start_new_thread(share, (part,))
         except RuntimeError:
             share(part)
-    found[0] = entry(data, 0, edges[1])
+    results[0] = entry(data, 0, edges[1])
     for lock in locks:
         lock.acquire()
-    return any(found)
+    return any(results)
 
 
 _plans: dict[tuple[object, ...], LoopPlan] = {}
@@ -175,7 +175,7 @@ def compute(spec: ExpressionSpec, call: Call) -> bool:
     entry, is_done = plan.find(), False
     if entry is not None and not (plan.is_checked and _is_in_place(spec)):
         arrays, loaded = (*spec.results, *spec.arrays), (*spec.loaded, *spec.stored)
-        addresses = [call.at(array) for array in (*arrays, *(loaded or arrays[:1]))]
+        addresses = [call.address_of(array) for array in (*arrays, *(loaded or arrays[:1]))]
         is_done = not plan.run(entry, plan.data(addresses, spec.scalars))
         if is_done and spec.stored:
             plan.run(entry, plan.data(addresses, spec.scalars, is_second=True), is_split=False)
@@ -191,7 +191,7 @@ def bind(spec: ExpressionSpec, call: Call) -> Callable[[], object] | None:
     if entry is None or plan.is_checked or spec.stored or plan.weight >= 2 * _SHARE:
         return None
     arrays = (*spec.results, *spec.arrays)
-    addresses = [call.at(array) for array in (*arrays, *(spec.loaded or arrays[:1]))]
+    addresses = [call.address_of(array) for array in (*arrays, *(spec.loaded or arrays[:1]))]
     return partial(entry, plan.data(addresses, spec.scalars), 0, plan.count)
 
 
@@ -259,11 +259,11 @@ def _make(spec: ExpressionSpec) -> LoopPlan:
     elements, depths = math.prod(nest.shape), depths_of(program.steps)
     steps = [(program.steps[number], depths[number]) for number in _computed(program)]
     # A reduced row is a line, and a column is one element.
-    one = LINE if nest.reduced == 1 else 1
+    unit = LINE if nest.reduced == 1 else 1
     return LoopPlan(
         text=partial(text_of, spec.program, layout),
         is_exact=has_bits,
-        count=elements // nest.shape[-nest.reduced] * one if nest.reduced else elements,
+        count=elements // nest.shape[-nest.reduced] * unit if nest.reduced else elements,
         weight=elements * sum(step.dtype.itemsize * _ROUNDS**depth for step, depth in steps),
         form=struct.Struct(f"={addresses}Q{SCALAR_BYTES * max(scalars, 1)}s"),
         rest=struct.pack(f"={len(numbers)}q", *numbers),
@@ -293,7 +293,7 @@ def _nest_of_elements(program: TypedExpression, shape: Ints, arrays: Sequence[Ar
     strides: Sequence[Ints] = [array.strides for array in arrays]
     if not program.axes and not program.loads:
         shape, strides = merged(shape, tuple(strides))
-    return LoopNest(shape or (1,), [each or (0,) for each in strides])
+    return LoopNest(shape or (1,), [steps or (0,) for steps in strides])
 
 
 def _nest_of_rows(spec: ExpressionSpec) -> LoopNest | None:
@@ -303,10 +303,15 @@ def _nest_of_rows(spec: ExpressionSpec) -> LoopNest | None:
     arrays = (*([out] if is_whole else []), *spec.arrays)
     _, order = reduced_groups(shape, spec.axes, [array.strides for array in spec.arrays])
     axes = [axis for axis in order if shape[axis] > 1]
-    kept = [axis for axis in axes if axis not in spec.axes]
+    outer_axes = [axis for axis in axes if axis not in spec.axes]
     groups = [(is_reduced, list(group)) for is_reduced, group in groupby(axes, spec.axes.__contains__)]
     kinds = [is_reduced for is_reduced, _ in groups]
-    if kinds not in _PATTERNS or kept != sorted(kept) or 0 in shape or not (is_whole or out.is_contiguous):
+    if (
+        kinds not in _PATTERNS
+        or outer_axes != sorted(outer_axes)
+        or 0 in shape
+        or not (is_whole or out.is_contiguous)
+    ):
         return None
     neighbours = [pair for _, group in groups for pair in pairwise(group)]
     for array in arrays:
@@ -315,8 +320,11 @@ def _nest_of_rows(spec: ExpressionSpec) -> LoopNest | None:
             return None
         if any(array.strides[a] != array.strides[b] * shape[b] for a, b in neighbours):
             return None
-    at = kinds.index(True)
-    parts = [groups[k][1] if 0 <= k < len(groups) else [] for k in (at - 1, at, at + 1)]
+    reduced_index = kinds.index(True)
+    parts = [
+        groups[k][1] if 0 <= k < len(groups) else []
+        for k in (reduced_index - 1, reduced_index, reduced_index + 1)
+    ]
     # Columns are side by side along a third axis.
     count = 3 if parts[2] else 2
     extents = [math.prod(shape[axis] for axis in part) for part in parts]
@@ -351,11 +359,11 @@ def are_exact(program: TypedExpression) -> bool:
 def are_vectors(program: TypedExpression, chosen: str) -> bool:
     """Return whether an inexact program is compiled."""
     steps = [program.steps[number] for number in _computed(program)]
-    others = [step for step in steps if not is_exact(step, program.steps)]
-    if not all(step.function in VECTOR and step.dtype in _VECTORS for step in others):
+    inexact = [step for step in steps if not is_exact(step, program.steps)]
+    if not all(step.function in VECTOR and step.dtype in _VECTORS for step in inexact):
         return False
     # A single function has NumPy's bits, because it is as fast, and nobody waits for a compiler.
-    is_long = len(others) > 1 or any(
+    is_long = len(inexact) > 1 or any(
         step.function in ("load", "loop", *NOT_IN_NUMPY) or step.function.startswith("store_")
         for step in steps
     )

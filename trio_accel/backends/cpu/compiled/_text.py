@@ -54,13 +54,15 @@ def head(called: frozenset[str] = frozenset()) -> str:
     Args:
         called: The functions that the text calls.
     """
-    here = Path(__file__).parent
-    before, _, behind = (here / "processor.h").read_text(encoding="utf-8").partition("//PRELUDE\n")
-    lines = [before]
+    folder = Path(__file__).parent
+    before_prelude, _, after_prelude = (
+        (folder / "processor.h").read_text(encoding="utf-8").partition("//PRELUDE\n")
+    )
+    lines = [before_prelude]
     if called & VECTOR:
-        lines.append((here / "functions.h").read_text(encoding="utf-8"))
-        far = sorted(called & frozenset(VECTOR_FUNCTIONS))
-        for name in far:
+        lines.append((folder / "functions.h").read_text(encoding="utf-8"))
+        vector_names = sorted(called & frozenset(VECTOR_FUNCTIONS))
+        for name in vector_names:
             lines += [f"LOOPED({name}, double, , 4, 8)", f"LOOPED({name}, float, f, 8, 16)"]
         lines += [
             f"template <class... T> OWN auto own_{name}{suffix}(T... x) {{ return own::{name}(x...); }}"
@@ -70,10 +72,10 @@ def head(called: frozenset[str] = frozenset()) -> str:
         # The names come last, because the definitions before contain them.
         lines += [
             f"#define {name}{suffix} own_{name}{suffix}"
-            for name in (*C_NAMES.values(), *far)
+            for name in (*C_NAMES.values(), *vector_names)
             for suffix in ("", "f")
         ]
-    return "\n".join((*lines, source.prelude(), behind))
+    return "\n".join((*lines, source.prelude(), after_prelude))
 
 
 # The levels of steps.
@@ -101,12 +103,12 @@ class LoopLayout:
 
 def depths_of(steps: Sequence[TypedStep]) -> list[int]:
     """Count the loops around each step."""
-    found, depth = list[int](), 0
+    depths, depth = list[int](), 0
     for step in steps:
         depth -= step.function == "end"
-        found.append(depth)
+        depths.append(depth)
         depth += step.function == "loop"
-    return found
+    return depths
 
 
 class Statements:
@@ -143,16 +145,16 @@ class Statements:
         for number, argument in enumerate(arguments):
             array = len(self.dtypes)
             if not argument.is_array:
-                place = f"at_scalar(a.scalars[{len(self._scalars)}])"
+                address = f"at_scalar(a.scalars[{len(self._scalars)}])"
                 register = source.register_of(argument.dtype)
                 self._taken.append(f"s{len(self._scalars)}")
                 self._scalars.append(
-                    f"const {register} s{len(self._scalars)} = {source.load(argument.dtype, place)};"
+                    f"const {register} s{len(self._scalars)} = {source.load(argument.dtype, address)};"
                 )
             elif number in program.elements:
                 self._array_of[number] = array
                 self.dtypes.append(argument.dtype)
-                self._taken.append(source.load(argument.dtype, self.place(array)))
+                self._taken.append(source.load(argument.dtype, self.address_of(array)))
             else:
                 self._taken.append("")
         self.memory: dict[int, str] = {}
@@ -200,26 +202,28 @@ class Statements:
                 divided. Otherwise, only values that change have a high level: all elements count the same
                 loops.
         """
-        found, before = [ROW] * len(self.steps), list[int]()
-        while found != before:
-            before = list(found)
+        levels, previous = [ROW] * len(self.steps), list[int]()
+        while levels != previous:
+            previous = list(levels)
             for number, step in enumerate(self.steps):
-                given = () if step.is_reduction else step.steps
+                operands = () if step.is_reduction else step.steps
                 if step.function == "loop" and not is_whole:
-                    given = given[:1]
-                found[number] = max(found[number], self._level_of(step), *[found[each] for each in given])
+                    operands = operands[:1]
+                levels[number] = max(
+                    levels[number], self._level_of(step), *[levels[operand] for operand in operands]
+                )
                 if step.function in ("break", "end"):
                     values = step.steps[2 if step.function == "break" else 1 :]
                     carried = self.steps[step.steps[0]].steps[2:]
-                    for one, value in zip(carried, values, strict=True):
-                        found[one] = max(found[one], found[value])
+                    for carry, value in zip(carried, values, strict=True):
+                        levels[carry] = max(levels[carry], levels[value])
                 if step.function == "end" and is_whole:
                     loop = step.steps[0]
                     within = [*self.steps[loop].steps[2:], *range(loop, number + 1)]
-                    highest = max(found[each] for each in within)
-                    for each in within:
-                        found[each] = highest
-        return found
+                    highest = max(levels[inner] for inner in within)
+                    for inner in within:
+                        levels[inner] = highest
+        return levels
 
     def is_array(self, number: int) -> bool:
         """Return whether a step reads the elements of an array."""
@@ -230,7 +234,7 @@ class Statements:
         """Return whether a value is computed before the loop of a row."""
         return self.levels[number] < ELEMENT and not self._depths[number]
 
-    def place(self, array: int) -> str:
+    def address_of(self, array: int) -> str:
         """Return C++ for the address of an element: for element ``k`` of a row, or row ``j`` of columns."""
         size = self.dtypes[array].itemsize
         steps = {"same": "0", "dense": f"k * {size}", "strided": f"k * step{array}"}
@@ -245,16 +249,16 @@ class Statements:
 
     def _find_plain(self, number: int, step: TypedStep) -> None:
         varying = [axis for axis, index in enumerate(step.steps) if self._differs[index]]
-        found = self._shift_of(step.steps[varying[0]]) if len(varying) == 1 else None
-        if found is not None:
-            axis, (shift, conditions) = varying[0], found
+        bounded_shift = self._shift_of(step.steps[varying[0]]) if len(varying) == 1 else None
+        if bounded_shift is not None:
+            axis, (shift, conditions) = varying[0], bounded_shift
             extent = self._extent(step, axis)
             self.plain[number] = axis, shift
             self.conditions += [*conditions, (shift, "0", f"e{extent} - 1")]
             # The other term of the sum has steps of its own.
-            others = [index for each, index in enumerate(step.steps) if each != axis]
+            other_indices = [index for dimension, index in enumerate(step.steps) if dimension != axis]
             self._inside[number] = attrs.evolve(
-                step, steps=(*others, *[int(each) for each in _STEPS.findall(shift)])
+                step, steps=(*other_indices, *[int(digits) for digits in _STEPS.findall(shift)])
             )
 
     def _shift_of(self, number: int) -> tuple[str, tuple[Condition, ...]] | None:
@@ -262,29 +266,29 @@ class Statements:
         step = self.steps[number]
         if step.function == "index":
             return "(i64)0", ()
-        most = _INTEGER_LIMITS.get(step.dtype)
-        if most is None or not step.steps:
+        limit = _INTEGER_LIMITS.get(step.dtype)
+        if limit is None or not step.steps:
             return None
-        first, *others = step.steps
+        first, *invariants = step.steps
         if step.function == "add" and not self.levels[first]:
-            first, others = others[0], [first]
-        found = self._shift_of(first) if self.levels[first] else None
-        if found is None or not all(map(self._is_ahead, others)):
+            first, invariants = invariants[0], [first]
+        bounded_shift = self._shift_of(first) if self.levels[first] else None
+        if bounded_shift is None or not all(map(self._is_ahead, invariants)):
             return None
-        shift, conditions = found
+        shift, conditions = bounded_shift
         if step.function == "cast" and self.steps[first].dtype in _INTEGER_LIMITS:
             pass
         elif step.function in _SHIFTS:
-            shift = f"{_SHIFTS[step.function]}({shift}, (i64)t{others[0]})"
+            shift = f"{_SHIFTS[step.function]}({shift}, (i64)t{invariants[0]})"
         elif step.function in _BOUNDS:
-            bound = f"(i64)t{others[0]}"
+            bound = f"(i64)t{invariants[0]}"
             low = {"remainder": "0", "maximum": bound}.get(step.function)
             high = {"remainder": f"{bound} - 1", "minimum": bound}.get(step.function)
             conditions += ((shift, low, high),)
         else:
             return None
-        if most:
-            conditions += ((shift, f"-{most}", most),)
+        if limit:
+            conditions += ((shift, f"-{limit}", limit),)
         return shift, conditions
 
     def structure(self) -> str:
@@ -322,15 +326,15 @@ struct Arguments {{
     def needed(self, numbers: Sequence[int], *, is_inside: bool = False) -> list[int]:
         """Return the steps that some steps need, in order, but not the operands of values in memory."""
         steps = self._inside if is_inside else self.steps
-        found = needed_steps(steps, numbers, self.memory)
-        read = {each for number in found for each in steps[number].steps}.union(numbers)
-        return sorted(found | read.intersection(self.memory))
+        required = needed_steps(steps, numbers, self.memory)
+        read = {operand for number in required for operand in steps[number].steps}.union(numbers)
+        return sorted(required | read.intersection(self.memory))
 
     def statement(
         self,
         number: int,
-        before: list[str],
-        where: list[str],
+        prologue: list[str],
+        lines: list[str],
         *,
         is_inside: bool = False,
         is_checking: bool = False,
@@ -339,18 +343,18 @@ struct Arguments {{
 
         Args:
             number: The step.
-            before: The lines before the loop, for parts of loads that are the same in the whole row.
-            where: The lines to append the step to.
+            prologue: The lines before the loop, for parts of loads that are the same in the whole row.
+            lines: The lines to append the step to.
             is_inside: Whether loads are plain.
             is_checking: Whether to check the indices of stores instead of storing.
         """
         step = self.steps[number]
         if of_loop := source.loop_lines(number, self.steps):
-            where += of_loop
+            lines += of_loop
             return
         if number in self.stores:
             checks = [line for axis in range(len(step.indices)) for line in self._check(step, axis)]
-            where += checks if is_checking else self._store(step)
+            lines += checks if is_checking else self._store(step)
             return
         if number in self.memory:
             value = self.memory[number]
@@ -359,10 +363,10 @@ struct Arguments {{
         elif step.function == "count":
             value = "count"
         elif step.function == "load":
-            value = self._load(number, step, before, where, is_inside=is_inside)
+            value = self._load(number, step, prologue, lines, is_inside=is_inside)
         else:
             value = source.value_of(step, self._taken, self.steps)
-        where.append(f"const {source.register_of(step.dtype)} t{number} = {value};")
+        lines.append(f"const {source.register_of(step.dtype)} t{number} = {value};")
 
     def _extent(self, step: TypedStep, axis: int) -> int:
         """Return the number of an extent and stride: along an axis of a loaded or stored array."""
@@ -376,7 +380,7 @@ struct Arguments {{
         return [f"bad |= is_outside(t{index}, e{self._extent(step, axis)});"]
 
     def _load(
-        self, number: int, step: TypedStep, before: list[str], where: list[str], *, is_inside: bool
+        self, number: int, step: TypedStep, prologue: list[str], lines: list[str], *, is_inside: bool
     ) -> str:
         """Return C++ of a load; its address and checks are computed before the loop as far as possible."""
         array = self._loaded.index(int(step.value.real))
@@ -391,25 +395,25 @@ struct Arguments {{
             is_ahead = self._is_ahead(index)
             (same if is_ahead else parts).append(f"reached(t{index}, e{extent}, f{extent})")
             # A loop of no iterations checks nothing.
-            (before if is_ahead and not self._depths[number] else where).extend(self._check(step, axis))
-        before.append(f"const char *const r{number} = {' + '.join(same)};")
+            (prologue if is_ahead and not self._depths[number] else lines).extend(self._check(step, axis))
+        prologue.append(f"const char *const r{number} = {' + '.join(same)};")
         return source.load(step.dtype, " + ".join((f"r{number}", *parts)))
 
     def _store(self, step: TypedStep) -> list[str]:
         """C++ that combines a value with an element."""
         array, element = self._loaded.index(int(step.value.real)), source.element_of(step.dtype)
-        place, made, there = [f"q{array}"], f"t{step.steps[0]}", list[str]()
+        address, value, there = [f"q{array}"], f"t{step.steps[0]}", list[str]()
         for axis, index in enumerate(step.indices):
             extent = self._extent(step, axis)
-            place.append(f"reached(t{index}, e{extent}, f{extent})")
+            address.append(f"reached(t{index}, e{extent}, f{extent})")
         reduce = step.function.removeprefix("store_")
         if reduce in source.COMBINING:
-            made = source.call_of(source.COMBINING[reduce], step.dtype, ("there", made))
+            value = source.call_of(source.COMBINING[reduce], step.dtype, ("there", value))
             there = [f"const {source.register_of(step.dtype)} there = {source.load(step.dtype, 'at')};"]
         return [
             "{",
-            f"char *const at = (char *)({' + '.join(place)});",
+            f"char *const at = (char *)({' + '.join(address)});",
             *there,
-            f"{element}::store(at, {made});",
+            f"{element}::store(at, {value});",
             "}",
         ]

@@ -128,15 +128,15 @@ class CompiledTriangle:
         indptr, indices, data = self._given = [np.ascontiguousarray(array) for array in arrays]
         count = len(indptr) - 1
         self._entry, self._count, self._dtype = entry, count, data.dtype
-        made: list[HostArray] = [
+        outputs: list[HostArray] = [
             np.empty(count, np.int64),
             np.empty(count + 1, np.int64),
             np.empty_like(indices),
             np.empty_like(data),
             np.empty(count, data.dtype),
         ]
-        self._made = made
-        self._addresses = [array.ctypes.data for array in (*self._given, *made)]
+        self._made = outputs
+        self._addresses = [array.ctypes.data for array in (*self._given, *outputs)]
         self._sizes = count, is_lower, is_unit
         entry(_ARGUMENTS.pack(*self._addresses, 0, 0, *self._sizes), 0, 0)
 

@@ -82,21 +82,21 @@ class Blas:
                 self._prepare(routine)
 
     def _prepare(self, routine: BlasRoutine) -> None:
-        given = [value if isinstance(value, int) else 0 for value in routine.arguments]
-        if find(self._dtype, routine.name) is None or max(given) >= 2 * LONGEST:
+        integers = [value if isinstance(value, int) else 0 for value in routine.arguments]
+        if find(self._dtype, routine.name) is None or max(integers) >= 2 * LONGEST:
             raise NotSupportedError(
                 f"SciPy's {routine.name} with integers of 32 bits is needed, for sizes below 2**31",
                 backend="cpu",
             )
-        sizes = self._sizes[routine.name] = np.array(given, np.int32)
+        sizes = self._sizes[routine.name] = np.array(integers, np.int32)
         first: int = sizes.ctypes.data
         self._arguments[routine.name] = [
             value.encode()
             if isinstance(value, str)
-            else first + 4 * place
+            else first + 4 * index
             if isinstance(value, int)
             else value
-            for place, value in enumerate(routine.arguments)
+            for index, value in enumerate(routine.arguments)
         ]
 
     def run(self, spec: Any, view: Callable[[ArraySpec], HostArray]) -> None:
@@ -109,10 +109,10 @@ class Blas:
         call = None if routine is None else find(dtype, routine.name)
         if routine is None or call is None:
             return
-        given = self._arguments[routine.name]
+        arguments = self._arguments[routine.name]
         factors = {
             value: np.array(scalar_of("blas", value.field, value.of(spec), dtype), dtype.dtype)
-            for value in given
+            for value in arguments
             if isinstance(value, ScalarArgument)
         }
         arrays = {field: view(getattr(spec, field)) for field in plan.steps}
@@ -122,12 +122,12 @@ class Blas:
             field: np.array(arrays[field] if order == "C" else arrays[field].swapaxes(-1, -2), order="C")
             for field, order in plan.copies.items()
         }
-        found = {field: array.ctypes.data for field, array in {**arrays, **copies}.items()}
-        places = {field: plan.addresses(field, first).tolist() for field, first in found.items()}
+        starts = {field: array.ctypes.data for field, array in {**arrays, **copies}.items()}
+        address_lists = {field: plan.addresses(field, first).tolist() for field, first in starts.items()}
         columns: list[Iterable[Any]] = []
-        for value in given:
+        for value in arguments:
             if isinstance(value, Matrix):
-                columns.append(places[value.field])
+                columns.append(address_lists[value.field])
             else:
                 columns.append(
                     repeat(factors[value].ctypes.data if isinstance(value, ScalarArgument) else value)
@@ -181,15 +181,15 @@ class Lapack:
         Args:
             name: Name of the routine, without the letter of the type.
             arguments: Letters, sizes, and arrays, which are the same for each matrix; or addresses of
-                `each`, of which there must be some.
+                `addresses_of`, of which there must be some.
         """
         sizes = np.array([value if isinstance(value, int) else 0 for value in arguments], np.int32)
         columns: list[Iterable[Any]] = []
-        for place, value in enumerate(arguments):
+        for index, value in enumerate(arguments):
             if isinstance(value, list):
                 columns.append(value)
             elif isinstance(value, int):
-                columns.append(repeat(sizes[place:].ctypes.data))
+                columns.append(repeat(sizes[index:].ctypes.data))
             else:
                 columns.append(repeat(value.ctypes.data if isinstance(value, np.ndarray) else value))
         group = max(1, _GROUP // (_STEPS.get(name, 1) * self._product + _OVERHEAD))
@@ -199,25 +199,25 @@ class Lapack:
         for number, addresses in enumerate(zip(*columns, strict=False), 1):
             (holding if number % group else free)(*addresses)
 
-    def with_workspace(self, name: str, *arguments: _Argument, more: tuple[_Argument, ...] = ()) -> None:
+    def with_workspace(self, name: str, *arguments: _Argument, extra: tuple[_Argument, ...] = ()) -> None:
         """Call a routine with a workspace of the size that it likes best.
 
         Args:
             name: Name of the routine, without the letter of the type.
             arguments: The arguments before the workspace; the last of them is ``info``, which is passed after
-                `more`.
-            more: The arguments between the workspace and ``info``.
+                `extra`.
+            extra: The arguments between the workspace and ``info``.
         """
-        *before, info = arguments
+        *leading, info = arguments
         first = [value[:1] if isinstance(value, list) else value for value in arguments]
         best: HostArray = np.zeros(1, self._dtype)
-        self(name, *first[:-1], best, -1, *more, first[-1])
+        self(name, *first[:-1], best, -1, *extra, first[-1])
         # Single precision may have rounded it down.
         work = np.empty(int(np.nextafter(np.real(best), np.inf)[0]) + 1, self._dtype)
-        self(name, *before, work, len(work), *more, info)
+        self(name, *leading, work, len(work), *extra, info)
 
 
-def each(array: HostArray, axes: int = 2, stack: Ints | None = None) -> list[int]:
+def addresses_of(array: HostArray, axes: int = 2, stack: Ints | None = None) -> list[int]:
     """Return the addresses of the matrices in a stack, optionally broadcast to another shape.
 
     Args:
@@ -226,14 +226,14 @@ def each(array: HostArray, axes: int = 2, stack: Ints | None = None) -> list[int
         stack: The shape to broadcast to.
     """
     leading = array.ndim - axes
-    found: HostArray = np.array(array.ctypes.data)
+    starts: HostArray = np.array(array.ctypes.data)
     for extent, stride in zip(array.shape[:leading], array.strides[:leading], strict=True):
-        found = found[..., None] + np.arange(int(extent)) * int(stride)
-    addresses: list[int] = np.broadcast_to(found, found.shape if stack is None else stack).ravel().tolist()
+        starts = starts[..., None] + np.arange(int(extent)) * int(stride)
+    addresses: list[int] = np.broadcast_to(starts, starts.shape if stack is None else stack).ravel().tolist()
     return addresses
 
 
-def check_size(what: str, size: int) -> None:
+def check_size(label: str, size: int) -> None:
     """Refuse sizes that the routines cannot count.
 
     Raises:
@@ -241,6 +241,6 @@ def check_size(what: str, size: int) -> None:
     """
     if size > _LARGEST:
         raise NotSupportedError(
-            f"the CPU backend's LAPACK counts in 32 bits, {what} need {size}; allowed: {_LARGEST}",
+            f"the CPU backend's LAPACK counts in 32 bits, {label} need {size}; allowed: {_LARGEST}",
             backend="cpu",
         )

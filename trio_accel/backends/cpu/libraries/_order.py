@@ -30,21 +30,21 @@ def sort_to(out: HostArray, x: HostArray, *, descending: bool = False, kth: Ints
         descending: Whether the largest elements come first.
         kth: The only places whose elements must be right; see `SortSpec`.
     """
-    made = out[..., ::-1] if descending else out
+    target = out[..., ::-1] if descending else out
     if out.dtype.isbuiltin == 1:
-        np.copyto(made, x)
-        if kth and not _is_small(made):
-            made.partition(kth)
+        np.copyto(target, x)
+        if kth and not _is_small(target):
+            target.partition(kth)
             return
-        made.sort(kind="stable" if _is_small(made) else None)
+        target.sort(kind="stable" if _is_small(target) else None)
     else:
-        np.copyto(made, np.sort(comparable(x)), casting="unsafe")
+        np.copyto(target, np.sort(comparable(x)), casting="unsafe")
     if x.size and DType.of(x.dtype).is_inexact:
         # Masks take elements row by row, so elements of equal value come in the order of the array.
         zeros = out == 0
         if zeros.any():
             out[zeros] = x[x == 0]
-        if np.isnan(made[..., -1:]).any():
+        if np.isnan(target[..., -1:]).any():
             out[np.isnan(out)] = x[np.isnan(x)]
 
 
@@ -58,7 +58,7 @@ def order_of(x: HostArray, *, descending: bool = False) -> HostArray:
     key = comparable(x)
     if _is_small(key) or count <= _INSERTION_SORT_LENGTH:
         return np.argsort(key, kind="stable")
-    key = _whole(key)
+    key = _as_integers(key)
     if key.itemsize == 4:
         # NumPy has a radix sort of 16 bits: by the lower half, and then by the upper one.
         low = np.argsort(key.astype(np.uint16), kind="stable")
@@ -84,26 +84,26 @@ def first_of(x: HostArray, count: int, *, descending: bool) -> HostArray:
         return order_of(x, descending=descending)[..., :count]
     key = comparable(x)
     if key.dtype.kind == "f" and np.isnan(key).any():
-        key = _whole(key)
+        key = _as_integers(key)
     taken: HostArray
-    place = x.shape[-1] - count if descending else count - 1
-    edge = np.partition(key, place)[..., place : place + 1]
+    position = x.shape[-1] - count if descending else count - 1
+    edge = np.partition(key, position)[..., position : position + 1]
     taken = key >= edge if descending else key <= edge
     if np.count_nonzero(taken) > x.size // x.shape[-1] * count:
         level = key == edge
         taken ^= level
-        left: HostArray = np.subtract(count, taken.sum(-1, keepdims=True))
-        taken |= level & (np.cumsum(level, -1) <= left)
-    places = np.nonzero(taken)[-1].reshape(*x.shape[:-1], count)
-    order = order_of(np.take_along_axis(x, places, -1), descending=descending)
-    return np.take_along_axis(places, order, -1)
+        remaining: HostArray = np.subtract(count, taken.sum(-1, keepdims=True))
+        taken |= level & (np.cumsum(level, -1) <= remaining)
+    indices = np.nonzero(taken)[-1].reshape(*x.shape[:-1], count)
+    order = order_of(np.take_along_axis(x, indices, -1), descending=descending)
+    return np.take_along_axis(indices, order, -1)
 
 
 def _is_small(key: HostArray) -> bool:
     return key.itemsize < 3 and key.dtype.kind != "f"
 
 
-def _whole(key: HostArray) -> HostArray:
+def _as_integers(key: HostArray) -> HostArray:
     """Return numbers as integers of the same order: equal for zeros, and for NaN, which comes last."""
     if key.dtype.kind != "f":
         return key.astype(np.int64) if key.dtype == np.uint32 else key

@@ -46,11 +46,11 @@ def make_steps(spec: Any, call: HostCall, check: Checked) -> None:
     check(indptr, indices, spec.matrix)
     state, best = ([call.array(array) for array in spec.written[k : k + 4]] for k in (0, 4))
     # The last two are not there before the first step.
-    for made, given in zip(state[: 2 if spec.is_first else 4], begin, strict=False):
-        np.copyto(made, given)
+    for target, source in zip(state[: 2 if spec.is_first else 4], begin, strict=False):
+        np.copyto(target, source)
     x, r, p, rz = state
     precondition = _preconditioner(spec, call, check, r)
-    wanted, previous, least_residual, least = np.frombuffer(spec.bounds)
+    tolerance, previous, least_residual, threshold = np.frombuffer(spec.bounds)
     real = real_of(DType.of(x.dtype))
     product: HostArray = np.empty_like(x)
     room: HostArray = np.empty_like(x)
@@ -63,29 +63,29 @@ def make_steps(spec: Any, call: HostCall, check: Checked) -> None:
     if spec.is_first:
         np.copyto(p, precondition())
         rz[...] = _dot(r, p)
-    found = spec.residuals.view(np.float64)
-    found[:2] = 0, -1
-    for look in range(spec.looks):
+    residuals = spec.residuals.view(np.float64)
+    residuals[:2] = 0, -1
+    for check_number in range(spec.looks):
         for _ in range(spec.steps):
             q = multiply(p)
-            step = _quotient(rz[()], _dot(p, q), least)
+            step = _quotient(rz[()], _dot(p, q), threshold)
             np.add(x, np.multiply(p, step, out=room), out=x)
             np.subtract(r, np.multiply(q, step, out=room), out=r)
             z = precondition()
             new = _dot(r, z)
-            turn = _quotient(new, rz[()], least)
+            turn = _quotient(new, rz[()], threshold)
             np.add(z, np.multiply(p, turn, out=room), out=p)
             rz[...] = new
         # The residual of a non-finite solution is not finite either, even if the matrix stores nothing for
         # it.
         np.subtract(b, multiply(x), out=room)
         residual = norm_of(np.add(room, np.multiply(x, 0, out=product), out=room), real)
-        found[0], found[look + 2] = look + 1, residual
+        residuals[0], residuals[check_number + 2] = check_number + 1, residual
         if residual < least_residual or not math.isfinite(least_residual):
-            least_residual, found[1] = residual, look
-            for made, given in zip(best, state, strict=False):
-                np.copyto(made, given)
-        if residual <= wanted or residual == previous or not math.isfinite(residual):
+            least_residual, residuals[1] = residual, check_number
+            for target, source in zip(best, state, strict=False):
+                np.copyto(target, source)
+        if residual <= tolerance or residual == previous or not math.isfinite(residual):
             return
         previous = residual
 
@@ -94,9 +94,9 @@ def _dot(x: HostArray, y: HostArray) -> Any:
     return matrix_product(np.conj(x) if x.dtype.kind == "c" else x, y)
 
 
-def _quotient(x: Any, y: Any, least: float) -> Any:
+def _quotient(x: Any, y: Any, threshold: float) -> Any:
     """Divide; return 0 if the divisor has lost its digits, because then nothing is left to do."""
-    return x / y if abs(y) > least else x.dtype.type(0) * y
+    return x / y if abs(y) > threshold else x.dtype.type(0) * y
 
 
 def _preconditioner(spec: Any, call: HostCall, check: Checked, r: HostArray) -> Callable[[], HostArray]:

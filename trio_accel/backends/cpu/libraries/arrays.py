@@ -49,14 +49,16 @@ def _elements(
     indices = [_indices(axis, spec.shape) for axis in program.axes]
     first = len(results) + len(arrays)
     for piece in pieces(*results, *arrays, *indices):
-        given = list(_arguments(decoded.arguments, program.elements, piece[len(results) : first], scalars))
-        here = dict(zip(program.axes, map(_narrow, piece[first:]), strict=True))
+        arguments = list(
+            _arguments(decoded.arguments, program.elements, piece[len(results) : first], scalars)
+        )
+        axis_indices = dict(zip(program.axes, map(_narrow, piece[first:]), strict=True))
         out = piece[0] if len(results) == 1 else None
-        made = evaluate(program, given, here, sources, out, shape=piece[0].shape)
-        if len(made) > 1:
+        values = evaluate(program, arguments, axis_indices, sources, out, shape=piece[0].shape)
+        if len(values) > 1:
             # A result may be an unchanged argument, and share memory with another result.
-            made = [value if value.flags.owndata else value.copy() for value in made]
-        for into, value in zip(piece, made, strict=False):
+            values = [value if value.flags.owndata else value.copy() for value in values]
+        for into, value in zip(piece, values, strict=False):
             if value is not into:
                 np.copyto(into, value)
 
@@ -73,23 +75,23 @@ def _reduce(
     arrays, (out,) = [call.array(array) for array in spec.arrays], results
     if out.shape != spec.shape:
         out = out.reshape([1 if axis in spec.axes else extent for axis, extent in enumerate(spec.shape)])
-    whole = [(slice(None),) * len(spec.shape)]
-    parts = whole if is_reduction(spec, decoded) else _row_pieces(spec.shape, spec.axes)
+    full = [(slice(None),) * len(spec.shape)]
+    parts = full if is_reduction(spec, decoded) else _row_pieces(spec.shape, spec.axes)
     for part in parts if out.size else ():
-        here = [array[part] for array in arrays]
-        given = list(_arguments(decoded.arguments, program.elements, here, scalars))
-        made: Sequence[HostArray] = ()
+        operands = [array[part] for array in arrays]
+        arguments = list(_arguments(decoded.arguments, program.elements, operands, scalars))
+        values: Sequence[HostArray] = ()
         if usual is not None:
             with suppress(FloatingPointError):
-                made = evaluate(usual, given, overflow="raise", shape=here[0].shape, axes=spec.axes)
-        made = made or evaluate(program, given, shape=here[0].shape, axes=spec.axes)
-        out[part] = made[0]
+                values = evaluate(usual, arguments, overflow="raise", shape=operands[0].shape, axes=spec.axes)
+        values = values or evaluate(program, arguments, shape=operands[0].shape, axes=spec.axes)
+        out[part] = values[0]
 
 
 def _row_pieces(shape: Ints, axes: Ints) -> Iterator[tuple[slice, ...]]:
     """Cut whole rows into pieces of at most 2**18 elements, as far as cuts along one axis make these."""
-    kept = [axis for axis in range(len(shape)) if axis not in axes]
-    longest = max(kept, key=shape.__getitem__, default=None)
+    outer_axes = [axis for axis in range(len(shape)) if axis not in axes]
+    longest = max(outer_axes, key=shape.__getitem__, default=None)
     if longest is None:
         yield (slice(None),) * len(shape)
         return
@@ -144,14 +146,14 @@ def sort(spec: ops.SortSpec, call: HostCall) -> None:
     """Sort along an axis, or only as far as is wanted."""
     x = np.moveaxis(call.array(spec.x), spec.axis, -1)
     values, indices = (
-        None if one is None else np.moveaxis(call.array(one), spec.axis, -1)
-        for one in (spec.values, spec.indices)
+        None if array is None else np.moveaxis(call.array(array), spec.axis, -1)
+        for array in (spec.values, spec.indices)
     )
     if values is not None and indices is None and values.shape == x.shape:
         sort_to(values, x, descending=spec.descending, kth=spec.kth)
         return
-    wanted = next(one.shape[-1] for one in (values, indices) if one is not None)
-    order = first_of(x, wanted, descending=spec.descending)
+    length = next(array.shape[-1] for array in (values, indices) if array is not None)
+    order = first_of(x, length, descending=spec.descending)
     if values is not None:
         np.copyto(values, np.take_along_axis(x, order, -1))
     if indices is not None:
@@ -188,10 +190,10 @@ def select(spec: ops.SelectSpec, call: HostCall) -> None:
     """Select items, or find where they are."""
     call.status(spec.count)
     flags = call.array(spec.flags) != 0
-    out = [call.array(one) for one in spec.out]
+    out = [call.array(array) for array in spec.out]
     if spec.x is None:
-        for one, indices in zip(out, np.nonzero(flags), strict=True):
-            one[: len(indices)] = indices
+        for target, indices in zip(out, np.nonzero(flags), strict=True):
+            target[: len(indices)] = indices
     else:
         x = call.array(spec.x)
         selected = x[flags]
@@ -212,31 +214,31 @@ def search(spec: ops.SearchSpec, call: HostCall) -> None:
             spec.fault[0] = 1
             return
         edges = edges[sorter]
-    np.copyto(call.array(spec.out), _places(edges, x, spec.side))
+    np.copyto(call.array(spec.out), _insertion_points(edges, x, spec.side))
 
 
-def _places(edges: HostArray, x: HostArray, side: Literal["left", "right"]) -> HostArray:
+def _insertion_points(edges: HostArray, x: HostArray, side: Literal["left", "right"]) -> HostArray:
     """Search; integers that NumPy would compare as float64, which has fewer digits, are compared exactly."""
     if not _is_rounded(edges, x):
         return np.searchsorted(edges, x, side)
     # An edge is at most an integer if the next integer is, and below it if the integer before is.
     if edges.dtype.kind == "f":
         limits, edges = np.iinfo(x.dtype), edges.astype(np.float64)
-        first, last = np.searchsorted(edges, [float(limits.min), float(limits.max + 1)])
-        inside = (np.floor if side == "left" else np.ceil)(edges[first:last])
+        first, stop = np.searchsorted(edges, [float(limits.min), float(limits.max + 1)])
+        inside = (np.floor if side == "left" else np.ceil)(edges[first:stop])
         return cast("HostArray", first + np.searchsorted(inside.astype(x.dtype), x, side))
     if x.dtype.kind == "f":
         x = (np.ceil if side == "left" else np.floor)(x.astype(np.float64))
     limits = np.iinfo(edges.dtype)
     below, above = x < limits.min, ~(x < limits.max + 1)
-    found = np.searchsorted(edges, np.where(below | above, 0, x).astype(edges.dtype), side)
-    return np.where(below, 0, np.where(above, len(edges), found))
+    points = np.searchsorted(edges, np.where(below | above, 0, x).astype(edges.dtype), side)
+    return np.where(below, 0, np.where(above, len(edges), points))
 
 
 def _is_rounded(edges: HostArray, x: HostArray) -> bool:
     """Return whether NumPy compares integers of 64 bits as floating-point numbers."""
     kinds = {edges.dtype.kind, x.dtype.kind}
-    is_wide = any(one.dtype.kind in "iu" and one.itemsize == 8 for one in (edges, x))
+    is_wide = any(array.dtype.kind in "iu" and array.itemsize == 8 for array in (edges, x))
     return kinds == {"i", "u"} or ("f" in kinds and is_wide)
 
 
@@ -249,12 +251,12 @@ def count(spec: ops.CountSpec, call: HostCall) -> None:
     if spec.edges is not None:
         total: HostArray = np.zeros(len(out) + 2, out.dtype)
         with np.errstate(all="ignore"):
-            for place, found in _bins(comparable(call.array(spec.edges)), comparable(x)):
-                bins = found
+            for part, numbers in _bins(comparable(call.array(spec.edges)), comparable(x)):
+                bins = numbers
                 if spec.bounds:
                     low, high = spec.bounds
-                    bins = np.clip(found, 1, len(out)) * ((x[place] >= low) & (x[place] <= high))
-                total += np.bincount(bins, None if weights is None else weights[place], len(total))
+                    bins = np.clip(numbers, 1, len(out)) * ((x[part] >= low) & (x[part] <= high))
+                total += np.bincount(bins, None if weights is None else weights[part], len(total))
         out[...] = total[1:-1]
     else:
         spec.fault[0] = not _count_numbers(x, weights, out)
@@ -264,15 +266,15 @@ def _count_numbers(x: HostArray, weights: HostArray | None, out: HostArray) -> b
     """Count integers that are the numbers of bins; return whether all of them are."""
     # Pieces stay in a cache from the check to the count. Sums of weights keep their order.
     is_whole = weights is not None or len(out) > _COUNT_CHUNK // 4
-    found = [] if is_whole else [np.zeros(len(out), np.int64)]
+    totals = [] if is_whole else [np.zeros(len(out), np.int64)]
     for first in range(0, len(x), len(x) if is_whole else _COUNT_CHUNK):
         piece = x if is_whole else x[first : first + _COUNT_CHUNK]
         # Without a sign, negative integers are larger than all others.
         if piece.view(f"u{piece.itemsize}").max() >= len(out):
             return False
         counts: HostArray = np.bincount(piece.astype(np.intp, copy=False), weights, len(out))
-        found = [np.add(found[0], counts, out=found[0])] if found else [counts]
-    out[...] = found[0] if found else 0
+        totals = [np.add(totals[0], counts, out=totals[0])] if totals else [counts]
+    out[...] = totals[0] if totals else 0
     return True
 
 
@@ -295,22 +297,22 @@ def _bins(edges: HostArray, x: HostArray) -> Iterator[tuple[slice, HostArray]]:
         factor = wide.type(1 / width if width > 0 else np.inf)
         is_guessed = bool(np.isfinite(factor) and off.max() < width / 8)
     if not is_guessed or count > _MOST_BINS:
-        found = _places(edges, x, "right")
+        numbers = _insertion_points(edges, x, "right")
         # The last bin has its upper edge; of NaN nothing is at an edge.
-        is_last = (found > count) & (_places(edges[-1:], x, "left") == 0) & ~np.isnan(x)
-        yield slice(None), np.where(is_last, count, found)
+        is_last = (numbers > count) & (_insertion_points(edges[-1:], x, "left") == 0) & ~np.isnan(x)
+        yield slice(None), np.where(is_last, count, numbers)
         return
     below = np.append(edges[:-1], np.inf)
     for first in range(0, len(x), _GUESSED):
-        place = slice(first, first + _GUESSED)
-        piece = x[place]
+        part = slice(first, first + _GUESSED)
+        piece = x[part]
         # Edges are nearly even, so the bin is the one that even edges give, or its neighbour.
         guess = np.fmin(np.fmax((piece - edges[0]) * factor, 0), count - 1).astype(np.intp)
         guess -= piece < edges.take(guess)
         guess += 1
         guess += piece >= below.take(guess)
         guess *= (piece >= edges[0]) & (piece <= edges[-1])
-        yield place, guess
+        yield part, guess
 
 
 @kernel(ops.SegmentSpec, backend="cpu")
@@ -331,9 +333,9 @@ def combine_segments(spec: ops.SegmentSpec, call: HostCall) -> None:
         # NumPy's `reduceat` takes pairs of places: the elements from the first one on, and the rest from the
         # second one on.
         pairs = np.stack([offsets[:-1], offsets[1:]], axis=1).reshape(-1)
-        found = _UFUNCS[spec.combine].reduceat(values, pairs, dtype=values.dtype)[::2]
+        combined = _UFUNCS[spec.combine].reduceat(values, pairs, dtype=values.dtype)[::2]
         with np.errstate(all="ignore"):
-            out[...] = np.where(empty, ops.IDENTITIES.get(spec.combine, 0), found)
+            out[...] = np.where(empty, ops.IDENTITIES.get(spec.combine, 0), combined)
 
 
 @kernel(ops.ScanSpec, backend="cpu")
@@ -351,12 +353,12 @@ def scan(spec: ops.ScanSpec, call: HostCall) -> None:
             accumulate(x, 0, wide, out)
             return
         # A piece of the axis continues the sums of the piece before, and stays in a cache.
-        step, last = max(1, _ACCUMULATED * len(x) // max(x.size, 1)), None
+        step, carry = max(1, _ACCUMULATED * len(x) // max(x.size, 1)), None
         for first in range(0, len(x), step):
             piece = slice(first, first + step)
             values = by_way_of_int64(x[piece], out.dtype).astype(out.dtype, copy=False).astype(wide)
-            if last is not None:
-                ufunc(last, values[0], out=values[0, ...])
+            if carry is not None:
+                ufunc(carry, values[0], out=values[0, ...])
             accumulate(values, 0, out=values)
-            last = values[-1].copy()
+            carry = values[-1].copy()
             np.copyto(out[piece], values, casting="unsafe")

@@ -81,7 +81,7 @@ def _multiply(spec: Any, view: Callable[[ArraySpec], HostArray]) -> None:
     """Multiply without BLAS: in low precision by way of float32, and for sizes that BLAS cannot count."""
     dtype = spec.c.dtype
     factors = (("alpha", spec.alpha), ("beta", spec.beta))
-    alpha, beta = (np.array(scalar_of("blas", *one, dtype), _compute_dtype(dtype)) for one in factors)
+    alpha, beta = (np.array(scalar_of("blas", *factor, dtype), _compute_dtype(dtype)) for factor in factors)
     a, b, c = view(spec.a), view(spec.b), view(spec.c)
     result = matrix_product(_transposed(widened(a), spec.trans_a), _transposed(widened(b), spec.trans_b))
     result = result * alpha
@@ -134,9 +134,9 @@ def scal(spec: Any, call: HostCall) -> None:
 def swap(spec: Any, call: HostCall) -> None:
     """Compute ``x, y = y, x``."""
     for xs, ys in pieces(call.array(spec.x), call.array(spec.y)):
-        kept = xs.copy()
+        copy = xs.copy()
         np.copyto(xs, ys)
-        np.copyto(ys, kept)
+        np.copyto(ys, copy)
 
 
 @kernel("linalg.rot", backend="cpu", dtypes=NATIVE)
@@ -201,10 +201,10 @@ def iamax(spec: Any, call: HostCall) -> None:
     best, start = -1.0, 0
     for (part,) in pieces(x):
         sizes = np.abs(_reals(part)).reshape(len(part), -1).sum(1)
-        place = int(sizes.argmax())
+        index = int(sizes.argmax())
         # A NaN is not below anything either.
-        if not sizes[place] <= best:
-            best, out[...] = float(sizes[place]), start + place
+        if not sizes[index] <= best:
+            best, out[...] = float(sizes[index]), start + index
         start += len(part)
 
 
@@ -222,7 +222,7 @@ def _axpy(routine: FortranRoutine, alpha: HostArray, x: HostArray, y: HostArray)
     for start in range(0, len(x), LONGEST):
         xs, ys = x[start : start + LONGEST], y[start : start + LONGEST]
         counts = np.array([len(xs), *steps], np.int32)
-        size, x_step, y_step = (counts[place:].ctypes.data for place in range(3))
+        size, x_step, y_step = (counts[index:].ctypes.data for index in range(3))
         with SCIPY.for_work(LOAD_COST * len(xs)):
             routine(size, alpha.ctypes.data, xs.ctypes.data, x_step, ys.ctypes.data, y_step)
 

@@ -23,14 +23,14 @@ def fused_matmul(spec: FusedMatmulSpec, call: HostCall) -> None:
     wide = fused_dtypes("blaslt", spec.a.dtype, spec.b.dtype, spec.out.dtype).compute.dtype
 
     def read(array: Any) -> HostArray:
-        found: HostArray = call.array(array)
-        return found if found.dtype == wide else _widened(found, wide)
+        values: HostArray = call.array(array)
+        return values if values.dtype == wide else _widened(values, wide)
 
     a, b = read(spec.a), read(spec.b)
     # Infinities and NaN are results like others.
     with np.errstate(all="ignore"):
         x = _multiplied(
-            spec, a, b, [None if one is None else read(one) for one in (spec.scale_a, spec.scale_b)]
+            spec, a, b, [None if scale is None else read(scale) for scale in (spec.scale_a, spec.scale_b)]
         )
         if spec.alpha != 1:
             x *= wide.type(spec.alpha)
@@ -56,8 +56,8 @@ def _multiplied(
     """Multiply, with the scales of both."""
     if {"vectors", "blocks"}.intersection(spec.scale_kinds):
         a, b = (
-            one * _spread(scale, one.shape)
-            for one, scale in zip((a, b), scales, strict=True)
+            matrix * _spread(scale, matrix.shape)
+            for matrix, scale in zip((a, b), scales, strict=True)
             if scale is not None
         )
         scales = []
@@ -84,9 +84,9 @@ def _widened(array: HostArray, wide: np.dtype[Any]) -> HostArray:
 
 def _save(x: HostArray, epilogue: str, saved: HostArray) -> None:
     """Save the values for the gradient of an activation, followed by zeros in each row."""
-    kept = np.packbits(~(x <= 0), axis=-1, bitorder="little") if epilogue == "relu" else x
-    columns = kept.shape[-1]
-    convert(kept, saved[..., :columns])
+    values = np.packbits(~(x <= 0), axis=-1, bitorder="little") if epilogue == "relu" else x
+    columns = values.shape[-1]
+    convert(values, saved[..., :columns])
     saved[..., columns:] = 0
 
 

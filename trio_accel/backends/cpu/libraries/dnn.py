@@ -52,10 +52,12 @@ class _Strided:
     ) -> None:
         spatial, self.window, self._counts = images.shape[2:], weight.shape[2:], windows.shape[2:]
         self._stride, self._dilation = spec.stride, spec.dilation
-        inner = [slice(one, one + extent) for one, extent in zip(spec.padding, spatial, strict=True)]
+        inner = [
+            slice(padding, padding + extent) for padding, extent in zip(spec.padding, spatial, strict=True)
+        ]
         self._inner = (slice(None), slice(None), *inner)
-        each = zip(self._counts, spec.stride, self.window, spec.dilation, strict=True)
-        ends = [(count - 1) * stride + (width - 1) * dilation + 1 for count, stride, width, dilation in each]
+        axes = zip(self._counts, spec.stride, self.window, spec.dilation, strict=True)
+        ends = [(count - 1) * stride + (width - 1) * dilation + 1 for count, stride, width, dilation in axes]
         # The extents of the images, with the zeros of their windows.
         self._extents = tuple(map(max, ends, map(operator.add, spec.padding, spatial)))
         self._count = len(images)
@@ -86,9 +88,9 @@ class _Strided:
         return buffer[self._inner]
 
     def of(self, buffer: HostArray, lines: slice) -> HostArray:
-        """Return the view of windows: image, channel, place in the window, window."""
+        """Return the view of windows: image, channel, tap in the window, window."""
         steps = buffer.strides[2:]
-        taps, starts = (map(operator.mul, steps, each) for each in (self._dilation, self._stride))
+        taps, starts = (map(operator.mul, steps, factors) for factors in (self._dilation, self._stride))
         strides = (*buffer.strides[:2], *taps, *starts)
         view = as_strided(buffer, (*buffer.shape[:2], *self.window, *self._counts), strides)
         return view[(*(slice(None),) * (2 + len(steps)), lines)]
@@ -105,12 +107,12 @@ def convolution(spec: ops.ConvolutionSpec, call: HostCall) -> None:
     for images in windows.images():
         buffer = windows.padded(widened(x[images]))
         for lines in windows.lines():
-            here = out[images, :, lines]
-            made = matrix_product(
+            target = out[images, :, lines]
+            product = matrix_product(
                 factors, _matrices(windows.of(buffer, lines), groups, factors.shape[-1], axes - 2)
             )
-            made = made.reshape(here.shape)
-            convert(made if bias is None else np.add(made, bias, out=made), here)
+            product = product.reshape(target.shape)
+            convert(product if bias is None else np.add(product, bias, out=product), target)
 
 
 @kernel(ops.ConvolutionInputGradSpec, backend="cpu", dtypes={"grad": FLOATS})
@@ -124,14 +126,14 @@ def convolution_input_grad(spec: ops.ConvolutionInputGradSpec, call: HostCall) -
     for images in windows.images():
         buffer = windows.zeros(len(out[images]), out.shape[1], weight.dtype)
         for lines in windows.lines():
-            here = _matrices(widened(grad[images, :, lines]), groups, factors.shape[-1], axes - 2)
+            grads = _matrices(widened(grad[images, :, lines]), groups, factors.shape[-1], axes - 2)
             view = windows.of(buffer, lines)
-            columns = matrix_product(factors, here).reshape(view.shape)
-            for place in np.ndindex(windows.window):
-                # The windows of one place share no element.
-                view[(slice(None), slice(None), *place)] += columns[(slice(None), slice(None), *place)]
-        made = windows.inner(buffer)
-        convert(made if bias is None else made + bias, out[images])
+            columns = matrix_product(factors, grads).reshape(view.shape)
+            for tap in np.ndindex(windows.window):
+                # The windows of one tap share no element.
+                view[(slice(None), slice(None), *tap)] += columns[(slice(None), slice(None), *tap)]
+        result = windows.inner(buffer)
+        convert(result if bias is None else result + bias, out[images])
 
 
 @kernel(ops.ConvolutionWeightGradSpec, backend="cpu", dtypes={"x": FLOATS})
@@ -146,9 +148,9 @@ def convolution_weight_grad(spec: ops.ConvolutionWeightGradSpec, call: HostCall)
     for images in windows.images():
         buffer = windows.padded(widened(x[images]))
         for lines in windows.lines():
-            here = _matrices(widened(grad[images, :, lines]), groups, rows, axes - 2)
+            grads = _matrices(widened(grad[images, :, lines]), groups, rows, axes - 2)
             taken = _matrices(windows.of(buffer, lines), groups, columns, axes - 2)
-            total += matrix_product(here, taken.swapaxes(-1, -2)).sum(0)
+            total += matrix_product(grads, taken.swapaxes(-1, -2)).sum(0)
     convert(total.reshape(out.shape), out)
 
 
@@ -208,14 +210,14 @@ class _Windows:
         return cls(extent, starts, 0, 0, 1, stops)
 
     @property
-    def before(self) -> int:
+    def padding_before(self) -> int:
         """Elements that windows have before the first one."""
         return -int(self.starts[0])
 
     @property
     def padded(self) -> int:
         """The elements of the axis, with the elements before and after it that windows reach."""
-        return self.before + max(self.extent, int(self.stops[-1]))
+        return self.padding_before + max(self.extent, int(self.stops[-1]))
 
     def taps(self, array: HostArray, axis: int) -> Iterator[HostArray]:
         """Yield a view of all windows' first elements, then of their second, and so on; `array` is padded."""
@@ -233,47 +235,49 @@ class _Windows:
 
     def inner(self, axis: int) -> tuple[int | slice, ...]:
         """Return the index of the array within a padded one."""
-        return _along(axis, slice(self.before, self.before + self.extent))
+        return _along(axis, slice(self.padding_before, self.padding_before + self.extent))
 
-    def most(
-        self, values: HostArray, places: HostArray | None, axis: int
+    def maxima(
+        self, values: HostArray, positions: HostArray | None, axis: int
     ) -> tuple[HostArray, HostArray | None]:
-        """Return the greatest elements of the windows, the first of several equal ones, and their places."""
+        """Return the greatest elements of the windows, of equal ones the first, and their positions."""
         if not self.stride:
-            return self._most_of_each(values, places, axis)
+            return self._most_of_each(values, positions, axis)
         firsts = self.starts + -(np.minimum(self.starts, 0) // self.dilation) * self.dilation
         best: HostArray = np.take(values, firsts, axis)
-        found = None if places is None else np.take(places, firsts, axis)
+        best_positions = None if positions is None else np.take(positions, firsts, axis)
         values = self.pad(values, axis, -np.inf)
-        places = None if places is None else self.pad(places, axis, 0)
-        others = [None] * self.width if places is None else self.taps(places, axis)
-        for one, place in zip(self.taps(values, axis), others, strict=True):
-            is_better = (one > best) | (np.isnan(one) & ~np.isnan(best))
-            np.copyto(best, one, where=is_better)
-            if found is not None and place is not None:
-                np.copyto(found, place, where=is_better)
-        return best, found
+        positions = None if positions is None else self.pad(positions, axis, 0)
+        tap_positions = [None] * self.width if positions is None else self.taps(positions, axis)
+        for tap, position in zip(self.taps(values, axis), tap_positions, strict=True):
+            is_better = (tap > best) | (np.isnan(tap) & ~np.isnan(best))
+            np.copyto(best, tap, where=is_better)
+            if best_positions is not None and position is not None:
+                np.copyto(best_positions, position, where=is_better)
+        return best, best_positions
 
     def _most_of_each(
-        self, values: HostArray, places: HostArray | None, axis: int
+        self, values: HostArray, positions: HostArray | None, axis: int
     ) -> tuple[HostArray, HostArray | None]:
         shape = _with_extent(values, axis, len(self.starts))
         best: HostArray = np.empty(shape, values.dtype)
-        found = None if places is None else np.empty(shape, np.int64)
+        best_positions = None if positions is None else np.empty(shape, np.int64)
         for number, (start, stop) in enumerate(zip(self.starts, self.stops, strict=True)):
-            part, here = values[_along(axis, slice(start, stop))], _along(axis, slice(number, number + 1))
+            part, index = values[_along(axis, slice(start, stop))], _along(axis, slice(number, number + 1))
             which = np.expand_dims(part.argmax(axis), axis)
-            best[here] = np.take_along_axis(part, which, axis)
-            if found is not None and places is not None:
-                found[here] = np.take_along_axis(places[_along(axis, slice(start, stop))], which, axis)
-        return best, found
+            best[index] = np.take_along_axis(part, which, axis)
+            if best_positions is not None and positions is not None:
+                best_positions[index] = np.take_along_axis(
+                    positions[_along(axis, slice(start, stop))], which, axis
+                )
+        return best, best_positions
 
     def sum(self, values: HostArray, axis: int) -> HostArray:
         """Add up the elements of each window along the axis."""
         total: HostArray = np.zeros(_with_extent(values, axis, len(self.starts)), values.dtype)
         if self.stride:
-            for one in self.taps(self.pad(values, axis, 0), axis):
-                total += one
+            for tap in self.taps(self.pad(values, axis, 0), axis):
+                total += tap
             return total
         for number, (start, stop) in enumerate(zip(self.starts, self.stops, strict=True)):
             total[_along(axis, number)] = values[_along(axis, slice(start, stop))].sum(axis)
@@ -283,18 +287,18 @@ class _Windows:
         """Add the value of each window to all of its elements along the axis."""
         total: HostArray = np.zeros(_with_extent(values, axis, self.padded), values.dtype)
         if self.stride:
-            for one in self.taps(total, axis):
-                one += values  # noqa: PLW2901  # a view: the windows of one tap share no element
+            for tap in self.taps(total, axis):
+                tap += values  # noqa: PLW2901  # a view: the windows of one tap share no element
         else:
             for number, (start, stop) in enumerate(zip(self.starts, self.stops, strict=True)):
                 total[_along(axis, slice(start, stop))] += values[_along(axis, slice(number, number + 1))]
         return total[self.inner(axis)]
 
-    def counts(self, behind: int | None) -> HostArray:
-        """Count each window's elements, with all zeros before and `behind` zeros after; None for no zeros."""
-        if behind is None:
+    def counts(self, padding_after: int | None) -> HostArray:
+        """Count each window's elements, with all zeros before and `padding_after` after; None for none."""
+        if padding_after is None:
             return np.minimum(self.stops, self.extent) - np.maximum(self.starts, 0)
-        return np.minimum(self.stops, self.extent + behind) - self.starts
+        return np.minimum(self.stops, self.extent + padding_after) - self.starts
 
 
 def _with_extent(array: HostArray, axis: int, extent: int) -> Ints:
@@ -319,15 +323,15 @@ def max_pool(spec: ops.MaxPoolSpec, call: HostCall) -> None:
     windows = _windows(spec, x, out, spec.dilation)
     for images in _images(x):
         values = widened(x[images])
-        places = None
+        positions = None
         if indices is not None:
             size = math.prod(values.shape[2:])
-            places = np.broadcast_to(np.arange(size).reshape(values.shape[2:]), values.shape)
+            positions = np.broadcast_to(np.arange(size).reshape(values.shape[2:]), values.shape)
         for axis in reversed(range(2, axes)):
-            values, places = windows[axis - 2].most(values, places, axis)
+            values, positions = windows[axis - 2].maxima(values, positions, axis)
         convert(values, out[images])
-        if indices is not None and places is not None:
-            np.copyto(indices[images], places)
+        if indices is not None and positions is not None:
+            np.copyto(indices[images], positions)
 
 
 def _windows(
@@ -339,9 +343,9 @@ def _windows(
     """Return the windows along each axis."""
     extents = zip(x.shape[2:], out.shape[2:], strict=True)
     if not spec.window[0]:
-        return [_Windows.adaptive(*each) for each in extents]
+        return [_Windows.adaptive(*pair) for pair in extents]
     numbers = zip(spec.window, spec.stride, spec.padding, dilation, strict=True)
-    return [_Windows.regular(*each, *those) for each, those in zip(extents, numbers, strict=True)]
+    return [_Windows.regular(*pair, *those) for pair, those in zip(extents, numbers, strict=True)]
 
 
 @kernel(ops.MaxPoolGradSpec, backend="cpu", dtypes={"grad": FLOATS})
@@ -353,12 +357,12 @@ def max_pool_grad(spec: ops.MaxPoolGradSpec, call: HostCall) -> None:
     if is_outside.any():
         raise no_element(int(indices[is_outside][0]), size)
     for images in _images(out):
-        here, values = out[images], widened(grad[images])
-        total: HostArray = np.zeros((here.shape[0] * here.shape[1], size), values.dtype)
+        target, values = out[images], widened(grad[images])
+        total: HostArray = np.zeros((target.shape[0] * target.shape[1], size), values.dtype)
         rows = np.arange(len(total))[:, None]
-        places = indices[images].reshape(len(total), math.prod(values.shape[2:]))
-        np.add.at(total.reshape(-1), (places + rows * size).ravel(), values.ravel())
-        convert(total.reshape(here.shape), here)
+        positions = indices[images].reshape(len(total), math.prod(values.shape[2:]))
+        np.add.at(total.reshape(-1), (positions + rows * size).ravel(), values.ravel())
+        convert(total.reshape(target.shape), target)
 
 
 def _windows_of_means(
@@ -368,10 +372,10 @@ def _windows_of_means(
     windows = _windows(spec, x, out, (1,) * len(spec.window))
     if spec.divisor:
         return windows, spec.divisor
-    behind = spec.behind if spec.count_include_pad else (None,) * len(windows)
+    paddings_after = spec.behind if spec.count_include_pad else (None,) * len(windows)
     divisor = np.ones((1,) * len(windows), np.int64)
-    for axis, (one, more) in enumerate(zip(windows, behind, strict=True)):
-        divisor = divisor * one.counts(more).reshape(-1, *(1,) * (len(windows) - axis - 1))
+    for axis, (window, padding_after) in enumerate(zip(windows, paddings_after, strict=True)):
+        divisor = divisor * window.counts(padding_after).reshape(-1, *(1,) * (len(windows) - axis - 1))
     return windows, divisor.astype(widened(x[:0]).dtype)
 
 
@@ -409,14 +413,14 @@ class _AttentionBlock:
     """Some queries, and the keys that they may see.
 
     Attributes:
-        place: Index of the leading axes: of one head of the keys, or slices of several.
+        head_index: Index of the leading axes: of one head of the keys, or slices of several.
         rows: Queries.
         columns: Keys, without those that no query sees.
         hidden: Which scores do not count, of shape (rows, columns); None if all count.
         bias: Numbers to add to the scores, of shape (..., heads, rows, columns); None for none.
     """
 
-    place: tuple[int | slice, ...]
+    head_index: tuple[int | slice, ...]
     rows: slice
     columns: slice
     hidden: HostArray | None
@@ -424,7 +428,7 @@ class _AttentionBlock:
 
     def queries(self, array: HostArray) -> HostArray:
         """Return the rows of an array, in the type that they are computed in."""
-        return widened(array[self.place][..., self.rows, :])
+        return widened(array[self.head_index][..., self.rows, :])
 
     def scores(self, query: HostArray, key: HostArray, scale: float) -> HostArray:
         """Compute scores, of shape (..., heads, rows, columns): minus infinity where none counts."""
@@ -455,7 +459,7 @@ class _Attention:
 
     def __init__(self, spec: ops.AttentionSpec | ops.AttentionGradSpec, call: HostCall) -> None:
         self._spec = spec
-        self.key, self.value = (headed(call.array(one)) for one in (spec.key, spec.value))
+        self.key, self.value = (headed(call.array(array)) for array in (spec.key, spec.value))
         self.query = self.shared(call.array(spec.query))
         rows = self.query.shape[-2]
         table = spec.block_table if isinstance(spec, ops.AttentionSpec) else None
@@ -489,7 +493,7 @@ class _Attention:
         if is_outside.any():
             raise no_length("block_table", int(table[is_outside][0]), count)
 
-    def places(self) -> Iterator[tuple[int | slice, ...]]:
+    def head_indices(self) -> Iterator[tuple[int | slice, ...]]:
         """Yield the index of each key head, or of several heads if their scores are few."""
         lead, served = self.query.shape[:-3], math.prod(self.query.shape[-3:-1])
         step = _CHUNK_SCORES // max(1, math.prod(lead[1:]) * served * self._columns) if self._is_whole else 0
@@ -499,45 +503,49 @@ class _Attention:
         else:
             yield from np.ndindex(*lead)
 
-    def parts(self, place: tuple[int | slice, ...]) -> Iterator[_AttentionBlock]:
-        """Cut the queries of a place into pieces; leave out queries after their length."""
-        if isinstance(place[0], slice):
+    def parts(self, head_index: tuple[int | slice, ...]) -> Iterator[_AttentionBlock]:
+        """Cut the queries of a head into pieces; leave out queries after their length."""
+        if isinstance(head_index[0], slice):
             rows, columns = self.query.shape[-2], self._columns
             step = max(1, rows)
         else:
-            rows, columns = (int(one[place[:-1]]) for one in (self._query_lengths, self._key_lengths))
+            rows, columns = (
+                int(lengths[head_index[:-1]]) for lengths in (self._query_lengths, self._key_lengths)
+            )
             step = max(1, _CHUNK_SCORES // max(1, columns * self.query.shape[-3]))
         for first in range(0, rows, step):
-            yield self._part(place, slice(first, min(first + step, rows)), rows, columns)
+            yield self._part(head_index, slice(first, min(first + step, rows)), rows, columns)
 
-    def _part(self, place: tuple[int | slice, ...], rows: slice, most: int, columns: int) -> _AttentionBlock:
+    def _part(
+        self, head_index: tuple[int | slice, ...], rows: slice, row_count: int, columns: int
+    ) -> _AttentionBlock:
         spec = self._spec
         # The key of the first query on the diagonal.
-        offset = columns - most if spec.alignment == "lower_right" else 0
+        offset = columns - row_count if spec.alignment == "lower_right" else 0
         first = 0 if spec.left < 0 else max(0, rows.start + offset - spec.left)
         stop = columns if spec.right < 0 else min(columns, rows.stop + offset + spec.right)
-        seen = slice(min(first, columns), max(min(first, columns), stop))
+        visible = slice(min(first, columns), max(min(first, columns), stop))
         hidden = None
         if spec.left >= 0 or spec.right >= 0:
-            own: HostArray = np.arange(int(rows.start), int(rows.stop)) + offset
-            keys: HostArray = np.arange(int(seen.start), int(seen.stop))
-            places: HostArray = keys - own[:, None]
-            hidden = np.zeros(places.shape, np.bool_)
-            hidden |= places < -spec.left if spec.left >= 0 else False
-            hidden |= places > spec.right if spec.right >= 0 else False
+            diagonal: HostArray = np.arange(int(rows.start), int(rows.stop)) + offset
+            keys: HostArray = np.arange(int(visible.start), int(visible.stop))
+            distances: HostArray = keys - diagonal[:, None]
+            hidden = np.zeros(distances.shape, np.bool_)
+            hidden |= distances < -spec.left if spec.left >= 0 else False
+            hidden |= distances > spec.right if spec.right >= 0 else False
         bias = None
         if self._mask is not None:
-            bias = self._mask[place][..., rows, seen]
+            bias = self._mask[head_index][..., rows, visible]
             bias = bias if bias.dtype == np.bool_ else widened(bias)
-        return _AttentionBlock(place, rows, seen, hidden, bias)
+        return _AttentionBlock(head_index, rows, visible, hidden, bias)
 
     def of(self, part: _AttentionBlock, array: HostArray) -> HostArray:
         """Return the keys or the values of a part, in the type that they are computed in."""
         if self._table is None:
-            return widened(array[part.place][..., part.columns, :])
+            return widened(array[part.head_index][..., part.columns, :])
         block, columns = array.shape[-2], part.columns
         first, stop = columns.start // block, -(-columns.stop // block)
-        taken = array[self._table[part.place[:-1]][first:stop], part.place[-1]]
+        taken = array[self._table[part.head_index[:-1]][first:stop], part.head_index[-1]]
         taken = taken.reshape(len(taken) * block, array.shape[-1])
         return widened(taken[columns.start - first * block : columns.stop - first * block])
 
@@ -554,16 +562,16 @@ def _merged(array: HostArray) -> HostArray:
 
 
 def _lengths(
-    call: HostCall, argument: str, lengths: ops.ArraySpec | None, most: int, stack: Ints
+    call: HostCall, argument: str, lengths: ops.ArraySpec | None, limit: int, stack: Ints
 ) -> HostArray:
     """Return lengths of an axis, of which none is larger than the axis."""
     if lengths is None:
-        return np.full(stack, most)
-    given = call.array(lengths)
-    is_outside = (given < 0) | (given > most)
+        return np.full(stack, limit)
+    values = call.array(lengths)
+    is_outside = (values < 0) | (values > limit)
     if is_outside.any():
-        raise no_length(argument, int(given[is_outside][0]), most)
-    return given
+        raise no_length(argument, int(values[is_outside][0]), limit)
+    return values
 
 
 @kernel(ops.AttentionSpec, backend="cpu", dtypes={"query": FLOATS})
@@ -575,40 +583,40 @@ def attention(spec: ops.AttentionSpec, call: HostCall) -> None:
     out[...] = 0
     if lse is not None:
         lse[...] = -np.inf
-    for part in (part for place in of.places() for part in of.parts(place)):
+    for part in (part for head_index in of.head_indices() for part in of.parts(head_index)):
         scores = part.scores(part.queries(of.query), of.of(part, of.key), spec.scale)
         if not scores.size:
             continue
         rows = scores.reshape(-1, scores.shape[-1])
         # NumPy takes up to 13 times as long for maxima of short rows as for maxima of columns.
-        most = (rows.copy("F") if rows.shape[1] <= 64 else rows).max(-1).reshape(*scores.shape[:-1], 1)
+        maxima = (rows.copy("F") if rows.shape[1] <= 64 else rows).max(-1).reshape(*scores.shape[:-1], 1)
         # A row without a score that counts is left with nothing: its exponentials are zeros.
-        most[np.isneginf(most)] = 0
-        np.exp(np.subtract(scores, most, out=scores), out=scores)
+        maxima[np.isneginf(maxima)] = 0
+        np.exp(np.subtract(scores, maxima, out=scores), out=scores)
         total = scores.sum(-1, keepdims=True)
         value = of.of(part, of.value)
-        made = _weighed(_merged(scores), value).reshape(*scores.shape[:-1], value.shape[-1])
+        products = _weighed(_merged(scores), value).reshape(*scores.shape[:-1], value.shape[-1])
         if lse is not None:
-            lse[part.place][..., part.rows] = (most + np.log(total))[..., 0]
+            lse[part.head_index][..., part.rows] = (maxima + np.log(total))[..., 0]
         total[total == 0] = 1
-        convert(made / total, out[part.place][..., part.rows, :])
+        convert(products / total, out[part.head_index][..., part.rows, :])
 
 
 @kernel(ops.AttentionGradSpec, backend="cpu", dtypes={"query": FLOATS})
 def attention_grad(spec: ops.AttentionGradSpec, call: HostCall) -> None:
     """Compute the scores of some rows at a time again, and add up the gradients of keys and values."""
     of = _Attention(spec, call)
-    grad, out, grad_query = (of.shared(call.array(one)) for one in (spec.grad, spec.out, spec.grad_query))
+    grad, out, grad_query = (of.shared(call.array(array)) for array in (spec.grad, spec.out, spec.grad_query))
     lse = of.shared(call.array(spec.lse), 1)
-    grad_key, grad_value = (headed(call.array(one)) for one in (spec.grad_key, spec.grad_value))
+    grad_key, grad_value = (headed(call.array(array)) for array in (spec.grad_key, spec.grad_value))
     grad_query[...] = 0
-    for place in of.places():
-        keys, values = (np.zeros(one[place].shape, lse.dtype) for one in (of.key, of.value))
-        for part in of.parts(place):
+    for head_index in of.head_indices():
+        keys, values = (np.zeros(heads[head_index].shape, lse.dtype) for heads in (of.key, of.value))
+        for part in of.parts(head_index):
             if part.columns.start == part.columns.stop:
                 continue
             query, key, value = part.queries(of.query), of.of(part, of.key), of.of(part, of.value)
-            logs = lse[place][..., part.rows, None]
+            logs = lse[head_index][..., part.rows, None]
             weights = part.scores(query, key, spec.scale)
             is_hidden = np.isneginf(weights)
             np.exp(np.subtract(weights, np.where(logs == -np.inf, 0, logs), out=weights), out=weights)
@@ -621,21 +629,21 @@ def attention_grad(spec: ops.AttentionGradSpec, call: HostCall) -> None:
             weights *= (matrix_product(slope, value.swapaxes(-1, -2)) - _merged(mean)) * spec.scale
             weights[is_hidden] = 0
             keys[..., part.columns, :] += _weighed(turned, _merged(query))
-            convert(_weighed(weights, key).reshape(query.shape), grad_query[place][..., part.rows, :])
-        convert(keys, grad_key[place])
-        convert(values, grad_value[place])
+            convert(_weighed(weights, key).reshape(query.shape), grad_query[head_index][..., part.rows, :])
+        convert(keys, grad_key[head_index])
+        convert(values, grad_value[head_index])
 
 
 def _weighed(weights: HostArray, values: HostArray) -> HostArray:
     """Multiply matrices, where a weight of zero takes nothing: not of infinity or NaN, either."""
-    made: HostArray = matrix_product(weights, values)
-    if not np.isnan(made).any():
-        return made
-    if made.ndim > 2:
-        return np.stack([_weighed(*each) for each in zip(weights, values, strict=True)])
+    product: HostArray = matrix_product(weights, values)
+    if not np.isnan(product).any():
+        return product
+    if product.ndim > 2:
+        return np.stack([_weighed(*pair) for pair in zip(weights, values, strict=True)])
     is_finite = np.isfinite(values).all(-1)
-    made = matrix_product(weights[:, is_finite], values[is_finite])
+    product = matrix_product(weights[:, is_finite], values[is_finite])
     for number in np.flatnonzero(~is_finite):
         taking = weights[:, number] != 0
-        made[taking] += weights[taking, number, None] * values[number]
-    return made
+        product[taking] += weights[taking, number, None] * values[number]
+    return product

@@ -41,18 +41,18 @@ def fft(spec: FftSpec, call: HostCall) -> None:
 @kernel(FusedFftSpec, backend="cpu")
 def fused(spec: FusedFftSpec, call: HostCall) -> None:
     """Compute the prolog, the transform and the epilog, one after the other."""
-    ahead, transform, behind = spec.parts(spec.has_prolog, spec.has_epilog)
-    made = {
+    prolog, transform, epilog = spec.parts(spec.has_prolog, spec.has_epilog)
+    temporaries = {
         array.block: np.empty(array.shape, array.dtype.dtype)
         for array in (transform.source, transform.out)
         if array.block < 0
     }
-    within: Any = _Within(call, made)
+    within: Any = _Within(call, temporaries)
     if spec.has_prolog:
-        arrays.loop(ahead, within)
+        arrays.loop(prolog, within)
     fft(transform, within)
     if spec.has_epilog:
-        arrays.loop(behind, within)
+        arrays.loop(epilog, within)
 
 
 @attrs.frozen(eq=False)
@@ -60,13 +60,13 @@ class _Within:
     """The call, and the intermediate arrays by their blocks."""
 
     call: HostCall
-    made: dict[int, HostArray]
+    temporaries: dict[int, HostArray]
 
     def array(self, array: ArraySpec) -> HostArray:
         """Return an array."""
-        return self.made[array.block] if array.block in self.made else self.call.array(array)
+        return self.temporaries[array.block] if array.block in self.temporaries else self.call.array(array)
 
-    def at(self, array: ArraySpec) -> int:
+    def address_of(self, array: ArraySpec) -> int:
         """Return its address."""
         return int(self.array(array).ctypes.data)
 

@@ -53,8 +53,8 @@ class CpuGraphLibrary(CpuLibrary):
         # How often each recipe ran quickly, reduced by slow runs.
         self._quick: dict[bytes, int] = {}
         self._limit = 0
-        known: Any = device
-        self._chains = KeptChains(known.blocks, known.kept)
+        untyped_device: Any = device
+        self._chains = KeptChains(untyped_device.blocks, untyped_device.kept)
 
     @kernel(GraphSpec, backend="cpu")
     @kernel(BranchSpec, backend="cpu")
@@ -90,13 +90,15 @@ class CpuGraphLibrary(CpuLibrary):
         """See `ComputesInPlace.bind_chain`."""
         call = ComputingCall(self._run_chain, spec, None, self._device, stream)
         works: list[Callable[[], object]] = []
-        for node, one in bound_nodes(self._chains.recipe(spec.recipe), spec.arrays):
-            if isinstance(one, CHAINS) or node.library not in _ANYWHERE:
+        for node, node_spec in bound_nodes(self._chains.recipe(spec.recipe), spec.arrays):
+            if isinstance(node_spec, CHAINS) or node.library not in _ANYWHERE:
                 return None
             library = self._library(node.library, call)
-            has_status = one.descriptor().has_status
+            has_status = node_spec.descriptor().has_status
             works.append(
-                partial(_run_again, library, node, one, stream) if has_status else library.bind(one, stream)
+                partial(_run_again, library, node, node_spec, stream)
+                if has_status
+                else library.bind(node_spec, stream)
             )
         return works
 
@@ -117,8 +119,8 @@ class CpuGraphLibrary(CpuLibrary):
         if bound.works is not None:
             works: Works = bound.works
             return works
-        works = [(node.operation, self._work(node, one, call)) for node, one in bound.nodes]
-        if not any(isinstance(one, CHAINS) for _, one in bound.nodes):
+        works = [(node.operation, self._work(node, node_spec, call)) for node, node_spec in bound.nodes]
+        if not any(isinstance(node_spec, CHAINS) for _, node_spec in bound.nodes):
             bound.works = works
             plan.move("arm")
         return works
@@ -138,10 +140,10 @@ class CpuGraphLibrary(CpuLibrary):
     def _library(self, name: str, call: ComputingCall) -> CpuLibrary:
         opened = self._libraries.get(name)
         if opened is None:
-            made = call.device.open_library(name)
-            if not isinstance(made, CpuLibrary):
+            library = call.device.open_library(name)
+            if not isinstance(library, CpuLibrary):
                 raise NotSupportedError(f"library {name!r} runs in no graph", backend="cpu")
-            opened = self._libraries[name] = made
+            opened = self._libraries[name] = library
         return opened
 
 

@@ -47,14 +47,16 @@ def launch(spec: KernelSpec, call: HostCall[KernelDefinition]) -> None:
     lent: _LentByRole = {"read": [], "update": [], "write": []}
     _call(spec, call, lent)
     read, written = lent["read"], lent["update"] + lent["write"]
-    if any(one() is not None for _, one in read + written):
-        where = f"kernel {definition.name!r}: its function {definition.cpu}"
+    if any(reference() is not None for _, reference in read + written):
+        label = f"kernel {definition.name!r}: its function {definition.cpu}"
 
-        def named(kept: set[int]) -> str:
-            return ", ".join(name for name, one in read + written if id(one) in kept)
+        def named(ids: set[int]) -> str:
+            return ", ".join(name for name, reference in read + written if id(reference) in ids)
 
         try:
-            _keepers.look(where, [one for _, one in read], [one for _, one in written], named)
+            _keepers.report_kept(
+                label, [reference for _, reference in read], [reference for _, reference in written], named
+            )
         except RuntimeError as error:
             raise LibraryError(str(error), library="jit", code="kept") from None
 
@@ -91,15 +93,15 @@ def _run(definition: KernelDefinition, arguments: list[Any]) -> None:
     copies: list[tuple[HostArray, HostArray]] = []
     for number, parameter in enumerate(definition.parameters):
         if parameter.layout == "packed" and not arguments[number].flags.c_contiguous:
-            whole = np.ascontiguousarray(arguments[number])
+            packed = np.ascontiguousarray(arguments[number])
             if parameter.role != "read":
-                copies.append((arguments[number], whole))
-            arguments[number] = whole
+                copies.append((arguments[number], packed))
+            arguments[number] = packed
     try:
-        with _told(f"kernel {definition.name!r}: its function {definition.cpu} raised"):
+        with _as_library_errors(f"kernel {definition.name!r}: its function {definition.cpu} raised"):
             function(*arguments)
-        for view, whole in copies:
-            np.copyto(view, whole)
+        for view, packed in copies:
+            np.copyto(view, packed)
     finally:
         for argument in arguments:
             # The function may have kept it, and its memory will be another array's.
@@ -108,7 +110,7 @@ def _run(definition: KernelDefinition, arguments: list[Any]) -> None:
 
 
 @contextmanager
-def _told(what: str) -> Generator[None]:
+def _as_library_errors(label: str) -> Generator[None]:
     """Raise errors of the user's code as errors of its kernel, because others would be the engine's."""
     try:
         yield
@@ -118,7 +120,7 @@ def _told(what: str) -> Generator[None]:
     # Errors that end a task or an interpreter must get no further, either.
     except BaseException as error:  # noqa: ASYNC103
         code = type(error).__name__
-        raise LibraryError(f"{what} {describe(error)}", library="jit", code=code) from error  # noqa: ASYNC104
+        raise LibraryError(f"{label} {describe(error)}", library="jit", code=code) from error  # noqa: ASYNC104
 
 
 @functools.lru_cache(256)
@@ -129,15 +131,15 @@ def _find(name: str, path: str) -> _Function:
         LibraryError: The function does not exist.
     """
     module, _, attribute = path.partition(":")
-    with _told(f"kernel {name!r}: its function {path} for the CPU cannot be imported:"):
-        found: Any = importlib.import_module(module)
+    with _as_library_errors(f"kernel {name!r}: its function {path} for the CPU cannot be imported:"):
+        value: Any = importlib.import_module(module)
         for part in attribute.split("."):
-            found = getattr(found, part)
-    if not callable(found):
+            value = getattr(value, part)
+    if not callable(value):
         raise LibraryError(
-            f"kernel {name!r}: {path} for the CPU is not a function, but {type(found).__name__}",
+            f"kernel {name!r}: {path} for the CPU is not a function, but {type(value).__name__}",
             library="jit",
             code="TypeError",
         )
-    function: _Function = found
+    function: _Function = value
     return function

@@ -70,7 +70,7 @@ def join(spec: ops.JoinSpec, call: HostCall) -> None:
     out = call.array(spec.out)
     if spec.is_padded:
         np.copyto(as_bits(out), as_bits(scalar(spec.pad, spec.out.dtype)))
-    for start, source in spec.places:
-        place = [slice(extent) for extent in source.shape]
-        place[spec.axis] = slice(start, start + source.shape[spec.axis])
-        _copy(source, call.array(source), spec.out, out[tuple(place)])
+    for start, source in spec.source_starts:
+        region = [slice(extent) for extent in source.shape]
+        region[spec.axis] = slice(start, start + source.shape[spec.axis])
+        _copy(source, call.array(source), spec.out, out[tuple(region)])

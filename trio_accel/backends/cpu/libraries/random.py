@@ -70,9 +70,9 @@ def philox4x32(counter: tuple[_Words, _Words, _Words, _Words], seed: int) -> lis
         np.multiply(first, _MULTIPLIERS[0], out=upper)
         np.multiply(third, _MULTIPLIERS[1], out=lower)
         # The upper halves of the second and the fourth word are of no use: they go here.
-        for word, product, other, part in ((first, lower, second, key0), (third, upper, fourth, key1)):
+        for word, product, operand, part in ((first, lower, second, key0), (third, upper, fourth, key1)):
             np.right_shift(product, _SHIFT, out=word)
-            np.bitwise_xor(word, other, out=word)
+            np.bitwise_xor(word, operand, out=word)
             np.bitwise_xor(word, np.uint64(part), out=word)
             np.bitwise_and(word, _LOW, out=word)
         second, fourth, (lower, upper), spare = lower, upper, spare, [lower, upper]
@@ -115,22 +115,22 @@ class _Draw:
     Attributes:
         seed: Key.
         row: First row of the draw.
-        places: The indices of these numbers in the draw.
+        positions: The indices of these numbers in the draw.
     """
 
     seed: int
     row: int
-    places: npt.NDArray[np.uint64]
+    positions: npt.NDArray[np.uint64]
 
     def of(self, chosen: HostArray) -> _Draw:
         """Select some of the numbers, by truth values or indices."""
-        return attrs.evolve(self, places=self.places[chosen])
+        return attrs.evolve(self, positions=self.positions[chosen])
 
     def uniform(self, block: int) -> tuple[_Doubles, _Doubles]:
         """Return two uniform numbers above 0 up to 1 of each, from its counter of this number."""
         width = np.uint64(PHILOX_ROW)
-        half = self.places // width + np.uint64(self.row)
-        counter = (half & _LOW, half >> _SHIFT, self.places % width, np.full_like(half, block))
+        half = self.positions // width + np.uint64(self.row)
+        counter = (half & _LOW, half >> _SHIFT, self.positions % width, np.full_like(half, block))
         first, second, third, fourth = philox4x32(counter, self.seed)
         return unit64(first, second), unit64(third, fourth)
 
@@ -151,13 +151,18 @@ def rejection(spec: RejectionSpec, call: HostCall) -> None:
         return
     seed, row = PHILOX_START.unpack(spec.place)
     for first in range(0, out.size, _CHUNK_NUMBERS):
-        places = np.arange(first, min(first + _CHUNK_NUMBERS, out.size), dtype=np.uint64)
+        positions = np.arange(first, min(first + _CHUNK_NUMBERS, out.size), dtype=np.uint64)
         a, b = (
-            np.broadcast_to(one if one.size == 1 else one[first : first + _CHUNK_NUMBERS], places.shape)
-            for one in parameters
+            np.broadcast_to(
+                parameter if parameter.size == 1 else parameter[first : first + _CHUNK_NUMBERS],
+                positions.shape,
+            )
+            for parameter in parameters
         )
         with np.errstate(all="ignore"):
-            out[first : first + _CHUNK_NUMBERS] = _MAKERS[spec.distribution](_Draw(seed, row, places), a, b)
+            out[first : first + _CHUNK_NUMBERS] = _MAKERS[spec.distribution](
+                _Draw(seed, row, positions), a, b
+            )
 
 
 def _are_in_range(distribution: str, a: _Doubles, b: _Doubles) -> bool:
@@ -216,9 +221,9 @@ def _gamma(*, has_log: bool) -> _Maker:
 def _poisson(numbers: _Draw, a: _Doubles, _: _Doubles) -> _Doubles:
     """Hörmann, The transformed rejection method for generating Poisson random variables (1993): PTRS."""
     result = np.zeros(a.shape)
-    small, large = np.flatnonzero(a < _INVERTED), np.flatnonzero(a >= _INVERTED)
-    mean = a[small]
-    result[small] = _inverted(numbers.of(small), np.exp(-mean), lambda k, those: mean[those] / k)
+    inverted, large = np.flatnonzero(a < _INVERTED), np.flatnonzero(a >= _INVERTED)
+    mean = a[inverted]
+    result[inverted] = _inverted(numbers.of(inverted), np.exp(-mean), lambda k, those: mean[those] / k)
     mean = a[large]
     b = 0.931 + 2.53 * np.sqrt(mean)
     slope, scale, sure = -0.059 + 0.02483 * b, 1.1239 + 1.1328 / (b - 3.4), 0.9277 - 3.6224 / (b - 2)
@@ -226,11 +231,11 @@ def _poisson(numbers: _Draw, a: _Doubles, _: _Doubles) -> _Doubles:
     def attempt(those: _Draw, waiting: HostArray, number: int) -> tuple[_Doubles, HostArray]:
         u, v = those.uniform(number + 1)
         u, lam, reach = u - 0.5, mean[waiting], b[waiting]
-        near = 0.5 - np.abs(u)
-        k = np.floor((2 * slope[waiting] / near + reach) * u + lam + 0.43)
-        is_sure = (near >= 0.07) & (v <= sure[waiting])
-        is_out = (k < 0) | ~np.isfinite(k) | ((near < 0.013) & (v > near))
-        height = np.log(v * scale[waiting] / (slope[waiting] / (near * near) + reach))
+        us = 0.5 - np.abs(u)
+        k = np.floor((2 * slope[waiting] / us + reach) * u + lam + 0.43)
+        is_sure = (us >= 0.07) & (v <= sure[waiting])
+        is_out = (k < 0) | ~np.isfinite(k) | ((us < 0.013) & (v > us))
+        height = np.log(v * scale[waiting] / (slope[waiting] / (us * us) + reach))
         return k, is_sure | (~is_out & (height <= _log_poisson(k, lam)))
 
     result[large] = _propose(numbers.of(large), np.floor(mean), attempt)
@@ -241,11 +246,11 @@ def _binomial(numbers: _Draw, a: _Doubles, b: _Doubles) -> _Doubles:
     """Hörmann, The generation of binomial random variates (1993): BTRS, for the rarer of both outcomes."""
     p = np.minimum(b, 1 - b)
     result = np.zeros(a.shape)
-    small, large = np.flatnonzero(a * p < _INVERTED), np.flatnonzero(a * p >= _INVERTED)
-    n, odds = a[small], p[small] / (1 - p[small])
-    result[small] = _inverted(
-        numbers.of(small),
-        np.exp(n * np.log1p(-p[small])),
+    inverted, large = np.flatnonzero(a * p < _INVERTED), np.flatnonzero(a * p >= _INVERTED)
+    n, odds = a[inverted], p[inverted] / (1 - p[inverted])
+    result[inverted] = _inverted(
+        numbers.of(inverted),
+        np.exp(n * np.log1p(-p[inverted])),
         lambda k, those: (n[those] - (k - 1)) / k * odds[those],
     )
     result[large] = _many_trials(numbers.of(large), a[large], p[large])
@@ -262,11 +267,11 @@ def _many_trials(numbers: _Draw, n: _Doubles, p: _Doubles) -> _Doubles:
     def attempt(those: _Draw, waiting: HostArray, number: int) -> tuple[_Doubles, HostArray]:
         u, v = those.uniform(number + 1)
         u, trials, reach = u - 0.5, n[waiting], b[waiting]
-        near = 0.5 - np.abs(u)
-        k = np.floor((2 * slope[waiting] / near + reach) * u + (trials * p[waiting] + 0.5))
-        is_sure = (near >= 0.07) & (v <= sure[waiting])
+        us = 0.5 - np.abs(u)
+        k = np.floor((2 * slope[waiting] / us + reach) * u + (trials * p[waiting] + 0.5))
+        is_sure = (us >= 0.07) & (v <= sure[waiting])
         is_in = (k >= 0) & (k <= trials)
-        height = np.log(v * scale[waiting] / (slope[waiting] / (near * near) + reach))
+        height = np.log(v * scale[waiting] / (slope[waiting] / (us * us) + reach))
         log_k = _log_binomial(np.where(is_in, k, 0), trials, p[waiting])
         return k, is_sure | (is_in & (height <= log_k - log_mode[waiting]))
 
@@ -281,20 +286,20 @@ def _inverted(numbers: _Draw, first: _Doubles, ratio: Callable[[float, HostArray
     while waiting.size:
         k += 1
         probability[waiting] *= ratio(float(k), waiting)
-        more = total[waiting] + probability[waiting]
+        next_total = total[waiting] + probability[waiting]
         # If the sum no longer grows, the rest is rounding.
-        waiting, more = waiting[more > total[waiting]], more[more > total[waiting]]
-        result[waiting], total[waiting] = k, more
-        waiting = waiting[sought[waiting] > more]
+        waiting, next_total = waiting[next_total > total[waiting]], next_total[next_total > total[waiting]]
+        result[waiting], total[waiting] = k, next_total
+        waiting = waiting[sought[waiting] > next_total]
     return result
 
 
 def _stirling(k: _Doubles) -> _Doubles:
     """Return the error of Stirling's formula for log(k!), for integers above 0."""
-    near = np.minimum(k, 15).astype(np.int64)
+    index = np.minimum(k, 15).astype(np.int64)
     square = 1 / (k * k)
-    far = (1 / 12 - (1 / 360 - (1 / 1260 - 1 / 1680 * square) * square) * square) / k
-    return np.where(k < 16, _STIRLING[near], far)
+    series = (1 / 12 - (1 / 360 - (1 / 1260 - 1 / 1680 * square) * square) * square) / k
+    return np.where(k < 16, _STIRLING[index], series)
 
 
 def _deviance(k: _Doubles, mean: _Doubles) -> _Doubles:
@@ -304,17 +309,17 @@ def _deviance(k: _Doubles, mean: _Doubles) -> _Doubles:
 
 
 def _log_poisson(k: _Doubles, mean: _Doubles) -> _Doubles:
-    some = np.maximum(k, 1)
-    log = -_stirling(some) - _deviance(some, mean) - (_HALF_LOG_2PI + 0.5 * np.log(some))
+    clamped = np.maximum(k, 1)
+    log = -_stirling(clamped) - _deviance(clamped, mean) - (_HALF_LOG_2PI + 0.5 * np.log(clamped))
     return np.where(k < 1, -mean, log)
 
 
 def _log_binomial(k: _Doubles, n: _Doubles, p: _Doubles) -> _Doubles:
-    some = np.minimum(np.maximum(k, 1), n - 1)
-    others = n - some
-    errors = _stirling(n) - _stirling(some) - _stirling(others)
-    log = errors - _deviance(some, n * p) - _deviance(others, n * (1 - p))
-    log += 0.5 * np.log(n / (some * others)) - _HALF_LOG_2PI
+    clamped = np.minimum(np.maximum(k, 1), n - 1)
+    failures = n - clamped
+    errors = _stirling(n) - _stirling(clamped) - _stirling(failures)
+    log = errors - _deviance(clamped, n * p) - _deviance(failures, n * (1 - p))
+    log += 0.5 * np.log(n / (clamped * failures)) - _HALF_LOG_2PI
     return np.where(k < 1, n * np.log1p(-p), np.where(k >= n, n * np.log(p), log))
 
 
@@ -411,10 +416,10 @@ def sobol_points(spec: SobolSpec, call: HostCall) -> None:
     for direction in directions[:_TABLE]:
         table = np.concatenate([table, table ^ direction])
     (first,) = FIRST.unpack(spec.first)
-    number, last = first, first + len(out)
-    while number < last:
+    number, stop = first, first + len(out)
+    while number < stop:
         block, begin = divmod(number, len(table))
-        end = min(len(table), begin + last - number)
+        end = min(len(table), begin + stop - number)
         base = shift.copy()
         for bit, direction in enumerate(directions[_TABLE:]):
             if block >> bit & 1:
@@ -436,25 +441,25 @@ def _plan(spec: PhiloxSpec, device: object) -> _Transform:
 def philox(spec: PhiloxSpec, call: HostCall[_Transform]) -> None:
     """Fill an array with random numbers, four a counter, whatever they are made of."""
     out, is_double = call.array(spec.out).reshape(-1), spec.out.dtype.itemsize == 8
-    counters, whole = -(-out.size // 4), out.size // 4
+    counters, full_counters = -(-out.size // 4), out.size // 4
     for first in range(0, counters, _CHUNK_NUMBERS):
         count = min(_CHUNK_NUMBERS, counters - first)
         # Of four double numbers, two come from a counter, and two from the counter in the next row.
-        columns = [_words(spec, first, count, 1 + is_double, ahead) for ahead in range(1 + is_double)]
+        columns = [_words(spec, first, count, 1 + is_double, offset) for offset in range(1 + is_double)]
         piece = out[4 * first : 4 * (first + count)]
-        made = call.plan(spec, [one for row in columns for one in row])
-        rows = piece[: 4 * (min(first + count, whole) - first)].reshape(-1, 4)
-        for number, column in enumerate(made):
+        results = call.plan(spec, [word for row in columns for word in row])
+        rows = piece[: 4 * (min(first + count, full_counters) - first)].reshape(-1, 4)
+        for number, column in enumerate(results):
             rows[:, number] = column[: len(rows)]
         if piece.size % 4:
-            piece[4 * len(rows) :] = [column[-1] for column in made][: piece.size % 4]
+            piece[4 * len(rows) :] = [column[-1] for column in results][: piece.size % 4]
 
 
-def _words(spec: PhiloxSpec, first: int, count: int, step: int, ahead: int) -> list[_Words]:
+def _words(spec: PhiloxSpec, first: int, count: int, step: int, offset: int) -> list[_Words]:
     """Make the four words of `count` counters from number `first`, in rows at a distance of `step`."""
     seed, row = PHILOX_START.unpack(spec.place)
     # A piece is in one row.
-    half, column = first // PHILOX_ROW * step + row + ahead, first % PHILOX_ROW
+    half, column = first // PHILOX_ROW * step + row + offset, first % PHILOX_ROW
     words = [np.full(count, word, np.uint64) for word in (half & 0xFFFFFFFF, half >> 32, 0)]
     counter = (words[0], words[1], np.arange(column, column + count, dtype=np.uint64), words[2])
     return philox4x32(counter, seed)
@@ -462,13 +467,13 @@ def _words(spec: PhiloxSpec, first: int, count: int, step: int, ahead: int) -> l
 
 def _unit32(words: _Columns) -> _Columns:
     """Return the numbers above 0 up to 1, as cuRAND makes them of one word."""
-    return [_single(one, np.float32(2.0**-32), np.float32(2.0**-33)) for one in words]
+    return [_single(word, np.float32(2.0**-32), np.float32(2.0**-33)) for word in words]
 
 
-def _single(word: HostArray, factor: np.float32, more: np.float32) -> HostArray:
+def _single(word: HostArray, factor: np.float32, offset: np.float32) -> HostArray:
     numbers: HostArray = word.view(np.int64).astype(np.float32)
     numbers *= factor
-    numbers += more
+    numbers += offset
     return numbers
 
 
@@ -478,20 +483,20 @@ def _unit64(words: _Columns) -> _Columns:
 
 
 def _box_muller(units: _Columns, angles: _Columns) -> _Columns:
-    made: _Columns = []
+    normals: _Columns = []
     for radius, angle in zip(units, angles, strict=True):
         entry = None
         if radius.dtype == np.float64:
             entry = _compiled("functions.h", "normals.h", is_exact=False).find()
         if entry is not None:
             entry(_PAIR.pack(radius.ctypes.data, angle.ctypes.data), 0, radius.size)
-            made += [radius, angle]
+            normals += [radius, angle]
             continue
         np.log(radius, out=radius)
         np.multiply(radius, radius.dtype.type(-2), out=radius)
         np.sqrt(radius, out=radius)
-        made += [radius * np.sin(angle), radius * np.cos(angle)]
-    return made
+        normals += [radius * np.sin(angle), radius * np.cos(angle)]
+    return normals
 
 
 def _scaled(spec: PhiloxSpec, columns: _Columns) -> _Columns:
@@ -512,23 +517,23 @@ def _uniform(unit: _Unit) -> _Transform:
 
 
 def _exponential(unit: _Unit) -> _Transform:
-    return lambda spec, words: _scaled(spec, [-np.log(one) for one in unit(words)])
+    return lambda spec, words: _scaled(spec, [-np.log(column) for column in unit(words)])
 
 
 def _lognormal(normal: _Transform) -> _Transform:
-    return lambda spec, words: [np.exp(one) for one in normal(spec, words)]
+    return lambda spec, words: [np.exp(column) for column in normal(spec, words)]
 
 
 def _normal32(spec: PhiloxSpec, words: _Columns) -> _Columns:
     # cuRAND rounds the angle to single precision before it multiplies by the factor of the circle.
     circle = np.float32(2.0**-32) * np.float32(2.0 * np.pi)
-    angles = [_single(one, circle, circle / np.float32(2)) for one in words[1::2]]
+    angles = [_single(word, circle, circle / np.float32(2)) for word in words[1::2]]
     return _scaled(spec, _box_muller(_unit32(words[0::2]), angles))
 
 
 def _normal64(spec: PhiloxSpec, words: _Columns) -> _Columns:
     units = _unit64(words)
-    return _scaled(spec, _box_muller(units[0::2], [one * (2.0 * np.pi) for one in units[1::2]]))
+    return _scaled(spec, _box_muller(units[0::2], [unit * (2.0 * np.pi) for unit in units[1::2]]))
 
 
 def _integers(spec: PhiloxSpec, words: _Columns) -> _Columns:

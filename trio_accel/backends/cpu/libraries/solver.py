@@ -17,7 +17,7 @@ import scipy.linalg
 from ...base import NATIVE, DType, HostArray, HostCall, Ints, kernel
 from ...base.contract.ops import ArraySpec, OperationSpec, StatusArray
 from ..runtime.blas_threads import SCIPY, matrix_product
-from ._fortran import Lapack, check_size, each
+from ._fortran import Lapack, addresses_of, check_size
 
 _Run: TypeAlias = Callable[..., None]
 
@@ -65,7 +65,7 @@ def cholesky(spec: Any, lapack: Lapack, a: HostArray, out: HostArray) -> None:
     np.copyto(out, a)
     if not out.size:
         return
-    lapack("potrf", b"L" if spec.upper else b"U", n, each(out), n, each(spec.info, 0))
+    lapack("potrf", b"L" if spec.upper else b"U", n, addresses_of(out), n, addresses_of(spec.info, 0))
     _clear(out, is_lower=spec.upper)
     _note_lost(np.diagonal(out, axis1=-2, axis2=-1), spec.info)
 
@@ -89,12 +89,12 @@ def _factored(lapack: Lapack, a: HostArray, piv: HostArray, info: StatusArray) -
     """Factor a copy in columns; pivots count from 1."""
     rows, columns = a.shape[-2:]
     packed = _packed(a)
-    lapack("getrf", rows, columns, each(packed), rows, each(piv, 1), each(info, 0))
+    lapack("getrf", rows, columns, addresses_of(packed), rows, addresses_of(piv, 1), addresses_of(info, 0))
     return packed
 
 
 @_solver("det slogdet", "a", "det", "sign", "logabsdet")
-def det(spec: Any, lapack: Lapack, a: HostArray, *wanted: HostArray | None) -> None:
+def det(spec: Any, lapack: Lapack, a: HostArray, *outputs: HostArray | None) -> None:
     """Compute determinants from the diagonal of U and the number of row exchanges."""
     n, info = a.shape[-1], np.zeros(math.prod(a.shape[:-2]), np.int32)
     piv = np.empty(a.shape[:-1], np.int32)
@@ -111,7 +111,7 @@ def det(spec: Any, lapack: Lapack, a: HostArray, *wanted: HostArray | None) -> N
         sign = np.where(is_zero, 0, units.prod(-1) * (1 - 2 * (exchanges % 2)))
         logs = np.where(is_zero, -np.inf, np.log(size).sum(-1))
         results = sign * np.exp(logs), sign, logs
-        for result, out in zip(results, wanted, strict=True):
+        for result, out in zip(results, outputs, strict=True):
             if out is not None:
                 np.copyto(out, result, casting="same_kind")
 
@@ -142,7 +142,17 @@ def solve(spec: Any, lapack: Lapack, a: HostArray, b: HostArray | None, out: Hos
             return
     packed, x = _packed(a), _packed(np.broadcast_to(b, out.shape))
     lapack = Lapack(spec.a.dtype, n, max(n, columns))
-    lapack("gesv", n, columns, each(packed), n, each(piv, 1), each(x), n, each(spec.info, 0))
+    lapack(
+        "gesv",
+        n,
+        columns,
+        addresses_of(packed),
+        n,
+        addresses_of(piv, 1),
+        addresses_of(x),
+        n,
+        addresses_of(spec.info, 0),
+    )
     np.copyto(out, x.swapaxes(-1, -2))
 
 
@@ -160,7 +170,11 @@ def _substitute(trans: bytes, packed: HostArray, piv: HostArray, b: HostArray, o
     """Solve with factors, of which one may belong to many right-hand sides."""
     *stack, n, columns = out.shape
     x = _packed(np.broadcast_to(b, out.shape))
-    factors, pivots, sides = each(packed, 2, tuple(stack)), each(piv, 1, tuple(stack)), each(x)
+    factors, pivots, sides = (
+        addresses_of(packed, 2, tuple(stack)),
+        addresses_of(piv, 1, tuple(stack)),
+        addresses_of(x),
+    )
     if packed.size == n * n:
         # The array is stored by columns.
         factors, pivots, sides, columns = factors[:1], pivots[:1], sides[:1], x.size // n
@@ -194,14 +208,14 @@ def qr(spec: Any, lapack: Lapack, a: HostArray, q: HostArray | None, r: HostArra
         return
     work = np.array(a, order="C")
     tau, info = np.empty((*stack, k), a.dtype), np.zeros(1, np.int32)
-    lapack.with_workspace("gelqf", n, m, each(work), n, each(tau, 1), info)
+    lapack.with_workspace("gelqf", n, m, addresses_of(work), n, addresses_of(tau, 1), info)
     np.copyto(r, work[..., : r.shape[-2], :])
     _clear(r, is_lower=True)
     if q is not None:
         columns = q.shape[-1]
         np.copyto(q[..., :k], work[..., :k])
         make = "unglq" if lapack.is_complex else "orglq"
-        lapack.with_workspace(make, columns, m, k, each(q), columns, each(tau, 1), info)
+        lapack.with_workspace(make, columns, m, k, addresses_of(q), columns, addresses_of(tau, 1), info)
 
 
 @_solver("svd", "a", "u", "s", "vh", workspace=lambda m, n: 4 * min(m, n) ** 2 + 64 * (m + n))
@@ -217,15 +231,31 @@ def svd(
             if vectors is not None:
                 np.copyto(vectors, np.eye(*vectors.shape[-2:]))
         return
-    left, right = (_PLACEHOLDER, _PLACEHOLDER) if u is None or vh is None else (each(vh), each(u))
+    left_vectors, right = (
+        (_PLACEHOLDER, _PLACEHOLDER) if u is None or vh is None else (addresses_of(vh), addresses_of(u))
+    )
     columns = 1 if u is None else u.shape[-1]
     job = b"N" if u is None else b"A" if columns == m and vh is not None and vh.shape[-2] == n else b"S"
-    least, most = sorted((m, n))
-    real = (np.empty(least * max(5 * least + 7, 2 * most + 2 * least + 1), lapack.real),) * lapack.is_complex
-    more = (*real, np.empty(8 * least, np.int32))
+    short_side, long_side = sorted((m, n))
+    real = (
+        np.empty(short_side * max(5 * short_side + 7, 2 * long_side + 2 * short_side + 1), lapack.real),
+    ) * lapack.is_complex
+    extra = (*real, np.empty(8 * short_side, np.int32))
     work = np.array(a, order="C")
     lapack.with_workspace(
-        "gesdd", job, n, m, each(work), n, each(s, 1), left, n, right, columns, each(spec.info, 0), more=more
+        "gesdd",
+        job,
+        n,
+        m,
+        addresses_of(work),
+        n,
+        addresses_of(s, 1),
+        left_vectors,
+        n,
+        right,
+        columns,
+        addresses_of(spec.info, 0),
+        extra=extra,
     )
 
 
@@ -240,20 +270,25 @@ def eigh(
     n = a.shape[-1]
     triangle: HostArray = np.tri(n, dtype=np.bool_)
     looked_at = triangle if spec.UPLO in "Ll" else triangle.T
-    if not all(_is_finite(one, spec.info, looked_at) for one in (a, b) if one is not None) or not a.size:
+    if (
+        not all(_is_finite(matrix, spec.info, looked_at) for matrix in (a, b) if matrix is not None)
+        or not a.size
+    ):
         return
     packed = _packed(a)
-    arrays: list[Any] = [each(packed), n]
+    arrays: list[Any] = [addresses_of(packed), n]
     real_size, whole_size = (1 + 5 * n + 2 * n * n, 3 + 5 * n) if v is not None else (n, 1)
-    whole = (np.empty(whole_size, np.int32), whole_size)
+    integer = (np.empty(whole_size, np.int32), whole_size)
     real = (np.empty(real_size, lapack.real), real_size) * lapack.is_complex
     kind = "he" if lapack.is_complex else "sy"
     letters: list[Any] = [b"N" if v is None else b"V", spec.UPLO.upper().encode(), n]
     name = f"{kind}evd"
     if b is not None:
-        other = _packed(b)
-        name, letters, arrays = f"{kind}gvd", [1, *letters], [*arrays, each(other), n]
-    lapack.with_workspace(name, *letters, *arrays, each(w, 1), each(spec.info, 0), more=(*real, *whole))
+        packed_b = _packed(b)
+        name, letters, arrays = f"{kind}gvd", [1, *letters], [*arrays, addresses_of(packed_b), n]
+    lapack.with_workspace(
+        name, *letters, *arrays, addresses_of(w, 1), addresses_of(spec.info, 0), extra=(*real, *integer)
+    )
     if v is not None:
         np.copyto(v, packed.swapaxes(-1, -2))
 
@@ -272,15 +307,15 @@ def eig(spec: Any, lapack: Lapack, a: HostArray, w: HostArray, v: HostArray | No
         b"N",
         b"N" if v is None else b"V",
         n,
-        each(packed),
+        addresses_of(packed),
         n,
-        *(each(part, 1) for part in values),
+        *(addresses_of(part, 1) for part in values),
         _PLACEHOLDER,
         1,
-        each(vectors),
+        addresses_of(vectors),
         n,
-        each(spec.info, 0),
-        more=real,
+        addresses_of(spec.info, 0),
+        extra=real,
     )
     np.copyto(w, values[0] if lapack.is_complex else values[0] + 1j * values[1])
     if v is not None:
@@ -304,8 +339,20 @@ def solve_banded(spec: Any, lapack: Lapack, ab: HostArray, b: HostArray, out: Ho
     packed, x = np.zeros((*ab.shape[:-2], n, 2 * spec.l + spec.u + 1), ab.dtype), _packed(b)
     np.copyto(packed[..., spec.l :], ab.swapaxes(-1, -2))
     piv, rows = np.empty((*ab.shape[:-2], n), np.int32), packed.shape[-1]
-    info = each(spec.info, 0)
-    lapack("gbsv", n, spec.l, spec.u, columns, each(packed), rows, each(piv, 1), each(x), n, info)
+    info = addresses_of(spec.info, 0)
+    lapack(
+        "gbsv",
+        n,
+        spec.l,
+        spec.u,
+        columns,
+        addresses_of(packed),
+        rows,
+        addresses_of(piv, 1),
+        addresses_of(x),
+        n,
+        info,
+    )
     np.copyto(out, x.swapaxes(-1, -2))
 
 
@@ -317,7 +364,18 @@ def solveh_banded(spec: Any, lapack: Lapack, ab: HostArray, b: HostArray, out: H
         return
     packed, x, triangle = _packed(ab), _packed(b), b"L" if spec.lower else b"U"
     rows = ab.shape[-2]
-    lapack("pbsv", triangle, n, rows - 1, columns, each(packed), rows, each(x), n, each(spec.info, 0))
+    lapack(
+        "pbsv",
+        triangle,
+        n,
+        rows - 1,
+        columns,
+        addresses_of(packed),
+        rows,
+        addresses_of(x),
+        n,
+        addresses_of(spec.info, 0),
+    )
     _note_lost(packed[..., 0 if spec.lower else -1], spec.info)
     np.copyto(out, x.swapaxes(-1, -2))
 
@@ -329,10 +387,10 @@ def solve_tridiagonal(
     """Compute solutions by elimination, on copies of the diagonals."""
     n, columns = out.shape[-2:]
     if out.size:
-        diagonals = [np.array(one, order="C") for one in (dl[..., 1:], d, du)]
+        diagonals = [np.array(diagonal, order="C") for diagonal in (dl[..., 1:], d, du)]
         x = _packed(b)
-        addresses = [each(one, 1) for one in diagonals]
-        lapack("gtsv", n, columns, *addresses, each(x), n, each(spec.info, 0))
+        addresses = [addresses_of(diagonal, 1) for diagonal in diagonals]
+        lapack("gtsv", n, columns, *addresses, addresses_of(x), n, addresses_of(spec.info, 0))
         np.copyto(out, x.swapaxes(-1, -2))
 
 
@@ -343,28 +401,28 @@ def solve_toeplitz(
     """Solutions by SciPy's recursion, one after another."""
     if not out.size:
         return
-    for place, index in enumerate(np.ndindex(c.shape[:-1])):
+    for position, index in enumerate(np.ndindex(c.shape[:-1])):
         first = c[index] if r is None else (c[index], r[index])
         try:
             np.copyto(out[index], _SCIPY.solve_toeplitz(first, b[index]), casting="same_kind")
         except (ValueError, np.linalg.LinAlgError):
-            spec.info[place] = 1
+            spec.info[position] = 1
 
 
 @_solver("schur", "a", "t", "z")
 def schur(spec: Any, _: Lapack, a: HostArray, t: HostArray, z: HostArray) -> None:
     """Forms by SciPy, one after another."""
-    for place, index in _matrices(a, spec.info):
+    for position, index in _matrices(a, spec.info):
         try:
             t[index], z[index] = _SCIPY.schur(a[index], output=spec.output)
         except np.linalg.LinAlgError:
-            spec.info[place] = 1
+            spec.info[position] = 1
 
 
 @_solver("hessenberg", "a", "h", "q")
 def hessenberg(spec: Any, _: Lapack, a: HostArray, h: HostArray, q: HostArray | None) -> None:
     """Forms by SciPy, one after another."""
-    for _place, index in _matrices(a, spec.info):
+    for _position, index in _matrices(a, spec.info):
         if q is None:
             h[index] = _SCIPY.hessenberg(a[index])
         else:
@@ -374,25 +432,25 @@ def hessenberg(spec: Any, _: Lapack, a: HostArray, h: HostArray, q: HostArray | 
 @_solver("ldl", "a", "lu", "d", "perm")
 def ldl(spec: Any, _: Lapack, a: HostArray, lu: HostArray, d: HostArray, perm: HostArray) -> None:
     """Factors by SciPy, one after another."""
-    for _place, index in _matrices(a, spec.info):
-        found = _SCIPY.ldl(a[index], lower=spec.lower, hermitian=spec.hermitian)
-        lu[index], d[index], perm[index] = found
+    for _position, index in _matrices(a, spec.info):
+        factors = _SCIPY.ldl(a[index], lower=spec.lower, hermitian=spec.hermitian)
+        lu[index], d[index], perm[index] = factors
 
 
 @_solver("sqrtm", "a", "out")
 def sqrtm(spec: Any, _: Lapack, a: HostArray, out: HostArray) -> None:
     """Square roots of triangular forms, by SciPy, which only warns of singular ones: they are found first."""
-    for place, index in _matrices(a, spec.info):
+    for position, index in _matrices(a, spec.info):
         try:
             t, z = _SCIPY.schur(a[index].astype(out.dtype), output="complex")
         except np.linalg.LinAlgError:
-            spec.info[place] = -2
+            spec.info[position] = -2
             continue
         size = np.abs(np.diagonal(t))
         is_zero = size <= len(size) * np.finfo(size.dtype).eps * size.max()
         root = _singular_root(t, is_zero) if is_zero.any() else _SCIPY.sqrtm(t)
         if root is None:
-            spec.info[place] = is_zero.argmax() + 1
+            spec.info[position] = is_zero.argmax() + 1
         else:
             out[index] = matrix_product(matrix_product(z, root), z.conj().T)
 
@@ -401,15 +459,15 @@ def _singular_root(t: HostArray, is_zero: HostArray) -> HostArray | None:
     """Return the root of a triangle with zeros on the diagonal, or None where there is none."""
     values = np.where(is_zero, 0, np.diagonal(t))
     root: HostArray = np.diag(np.sqrt(values)).astype(t.dtype)
-    least = len(t) * np.finfo(t.dtype).eps * np.abs(t).max()
+    tolerance = len(t) * np.finfo(t.dtype).eps * np.abs(t).max()
     for column in range(1, len(t)):
         for row in range(column - 1, -1, -1):
             inner = slice(row + 1, column)
-            left = t[row, column] - root[row, inner] @ root[inner, column]
+            numerator = t[row, column] - root[row, inner] @ root[inner, column]
             divisor = root[row, row] + root[column, column]
             if divisor:
-                root[row, column] = left / divisor
-            elif np.abs(left) > least:
+                root[row, column] = numerator / divisor
+            elif np.abs(numerator) > tolerance:
                 return None
     return root
 

@@ -113,19 +113,19 @@ def _structure(spec: Any, call: HostCall, *, may_end_before: bool = False) -> tu
     return checked(indptr, indices, spec.matrix, may_end_before=may_end_before)
 
 
-_Made: TypeAlias = "int | tuple[HostArray, HostArray, HostArray]"
+_MatrixOrCount: TypeAlias = "int | tuple[HostArray, HostArray, HostArray]"
 
 
 @kernel("sparse.make", backend="cpu")
 def make(spec: Any, call: HostCall) -> None:
     """Make a matrix, or count the values that it will have."""
     call.status(spec.count)
-    made: _Made = _FUNCTIONS[spec.function](spec, *map(call.array, spec.arrays))
-    if isinstance(made, tuple):
-        for wanted, array in zip((spec.indptr, spec.indices, spec.data), made, strict=True):
-            call.array(wanted)[: len(array)] = array
-        made = len(made[1])
-    spec.count.view(np.int64)[0] = made
+    result: _MatrixOrCount = _FUNCTIONS[spec.function](spec, *map(call.array, spec.arrays))
+    if isinstance(result, tuple):
+        for target, array in zip((spec.indptr, spec.indices, spec.data), result, strict=True):
+            call.array(target)[: len(array)] = array
+        result = len(result[1])
+    spec.count.view(np.int64)[0] = result
 
 
 def checked(
@@ -150,54 +150,56 @@ def _has_room(spec: Any, size: int) -> bool:
     return spec.indices is not None and size <= spec.indices.size
 
 
-def _within(what: str, found: HostArray, limit: int) -> None:
+def _within(argument: str, indices: HostArray, limit: int) -> None:
     """Refuse indices outside."""
-    bad = np.flatnonzero((found < 0) | (found >= limit))
+    bad = np.flatnonzero((indices < 0) | (indices >= limit))
     if bad.size:
-        raise misplaced(what, int(bad[0]), int(found[bad[0]]), limit)
+        raise misplaced(argument, int(bad[0]), int(indices[bad[0]]), limit)
 
 
-def _coo_to_csr(spec: Any, row: HostArray, col: HostArray, data: HostArray) -> _Made:
+def _coo_to_csr(spec: Any, row: HostArray, col: HostArray, data: HostArray) -> _MatrixOrCount:
     rows, columns = spec.numbers
     _within("row", row, rows)
     _within("col", col, columns)
-    made = np.empty(rows + 1, row.dtype), np.empty_like(col), np.empty_like(data)
-    _tools.coo_tocsr(rows, columns, len(data), row, col, data, *made)
-    return _canonical(spec.numbers, *made)
+    csr = np.empty(rows + 1, row.dtype), np.empty_like(col), np.empty_like(data)
+    _tools.coo_tocsr(rows, columns, len(data), row, col, data, *csr)
+    return _canonical(spec.numbers, *csr)
 
 
-def _sum_duplicates(spec: Any, *arrays: HostArray) -> _Made:
+def _sum_duplicates(spec: Any, *arrays: HostArray) -> _MatrixOrCount:
     checked(arrays[0], arrays[1], spec.numbers)
     return _canonical(spec.numbers, *[array.copy() for array in arrays])
 
 
-def _canonical(shape: tuple[int, int], indptr: HostArray, indices: HostArray, data: HostArray) -> _Made:
+def _canonical(
+    shape: tuple[int, int], indptr: HostArray, indices: HostArray, data: HostArray
+) -> _MatrixOrCount:
     """Sort in place, and add up the values of equal places."""
     _tools.csr_sort_indices(shape[0], indptr, indices, data)
     _tools.csr_sum_duplicates(*shape, indptr, indices, data)
     return indptr, indices[: indptr[-1]], data[: indptr[-1]]
 
 
-def _csr_to_csc(spec: Any, indptr: HostArray, indices: HostArray, data: HostArray) -> _Made:
+def _csr_to_csc(spec: Any, indptr: HostArray, indices: HostArray, data: HostArray) -> _MatrixOrCount:
     checked(indptr, indices, spec.numbers)
-    made = np.empty(spec.numbers[1] + 1, indptr.dtype), np.empty_like(indices), np.empty_like(data)
-    _tools.csr_tocsc(*spec.numbers, indptr, indices, data, *made)
-    return made
+    csc = np.empty(spec.numbers[1] + 1, indptr.dtype), np.empty_like(indices), np.empty_like(data)
+    _tools.csr_tocsc(*spec.numbers, indptr, indices, data, *csc)
+    return csc
 
 
-def _bsr_to_csr(spec: Any, indptr: HostArray, indices: HostArray, data: HostArray) -> _Made:
+def _bsr_to_csr(spec: Any, indptr: HostArray, indices: HostArray, data: HostArray) -> _MatrixOrCount:
     rows, columns = (extent // block for extent, block in zip(spec.numbers, data.shape[1:], strict=True))
     checked(indptr, indices, (rows, columns))
-    made = (
+    csr = (
         np.empty(spec.numbers[0] + 1, indptr.dtype),
         np.empty(data.size, indptr.dtype),
         np.empty(data.size, data.dtype),
     )
-    _tools.bsr_tocsr(rows, columns, *data.shape[1:], indptr, indices, data.reshape(-1), *made)
-    return _canonical(spec.numbers, *made)
+    _tools.bsr_tocsr(rows, columns, *data.shape[1:], indptr, indices, data.reshape(-1), *csr)
+    return _canonical(spec.numbers, *csr)
 
 
-def _csr_to_bsr(spec: Any, indptr: HostArray, indices: HostArray, data: HostArray) -> _Made:
+def _csr_to_bsr(spec: Any, indptr: HostArray, indices: HostArray, data: HostArray) -> _MatrixOrCount:
     *shape, rows, columns = spec.numbers
     checked(indptr, indices, spec.numbers[:2])
     # The loops multiply the sides of a block in the type of the indices.
@@ -205,23 +207,23 @@ def _csr_to_bsr(spec: Any, indptr: HostArray, indices: HostArray, data: HostArra
     blocks = int(_tools.csr_count_blocks(*spec.numbers, indptr, indices))
     if not _has_room(spec, blocks):
         return blocks
-    made = np.empty(shape[0] // rows + 1, indptr.dtype), np.empty(blocks, indptr.dtype)
+    structure = np.empty(shape[0] // rows + 1, indptr.dtype), np.empty(blocks, indptr.dtype)
     values = np.zeros((blocks, rows, columns), data.dtype)
-    _tools.csr_tobsr(*spec.numbers, indptr, indices, data, *made, values.reshape(-1))
-    return *made, values
+    _tools.csr_tobsr(*spec.numbers, indptr, indices, data, *structure, values.reshape(-1))
+    return *structure, values
 
 
-def _add(spec: Any, *arrays: HostArray) -> _Made:
+def _add(spec: Any, *arrays: HostArray) -> _MatrixOrCount:
     first, second = arrays[:3], arrays[3:]
     checked(first[0], first[1], spec.numbers)
     checked(second[0], second[1], spec.numbers)
     size = len(first[1]) + len(second[1])
-    made = np.empty_like(first[0]), np.empty(size, first[1].dtype), np.empty(size, first[2].dtype)
-    _tools.csr_plus_csr(*spec.numbers, *first, *second, *made)
-    return made[0], made[1][: made[0][-1]], made[2][: made[0][-1]]
+    result = np.empty_like(first[0]), np.empty(size, first[1].dtype), np.empty(size, first[2].dtype)
+    _tools.csr_plus_csr(*spec.numbers, *first, *second, *result)
+    return result[0], result[1][: result[0][-1]], result[2][: result[0][-1]]
 
 
-def _spgemm(spec: Any, *arrays: HostArray) -> _Made:
+def _spgemm(spec: Any, *arrays: HostArray) -> _MatrixOrCount:
     rows, inner, columns = spec.numbers
     first, second = arrays[:3], arrays[3:]
     checked(first[0], first[1], (rows, inner))
@@ -229,13 +231,15 @@ def _spgemm(spec: Any, *arrays: HostArray) -> _Made:
     size = int(_tools.csr_matmat_maxnnz(rows, columns, *first[:2], *second[:2]))
     if not _has_room(spec, size):
         return size
-    made = np.empty_like(first[0]), np.empty(size, first[1].dtype), np.empty(size, first[2].dtype)
-    _tools.csr_matmat(rows, columns, *first, *second, *made)
-    _tools.csr_sort_indices(rows, *made)
-    return made[0], made[1][: made[0][-1]], made[2][: made[0][-1]]
+    product = np.empty_like(first[0]), np.empty(size, first[1].dtype), np.empty(size, first[2].dtype)
+    _tools.csr_matmat(rows, columns, *first, *second, *product)
+    _tools.csr_sort_indices(rows, *product)
+    return product[0], product[1][: product[0][-1]], product[2][: product[0][-1]]
 
 
-def _take_rows(spec: Any, indptr: HostArray, indices: HostArray, data: HostArray, rows: HostArray) -> _Made:
+def _take_rows(
+    spec: Any, indptr: HostArray, indices: HostArray, data: HostArray, rows: HostArray
+) -> _MatrixOrCount:
     checked(indptr, indices, spec.numbers)
     _within("indices", rows, spec.numbers[0])
     rows = rows.astype(indptr.dtype)
@@ -245,24 +249,24 @@ def _take_rows(spec: Any, indptr: HostArray, indices: HostArray, data: HostArray
     size = int(pointers[-1])
     if not _has_room(spec, size):
         return size
-    made = np.empty(size, indices.dtype), np.empty(size, data.dtype)
-    _tools.csr_row_index(len(rows), rows, indptr, indices, data, *made)
-    return pointers, *made
+    elements = np.empty(size, indices.dtype), np.empty(size, data.dtype)
+    _tools.csr_row_index(len(rows), rows, indptr, indices, data, *elements)
+    return pointers, *elements
 
 
-def _select(spec: Any, indptr: HostArray, indices: HostArray, data: HostArray) -> _Made:
+def _select(spec: Any, indptr: HostArray, indices: HostArray, data: HostArray) -> _MatrixOrCount:
     """Keep the nonzero values, or the values on one side of a diagonal."""
     rows, columns, *diagonal = spec.numbers
     checked(indptr, indices, (rows, columns))
-    places = np.repeat(np.arange(rows, dtype=indices.dtype), np.diff(indptr))
+    row_numbers = np.repeat(np.arange(rows, dtype=indices.dtype), np.diff(indptr))
     if spec.function == "eliminate_zeros":
-        kept = data != 0
+        mask = data != 0
     else:
-        above = indices - places
-        kept = above <= diagonal[0] if spec.function == "tril" else above >= diagonal[0]
+        above = indices - row_numbers
+        mask = above <= diagonal[0] if spec.function == "tril" else above >= diagonal[0]
     pointers = np.zeros_like(indptr)
-    np.cumsum(np.bincount(places[kept], minlength=rows), out=pointers[1:])
-    return pointers, indices[kept], data[kept]
+    np.cumsum(np.bincount(row_numbers[mask], minlength=rows), out=pointers[1:])
+    return pointers, indices[mask], data[mask]
 
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -308,17 +312,17 @@ class _KeptFactors(threading.local):
 
     def find(self, spec: Any, call: HostCall, how: tuple[Any, ...], make: Callable[[Any], Any]) -> Any:
         """Return the factors of a matrix, or another result of `make` for it."""
-        arrays = [call.array(one) for one in (spec.matrix_data, spec.matrix_indices, spec.matrix_indptr)]
+        arrays = [call.array(array) for array in (spec.matrix_data, spec.matrix_indices, spec.matrix_indptr)]
         key = spec.matrix, how, *[array.dtype for array in arrays]
-        for number, (other, kept, found) in enumerate(self._kept):
-            if other == key and all(map(np.array_equal, kept, arrays)):
+        for number, (cached_key, cached_arrays, factors) in enumerate(self._kept):
+            if cached_key == key and all(map(np.array_equal, cached_arrays, arrays)):
                 self._kept.insert(0, self._kept.pop(number))
-                return found
-        found = make(_matrix(spec, call))
-        if found is not None and found.nnz * arrays[0].itemsize <= _MAX_KEPT_BYTES:
-            self._kept.insert(0, (key, [array.copy() for array in arrays], found))
+                return factors
+        factors = make(_matrix(spec, call))
+        if factors is not None and factors.nnz * arrays[0].itemsize <= _MAX_KEPT_BYTES:
+            self._kept.insert(0, (key, [array.copy() for array in arrays], factors))
             del self._kept[_MAX_KEPT_FACTORS:]
-        return found
+        return factors
 
 
 # An element of the diagonal is the pivot if it is at least this fraction of its column's largest element.
@@ -358,7 +362,9 @@ def solve_triangular(spec: Any, call: HostCall) -> None:
     call.status(spec.info)
     b, out, how = call.array(spec.b), call.array(spec.out), (spec.lower, spec.unit_diagonal)
     with np.errstate(all="ignore"), SCIPY.for_work(spec.matrix[0] ** 3):
-        factors = spec.matrix[0] and _factors.find(spec, call, how, lambda each: _factor_triangle(each, spec))
+        factors = spec.matrix[0] and _factors.find(
+            spec, call, how, lambda matrix: _factor_triangle(matrix, spec)
+        )
         if factors:
             np.copyto(out, factors.solve(np.ascontiguousarray(b), spec.trans if spec.trans != "C" else "H"))
             return
@@ -390,13 +396,13 @@ def solve_factored(spec: Any, call: ComputingCall) -> None:
     """Factor, unless this thread has the factors of the number, and solve if there is a right-hand side."""
 
     def find() -> Any:
-        found = _factors.by_number.get(spec.number)
-        if found is None:
-            found = _factors.by_number[spec.number] = _factored(_matrix(spec, call))
+        factors = _factors.by_number.get(spec.number)
+        if factors is None:
+            factors = _factors.by_number[spec.number] = _factored(_matrix(spec, call))
             call.device.invalidate_with(
                 spec.matrix_data.block, partial(_drop_factors, ref(call.stream), spec.number)
             )
-        return found
+        return factors
 
     _solve_by(find, spec, call)
 
@@ -404,8 +410,8 @@ def solve_factored(spec: Any, call: ComputingCall) -> None:
 def _factored(matrix: Any) -> Any:
     """Make LU factors; an order of a symmetric structure fills fewer elements in."""
     columns = matrix.tocsc()
-    places = zip((matrix.indptr, matrix.indices), (columns.indptr, columns.indices), strict=True)
-    if not all(np.array_equal(*each) for each in places):
+    structures = zip((matrix.indptr, matrix.indices), (columns.indptr, columns.indices), strict=True)
+    if not all(np.array_equal(*pair) for pair in structures):
         return _linalg.splu(columns)
     options = {"SymmetricMode": True}
     return _linalg.splu(columns, permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=_LEAST_PIVOT, options=options)
@@ -413,10 +419,10 @@ def _factored(matrix: Any) -> Any:
 
 def _drop_factors(stream: ref[Any], number: int, _block: int) -> None:
     """Have the thread of a stream free factors, unless it has ended."""
-    known = stream()
-    if known is not None:
+    live_stream = stream()
+    if live_stream is not None:
         with suppress(RuntimeError):
-            known.enqueue(partial(_factors.drop, number))
+            live_stream.enqueue(partial(_factors.drop, number))
 
 
 def _solve_by(find: Callable[[], Any], spec: Any, call: HostCall) -> None:
@@ -463,14 +469,14 @@ def incomplete(spec: Any, call: HostCall) -> None:
     )
     if spec.info[0]:
         return
-    made: HostArray = np.array(values, data.dtype)
+    factors: HostArray = np.array(values, data.dtype)
     if is_cholesky:
         # The pivots: U is D @ L^H.
-        roots: HostArray = np.sqrt(np.real(made[rows == indices]))
+        roots: HostArray = np.sqrt(np.real(factors[rows == indices]))
         is_below = indices < rows
-        made[is_below] *= roots[indices[is_below]]
-        made[~is_below] /= roots[rows[~is_below]]
-    np.copyto(out, made)
+        factors[is_below] *= roots[indices[is_below]]
+        factors[~is_below] /= roots[rows[~is_below]]
+    np.copyto(out, factors)
 
 
 @kernel("sparse.least_residual", backend="cpu", dtypes={"h": NATIVE})
@@ -490,8 +496,8 @@ def least_residual(spec: Any, call: HostCall) -> None:
         part = hessenberg[: count + 1, :count]
         with NUMPY.for_work(steps**3):
             y = np.linalg.lstsq(part, target[: count + 1])[0]
-            left = float(np.linalg.norm(target[: count + 1] - part @ y))
-        if left <= spec.wanted / 2 or sizes[count - 1] <= limit:
+            residual = float(np.linalg.norm(target[: count + 1] - part @ y))
+        if residual <= spec.wanted / 2 or sizes[count - 1] <= limit:
             break
     out.fill(0)
     out[: len(y)] = y
@@ -507,14 +513,14 @@ def cg_steps(spec: Any, call: HostCall) -> None:
 @kernel("sparse.extend_basis", backend="cpu", dtypes={"w": NATIVE})
 def extend_basis(spec: Any, call: HostCall) -> None:
     """Subtract the components along the vectors of a basis, twice, and normalize the rest."""
-    basis, left = call.array(spec.basis), call.array(spec.w).copy()
+    basis, remainder = call.array(spec.basis), call.array(spec.w).copy()
     for noted in (spec.first, spec.second):
-        parts = np.conj(matrix_product(basis, np.conj(left)))
-        left -= matrix_product(parts, basis)
+        parts = np.conj(matrix_product(basis, np.conj(remainder)))
+        remainder -= matrix_product(parts, basis)
         call.array(noted)[...] = parts
-    length = norm_of(left, spec.size.dtype)
+    length = norm_of(remainder, spec.size.dtype)
     call.array(spec.size)[...] = length
-    np.divide(left, left.dtype.type(np.maximum(length, spec.least)), out=call.array(spec.unit))
+    np.divide(remainder, remainder.dtype.type(np.maximum(length, spec.least)), out=call.array(spec.unit))
 
 
 def _eliminate(
@@ -523,20 +529,20 @@ def _eliminate(
     """Eliminate row by row in place; returns the values, and the number of a row without a pivot, from 1."""
     diagonal: list[int] = []
     for row, (start, end) in enumerate(pairwise(indptr)):
-        places = {indices[place]: place for place in range(start, end)}
-        for place in range(start, end):
-            column = indices[place]
+        positions = {indices[position]: position for position in range(start, end)}
+        for position in range(start, end):
+            column = indices[position]
             if column >= row:
                 break
-            factor = values[place] = values[place] / values[diagonal[column]]
-            for other in range(diagonal[column] + 1, indptr[column + 1]):
-                changed = places.get(indices[other])
+            factor = values[position] = values[position] / values[diagonal[column]]
+            for pivot_position in range(diagonal[column] + 1, indptr[column + 1]):
+                changed = positions.get(indices[pivot_position])
                 if changed is not None:
-                    values[changed] -= factor * values[other]
-        pivot = values[places[row]] if row in places else 0
+                    values[changed] -= factor * values[pivot_position]
+        pivot = values[positions[row]] if row in positions else 0
         if not math.isfinite(abs(pivot)) or pivot == 0 or (is_cholesky and pivot.real <= 0):
             return values, row + 1
-        diagonal.append(places[row])
+        diagonal.append(positions[row])
     return values, 0
 
 
@@ -549,7 +555,7 @@ def _is_hermitian(matrix: Any) -> bool:
 def _matrix(spec: Any, call: HostCall) -> Any:
     """Make SciPy's matrix of copied arrays, once their structure is found right."""
     arrays: list[HostArray] = [
-        call.array(one).copy() for one in (spec.matrix_data, spec.matrix_indices, spec.matrix_indptr)
+        call.array(array).copy() for array in (spec.matrix_data, spec.matrix_indices, spec.matrix_indptr)
     ]
     checked(arrays[2], arrays[1], spec.matrix)
     matrix = _sparse.csr_array(tuple(arrays), shape=spec.matrix)

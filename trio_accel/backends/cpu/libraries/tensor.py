@@ -32,9 +32,9 @@ def contract(spec: ContractionSpec, call: HostCall) -> None:
     product = matrix_product(
         _stack(a, of_a, extents, (batch, rows, inner)), _stack(b, of_b, extents, (batch, inner, columns))
     )
-    made = [*batch, *rows, *columns]
-    result = product.reshape([extents[letter] for letter in made])
-    result = result.transpose([made.index(letter) for letter in of_out])
+    letters = [*batch, *rows, *columns]
+    result = product.reshape([extents[letter] for letter in letters])
+    result = result.transpose([letters.index(letter) for letter in of_out])
     factors = [scalar_of("tensor", name, getattr(spec, name), dtype) for name in ("alpha", "beta")]
     alpha, beta = (np.array(factor, result.dtype) for factor in factors)
     if alpha != 1:

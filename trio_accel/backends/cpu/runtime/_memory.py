@@ -60,9 +60,9 @@ class _HostChunks:
 
     def make(self, nbytes: int) -> tuple[HostArray, int]:
         # NumPy aligns to 16 bytes only.
-        whole = np.empty(nbytes + ALIGNMENT, np.uint8)
-        start = -whole.__array_interface__["data"][0] % ALIGNMENT
-        return whole[start : start + nbytes], nbytes
+        padded = np.empty(nbytes + ALIGNMENT, np.uint8)
+        start = -padded.__array_interface__["data"][0] % ALIGNMENT
+        return padded[start : start + nbytes], nbytes
 
     def make_kept(self, nbytes: int, keeper: ChunkKeeper, chunk: int) -> tuple[HostArray, int]:
         # The system would promise more than there is, and end the process that takes it at its word.

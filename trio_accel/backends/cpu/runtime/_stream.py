@@ -334,11 +334,11 @@ def _call(work: Work) -> Exception | None:
 
 
 def _drop_locals(error: BaseException) -> None:
-    seen: set[int] = set()
+    visited: set[int] = set()
     errors = [error]
     while errors:
         error = errors.pop()
-        if id(error) not in seen:
-            seen.add(id(error))
+        if id(error) not in visited:
+            visited.add(id(error))
             traceback.clear_frames(error.__traceback__)
-            errors += [other for other in (error.__cause__, error.__context__) if other is not None]
+            errors += [linked for linked in (error.__cause__, error.__context__) if linked is not None]

@@ -121,13 +121,13 @@ NUMPY, SCIPY = (BlasThreads(find_number(package)) for package in (np, scipy))
 def matrix_product(a: HostArray, b: HostArray, out: HostArray | None = None) -> HostArray:
     """Multiply as `numpy.matmul` does, which uses the BLAS for numbers other than integers."""
     rows, columns = a.shape[-2] if a.ndim > 1 else 1, b.shape[-1] if b.ndim > 1 else 1
-    most = max(a.size * max(columns, LOAD_COST), b.size * max(rows, LOAD_COST))
+    cost = max(a.size * max(columns, LOAD_COST), b.size * max(rows, LOAD_COST))
     kind = a.dtype.kind
     # NumPy has another routine for an array by its own transpose, with bounds of its own.
     is_plain = rows > 1 < columns and a.ctypes.data != b.ctypes.data
-    if kind in "iu" or (kind == "f" and most <= MAX_SINGLE_THREAD_PRODUCT and is_plain):
+    if kind in "iu" or (kind == "f" and cost <= MAX_SINGLE_THREAD_PRODUCT and is_plain):
         return np.matmul(a, b, out=out)
-    NUMPY.enter(most)
+    NUMPY.enter(cost)
     try:
         return np.matmul(a, b, out=out)
     finally:

@@ -100,7 +100,7 @@ class CudaLibrary(EnqueuingLibrary[LibraryDevice, CudaStream]):
         self._context = device.context
         super().__init__(device, kernels)
 
-    def _told(self, error: Exception) -> Exception:
+    def _as_backend_error(self, error: Exception) -> Exception:
         """Make the backends' own error of a failure."""
         if isinstance(error, CudaMemoryError):
             return self._device.exhausted(0)
@@ -110,11 +110,11 @@ class CudaLibrary(EnqueuingLibrary[LibraryDevice, CudaStream]):
                 backend=BACKEND,
                 device=self._device.info.name,
             )
-        told = super()._told(error)
-        if isinstance(told, AccelError):
-            return told
+        converted = super()._as_backend_error(error)
+        if isinstance(converted, AccelError):
+            return converted
         # A library, or a kernel that calls the driver by itself, may have met what only the driver can name.
-        self._context.look()
+        self._context.detect_loss()
         failure = self._context.failure()
         codes = next((codes for cls, codes in self.errors.items() if isinstance(error, cls)), None)
         return failure or (error if codes is None else self._of_status(error, codes))
@@ -139,15 +139,15 @@ class ModuleLibrary(CudaLibrary):
     Args:
         library: The import path.
         device: The device.
-        known: Libraries that the device has, for the error.
+        available: Libraries that the device has, for the error.
 
     Raises:
         NotSupportedError: The module does not exist, or it lacks kernels for this backend.
     """
 
-    def __init__(self, library: str, device: LibraryDevice, known: Sequence[str]) -> None:
+    def __init__(self, library: str, device: LibraryDevice, available: Sequence[str]) -> None:
         self.name = library
-        super().__init__(device, load_module_kernels(library, BACKEND, known, device.info.name))
+        super().__init__(device, load_module_kernels(library, BACKEND, available, device.info.name))
 
 
 def factor_of(library: str, name: str, value: complex, dtype: DType) -> complex:

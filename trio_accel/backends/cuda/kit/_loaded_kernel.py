@@ -102,12 +102,12 @@ class LoadedKernel(UserKernel):
         return ()
 
     def _parameter_sizes(self) -> list[int]:
-        found: list[int] = []
+        sizes: list[int] = []
         while True:
-            code, _, size = driver.cuKernelGetParamInfo(self._kernel, len(found))
+            code, _, size = driver.cuKernelGetParamInfo(self._kernel, len(sizes))
             if code:
-                return found
-            found.append(int(size))
+                return sizes
+            sizes.append(int(size))
 
     def _read_limits(self) -> dict[str, int]:
         check, number = self._context.check, self._context.number
@@ -138,16 +138,16 @@ class LoadedKernel(UserKernel):
         }
 
     def _find_encoder(self) -> Any:
-        check, what = self._context.check, f"kernel {self.definition.name!r} has tensor maps, which"
+        check, label = self._context.check, f"kernel {self.definition.name!r} has tensor maps, which"
         attribute = _OF_DEVICE.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
         major = int(check(driver.cuDeviceGetAttribute(attribute, self._context.number)))
         if major < _LEAST_MAJOR:
             raise NotSupportedError(
-                f"{what} need compute capability {_LEAST_MAJOR}.0; this device has {major}", backend="cuda"
+                f"{label} need compute capability {_LEAST_MAJOR}.0; this device has {major}", backend="cuda"
             )
         code, address, _ = driver.cuGetProcAddress(_ENCODE.encode(), 12000, 0)
         if code or not address:
-            raise NotSupportedError(f"{what} need {_ENCODE}, which this driver lacks", backend="cuda")
+            raise NotSupportedError(f"{label} need {_ENCODE}, which this driver lacks", backend="cuda")
         return _Encode(int(address))
 
     def encode(self, tensor_map: TensorMap, array: ArraySpec, address: int) -> bytes:
@@ -210,13 +210,13 @@ class LoadedKernel(UserKernel):
 
     def max_active(self, threads: int, shared: int) -> int:
         """Return how many blocks a multiprocessor runs at once."""
-        found = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(self._function, threads, shared)
-        return int(self._context.check(found))
+        answer = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(self._function, threads, shared)
+        return int(self._context.check(answer))
 
     def occupancy(self, spec: KernelInfoSpec, *, fits: bool) -> dict[str, int]:
         """Return how much of it the device runs at once; see `UserKernel.occupancy`."""
-        found = driver.cuOccupancyMaxPotentialBlockSize(self._function, None, spec.shared, 0)
-        grid, block = self._context.check(found)
+        answer = driver.cuOccupancyMaxPotentialBlockSize(self._function, None, spec.shared, 0)
+        grid, block = self._context.check(answer)
         return {
             "max_active_blocks": self.max_active(math.prod(spec.block), spec.shared) if fits else 0,
             "suggested_block": int(block),

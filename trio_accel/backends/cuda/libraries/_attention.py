@@ -148,26 +148,34 @@ class AttentionKernels(DnnKernels):
     ) -> Lengths:
         """Have lengths and blocks checked, and copies made that lead nowhere outside."""
         table = spec.block_table if isinstance(spec, AttentionSpec) else None
-        given = (spec.query_lengths, sizes.rows), (spec.key_lengths, sizes.columns)
-        if all(lengths is None or not lengths.size for lengths, _ in given):
+        length_arrays = (spec.query_lengths, sizes.rows), (spec.key_lengths, sizes.columns)
+        if all(lengths is None or not lengths.size for lengths, _ in length_arrays):
             return Lengths()
         blocks = 0 if table is None else spec.key.shape[0]
         words = call.words(3, partial(_judge, (sizes.rows, sizes.columns, blocks)))
-        found = [0, 0]
-        for number, (lengths, most) in enumerate(given):
+        addresses = [0, 0]
+        for number, (lengths, limit) in enumerate(length_arrays):
             if lengths is not None:
-                found[number] = call.workspace(4 * lengths.size)
+                addresses[number] = call.workspace(4 * lengths.size)
                 is_wide = lengths.dtype is DType.int64
-                values = call.packed(lengths), found[number], words, lengths.size, most, is_wide, number + 1
+                values = (
+                    call.packed(lengths),
+                    addresses[number],
+                    words,
+                    lengths.size,
+                    limit,
+                    is_wide,
+                    number + 1,
+                )
                 self.launch("check_lengths", call, lengths.size, *values)
         if table is None or not table.size:
-            return Lengths(found[0], found[1])
+            return Lengths(addresses[0], addresses[1])
         safe, is_wide = call.workspace(4 * table.size), table.dtype is DType.int64
         self.launch(
-            *("check_blocks", call, table.size, call.packed(table), found[1], safe, words, table.size),
+            *("check_blocks", call, table.size, call.packed(table), addresses[1], safe, words, table.size),
             *(table.shape[1], sizes.block, blocks, is_wide, _TABLE),
         )
-        return Lengths(found[0], found[1], safe)
+        return Lengths(addresses[0], addresses[1], safe)
 
     def _compute_attention(self, spec: AttentionSpec, call: KernelCall) -> None:
         """Enqueue an attention out of products."""
@@ -181,7 +189,7 @@ class AttentionKernels(DnnKernels):
             for piece in of.pieces():
                 scores = of.scores(query, key, piece)
                 of.launch("attention_weights", scores, 0, 0, logs, piece)
-                to, weights = piece.of_all(out, sizes.f), piece.own(scores, sizes.columns)
+                to, weights = piece.of_all(out, sizes.f), piece.local_rows(scores, sizes.columns)
                 of.weigh("NN", (sizes.f, piece.count, sizes.columns), of.served(value, sizes.f), weights, to)
         if spec.lse is not None:
             shape = spec.query.shape[:-1]
@@ -209,21 +217,21 @@ class AttentionKernels(DnnKernels):
             wide_result(call, spec.grad_value) as to_value,
         ):
             room = 0
-            for array, place in ((spec.grad_key, to_key), (spec.grad_value, to_value)):
-                call.fill(DeviceArray.packed(place, of.wide, array.shape), 0)
+            for array, address in ((spec.grad_key, to_key), (spec.grad_value, to_value)):
+                call.fill(DeviceArray.packed(address, of.wide, array.shape), 0)
             for piece in of.pieces():
                 scores = of.scores(query, key, piece)
                 room = room or of.room()
-                weights, slopes = (piece.own(one, columns) for one in (scores, room))
+                weights, slopes = (piece.local_rows(address, columns) for address in (scores, room))
                 of.multiply(
                     "TN", (columns, piece.count, f), of.served(value, f), piece.of_all(grad, f), slopes
                 )
                 of.launch("attention_slopes", scores, room, means, logs, piece)
-                for left, right, place, width in ((weights, grad, to_value, f), (slopes, query, to_key, e)):
-                    extents, added = (width, columns, piece.count), of.served(place, width)
-                    of.weigh("NT", extents, piece.of_all(right, width), left, added)
-                made = piece.of_all(to_query, e)
-                of.weigh("NN", (e, piece.count, columns), of.served(key, e), slopes, made)
+                for lhs, rhs, address, width in ((weights, grad, to_value, f), (slopes, query, to_key, e)):
+                    extents, added = (width, columns, piece.count), of.served(address, width)
+                    of.weigh("NT", extents, piece.of_all(rhs, width), lhs, added)
+                output = piece.of_all(to_query, e)
+                of.weigh("NN", (e, piece.count, columns), of.served(key, e), slopes, output)
 
 
 _Matrices: TypeAlias = tuple[int, int, int]
@@ -250,7 +258,7 @@ class _Piece:
         """Select these rows in an array with all rows."""
         return address + self.first * width * self.itemsize, max(1, width), self.lines * width
 
-    def own(self, address: int, width: int) -> _Matrices:
+    def local_rows(self, address: int, width: int) -> _Matrices:
         """Select all rows of an array with these rows only."""
         return address, max(1, width), self.count * width
 
@@ -281,12 +289,12 @@ class Attention:
         sizes, call, mask = self.sizes, self._call, self._spec.mask
         if mask is None:
             return None
-        given = call.array(mask)
+        view = call.array(mask)
         if mask.dtype.is_half:
             room = call.workspace_array(self.wide, mask.shape)
-            call.convert(given, room)
-            given = room
-        return broadcast(given, (*sizes.stack, sizes.heads, sizes.rows, sizes.columns))
+            call.convert(view, room)
+            view = room
+        return broadcast(view, (*sizes.stack, sizes.heads, sizes.rows, sizes.columns))
 
     def rows(self, array: ArraySpec) -> int:
         """Return the address of queries, or of an array of their shape."""
@@ -301,11 +309,11 @@ class Attention:
         call = self._call
         if not lengths:
             return wide(call, array)
-        made = self.gathered(array, lengths, table, rows)
+        packed = self.gathered(array, lengths, table, rows)
         if not array.dtype.is_half:
-            return made.address
-        room = call.workspace_array(self.wide, made.shape)
-        call.convert(made, room)
+            return packed.address
+        room = call.workspace_array(self.wide, packed.shape)
+        call.convert(packed, room)
         return room.address
 
     def gathered(self, array: ArraySpec, lengths: int, table: int, rows: int) -> DeviceArray:
@@ -314,13 +322,13 @@ class Attention:
         source, heads, width = call.array(array), _headed(array)[-3], array.shape[-1]
         if len(source.shape) != 4:
             source = DeviceArray.packed(call.packed(array), array.dtype, (n, heads, rows, width))
-        made = call.workspace_array(array.dtype, (n, heads, rows, width))
+        result = call.workspace_array(array.dtype, (n, heads, rows, width))
         block = source.shape[2]
         self._kernels.launch(
-            *("gather", call, made.size, source.address, made.address, lengths, table, made.size),
+            *("gather", call, result.size, source.address, result.address, lengths, table, result.size),
             *(heads, rows, width, block, rows // max(1, block), *source.strides, array.dtype.itemsize),
         )
-        return made
+        return result
 
     def pieces(self) -> Iterator[_Piece]:
         """Cut the rows of each key head into pieces."""
@@ -341,7 +349,7 @@ class Attention:
         """Multiply queries by keys; returns the address of the scores."""
         self._scores = self._scores or self.room()
         columns, e = self.sizes.columns, self.sizes.e
-        to, extents = piece.own(self._scores, columns), (columns, piece.count, e)
+        to, extents = piece.local_rows(self._scores, columns), (columns, piece.count, e)
         self.multiply("TN", extents, self.served(key, e), piece.of_all(query, e), to, self._spec.scale)
         return self._scores
 
@@ -358,7 +366,7 @@ class Attention:
         Products of transposed weights, one for each key, are added to the present values.
         """
         (width, rows, terms), is_added = extents, letters == "NT"
-        made, batches = to, self.sizes.batches
+        product, batches = to, self.sizes.batches
         if not (batches and rows and width):
             return
         if is_added:
@@ -366,12 +374,12 @@ class Attention:
             self._sums = self._sums or self._call.workspace(
                 max(1, batches * rows * widest) * self.wide.itemsize
             )
-            made = self._sums, to[1], rows * width
-        self.multiply(letters, extents, values, weights, made)
+            product = self._sums, to[1], rows * width
+        self.multiply(letters, extents, values, weights, product)
         steps = (1, weights[1]) if is_added else (weights[1], 1)
         self._kernels.launch(
-            *("attention_mend", self._call, batches * rows * width, weights[0], values[0], made[0], to[0]),
-            *(batches * rows * width, rows, width, terms, *steps, weights[2], values[2], made[2], to[2]),
+            *("attention_mend", self._call, batches * rows * width, weights[0], values[0], product[0], to[0]),
+            *(batches * rows * width, rows, width, terms, *steps, weights[2], values[2], product[2], to[2]),
             *(is_added, self.wide is DType.float64),
         )
 
@@ -400,7 +408,7 @@ class Attention:
         assert blas is not None
         blas.select(self._call.stream, HOST)
         blas.factors.put(kind, alpha, 0)
-        op_a, op_b = ["NT".index(one) for one in letters]
+        op_a, op_b = ["NT".index(letter) for letter in letters]
         (first, lda, step_a), (second, ldb, step_b), (out, ldc, step_c) = a, b, c
         cublas.gemm_strided_batched_ex_64(
             blas.handle,
@@ -467,9 +475,9 @@ class Attention:
 def _judge(mosts: tuple[int, int, int], words: StatusArray) -> None:
     """Refuse the first length or block that a kernel has found wrong."""
     if words[0]:
-        place = int(words[0]) - 1
-        argument = ("query_lengths", "key_lengths", "block_table")[place]
-        raise no_length(argument, first_wrong(words), mosts[place])
+        index = int(words[0]) - 1
+        argument = ("query_lengths", "key_lengths", "block_table")[index]
+        raise no_length(argument, first_wrong(words), mosts[index])
 
 
 # The gradient gets lengths if they are not multiples of this, because it has been seen to make NaNs otherwise
@@ -557,31 +565,31 @@ class AttentionLibrary(AttentionKernels):
         """Return the layouts of a graph's arrays, written arrays last."""
         n, heads, rows = sizes.sequences, sizes.heads, sizes.rows
         keys = n, sizes.served, sizes.columns
-        made: dict[str, TensorDescription] = {"query": _layout(spec.query, (n, heads, rows, sizes.e))}
+        layouts: dict[str, TensorDescription] = {"query": _layout(spec.query, (n, heads, rows, sizes.e))}
         for name, array, width in (("key", spec.key, sizes.e), ("value", spec.value, sizes.f)):
             # Keys with lengths are copied.
             is_copied = spec.key_lengths is not None
-            made[name] = (
+            layouts[name] = (
                 TensorDescription.packed(array.dtype, (*keys, width))
                 if is_copied
                 else _layout(array, (*keys, width))
             )
         if plan.has_lengths:
             for name in ("query_lengths", "key_lengths"):
-                made[name] = TensorDescription.packed(DType.int32, (n, 1, 1, 1))
+                layouts[name] = TensorDescription.packed(DType.int32, (n, 1, 1, 1))
         if plan.mask is not None:
             steps = TensorDescription.packed(spec.query.dtype, _padded(plan.mask)).strides
-            made["mask"] = TensorDescription(spec.query.dtype, plan.mask, steps)
+            layouts["mask"] = TensorDescription(spec.query.dtype, plan.mask, steps)
         logs = TensorDescription.packed(DType.float32, (n, heads, rows, 1))
         if isinstance(spec, AttentionSpec):
-            made["out"] = _layout(spec.out, (n, heads, rows, sizes.f))
-            return made if spec.lse is None else made | {"lse": logs}
-        made["grad"] = _layout(spec.grad, (n, heads, rows, sizes.f))
-        made["out"] = _layout(spec.out, (n, heads, rows, sizes.f))
-        made["lse"] = logs
+            layouts["out"] = _layout(spec.out, (n, heads, rows, sizes.f))
+            return layouts if spec.lse is None else layouts | {"lse": logs}
+        layouts["grad"] = _layout(spec.grad, (n, heads, rows, sizes.f))
+        layouts["out"] = _layout(spec.out, (n, heads, rows, sizes.f))
+        layouts["lse"] = logs
         for name in ("query", "key", "value"):
-            made[f"grad_{name}"] = TensorDescription.packed(spec.query.dtype, made[name].shape)
-        return made
+            layouts[f"grad_{name}"] = TensorDescription.packed(spec.query.dtype, layouts[name].shape)
+        return layouts
 
     @kernel(AttentionSpec, backend="cuda", dtypes={"query": FLOATS}, plan=_plan_attention)
     def _attention(self, spec: AttentionSpec, call: KernelCall) -> None:
@@ -621,7 +629,7 @@ class AttentionLibrary(AttentionKernels):
             addresses |= self._told_lengths(call, Sizes.of(spec), 0, 0)
         # They are new, and so without gaps.
         for name in ("grad_query", "grad_key", "grad_value"):
-            addresses[name] = call.at(getattr(spec, name))
+            addresses[name] = call.address_of(getattr(spec, name))
         self._run_plan(plan, plan.graph, call, addresses, Lengths())
 
     def _run_plan(
@@ -640,33 +648,33 @@ class AttentionLibrary(AttentionKernels):
 
     def _told_lengths(self, call: KernelCall, sizes: Sizes, query: int, key: int) -> dict[str, int]:
         """Return addresses of lengths, and of the extents where none are given."""
-        found: dict[str, int] = {}
-        for name, address, most in (
+        addresses: dict[str, int] = {}
+        for name, address, extent in (
             ("query_lengths", query, sizes.rows),
             ("key_lengths", key, sizes.columns),
         ):
             room = address or call.workspace(4 * sizes.sequences)
             if not address:
-                call.fill(DeviceArray.packed(room, DType.int32, (sizes.sequences,)), most)
-            found[name] = room
-        return found
+                call.fill(DeviceArray.packed(room, DType.int32, (sizes.sequences,)), extent)
+            addresses[name] = room
+        return addresses
 
     def _bias(self, call: KernelCall, mask: ArraySpec, dtype: DType, shape: Ints) -> int:
         """Return the address of the numbers to add to scores."""
-        given = call.array(mask)
+        source = call.array(mask)
         above = (*(1,) * (4 - mask.ndim), *mask.shape) if mask.ndim < 4 else mask.shape
-        wanted = broadcast(
-            DeviceArray(given.address, mask.dtype, above, (*(0,) * (4 - mask.ndim), *given.strides)), shape
+        full_mask = broadcast(
+            DeviceArray(source.address, mask.dtype, above, (*(0,) * (4 - mask.ndim), *source.strides)), shape
         )
         # Rows begin where several elements can be read at once.
         room = call.workspace_array(mask.dtype, _padded(shape))
-        call.convert(wanted, DeviceArray(room.address, mask.dtype, shape, room.strides))
+        call.convert(full_mask, DeviceArray(room.address, mask.dtype, shape, room.strides))
         if mask.dtype is not DType.bool:
             return room.address
-        made = call.workspace_array(dtype, room.shape)
-        values = room.address, made.address, room.size, _INFINITE[dtype]
+        bias = call.workspace_array(dtype, room.shape)
+        values = room.address, bias.address, room.size, _INFINITE[dtype]
         self.launch("mask_to_bias", call, room.size, *values)
-        return made.address
+        return bias.address
 
 
 def _padded(shape: Ints) -> Ints:
@@ -716,12 +724,12 @@ def _describe(front: Any, spec: _Spec, graph: Any, tensors: dict[str, Any]) -> l
         }
     if "mask" in tensors:
         options["bias"] = tensors["mask"]
-    given = {"q": tensors["query"], "k": tensors["key"], "v": tensors["value"]}
+    inputs = {"q": tensors["query"], "k": tensors["key"], "v": tensors["value"]}
     if isinstance(spec, AttentionSpec):
-        out, logs = graph.sdpa(**given, generate_stats=spec.lse is not None, **options)
+        out, logs = graph.sdpa(**inputs, generate_stats=spec.lse is not None, **options)
         return [out] if spec.lse is None else [out, logs]
-    more = {"o": tensors["out"], "dO": tensors["grad"], "stats": tensors["lse"]}
-    return list(graph.sdpa_backward(**given, **more, **options))
+    backward_inputs = {"o": tensors["out"], "dO": tensors["grad"], "stats": tensors["lse"]}
+    return list(graph.sdpa_backward(**inputs, **backward_inputs, **options))
 
 
 def _is_direct(array: ArraySpec) -> bool:
@@ -746,10 +754,13 @@ def _layout(array: ArraySpec, shape: Ints) -> TensorDescription:
     packed = TensorDescription.packed(array.dtype, shape).strides
     steps = [step // array.dtype.itemsize for step in (*(0,) * (4 - array.ndim), *array.strides)]
     # An axis of one element may have any step.
-    found = [own if extent > 1 else other for own, other, extent in zip(steps, packed, shape, strict=True)]
-    return TensorDescription(array.dtype, shape, tuple(found))
+    strides = [
+        step if extent > 1 else packed_step
+        for step, packed_step, extent in zip(steps, packed, shape, strict=True)
+    ]
+    return TensorDescription(array.dtype, shape, tuple(strides))
 
 
 def _in_place(call: KernelCall, array: ArraySpec) -> int:
     """Return the address of an array with its layout."""
-    return call.at(array) if _is_direct(array) else aligned(call, array)
+    return call.address_of(array) if _is_direct(array) else aligned(call, array)

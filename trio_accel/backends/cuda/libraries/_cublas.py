@@ -160,11 +160,11 @@ class Cublas:
         self.set_mode(HOST)
 
     def _move(self, stream: CudaStream, handle: int) -> None:
-        place = self._workspace.reserve(stream, _WORKSPACE)
+        address = self._workspace.reserve(stream, _WORKSPACE)
         self._stream = None
         cublas.set_stream(self.handle, handle)
         # Each stream has its own, and a change of the stream takes it away.
-        cublas.set_workspace(self.handle, place, _WORKSPACE)
+        cublas.set_workspace(self.handle, address, _WORKSPACE)
 
     def destroy(self) -> None:
         """Give the handle and its memory back; the context is current."""
@@ -226,12 +226,12 @@ class Cublas:
     @contextmanager
     def scratch(self, nbytes: int) -> Generator[tuple[int, int]]:
         """A stream of the handle, and the address of zeros, to try something out; waits for it at the end."""
-        with scratch(self._context, _WORKSPACE, nbytes) as (stream, [workspace, place]):
+        with scratch(self._context, _WORKSPACE, nbytes) as (stream, [workspace, zeros]):
             self._stream = None
             cublas.set_stream(self.handle, stream)
             cublas.set_workspace(self.handle, workspace, _WORKSPACE)
             self.set_mode(HOST)
-            yield stream, place
+            yield stream, zeros
 
     def multiply(
         self, kind: CublasType, product: Product, factors: HostFactors, a: int, b: int, c: int
@@ -293,13 +293,13 @@ class Cublas:
             )
 
     def scale(
-        self, stream: CudaStream, kind: CublasType, factor: complex, size: int, place: int, step: int = 1
+        self, stream: CudaStream, kind: CublasType, factor: complex, size: int, address: int, step: int = 1
     ) -> None:
         """Enqueue that a vector at an address is multiplied by a factor."""
         self.select(stream, HOST)
         self.factors.put(kind, factor)
         cublas.scal_ex_64(
-            self.handle, size, self.factors.alpha, kind.factor, place, kind.code, step, kind.factor
+            self.handle, size, self.factors.alpha, kind.factor, address, kind.code, step, kind.factor
         )
 
     def invoke(self, kind: CublasType, name: str, *arguments: str | complex) -> None:
@@ -313,9 +313,9 @@ class Cublas:
         factors = [value for value in arguments if not isinstance(value, (str, int))]
         if factors:
             self.factors.put(kind, *factors)
-        places = iter((self.factors.alpha, self.factors.beta))
+        addresses = iter((self.factors.alpha, self.factors.beta))
         values = [
-            _CODES[value] if isinstance(value, str) else value if isinstance(value, int) else next(places)
+            _CODES[value] if isinstance(value, str) else value if isinstance(value, int) else next(addresses)
             for value in arguments
         ]
         letter = kind.letter

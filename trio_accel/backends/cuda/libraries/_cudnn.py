@@ -159,15 +159,15 @@ class Cudnn:
             graph.deselect_workspace_greater_than(_MOST_WORKSPACE)
             graph.check_support()
             graph.build_plans(front.build_plan_policy.HEURISTICS_CHOICE)
-            made = CudnnGraph(self, graph, names)
+            result = CudnnGraph(self, graph, names)
         except front.cudnnGraphNotSupportedError:
             return None
         except (RuntimeError, ValueError) as error:
             # A library may not know a feature of a newer front end, and reports that by other errors.
             self._raise_lost(error)
             return None
-        self._try_out(made)
-        return made
+        self._try_out(result)
+        return result
 
     def _describe(
         self,
@@ -194,12 +194,12 @@ class Cudnn:
             if name not in written
         }
         numbers = {name: number for number, name in enumerate(arrays, 1)}
-        for name, made in zip(written, describe(graph, tensors), strict=True):
+        for name, tensor in zip(written, describe(graph, tensors), strict=True):
             layout = arrays[name]
-            made.set_output(True).set_uid(numbers[name])
+            tensor.set_output(True).set_uid(numbers[name])
             # The method of the extension: Python's own layer has another of this name.
-            made._set_data_type(getattr(kinds, _NAMES[layout.dtype]))  # noqa: SLF001
-            made.set_dim(list(layout.shape)).set_stride(list(layout.strides))
+            tensor._set_data_type(getattr(kinds, _NAMES[layout.dtype]))  # noqa: SLF001
+            tensor.set_dim(list(layout.shape)).set_stride(list(layout.strides))
         return graph
 
     def _try_out(self, graph: CudnnGraph) -> None:
@@ -223,7 +223,7 @@ class Cudnn:
 
     def _raise_lost(self, error: Exception) -> None:
         """Raise the failure of the context, if it is lost: the library cannot name it."""
-        self._context.look()
+        self._context.detect_loss()
         failure = self._context.failure()
         if failure is not None:
             raise failure from error
@@ -257,9 +257,9 @@ def _load() -> ModuleType:
         raise ImportError("nvidia-cudnn-frontend is not installed: pip install '.[cuda13]' in a checkout")
     library = importlib.import_module("cuda.pathfinder").load_nvidia_dynamic_lib("cudnn")
     loader = importlib.machinery.ExtensionFileLoader(_MODULE, str(files[0]))
-    found = importlib.util.spec_from_file_location(_MODULE, files[0], loader=loader)
-    assert found is not None
-    module = importlib.util.module_from_spec(found)
+    module_spec = importlib.util.spec_from_file_location(_MODULE, files[0], loader=loader)
+    assert module_spec is not None
+    module = importlib.util.module_from_spec(module_spec)
     loader.exec_module(module)
     module._set_dlhandle_cudnn(ctypes.CDLL(library.abs_path)._handle)  # noqa: SLF001
     sys.modules[_MODULE] = module
@@ -391,7 +391,7 @@ def aligned(call: KernelCall, array: ArraySpec) -> int:
 def aligned_result(call: KernelCall, array: ArraySpec, *, is_direct: bool = False) -> Generator[int]:
     """Yield the address to write a result to: in place, or without gaps in cuDNN's layout."""
     if is_direct or (array.is_contiguous and is_aligned(array)):
-        yield call.at(array)
+        yield call.address_of(array)
         return
     room = call.workspace_array(array.dtype, array.shape)
     yield room.address
@@ -402,7 +402,7 @@ def aligned_result(call: KernelCall, array: ArraySpec, *, is_direct: bool = Fals
 def wide_result(call: KernelCall, array: ArraySpec) -> Generator[int]:
     """Give the address to write a result to, without gaps and in the type that it is computed in."""
     if array.is_contiguous and not array.dtype.is_half:
-        yield call.at(array)
+        yield call.address_of(array)
         return
     room = call.workspace_array(wide_of(array.dtype), array.shape)
     yield room.address

@@ -216,10 +216,10 @@ class Cudss:
         )
         return sizes
 
-    def _allocate(self, _context: int, place: Any, nbytes: int, _stream: int) -> int:
+    def _allocate(self, _context: int, pointer: Any, nbytes: int, _stream: int) -> int:
         assert self._stream is not None
         if not nbytes:
-            place[0] = None
+            pointer[0] = None
             return 0
         try:
             address = self._arena.take(self._stream, nbytes)
@@ -227,7 +227,7 @@ class Cudss:
             self._failure = error
             return 1
         self._sizes[address] = nbytes
-        place[0] = address
+        pointer[0] = address
         return 0
 
     def _free(self, _context: int, address: int | None, _nbytes: int, _stream: int) -> int:
@@ -283,22 +283,22 @@ class DirectSolver:
             cudss = self._made
             with cudss.use(call.stream):
                 self._free_spent()
-                kept = None if number is None else self._factors.get(number)
-                if kept is not None and _is_solved(cudss, kept, system, call):
+                cached = None if number is None else self._factors.get(number)
+                if cached is not None and _is_solved(cudss, cached, system, call):
                     return True
                 # Pivots of blocks are found in less time, but may fail where pivots of columns succeed.
                 for is_global in (False, True):
-                    found = cudss.factor(system, is_global=is_global)
-                    if found is None:
+                    factors = cudss.factor(system, is_global=is_global)
+                    if factors is None:
                         continue
                     try:
-                        is_right = _is_solved(cudss, found, system, call)
+                        is_right = _is_solved(cudss, factors, system, call)
                         if is_right and number is not None:
-                            self._keep(number, found, block)
-                            found = None
+                            self._keep(number, factors, block)
+                            factors = None
                     finally:
-                        if found is not None:
-                            found.close()
+                        if factors is not None:
+                            factors.close()
                     if is_right:
                         return True
         return False
@@ -334,8 +334,8 @@ def _is_solved(cudss: Cudss, factors: CudssFactors, system: LinearSystem, call: 
     """Solve by factors, and return whether the solution is right."""
     cudss.solve(factors, system)
     count = SIZES * system.sides
-    found = read_now(call.device, call.stream, cudss.find_sizes(system, call), 8 * count)
-    return is_solved(np.frombuffer(found, np.float64), system.dtype)
+    data = read_now(call.device, call.stream, cudss.find_sizes(system, call), 8 * count)
+    return is_solved(np.frombuffer(data, np.float64), system.dtype)
 
 
 def is_solved(sizes: Any, dtype: DType) -> bool:
@@ -344,19 +344,19 @@ def is_solved(sizes: Any, dtype: DType) -> bool:
     The criterion is the backward error by norms: how much the equations would have to change for the solution
     to be right. A side that holds no finite number has no right solution.
     """
-    left, x, b, a = np.reshape(sizes, (-1, SIZES)).T
+    residual, x, b, a = np.reshape(sizes, (-1, SIZES)).T
     with np.errstate(all="ignore"):
-        most = _ROUNDINGS * float(np.finfo(dtype.dtype).eps) * (a * x + b)
-        return bool(((np.isfinite(left) & (left <= most)) | ~np.isfinite(b)).all())
+        limit = _ROUNDINGS * float(np.finfo(dtype.dtype).eps) * (a * x + b)
+        return bool(((np.isfinite(residual) & (residual <= limit)) | ~np.isfinite(b)).all())
 
 
 @contextmanager
 def _sides(system: LinearSystem) -> Generator[tuple[int, int]]:
     """Describe the solutions and the right-hand sides of equations."""
     with ExitStack() as undo:
-        made = list[int]()
+        descriptors = list[int]()
         for address in (system.x, system.b):
-            made.append(
+            descriptors.append(
                 cudss.matrix_create_dn(
                     system.rows,
                     system.sides,
@@ -366,8 +366,8 @@ def _sides(system: LinearSystem) -> Generator[tuple[int, int]]:
                     cudss.Layout.COL_MAJOR,
                 )
             )
-            undo.callback(cudss.matrix_destroy, made[-1])
-        yield made[0], made[1]
+            undo.callback(cudss.matrix_destroy, descriptors[-1])
+        yield descriptors[0], descriptors[1]
 
 
 def _set(config: int, parameter: int, value: float) -> None:
@@ -386,6 +386,6 @@ def _load() -> str:
         ) from error
     version = cudss.get_property(0), cudss.get_property(1)
     if version != _VERSION:
-        told = ".".join(map(str, version))
-        raise NotSupportedError(f"spsolve needs cuDSS 0.8, and has {told}: {_INSTALL}", backend="cuda")
+        actual = ".".join(map(str, version))
+        raise NotSupportedError(f"spsolve needs cuDSS 0.8, and has {actual}: {_INSTALL}", backend="cuda")
     return path

@@ -45,7 +45,7 @@ _ARRAYS = ("a", "b", "pivots", "x", "tau", "s", "u", "v", "vh", "w")
 # The functions that return the size of a workspace do not take these.
 _NOT_ASKED = frozenset({*_WORK.split(), "elements", "pivots"})
 
-Places: TypeAlias = "Mapping[str, tuple[int, int]]"
+Addresses: TypeAlias = "Mapping[str, tuple[int, int]]"
 """Address of each array, and its bytes for one matrix."""
 
 
@@ -88,11 +88,11 @@ class SolverRoutine:
         """Return the values of all words that depend on no address."""
         kind = KINDS[self.dtype]
         # A complex type's number is 4 more than its real type's: 0 and 1 become 4 and 5.
-        told = {"T": kind.code, "R": KINDS[kind.real].code, "C": kind.code | 4, "itype": 1}
-        told |= dict.fromkeys(("none", "null"), 0)
-        told |= {"bytes": self.work[0], "host_bytes": self.work[1]}
-        told["elements"] = self.work[0] // self.dtype.itemsize
-        return {**told, **self.sizes, **self.options, "batch": self.batch}
+        values = {"T": kind.code, "R": KINDS[kind.real].code, "C": kind.code | 4, "itype": 1}
+        values |= dict.fromkeys(("none", "null"), 0)
+        values |= {"bytes": self.work[0], "host_bytes": self.work[1]}
+        values["elements"] = self.work[0] // self.dtype.itemsize
+        return {**values, **self.sizes, **self.options, "batch": self.batch}
 
     def function(self, suffix: str = "") -> Any:
         """Return the function of the bindings."""
@@ -133,7 +133,7 @@ class SolverHandles:
         self,
         routine: SolverRoutine,
         stream: int,
-        places: Places,
+        addresses: Addresses,
         count: int,
         work: tuple[int, int],
         status: int,
@@ -143,7 +143,7 @@ class SolverHandles:
         Args:
             routine: The routine, as `sized` makes it.
             stream: The stream.
-            places: Its arrays.
+            addresses: Its arrays.
             count: How many matrices there are.
             work: Addresses of its workspace, on the device and on the host.
             status: Address of the status words.
@@ -152,7 +152,7 @@ class SolverHandles:
         function, values = routine.function(), {**routine.values(), **self._handles}
         values["work"], values["host"] = work
         for number in range(0, count, routine.batch):
-            for name, (address, nbytes) in places.items():
+            for name, (address, nbytes) in addresses.items():
                 values[name] = address + number * nbytes
             values["info"] = status + 4 * number
             values["batch"] = min(routine.batch, count - number)
@@ -330,8 +330,8 @@ class WarmUps:
 
     def run(self, *routines: SolverRoutine) -> None:
         """Try out routines, each on the results of the previous ones; blocks. The context is current."""
-        most = _WARM_UP_ROWS.get(routines[-1].name, _LARGE_OTHERS)
-        chain = [_shrunk(routine, most) for routine in routines]
+        max_extent = _WARM_UP_ROWS.get(routines[-1].name, _LARGE_OTHERS)
+        chain = [_shrunk(routine, max_extent) for routine in routines]
         key = tuple(map(_key, chain))
         if key not in self._done:
             self._run([self._vendor.sized(routine) for routine in chain])
@@ -339,41 +339,41 @@ class WarmUps:
 
     def _run(self, chain: list[SolverRoutine]) -> None:
         first, count = chain[0], chain[0].batch
-        most = max(2, *[size for routine in chain for size in routine.sizes.values()])
-        whole = most**2 * first.dtype.itemsize
+        max_extent = max(2, *[size for routine in chain for size in routine.sizes.values()])
+        nbytes = max_extent**2 * first.dtype.itemsize
         # The matrix is the first one.
         words = dict.fromkeys(word for routine in chain for word in routine.arrays)
         lists = [word for word in words if word.endswith("*")]
         names = dict.fromkeys(word.rstrip("*") for word in words)
-        device, host = (max(routine.work[place] for routine in chain) for place in (0, 1))
-        rooms = [whole * count] * len(names) + [POINTER * count] * len(lists)
-        with scratch(self._context, *rooms, 4 * count, device) as (stream, [*places, status, work]):
-            arrays = dict(zip((*names, *lists), places, strict=True))
-            self._upload(stream, places[0], first)
+        device, host = (max(routine.work[index] for routine in chain) for index in (0, 1))
+        rooms = [nbytes * count] * len(names) + [POINTER * count] * len(lists)
+        with scratch(self._context, *rooms, 4 * count, device) as (stream, [*addresses, status, work]):
+            arrays = dict(zip((*names, *lists), addresses, strict=True))
+            self._upload(stream, addresses[0], first)
             if "b" in arrays:
                 self._upload(stream, arrays["b"], first)
             for word in lists:
-                self._kernels.list_matrices(stream, arrays[word[:-1]], whole, count, arrays[word])
+                self._kernels.list_matrices(stream, arrays[word[:-1]], nbytes, count, arrays[word])
             room = np.empty(max(1, host), np.uint8)
-            at = {word: (address, whole) for word, address in arrays.items()}
+            operands = {word: (address, nbytes) for word, address in arrays.items()}
             try:
                 for routine in chain:
-                    self._vendor.run(routine, stream, at, count, (work, int(room.ctypes.data)), status)
+                    self._vendor.run(routine, stream, operands, count, (work, int(room.ctypes.data)), status)
             finally:
                 # The stream ends here, and another one may get its number.
                 self._vendor.select_all(0)
 
-    def _upload(self, stream: int, place: int, routine: SolverRoutine) -> None:
+    def _upload(self, stream: int, address: int, routine: SolverRoutine) -> None:
         """Write a matrix by columns, whose lower triangle belongs to a positive definite matrix."""
         shape = routine.shape
-        made = np.resize(np.random.default_rng(0).random(997), shape[::-1]).astype(routine.dtype.dtype)
-        made[np.diag_indices(min(shape))] += sum(shape)
-        self._context.check(driver.cuMemcpyHtoDAsync(place, made.ctypes.data, made.nbytes, stream))
+        matrix = np.resize(np.random.default_rng(0).random(997), shape[::-1]).astype(routine.dtype.dtype)
+        matrix[np.diag_indices(min(shape))] += sum(shape)
+        self._context.check(driver.cuMemcpyHtoDAsync(address, matrix.ctypes.data, matrix.nbytes, stream))
         self._context.check(driver.cuStreamSynchronize(stream))
 
 
-def _shrunk(routine: SolverRoutine, most: int) -> SolverRoutine:
-    return attrs.evolve(routine, sizes={word: min(size, most) for word, size in routine.sizes.items()})
+def _shrunk(routine: SolverRoutine, limit: int) -> SolverRoutine:
+    return attrs.evolve(routine, sizes={word: min(size, limit) for word, size in routine.sizes.items()})
 
 
 def _key(routine: SolverRoutine) -> tuple[object, ...]:

@@ -37,17 +37,17 @@ class Marks:
         """Have a stream note when it reaches the work enqueued inside, and when it has finished it."""
         if stream not in self._pairs:
             self._pairs[stream] = self.words.take(), self.words.take()
-        came, left = self._pairs[stream]
-        came.sequence += 1
-        driver.cuStreamWriteValue32(stream, came.native, came.sequence & _MASK, 0)
+        started, finished = self._pairs[stream]
+        started.sequence += 1
+        driver.cuStreamWriteValue32(stream, started.native, started.sequence & _MASK, 0)
         try:
             yield
         finally:
-            driver.cuStreamWriteValue32(stream, left.native, came.sequence & _MASK, 0)
+            driver.cuStreamWriteValue32(stream, finished.native, started.sequence & _MASK, 0)
 
     def wait_for_others(self) -> bool:
         """Return whether a stream is in a collective now. Any thread may call this."""
-        return any(came.read() != left.read() for came, left in list(self._pairs.values()))
+        return any(started.read() != finished.read() for started, finished in list(self._pairs.values()))
 
 
 class NcclRank(ProgramRank):
@@ -68,18 +68,18 @@ class NcclRank(ProgramRank):
 
     def _meet(self, asked: Collective, stream: Any) -> None:
         """See `ProgramRank`."""
-        given, own, handle = asked.given, asked.own, self._handle(stream)
-        if asked.reduction and (given.dtype not in TYPES or given.dtype is DType.bool):
-            raise TypeError(f"NCCL reduces no {given.dtype}")
+        source, target, handle = asked.source, asked.target, self._handle(stream)
+        if asked.reduction and (source.dtype not in TYPES or source.dtype is DType.bool):
+            raise TypeError(f"NCCL reduces no {source.dtype}")
         if self.size > 1:
-            self._run(lambda one: enqueue(one, asked, handle), handle)
-        elif given.nbytes and given.address != own.address:
-            driver.cuMemcpyDtoDAsync(own.address, given.address, given.nbytes, handle)
+            self._run(lambda nccl_handle: enqueue(nccl_handle, asked, handle), handle)
+        elif source.nbytes and source.address != target.address:
+            driver.cuMemcpyDtoDAsync(target.address, source.address, source.nbytes, handle)
 
     def _move(self, moves: Sequence[Move], stream: Any) -> None:
         """See `ProgramRank`."""
         handle = self._handle(stream)
-        self._run(lambda one: exchange(one, moves, handle), handle)
+        self._run(lambda nccl_handle: exchange(nccl_handle, moves, handle), handle)
 
     def _run(self, call: Callable[[Any], object], stream: int) -> None:
         try:

@@ -67,13 +67,13 @@ class RadixSort:
         try:
             compute: Any = importlib.import_module("cuda.compute")
             self._double_buffer: Any = compute.DoubleBuffer
-            kept = code_key(
+            cache_key = code_key(
                 what="radix sort of cuda.compute",
                 types=(str(key), str(value), order, architecture),
                 versions=(version("cuda-cccl"), ".".join(map(str, nvrtc.nvrtcVersion()[1:]))),
             )
             code = default_code_cache().compiled(
-                kept, lambda: _compiled(compute, key, value, compute.SortOrder[order], architecture)
+                cache_key, lambda: _compiled(compute, key, value, compute.SortOrder[order], architecture)
             )
         # A missing library or header does not raise an ImportError.
         except (ImportError, AttributeError, RuntimeError) as error:
@@ -122,7 +122,7 @@ class RadixSort:
 def _compiled(compute: Any, key: DType, value: DType | None, order: Any, architecture: str) -> CompiledCode:
     # It compiles a sort of keys only if the address of the values is 0, like that of a `ProxyArray`.
     beside = None if value is None else _SortMemory(_NOT_NULL, value.dtype, 1)
-    made = compute.make_radix_sort(
+    sort = compute.make_radix_sort(
         d_in_keys=compute.ProxyArray(key.dtype),
         d_out_keys=compute.ProxyArray(key.dtype),
         d_in_values=beside,
@@ -130,4 +130,4 @@ def _compiled(compute: Any, key: DType, value: DType | None, order: Any, archite
         order=order,
         compute_capability=int(architecture),
     )
-    return CompiledCode(bytes(made.serialize()))
+    return CompiledCode(bytes(sort.serialize()))

@@ -45,8 +45,8 @@ def operation_of(letter: str, dtype: DType) -> cusparse.Operation:
 
 def factors(dtype: DType) -> tuple[int, int]:
     """Return the addresses of one and zero."""
-    one, zero = _FACTORS[dtype]
-    return one.ctypes.data, zero.ctypes.data
+    unit, zero = _FACTORS[dtype]
+    return unit.ctypes.data, zero.ctypes.data
 
 
 # Nothing of a descriptor is needed once an operation is enqueued: it is destroyed when the stack is undone.
@@ -60,25 +60,27 @@ def csr(
 ) -> int:
     """Describe a sparse matrix of `stored` values: its row pointers, columns and values."""
     kind = _INDEX_TYPES[index]
-    made: int = cusparse.create_csr(
+    descriptor: int = cusparse.create_csr(
         *shape, stored, *addresses, kind, kind, cusparse.IndexBase.ZERO, VALUE_TYPES[dtype]
     )
-    undo.callback(cusparse.destroy_sp_mat, made)
-    return made
+    undo.callback(cusparse.destroy_sp_mat, descriptor)
+    return descriptor
 
 
 def dense(undo: ExitStack, shape: tuple[int, int], address: int, dtype: DType) -> int:
     """Describe a dense matrix by rows."""
-    made: int = cusparse.create_dn_mat(*shape, shape[1], address, VALUE_TYPES[dtype], cusparse.Order.ROW)
-    undo.callback(cusparse.destroy_dn_mat, made)
-    return made
+    descriptor: int = cusparse.create_dn_mat(
+        *shape, shape[1], address, VALUE_TYPES[dtype], cusparse.Order.ROW
+    )
+    undo.callback(cusparse.destroy_dn_mat, descriptor)
+    return descriptor
 
 
 def vector(undo: ExitStack, size: int, address: int, dtype: DType) -> int:
     """Describe a dense vector."""
-    made: int = cusparse.create_dn_vec(size, address, VALUE_TYPES[dtype])
-    undo.callback(cusparse.destroy_dn_vec, made)
-    return made
+    descriptor: int = cusparse.create_dn_vec(size, address, VALUE_TYPES[dtype])
+    undo.callback(cusparse.destroy_dn_vec, descriptor)
+    return descriptor
 
 
 # The order matches the fields in structures.cu.
@@ -201,9 +203,10 @@ class Maker:
             raise self._too_many("values")
         getattr(self, f"_{_WAYS.get(self._job.function, self._job.function)}")()
 
-    def _too_many(self, what: str) -> NotSupportedError:
+    def _too_many(self, quantity: str) -> NotSupportedError:
         return NotSupportedError(
-            f"{self._job.function}: the CUDA backend supports no matrices of more than {_MAX_VALUES} {what}",
+            f"{self._job.function}: the CUDA backend supports no matrices of more than {_MAX_VALUES} "
+            f"{quantity}",
             backend="cuda",
         )
 
@@ -214,9 +217,9 @@ class Maker:
     def launch(self, name: str, items: int, /, **values: int) -> None:
         """Enqueue a kernel for `items` items, with arguments for this launch only."""
         if items:
-            told = {**self._values, **values}
+            arguments = {**self._values, **values}
             self._kernels.functions[name].run(
-                self._call.handle, items, _ARGUMENTS, *[told[field] for field in _FIELDS]
+                self._call.handle, items, _ARGUMENTS, *[arguments[field] for field in _FIELDS]
             )
 
     def _take(self, shape: Ints, arrays: Any) -> tuple[int, int, int]:
@@ -241,15 +244,15 @@ class Maker:
         self.set(rows=self.rows, columns=self._job.numbers[1])
         self.set(keys=self._call.workspace(2 * count * 8), order=self._call.workspace(2 * count * 4))
 
-    def _sort(self, count: int, most: int) -> None:
-        """Bring keys below `most` into order, and note where they are."""
-        keys, order, found = self._values["keys"], self._values["order"], 0
+    def _sort(self, count: int, bound: int) -> None:
+        """Bring keys below `bound` into order, and note where they are."""
+        keys, order, half = self._values["keys"], self._values["order"], 0
         if count:
             pairs = (keys, keys + 8 * count), (order, order + 4 * count)
-            found = self._kernels.sort(self._call, *pairs, count, max((most - 1).bit_length(), 1))
-        self.set(keys=keys + 8 * count * found, order=order + 4 * count * found)
+            half = self._kernels.sort(self._call, *pairs, count, max((bound - 1).bit_length(), 1))
+        self.set(keys=keys + 8 * count * half, order=order + 4 * count * half)
         # The other half is free now.
-        self.set(kept=keys + 8 * count * (1 - found))
+        self.set(kept=keys + 8 * count * (1 - half))
 
     def _scan(self, count: int) -> None:
         """Add the flags up."""
@@ -262,8 +265,14 @@ class Maker:
 
     def _point(self, count: int, lines: int, step: int, **values: int) -> None:
         """Write row pointers, and how many values there are."""
-        told = {"count": count, "rows": lines, "step": step, "words": self._count, "out_indptr": self._out[0]}
-        self.launch("point_keys", lines + 1, **told, **values)
+        arguments = {
+            "count": count,
+            "rows": lines,
+            "step": step,
+            "words": self._count,
+            "out_indptr": self._out[0],
+        }
+        self.launch("point_keys", lines + 1, **arguments, **values)
 
     # ---- by keys
 
@@ -310,9 +319,9 @@ class Maker:
         if count:
             # The sums are followed by zeros.
             self._call.stream.set_bytes(sums, 0, count * self._itemsize)
-        told = {"count": count, "step": columns, "limit": ANY}
-        self.launch("sum_groups", count, first=sizes[0], out_indices=indices, out_data=sums, **told)
-        self.launch("point_keys", rows + 1, out_indptr=pointers, **told)
+        arguments = {"count": count, "step": columns, "limit": ANY}
+        self.launch("sum_groups", count, first=sizes[0], out_indices=indices, out_data=sums, **arguments)
+        self.launch("point_keys", rows + 1, out_indptr=pointers, **arguments)
         self._select_sums((pointers, indices, sums), rows, count)
 
     def _spgemm(self) -> None:
@@ -326,7 +335,7 @@ class Maker:
             # cuSPARSE takes no matrix without values.
             self._write_none(rows)
             return
-        handle, kind, (one, zero) = self._kernels.handle, VALUE_TYPES[dtype], factors(dtype)
+        handle, kind, (unit, zero) = self._kernels.handle, VALUE_TYPES[dtype], factors(dtype)
         cusparse.set_stream(handle, call.handle)
         pointers = call.workspace((rows + 1) * self._index.itemsize)
         with ExitStack() as undo:
@@ -336,7 +345,7 @@ class Maker:
             state = cusparse.sp_gemm_create_descr()
             undo.callback(cusparse.sp_gemm_destroy_descr, state)
             terms = (
-                *(handle, AS_IT_IS, AS_IT_IS, one, a, b, zero, product, kind),
+                *(handle, AS_IT_IS, AS_IT_IS, unit, a, b, zero, product, kind),
                 *(cusparse.SpGEMMAlg.DEFAULT, state),
             )
             room = call.workspace(max(cusparse.sp_gemm_work_estimation(*terms, 0), 1))
@@ -354,7 +363,7 @@ class Maker:
                 counted = call.uploaded(np.array([stored], np.int64))
                 call.stream.copy(self._count, counted, 8)
                 return
-            indices, data = (call.workspace(stored * one.itemsize) for one in (self._index, dtype))
+            indices, data = (call.workspace(stored * element.itemsize) for element in (self._index, dtype))
             cusparse.csr_set_pointers(product, pointers, indices, data)
             cusparse.sp_gemm_copy(*terms)
         self._select_sums((pointers, indices, data), rows, stored)
@@ -421,10 +430,10 @@ class Maker:
     def _take_rows(self) -> None:
         job, call = self._job, self._call
         self._read(job.numbers)
-        wanted = job.arrays[3]
-        count = wanted.size
+        indices = job.arrays[3]
+        count = indices.size
         chosen = call.workspace_array(DType.int64, (count,))
-        call.convert(call.array(wanted), chosen)
+        call.convert(call.array(indices), chosen)
         self.set(rows=job.numbers[0], count=count)
         self.set(flags=call.workspace(count * 4), list=chosen.address, words=self._words("indices"))
         self.launch("count_rows", count)
@@ -433,8 +442,8 @@ class Maker:
         if job.is_counted:
             self.launch("put_total", 1, words=self._count)
             return
-        told = {"words": self._count, "out_indptr": self._out[0], **self._to}
-        self.launch("take_values", max(job.limit, count + 1), **told)
+        arguments = {"words": self._count, "out_indptr": self._out[0], **self._to}
+        self.launch("take_values", max(job.limit, count + 1), **arguments)
 
     # ---- what was found wrong
 

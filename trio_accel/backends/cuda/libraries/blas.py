@@ -73,13 +73,15 @@ class RoutineLibrary(CudaLibrary):
         self, call: KernelCall, read: Sequence[ArraySpec], updated: Sequence[ArraySpec] = ()
     ) -> list[int]:
         """Return the address of each operand as a vector, and its step; others are packed first."""
-        (found,) = call.plan
-        if found is None:
-            places = [call.packed(array) for array in read]
-            places += [call.result(array, is_updated=True) for array in updated]
-            return [number for place in places for number in (place, 1)]
-        pairs = zip((*read, *updated), found, strict=True)
-        return [number for array, (offset, step) in pairs for number in (call.at(array) + offset, step)]
+        (vectors,) = call.plan
+        if vectors is None:
+            addresses = [call.packed(array) for array in read]
+            addresses += [call.result(array, is_updated=True) for array in updated]
+            return [number for address in addresses for number in (address, 1)]
+        pairs = zip((*read, *updated), vectors, strict=True)
+        return [
+            number for array, (offset, step) in pairs for number in (call.address_of(array) + offset, step)
+        ]
 
     @kernel("linalg.axpy", backend="cuda", dtypes=INEXACT, plan=_plan_vectors, is_quick=True)
     def _axpy(self, spec: Any, call: KernelCall) -> None:
@@ -108,17 +110,17 @@ class RoutineLibrary(CudaLibrary):
     def _scal(self, spec: Any, call: KernelCall) -> None:
         self._scale(call, factor_of("blas", "alpha", spec.alpha, spec.x.dtype), spec.x, call.plan[0])
 
-    def _scale(self, call: KernelCall, alpha: complex, array: ArraySpec, found: _Vectors | None) -> None:
+    def _scale(self, call: KernelCall, alpha: complex, array: ArraySpec, vectors: _Vectors | None) -> None:
         """Enqueue ``array = alpha * array``."""
         kind, x = KINDS[array.dtype], call.array(array)
         if not x.size:
             return
-        if found is None and not alpha.imag:
+        if vectors is None and not alpha.imag:
             call.convert(x, x, scale=alpha.real)
             return
-        offset, step = (0, 1) if found is None else found[0]
-        place = call.result(array, is_updated=True) if found is None else x.address + offset
-        self._blas.scale(call.stream, kind, alpha, x.size, place, step)
+        offset, step = (0, 1) if vectors is None else vectors[0]
+        address = call.result(array, is_updated=True) if vectors is None else x.address + offset
+        self._blas.scale(call.stream, kind, alpha, x.size, address, step)
 
     @kernel("linalg.dot", backend="cuda", dtypes=INEXACT, plan=_plan_vectors, is_quick=True)
     def _dot(self, spec: Any, call: KernelCall) -> None:
@@ -137,7 +139,7 @@ class RoutineLibrary(CudaLibrary):
             y,
             kind.code,
             y_step,
-            call.at(spec.out),
+            call.address_of(spec.out),
             kind.code,
             kind.factor,
         )
@@ -147,7 +149,7 @@ class RoutineLibrary(CudaLibrary):
         if not spec.x.size:
             call.fill(spec.out, 0)
             return
-        kind, size, out = KINDS[spec.x.dtype], spec.x.size, call.at(spec.out)
+        kind, size, out = KINDS[spec.x.dtype], spec.x.size, call.address_of(spec.out)
         real = KINDS[kind.real]
         x, step = self._vectors(call, [spec.x])
         self._blas.select(call.stream, DEVICE)
@@ -162,36 +164,36 @@ class RoutineLibrary(CudaLibrary):
     @kernel("linalg.asum", backend="cuda", dtypes=NATIVE, plan=_plan_norm, is_quick=True)
     def _asum(self, spec: Any, call: KernelCall) -> None:
         if spec.x.size:
-            self._reduce(call, "asum", spec.x, call.at(spec.out))
+            self._reduce(call, "asum", spec.x, call.address_of(spec.out))
         else:
             call.fill(spec.out, 0)
 
     @kernel("linalg.iamax", backend="cuda", dtypes=NATIVE, plan=_plan_index, is_quick=True)
     def _iamax(self, spec: Any, call: KernelCall) -> None:
-        found = call.workspace(8)
-        self._reduce(call, "i{}amax", spec.x, found)
-        self._index_from_zero.run(call.handle, 1, _INDEX, found, call.at(spec.out), spec.x.size)
+        position = call.workspace(8)
+        self._reduce(call, "i{}amax", spec.x, position)
+        self._index_from_zero.run(call.handle, 1, _INDEX, position, call.address_of(spec.out), spec.x.size)
 
     def _reduce(self, call: KernelCall, name: str, x: ArraySpec, out: int) -> None:
         """Enqueue what makes a number in device memory of a vector."""
-        place = self._vectors(call, [x])
+        vector = self._vectors(call, [x])
         self._blas.select(call.stream, DEVICE)
-        self._blas.invoke(KINDS[x.dtype], name, x.size, *place, out)
+        self._blas.invoke(KINDS[x.dtype], name, x.size, *vector, out)
 
     @kernel("linalg.swap", backend="cuda", dtypes=tuple(DType))
     def _swap(self, spec: Any, call: KernelCall) -> None:
         x, y = call.array(spec.x), call.array(spec.y)
-        kept = call.copy_of(x)
+        copy = call.copy_of(x)
         call.convert(y, x)
-        call.convert(kept, y)
+        call.convert(copy, y)
 
     @kernel("linalg.rot", backend="cuda", dtypes=NATIVE, plan=_plan_vectors, is_quick=True)
     def _rot(self, spec: Any, call: KernelCall) -> None:
         sine = factor_of("blas", "s", spec.s, spec.x.dtype)
         if spec.x.size:
-            places = self._vectors(call, (), [spec.x, spec.y])
+            vectors = self._vectors(call, (), [spec.x, spec.y])
             self._blas.select(call.stream, HOST)
-            self._blas.invoke(KINDS[spec.x.dtype], "rot", spec.x.size, *places, complex(spec.c), sine)
+            self._blas.invoke(KINDS[spec.x.dtype], "rot", spec.x.size, *vectors, complex(spec.c), sine)
 
     def _plan_matrices(self, spec: Any, device: LibraryDevice) -> BlasPlan:
         return plan_routine(spec)
@@ -215,8 +217,8 @@ class RoutineLibrary(CudaLibrary):
             lists = {field: call.uploaded(plan.addresses(field, addresses[field])) for field in plan.steps}
             self._invoke(kind, batched, spec, lists)
         else:
-            for places in plan.calls(addresses):
-                self._invoke(kind, routine, spec, places)
+            for call_addresses in plan.calls(addresses):
+                self._invoke(kind, routine, spec, call_addresses)
         for field in copies.keys() & {"c", "out"}:
             call.convert(copies[field], arrays[field])
 
@@ -243,15 +245,15 @@ class RoutineLibrary(CudaLibrary):
         key: tuple[object, ...] = spec.operation, dtype
         if spec.operation in _MATRICES:
             is_stack = spec.outputs()[0].ndim > 2
-            spec = _small(spec, (1,) * is_stack)
+            spec = _small_spec(spec, (1,) * is_stack)
             key = spec.descriptor().plan_key(spec)
         return None if key in self._tried else partial(self._in_context, self._try_out, spec, key)
 
     def _try_out(self, spec: OperationSpec, key: tuple[object, ...]) -> None:
         arrays = _arrays(spec)
         kind, room = KINDS[spec.inputs()[0].dtype], 16 * _WARM_UP_EXTENT**2
-        with self._blas.scratch(len(arrays) * (room + 8)) as (stream, place):
-            addresses = {field: place + number * room for number, field in enumerate(arrays)}
+        with self._blas.scratch(len(arrays) * (room + 8)) as (stream, base):
+            addresses = {field: base + number * room for number, field in enumerate(arrays)}
             if spec.operation in _MATRICES:
                 plan = plan_routine(spec)
                 for routine in (plan.routine, plan.plain):
@@ -259,17 +261,17 @@ class RoutineLibrary(CudaLibrary):
                         self._invoke(kind, routine, spec, addresses)
                 batched = _batched(plan)
                 if batched is not None:
-                    words, lists = np.array([*addresses.values()], np.uint64), place + len(arrays) * room
+                    words, lists = np.array([*addresses.values()], np.uint64), base + len(arrays) * room
                     copied = driver.cuMemcpyHtoDAsync(lists, words.ctypes.data, words.nbytes, stream)
                     self._context.check(copied)
-                    places = {field: lists + 8 * number for number, field in enumerate(arrays)}
-                    self._invoke(kind, batched, spec, places)
+                    list_addresses = {field: lists + 8 * number for number, field in enumerate(arrays)}
+                    self._invoke(kind, batched, spec, list_addresses)
             elif spec.operation == "linalg.rot":
-                self._blas.invoke(kind, "rot", 1000, place, 1, place + 16 * 1000, 1, 1 + 0j, 0j)
+                self._blas.invoke(kind, "rot", 1000, base, 1, base + 16 * 1000, 1, 1 + 0j, 0j)
             else:
                 name = "asum" if spec.operation == "linalg.asum" else "i{}amax"
                 self._blas.set_mode(DEVICE)
-                self._blas.invoke(kind, name, 1000, place + 256, 1, place)
+                self._blas.invoke(kind, name, 1000, base + 256, 1, base)
         self._tried.add(key)
 
     def _destroy(self) -> None:
@@ -283,7 +285,7 @@ def _batched(plan: BlasPlan) -> BlasRoutine | None:
     return BlasRoutine("trsm_batched", (*plan.routine.arguments, math.prod(plan.stack)))
 
 
-def _small(spec: Any, stack: Ints) -> Any:
+def _small_spec(spec: Any, stack: Ints) -> Any:
     """Return an operation of one matrix that needs the same kernels: sizes with as many bits are one size."""
     arrays = {name: _small_array(array, stack) for name, array in _arrays(spec).items() if array}
     return attrs.evolve(spec, **arrays)
@@ -407,11 +409,11 @@ class BlasLibrary(RoutineLibrary):
         self, kind: CublasType, product: Product, graph: GraphCall | None, spec: MatmulSpec, call: KernelCall
     ) -> None:
         """Launch a graph from the third time on that it is the same product at the same place."""
-        factors, out = self._blas.plain[kind.is_double], call.at(spec.out)
+        factors, out = self._blas.plain[kind.is_double], call.address_of(spec.out)
         if graph is None:
             self._multiply(call, kind, product, factors, spec, out)
             return
-        a, b = call.at(spec.a), call.at(spec.b)
+        a, b = call.address_of(spec.a), call.address_of(spec.b)
         # There is no graph yet, because launches with a graph do not get here.
         self._call_by_graph((graph, call.stream, a, b, out), (kind, product, factors, a, b, out))
 
@@ -419,7 +421,7 @@ class BlasLibrary(RoutineLibrary):
         """Launch a thread for each element, without tiles: correct, but slower than the device allows."""
         multiply = self._load_integers()
         a, b, out = call.array(spec.a), call.array(spec.b), call.array(spec.out)
-        batch, left, right = broadcast_operands((a.shape, b.shape), (a.strides, b.strides))
+        batch, lhs, rhs = broadcast_operands((a.shape, b.shape), (a.strides, b.strides))
         multiply.run(
             call.handle,
             out.size,
@@ -428,16 +430,16 @@ class BlasLibrary(RoutineLibrary):
             b.address,
             out.address,
             out.size,
-            left.shape[0],
-            right.shape[1],
-            left.shape[1],
-            *left.strides,
-            *right.strides,
+            lhs.shape[0],
+            rhs.shape[1],
+            lhs.shape[1],
+            *lhs.strides,
+            *rhs.strides,
             a.dtype.itemsize,
             len(batch),
             *batch,
-            *left.batch_strides,
-            *right.batch_strides,
+            *lhs.batch_strides,
+            *rhs.batch_strides,
         )
 
     def _plan_gemm(self, spec: Any, device: LibraryDevice) -> _Multiply:
@@ -476,7 +478,7 @@ class BlasLibrary(RoutineLibrary):
         factors, stream = self._blas.factors, call.stream
         alpha, beta = _factors_of(spec)
         factors.put(kind, alpha, beta)
-        a, b, c = call.at(spec.a), call.at(spec.b), call.array(spec.c)
+        a, b, c = call.address_of(spec.a), call.address_of(spec.b), call.array(spec.c)
         # A factor of zero makes no product: cuBLAS then enqueues something else than one or two kernels.
         if graph is not None and alpha:
             key = graph, stream, a, b, c.address, factors.packed()
@@ -498,7 +500,7 @@ class BlasLibrary(RoutineLibrary):
         """Call cuBLAS; `c` is the address of the result."""
         self._blas.select(call.stream, HOST)
         if product.packing_a is None and product.packing_b is None:
-            a, b = call.at(spec.a), call.at(spec.b)
+            a, b = call.address_of(spec.a), call.address_of(spec.b)
         else:
             a, b = self._packed_operands(call, product, call.array(spec.a), call.array(spec.b))
         self._blas.multiply(kind, product, factors, a, b, c)
@@ -547,11 +549,11 @@ def _factors_of(spec: Any) -> tuple[complex, complex]:
 
 def _in_full(a: DeviceArray, b: DeviceArray) -> tuple[DeviceArray, DeviceArray]:
     """Return both operands of a product with all batches, in place, without a copy."""
-    batch, left, right = broadcast_operands((a.shape, b.shape), (a.strides, b.strides))
+    batch, lhs, rhs = broadcast_operands((a.shape, b.shape), (a.strides, b.strides))
     full_a, full_b = (
         DeviceArray(
             array.address, array.dtype, (*batch, *operand.shape), (*operand.batch_strides, *operand.strides)
         )
-        for array, operand in ((a, left), (b, right))
+        for array, operand in ((a, lhs), (b, rhs))
     )
     return full_a, full_b

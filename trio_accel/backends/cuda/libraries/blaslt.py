@@ -145,7 +145,7 @@ class MatmulDescriptors:
         self._handle = handle
         self.problem: MatmulProblem = problem
         spec, product = problem.spec, problem.product
-        self.fields: Strs = tuple([one for one in _POINTERS if getattr(spec, one) is not None])
+        self.fields: Strs = tuple([field for field in _POINTERS if getattr(spec, field) is not None])
         self.scale_strides: dict[str, tuple[int, int]] = _scale_strides(spec)
         self._pointer = np.full(1, _SOMEWHERE, np.int64)
         self._address = int(self._pointer.ctypes.data)
@@ -199,7 +199,7 @@ class MatmulDescriptors:
     def run(
         self,
         factors: tuple[float, float],
-        places: Sequence[int],
+        addresses: Sequence[int],
         pointers: Sequence[int],
         workspace: int,
         stream: int,
@@ -208,7 +208,7 @@ class MatmulDescriptors:
 
         Args:
             factors: Factors of the product, and of c.
-            places: Addresses of b, a, c and the result.
+            addresses: Addresses of b, a, c and the result.
             pointers: Addresses of the arrays named by `fields`.
             workspace: Address of `workspace` bytes.
             stream: Handle of the stream.
@@ -217,7 +217,7 @@ class MatmulDescriptors:
             self._pointer[0] = address
             cublasLt.matmul_desc_set_attribute(self._desc, _POINTERS[field], self._address, 8)
         self._factors[0], self._factors[1] = factors
-        b, a, c, out = places
+        b, a, c, out = addresses
         of_b, of_a, of_c, of_out = self._layouts
         cublasLt.matmul(
             self._handle,
@@ -272,8 +272,8 @@ def _computed(spec: FusedMatmulSpec) -> tuple[int, DType]:
     types, dtype, out = cublas.ComputeType, spec.a.dtype, spec.out.dtype
     if dtype is DType.int8 and out is not DType.float32:
         return int(types.COMPUTE_32I), DType.int32 if out is DType.int32 else DType.float32
-    own = types.COMPUTE_64F if dtype is DType.float64 else types.COMPUTE_32F
-    return int(_COMPUTE.get(spec.precision, own)), fused_dtypes("blaslt", dtype, spec.b.dtype, out).factor
+    default = types.COMPUTE_64F if dtype is DType.float64 else types.COMPUTE_32F
+    return int(_COMPUTE.get(spec.precision, default)), fused_dtypes("blaslt", dtype, spec.b.dtype, out).factor
 
 
 def _attributes(spec: FusedMatmulSpec, product: Product) -> dict[int, int]:
@@ -326,9 +326,9 @@ def _scale_strides(spec: FusedMatmulSpec) -> dict[str, tuple[int, int]]:
 def _text(spec: FusedMatmulSpec) -> str:
     """Describe a product in words."""
     there = {"bias": "a bias", "saved": "aux", "sums": "sums", "scale_out": "scale_out"}
-    more = [text for field, text in there.items() if getattr(spec, field) is not None]
-    more += [f"scales of {kind}" for kind in dict.fromkeys(spec.scale_kinds) if kind != "one"]
-    with_ = f" with {', '.join(more)}" if more else ""
+    extras = [text for field, text in there.items() if getattr(spec, field) is not None]
+    extras += [f"scales of {kind}" for kind in dict.fromkeys(spec.scale_kinds) if kind != "one"]
+    with_ = f" with {', '.join(extras)}" if extras else ""
     return (
         f"{spec.epilogue!r}{with_} of {spec.a.dtype} {spec.a.shape} and {spec.b.dtype} {spec.b.shape} to "
         f"{spec.out.dtype} with precision {spec.precision!r}"
@@ -373,10 +373,10 @@ def _with_zeros(spec: FusedMatmulSpec) -> FusedMatmulSpec:
     shapes = (*a.shape[:-1], 16), (*b.shape[:-2], 16, b.shape[-1])
     cls: Any = spec
     # Without blocks, block scales do not exist.
-    none = dict.fromkeys(_scale_strides(spec))
+    no_scales = dict.fromkeys(_scale_strides(spec))
     evolved: FusedMatmulSpec = attrs.evolve(
         cls,
-        **none,
+        **no_scales,
         a=attrs.evolve(a, offset=0, shape=shapes[0], strides=_packed(shapes[0], size, "C")),
         b=attrs.evolve(b, offset=0, shape=shapes[1], strides=_packed(shapes[1], size, "F")),
     )
@@ -387,24 +387,24 @@ def _lay_out(spec: FusedMatmulSpec) -> tuple[Product, _Orders, Ints | None]:
     """Find the one call for both operands, and which of them are copied to be read by it, in which stack."""
     size, operands, shapes = spec.a.dtype.itemsize, (spec.a, spec.b), (spec.a.shape, spec.b.shape)
     # Some types must be contiguous along the inner axis. An operand with sums must be contiguous across it.
-    wanted: _Orders = (
+    required: _Orders = (
         "F" if spec.epilogue == "sum_a" else "C" if spec.a.dtype in _ROWS else None,
         "C" if spec.epilogue == "sum_b" else "F" if spec.a.dtype in _ROWS else None,
     )
     orders: list[Order | None] = [
-        None if order is None or _lies(one, order) else order
-        for one, order in zip(operands, wanted, strict=True)
+        None if order is None or _lies(operand, order) else order
+        for operand, order in zip(operands, required, strict=True)
     ]
     first, second = (
-        one.strides if order is None else _packed(one.shape, size, order)
-        for one, order in zip(operands, orders, strict=True)
+        operand.strides if order is None else _packed(operand.shape, size, order)
+        for operand, order in zip(operands, orders, strict=True)
     )
     keeps_stack = spec.sums is not None or (spec.bias is not None and spec.bias.ndim > 1)
     plan = partial(plan_matmul, itemsize=size, is_fused=True, keeps_stack=keeps_stack)
     product, stack = plan(shapes, (first, second)), None
     if product.is_in_full:
         stack, *_ = broadcast_operands(shapes, (spec.a.strides, spec.b.strides))
-        in_full: list[Order] = [order or "C" for order in wanted]
+        in_full: list[Order] = [order or "C" for order in required]
         shapes = (*stack, *shapes[0][-2:]), (*stack, *shapes[1][-2:])
         first, second = (_packed(shape, size, order) for shape, order in zip(shapes, in_full, strict=True))
         product = plan(shapes, (first, second))
@@ -412,7 +412,7 @@ def _lay_out(spec: FusedMatmulSpec) -> tuple[Product, _Orders, Ints | None]:
     elif product.packing_a or product.packing_b:
         packings = product.packing_a, product.packing_b
         orders = ["C" if packing else order for packing, order in zip(packings, orders, strict=True)]
-    if wanted[0] == "F" and not product.call[1]:
+    if required[0] == "F" and not product.call[1]:
         # A row or a column is stored both ways, but here it must be the library's transpose.
         op_a, _, m, n, k, lda, _, ldc = product.call
         product = attrs.evolve(product, call=(op_a, 1, m, n, k, lda, n, ldc))
@@ -435,29 +435,31 @@ def _lies(array: ArraySpec, order: Order) -> bool:
     step, within, length = (down, across, columns) if order == "C" else (across, down, rows)
     # A row or a column may have any strides.
     is_matrix = min(rows, columns) > 1 and within == size and step >= length * size
-    is_aligned = not any(one % nbytes for one in (*leads, step, array.offset))
+    is_aligned = not any(number % nbytes for number in (*leads, step, array.offset))
     return is_matrix and is_aligned and min(leads, default=0) >= 0
 
 
 def _reach(spec: FusedMatmulSpec, orders: _Orders, stack: Ints) -> int:
     """Return how much memory has what a call reads and writes, if each array is in a place of its own."""
     total = 0
-    for one in (*spec.inputs(), *spec.outputs()):
-        steps = zip(one.shape, one.strides, strict=True)
-        total += one.dtype.itemsize + sum((extent - 1) * abs(step) for extent, step in steps if extent)
-    for one, order in zip((spec.a, spec.b), orders, strict=True):
+    for array in (*spec.inputs(), *spec.outputs()):
+        steps = zip(array.shape, array.strides, strict=True)
+        total += array.dtype.itemsize + sum((extent - 1) * abs(step) for extent, step in steps if extent)
+    for array, order in zip((spec.a, spec.b), orders, strict=True):
         if order is not None:
-            total += math.prod((stack or one.shape[:-2]) + one.shape[-2:]) * one.dtype.itemsize
+            total += math.prod((stack or array.shape[:-2]) + array.shape[-2:]) * array.dtype.itemsize
     return total
 
 
 def _alignment(problem: MatmulProblem) -> int:
     """Return to how many bytes, up to 16, the operands and the result are aligned; copies and blocks are."""
     spec = problem.spec
-    in_place = [one for one, order in zip((spec.a, spec.b), problem.orders, strict=True) if order is None]
+    in_place = [
+        operand for operand, order in zip((spec.a, spec.b), problem.orders, strict=True) if order is None
+    ]
     if spec.c is not None and spec.c.is_contiguous:
         in_place.append(spec.c)
-    return math.gcd(16, spec.out.offset, *[one.offset for one in in_place])
+    return math.gcd(16, spec.out.offset, *[array.offset for array in in_place])
 
 
 # NVIDIA's advice for Hopper, as for cuBLAS.
@@ -546,7 +548,7 @@ class BlasLtLibrary(CudaLibrary):
             _operand(call, array, order, routine.problem)
             for array, order in zip((spec.a, spec.b), routine.problem.orders, strict=True)
         )
-        out = call.at(spec.out)
+        out = call.address_of(spec.out)
         # With a factor of 0, c is not read. With float8, c must not be the result, because the types differ.
         c = call.packed(spec.c) if spec.c is not None and spec.beta else 0
         strides = routine.scale_strides
@@ -563,7 +565,7 @@ class BlasLtLibrary(CudaLibrary):
 def _scales(call: KernelCall, array: ArraySpec, strides: tuple[int, int]) -> int:
     """Return the address of block scales in the required layout."""
     if array.strides[-2:] == strides and not array.offset % 16:
-        return call.at(array)
+        return call.address_of(array)
     nbytes = max(extent * step for extent, step in zip(array.shape[-2:], strides, strict=True))
     # All axes before have one element.
     room = DeviceArray(
@@ -580,7 +582,7 @@ def _operand(call: KernelCall, array: ArraySpec, order: Order | None, problem: M
         call.stream.set_bytes(room, 0, problem.nbytes)
         return room
     if order is None:
-        return call.at(array)
+        return call.address_of(array)
     source = call.array(array)
     if problem.stack is not None:
         source = broadcast(source, (*problem.stack, *source.shape[-2:]))

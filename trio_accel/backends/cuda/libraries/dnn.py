@@ -91,16 +91,18 @@ class ConvolutionLibrary(DnnKernels):
 
     def _plan_convolution(self, spec: _Spec, device: LibraryDevice) -> _ConvolutionPlan:
         roles = _Roles.of(spec)
-        behind = _behind(spec, roles)
+        trailing_zeros = _trailing_zeros(spec, roles)
         # cuDNN's front end has factors of float32, which make nonsense of float64. And no window ends before
         # the last element by more than a step.
         is_left = spec.out.dtype is DType.float64 or not all(array.size for array in roles.arrays().values())
-        if not is_left and all(-step < zeros for zeros, step in zip(behind, spec.stride, strict=True)):
+        if not is_left and all(
+            -step < zeros for zeros, step in zip(trailing_zeros, spec.stride, strict=True)
+        ):
             bias = None if isinstance(spec, ops.ConvolutionWeightGradSpec) else spec.bias
-            graph = None if bias is None else self._graph_of(spec, roles, behind, bias)
+            graph = None if bias is None else self._graph_of(spec, roles, trailing_zeros, bias)
             if graph is not None:
                 return _ConvolutionPlan(graph, has_bias=True)
-            graph = self._graph_of(spec, roles, behind, None)
+            graph = self._graph_of(spec, roles, trailing_zeros, None)
             if graph is not None:
                 self._load_kernels()
                 return _ConvolutionPlan(graph)
@@ -108,7 +110,7 @@ class ConvolutionLibrary(DnnKernels):
         return _ConvolutionPlan()
 
     def _graph_of(
-        self, spec: _Spec, roles: _Roles, behind: Ints, bias: ops.ArraySpec | None
+        self, spec: _Spec, roles: _Roles, trailing_zeros: Ints, bias: ops.ArraySpec | None
     ) -> CudnnGraph | None:
         """Build cuDNN's graph; None if it lacks kernels for it."""
         cudnn = self._find_cudnn()
@@ -117,8 +119,8 @@ class ConvolutionLibrary(DnnKernels):
         # Several numbers of zeros after the images give the same windows. Take the number of zeros before the
         # images if possible, and otherwise the fewest.
         after = [
-            before if zeros <= before < zeros + step else max(zeros, 0)
-            for before, zeros, step in zip(spec.padding, behind, spec.stride, strict=True)
+            leading if zeros <= leading < zeros + step else max(zeros, 0)
+            for leading, zeros, step in zip(spec.padding, trailing_zeros, spec.stride, strict=True)
         ]
         # There are two spatial axes at least.
         is_line = len(spec.stride) == 1
@@ -137,13 +139,13 @@ class ConvolutionLibrary(DnnKernels):
         layouts[roles.target] = result
 
         def describe(graph: Any, tensors: dict[str, Any]) -> list[Any]:
-            given = {argument: tensors[name] for argument, name in roles.arguments.items()}
-            made = getattr(graph, roles.node)(**given, **numbers)
+            arguments = {argument: tensors[name] for argument, name in roles.arguments.items()}
+            output = getattr(graph, roles.node)(**arguments, **numbers)
             if bias is None:
-                return [made]
+                return [output]
             # The extents of images do not follow from the extents of windows.
-            made.set_dim(list(result.shape)).set_stride(list(result.strides))
-            return [graph.bias(input=made, bias=tensors["bias"])]
+            output.set_dim(list(result.shape)).set_stride(list(result.strides))
+            return [graph.bias(input=output, bias=tensors["bias"])]
 
         is_exact = spec.out.dtype is DType.float32
         return cudnn.build(layouts, [roles.target], describe, is_exact=is_exact)
@@ -191,10 +193,10 @@ class ConvolutionLibrary(DnnKernels):
             self.launch(roles.kernel, call, count, *addresses, out, *numbers, is_double)
 
 
-def _behind(spec: _Spec, roles: _Roles) -> Ints:
+def _trailing_zeros(spec: _Spec, roles: _Roles) -> Ints:
     """Return the number of zeros in the last window after the images, or of unused elements."""
     axes = len(spec.stride)
-    each = zip(
+    geometry = zip(
         roles.images.shape[-axes:],
         roles.weight.shape[2:],
         roles.windows.shape[-axes:],
@@ -205,8 +207,8 @@ def _behind(spec: _Spec, roles: _Roles) -> Ints:
     )
     return tuple(
         [
-            (count - 1) * stride + dilation * (width - 1) + 1 - extent - before
-            for extent, width, count, stride, before, dilation in each
+            (count - 1) * stride + dilation * (width - 1) + 1 - extent - padding
+            for extent, width, count, stride, padding, dilation in geometry
         ]
     )
 

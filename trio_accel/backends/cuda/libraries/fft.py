@@ -76,16 +76,18 @@ class Callback:
     @classmethod
     def load(cls, spec: ExpressionSpec) -> Callback:
         """Make a callback that computes an element instead of loading it."""
-        return cls._made(spec, "LD", _LOAD, spec.results[0].dtype, ("x", "{type}{{x.re, x.im}}"))
+        return cls._create(spec, "LD", _LOAD, spec.results[0].dtype, ("x", "{type}{{x.re, x.im}}"))
 
     @classmethod
     def store(cls, spec: ExpressionSpec, scale: float) -> Callback:
         """Make a callback that multiplies an element, computes another one from it, and stores that."""
         by = f"* ({{part}}){scale.hex()}"
-        return cls._made(spec, "ST", _STORE, spec.arrays[0].dtype, (f"x {by}", f"{{{{x.x {by}, x.y {by}}}}}"))
+        return cls._create(
+            spec, "ST", _STORE, spec.arrays[0].dtype, (f"x {by}", f"{{{{x.x {by}, x.y {by}}}}}")
+        )
 
     @classmethod
-    def _made(
+    def _create(
         cls, spec: ExpressionSpec, side: str, text: str, dtype: DType, values: tuple[str, str]
     ) -> Callback:
         name, element, ending = _NAMES[dtype]
@@ -109,34 +111,36 @@ class Callbacks:
     def __init__(self, callbacks: Sequence[Callback], context: CudaContext, architecture: str) -> None:
         self._callbacks = callbacks
         self._context = context
-        sizes = [-(-one.source.arguments.size // _ALIGNED) * _ALIGNED for one in callbacks]
-        *self._places, self._size = accumulate(sizes, initial=0)
-        self._told = b""
-        self._images = [_compiled(one.source.text, architecture) for one in callbacks]
+        sizes = [-(-callback.source.arguments.size // _ALIGNED) * _ALIGNED for callback in callbacks]
+        *self._offsets, self._size = accumulate(sizes, initial=0)
+        self._uploaded_arguments = b""
+        self._images = [_compiled(callback.source.text, architecture) for callback in callbacks]
         self._address = 0
 
     def set(self, handle: int) -> None:
         """Have an unmade plan call them, because cuFFT reads their code when it makes the plan."""
         self._address = int(self._context.check(driver.cuMemAlloc(self._size)))
-        for callback, place, image in zip(self._callbacks, self._places, self._images, strict=True):
-            cufft.xt_set_jit_callback(handle, 0, image, len(image), callback.type, [self._address + place])
+        for callback, offset, image in zip(self._callbacks, self._offsets, self._images, strict=True):
+            cufft.xt_set_jit_callback(handle, 0, image, len(image), callback.type, [self._address + offset])
 
-    def tell(self, call: KernelCall, last: CudaStream | None, values: Sequence[tuple[object, ...]]) -> None:
+    def tell(
+        self, call: KernelCall, last_stream: CudaStream | None, values: Sequence[tuple[object, ...]]
+    ) -> None:
         """Set their arguments from now on; earlier transforms read their own.
 
         Args:
             call: The launch.
-            last: The stream of the last transform.
+            last_stream: The stream of the last transform.
             values: Arguments of each.
         """
-        told = bytearray(self._size)
-        for callback, place, each in zip(self._callbacks, self._places, values, strict=True):
-            callback.source.arguments.pack_into(told, place, *each)
-        if call.stream is not last and last is not None and not last.is_destroyed:
-            self._context.order(last.handle, call.handle)
-        if bytes(told) != self._told:
-            call.stream.copy(self._address, call.uploaded(np.frombuffer(told, np.uint8)), len(told))
-            self._told = bytes(told)
+        packed = bytearray(self._size)
+        for callback, offset, arguments in zip(self._callbacks, self._offsets, values, strict=True):
+            callback.source.arguments.pack_into(packed, offset, *arguments)
+        if call.stream is not last_stream and last_stream is not None and not last_stream.is_destroyed:
+            self._context.order(last_stream.handle, call.handle)
+        if bytes(packed) != self._uploaded_arguments:
+            call.stream.copy(self._address, call.uploaded(np.frombuffer(packed, np.uint8)), len(packed))
+            self._uploaded_arguments = bytes(packed)
 
     def close(self) -> None:
         """Give the memory back: the plan is destroyed."""
@@ -299,7 +303,7 @@ class FftLibrary(CudaLibrary):
 
     @kernel(FftSpec, backend="cuda", dtypes=NATIVE, plan=_plan)
     def _transform(self, spec: FftSpec, call: KernelCall) -> None:
-        self._run_steps(call.plan, call, call.at(spec.source), call.at(spec.out))
+        self._run_steps(call.plan, call, call.address_of(spec.source), call.address_of(spec.out))
 
     def _run_steps(self, plan: _FftPlan, call: KernelCall, *arrays: int) -> None:
         workspace, buffers = call.workspace(plan.workspace), list(arrays)
@@ -326,18 +330,20 @@ class FftLibrary(CudaLibrary):
             return self._plan_callbacks(spec)
         except Exception as error:
             # If cuFFT refuses callbacks, or lacks them, expressions are launched.
-            if not isinstance(self._told(error), (NotSupportedError, LibraryError, cufft.cuFFTError)):
+            if not isinstance(
+                self._as_backend_error(error), (NotSupportedError, LibraryError, cufft.cuFFTError)
+            ):
                 raise
-        ahead, transform, behind = spec.parts(spec.has_prolog, spec.has_epilog)
-        made: list[CompiledExpression | None] = []
+        prolog, transform, epilog = spec.parts(spec.has_prolog, spec.has_epilog)
+        expressions: list[CompiledExpression | None] = []
         try:
-            for one, has in ((ahead, spec.has_prolog), (behind, spec.has_epilog)):
-                source = compiled.make_kernel(one, self.backend) if has else None
-                made.append(None if source is None else CompiledExpression.load(source, device))
-            return attrs.evolve(self._plan(transform, device), sides=tuple(made))
+            for expression, has in ((prolog, spec.has_prolog), (epilog, spec.has_epilog)):
+                source = compiled.make_kernel(expression, self.backend) if has else None
+                expressions.append(None if source is None else CompiledExpression.load(source, device))
+            return attrs.evolve(self._plan(transform, device), sides=tuple(expressions))
         except BaseException:
             # No plan owns them, so nothing else would unload them before the device ends.
-            for loaded in made:
+            for loaded in expressions:
                 if loaded is not None:
                     loaded.close()
             raise
@@ -350,54 +356,56 @@ class FftLibrary(CudaLibrary):
             cuFFTError: cuFFT lacks callbacks for it.
         """
         # cuFFT destroys the source of a transform to real numbers, so it computes the prolog of any.
-        has_ahead = spec.has_prolog or spec.kind == "c2r"
+        has_prolog = spec.has_prolog or spec.kind == "c2r"
         scale = scale_of(spec)
-        has_behind = spec.has_epilog or scale != 1.0
-        ahead, transform, behind = spec.parts(has_ahead, has_behind)
-        found = single(transform)
+        has_epilog = spec.has_epilog or scale != 1.0
+        prolog, transform, epilog = spec.parts(has_prolog, has_epilog)
+        match = single(transform)
         is_wrong = spec.kind != "c2c" and cufft.get_version() in _WRONG
         is_slow = max(spec.lengths) > _MAX_ONE_KERNEL_LENGTH or (spec.kind == "r2c" and spec.has_epilog)
-        if found is None or is_wrong or is_slow or not (has_ahead or has_behind):
+        if match is None or is_wrong or is_slow or not (has_prolog or has_epilog):
             raise NotSupportedError("fft: callbacks go with one plan", backend=self.backend)
         sides = (
-            Callback.load(ahead) if has_ahead else None,
-            Callback.store(behind, scale) if has_behind else None,
+            Callback.load(prolog) if has_prolog else None,
+            Callback.store(epilog, scale) if has_epilog else None,
         )
-        callbacks = Callbacks([one for one in sides if one], self._context, self._device.architecture)
-        plan = self._hold(found.key, callbacks)
-        step = FftStep(found, SOURCE, OUT, goes_forward(transform))
-        sources = tuple([None if one is None else one.source for one in sides])
+        callbacks = Callbacks(
+            [callback for callback in sides if callback], self._context, self._device.architecture
+        )
+        plan = self._hold(match.key, callbacks)
+        step = FftStep(match, SOURCE, OUT, goes_forward(transform))
+        sources = tuple([None if callback is None else callback.source for callback in sides])
         return _FftPlan(((step, plan),), plan.size, (0,), (plan,), sources)
 
     @kernel(FusedFftSpec, backend="cuda", plan=_plan_fused)
     def _fused(self, spec: FusedFftSpec, call: KernelCall) -> None:
         plan: _FftPlan = call.plan
-        ahead, transform, behind = spec.parts(*[side is not None for side in plan.sides])
+        prolog, transform, epilog = spec.parts(*[side is not None for side in plan.sides])
         if not plan.steps:
             return
-        places: dict[int, int] = {}
+        addresses: dict[int, int] = {}
         for array in (transform.source, transform.out):
             if array.block < 0:
                 # An epilog that keeps the dtype is computed in place.
                 in_place = array is transform.out and array.dtype is spec.out.dtype
                 nbytes = array.size * array.dtype.itemsize
-                places[array.block] = call.at(spec.out) if in_place else call.workspace(nbytes)
+                addresses[array.block] = call.address_of(spec.out) if in_place else call.workspace(nbytes)
 
         def address(array: ArraySpec) -> int:
-            return places[array.block] if array.block in places else call.at(array)
+            return addresses[array.block] if array.block in addresses else call.address_of(array)
 
-        told: list[tuple[object, ...]] = []
-        for one, side in zip((ahead, behind), plan.sides, strict=True):
+        arguments: list[tuple[object, ...]] = []
+        for expression, side in zip((prolog, epilog), plan.sides, strict=True):
             if isinstance(side, compiled.KernelSource):
-                told.append(compiled.elementwise_arguments(one, side, address))
+                arguments.append(compiled.elementwise_arguments(expression, side, address))
         for vendor_plan in plan.vendor_plans:
-            vendor_plan.tell(call, told)
-        first, last = plan.sides
-        if isinstance(first, CompiledExpression):
-            first.elementwise(ahead, call, address)
+            vendor_plan.tell(call, arguments)
+        load_side, store_side = plan.sides
+        if isinstance(load_side, CompiledExpression):
+            load_side.elementwise(prolog, call, address)
         self._run_steps(plan, call, address(transform.source), address(transform.out))
-        if isinstance(last, CompiledExpression):
-            last.elementwise(behind, call, address)
+        if isinstance(store_side, CompiledExpression):
+            store_side.elementwise(epilog, call, address)
 
     def captures(self, spec: OperationSpec) -> bool:
         """See `EnqueuingLibrary.captures`: the arguments of callbacks are in the memory of a plan."""
@@ -421,11 +429,11 @@ class FftLibrary(CudaLibrary):
 
     def _close_plan(self, plan: _FftPlan) -> None:
         self._release(plan.vendor_plans)
-        for one in plan.kernels:
-            one.close()
+        for expression in plan.kernels:
+            expression.close()
 
     def _is_busy(self, plan: _FftPlan) -> bool:
-        return any(one.is_busy for one in (*plan.vendor_plans, *plan.kernels))
+        return any(resource.is_busy for resource in (*plan.vendor_plans, *plan.kernels))
 
 
 def _array(view: View, buffers: list[int]) -> DeviceArray:

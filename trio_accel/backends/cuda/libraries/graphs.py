@@ -122,7 +122,7 @@ class CudaGraphLibrary(ChainLibrary, CudaLibrary):
         self.run_chain(spec, call.plan, call.stream)
 
     def _is_in_place(self, graph: _Captured) -> bool:
-        is_there: bool = graph.area == self._device.arena.place(graph.stream)
+        is_there: bool = graph.area == self._device.arena.area_of(graph.stream)
         # A checked structure may have been forgotten since (D166).
         return is_there and (graph.epoch is None or graph.epoch == self._counted("epoch"))
 
@@ -172,12 +172,12 @@ class CudaGraphLibrary(ChainLibrary, CudaLibrary):
             self._conditions.load()
         # D129: a part that has never run has unknown needs, so memory for it is taken in the capture.
         for _ in range(2 if has_conditions else 1):
-            before = arena.place(capturing)
+            area = arena.area_of(capturing)
             epoch, watched = self._counted("epoch"), self._counted("watched")
             executable = capturing.capture(enqueue, has_conditions=has_conditions)
-            if arena.place(capturing) == before:
+            if arena.area_of(capturing) == area:
                 is_watched = self._counted("watched") != watched
-                return _Captured(executable, capturing, before, epoch if is_watched else None)
+                return _Captured(executable, capturing, area, epoch if is_watched else None)
             # The area of the first capture is given back by now.
             capturing.discard(executable)
         raise LibraryError("its workspace has grown meanwhile", library=self.name, code="workspace")

@@ -33,7 +33,7 @@ class CudaMemoryLibrary(TransferLibrary, CudaLibrary):
 
     @kernel(CopyFromForeignSpec, backend="cuda")
     def _copy_from_foreign(self, spec: CopyFromForeignSpec, call: KernelCall) -> None:
-        source, out = spec.source, self._device.at(spec.out)
+        source, out = spec.source, self._device.device_array(spec.out)
         if not out.size:
             return
         device = driver.cuPointerGetAttribute(_DEVICE, source.address)

@@ -74,8 +74,8 @@ class _NcclHandle:
 
 
 def _error(code: str, text: str) -> LibraryError:
-    told = f": {text}" if text else ""
-    return LibraryError(f"NCCL has failed with {code}{told}", library=_NAME, code=code)
+    detail = f": {text}" if text else ""
+    return LibraryError(f"NCCL has failed with {code}{detail}", library=_NAME, code=code)
 
 
 class NcclLibrary(CudaLibrary):
@@ -101,17 +101,17 @@ class NcclLibrary(CudaLibrary):
             return InThread(is_short=True)
         return super().prepare(spec)
 
-    def _told(self, error: Exception) -> Exception:
+    def _as_backend_error(self, error: Exception) -> Exception:
         if type(error).__name__ == "NCCLError":
             # NCCL may have met what only the driver can name.
-            self._context.look()
+            self._context.detect_loss()
             return self._context.failure() or _error("a refused call", str(error))
-        return super()._told(error)
+        return super()._as_backend_error(error)
 
     @kernel(ops.CommunicatorIdSpec, backend="cuda", is_blocking=True)
     def _make_id(self, spec: ops.CommunicatorIdSpec, call: KernelCall) -> None:
-        made = np.frombuffer(bytes(self._nccl.get_unique_id()), np.int32)
-        spec.words[: made.size] = made
+        identifier = np.frombuffer(bytes(self._nccl.get_unique_id()), np.int32)
+        spec.words[: identifier.size] = identifier
 
     @kernel(ops.OpenCommunicatorSpec, backend="cuda", is_blocking=True)
     def _open(self, spec: ops.OpenCommunicatorSpec, call: KernelCall) -> None:
@@ -136,33 +136,39 @@ class NcclLibrary(CudaLibrary):
     def _meet(self, spec: ops.CollectiveSpec, call: KernelCall) -> None:
         communicator, waiting = OPEN.find(spec.number), spec.waiting
         source, out = spec.source, spec.out
-        given = None if source is None else Memory(call.packed(source), source.dtype, source.size)
-        own = None if out is None else Memory(call.at(out), out.dtype, out.size)
+        send_buffer = None if source is None else Memory(call.packed(source), source.dtype, source.size)
+        recv_buffer = None if out is None else Memory(call.address_of(out), out.dtype, out.size)
         waiting.came, waiting.ran = call.stream.record(), None
         with communicator.calling(waiting):
-            communicator.call(lambda handle: _meet(handle, spec, given, own, call.handle))
+            communicator.call(lambda handle: _meet(handle, spec, send_buffer, recv_buffer, call.handle))
             communicator.settle(is_short=spec.is_known)
         waiting.ran = call.stream.record()
 
 
 def _meet(
-    handle: _NcclHandle, spec: ops.CollectiveSpec, given: Memory | None, own: Memory | None, stream: int
+    handle: _NcclHandle,
+    spec: ops.CollectiveSpec,
+    send_buffer: Memory | None,
+    recv_buffer: Memory | None,
+    stream: int,
 ) -> None:
     """Call NCCL for a specification."""
     # A rank that gives or gets none has its other array in place of it, which is not written.
-    arrays: list[Any] = [given or own, own or given]
+    arrays: list[Any] = [send_buffer or recv_buffer, recv_buffer or send_buffer]
     if spec.kind != "exchange":
         enqueue(handle, Collective(spec.kind, arrays[0], arrays[1], spec.reduction, spec.root), stream)
         return
     pieces = ("send", arrays[0], spec.sends), ("recv", arrays[1], spec.receives)
-    moves = [(name, memory.part(*piece), peer) for name, memory, each in pieces for peer, *piece in each]
+    moves = [
+        (name, memory.part(*piece), peer) for name, memory, entries in pieces for peer, *piece in entries
+    ]
     exchange(handle, moves, stream)
 
 
 def enqueue(handle: Any, asked: Collective, stream: int) -> None:
     """Call NCCL's function of the same name."""
     # If two arrays have different sizes, the smaller one is a rank's part of the other.
-    size, dtype = min(asked.given.size, asked.own.size), asked.given.dtype
+    size, dtype = min(asked.source.size, asked.target.size), asked.source.dtype
     if not size:
         return
     code, numbers, how = BYTES, dtype.itemsize, list[int | None]()
@@ -172,7 +178,7 @@ def enqueue(handle: Any, asked: Collective, stream: int) -> None:
     if asked.kind in ("broadcast", "reduce"):
         how.append(asked.root)
     function = getattr(handle.nccl, asked.kind)
-    function(asked.given.address, asked.own.address, size * numbers, code, *how, handle.comm, stream)
+    function(asked.source.address, asked.target.address, size * numbers, code, *how, handle.comm, stream)
 
 
 def exchange(handle: Any, moves: Sequence[Move], stream: int) -> None:

@@ -58,12 +58,12 @@ class CudaProgramLibrary(CudaLibrary):
             self.import_seconds: float = self._host.import_seconds
             check(driver.cuStreamSynchronize(self._first))
         except BaseException as error:
-            told = self._told(error) if isinstance(error, Exception) else error
+            converted = self._as_backend_error(error) if isinstance(error, Exception) else error
             if not self._context.is_dead:
                 driver.cuStreamDestroy(self._first)
-            if told is error:
+            if converted is error:
                 raise
-            raise told from error  # noqa: ASYNC104  # only of an Exception
+            raise converted from error  # noqa: ASYNC104  # only of an Exception
 
     def _destroy(self) -> None:
         self._host.close()
@@ -99,19 +99,19 @@ class CudaProgramLibrary(CudaLibrary):
         with self._arrays.of(call):
             self._host.fetch(spec)
 
-    def _told(self, error: Exception) -> Exception:
+    def _as_backend_error(self, error: Exception) -> Exception:
         """Convert a failure, which may be the end of CUDA, to an error of backends."""
         # A declared refusal may wrap an error in which the program's library reports the end of CUDA (D137).
         raised = error.__cause__ or error if isinstance(error, Refused) else error
         if not isinstance(error, AccelError) or isinstance(error, Refused):
-            self._context.look()
+            self._context.detect_loss()
             failure = self._context.failure()
             if failure is not None:
                 return failure
             if isinstance(raised, MemoryError) or type(raised).__name__ == "OutOfMemoryError":
                 # CuPy's error is a MemoryError, PyTorch's is not.
                 return self._device.exhausted(0)
-        return super()._told(error)
+        return super()._as_backend_error(error)
 
 
 class _KeptArray:
@@ -170,12 +170,12 @@ class _CudaProgramArrays:
     def view(self, array: ops.ArraySpec, *, write: bool) -> ProgramArray:
         device = self._device
         stream = None if self._call is None else self._call.stream
-        at = device.at(array)
+        device_array = device.device_array(array)
         if self._call is not None:
-            self._lent.append(at)
-        return ProgramArray(at, device.info, device.context, stream, is_read_only=not write)
+            self._lent.append(device_array)
+        return ProgramArray(device_array, device.info, device.context, stream, is_read_only=not write)
 
-    def found(self, value: object) -> tuple[str, Ints] | None:
+    def dtype_and_shape(self, value: object) -> tuple[str, Ints] | None:
         if isinstance(value, np.ma.MaskedArray):
             raise TypeError("a masked array; fill it first: array.filled(value)")
         is_array = isinstance(value, np.ndarray) or any(
@@ -189,9 +189,9 @@ class _CudaProgramArrays:
     def keep(self, value: object) -> _KeptArray:
         call = self._in_call()
         source = self._source(value)
-        kept = _KeptArray(self._device, call.stream, source)
-        call.convert(source, kept.array)
-        return kept
+        result = _KeptArray(self._device, call.stream, source)
+        call.convert(source, result.array)
+        return result
 
     def copy(self, source: object, out: object) -> None:
         self._in_call().convert(self._source(source), cast("ProgramArray", out).array)
@@ -201,15 +201,15 @@ class _CudaProgramArrays:
             view.mark(is_read_only=not write)
 
     def end(self, views: Sequence[object]) -> Sequence[Lent]:
-        given = cast("Sequence[ProgramArray]", views)
-        for view in given:
+        arrays = cast("Sequence[ProgramArray]", views)
+        for view in arrays:
             view.end()
         # Other libraries keep this object as the owner of arrays that they make from an array.
-        return [ref(view) for view in given]
+        return [ref(view) for view in arrays]
 
-    def when_done(self, look: Callable[[], None]) -> None:
+    def when_done(self, check: Callable[[], None]) -> None:
         # JAX keeps its inputs until it has computed, which is not waited for.
-        self._in_call().stream.after(look)
+        self._in_call().stream.after(check)
 
     def _in_call(self) -> KernelCall:
         assert self._call is not None
@@ -228,19 +228,19 @@ class _CudaProgramArrays:
         torch, index = loaded("torch", "Tensor"), self._device.info.index
         if torch is not None and isinstance(value, torch.Tensor):
             value = value.detach().resolve_conj().resolve_neg()
-        place = _place_of(value, index) if self._streams.are_current(call.handle) else None
-        if place is not None:
+        layout = _place_of(value, index) if self._streams.are_current(call.handle) else None
+        if layout is not None:
             # The work that computes it is on the stream already.
-            address, strides = place
+            address, strides = layout
             return self._kept_until_done(DeviceArray(address, dtype, shape, strides), value)
-        found = foreign_array(value, call.stream, index)
-        if found is None:
+        foreign = foreign_array(value, call.stream, index)
+        if foreign is None:
             return self._uploaded(np.from_dlpack(value), call)
-        return self._kept_until_done(*found)
+        return self._kept_until_done(*foreign)
 
     def _kept_until_done(self, array: DeviceArray, owner: object) -> DeviceArray:
         """Keep what has an array's memory. That of an argument is there, and would look as if it was kept."""
-        if not any(_covers(one, array.address) for one in self._lent):
+        if not any(_covers(lent, array.address) for lent in self._lent):
             self._in_call().stream.after(partial(_let_go, owner))
         return array
 

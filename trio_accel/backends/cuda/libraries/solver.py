@@ -53,9 +53,9 @@ class SolverLibrary(CudaLibrary):
     def _destroy(self) -> None:
         self._vendor.destroy()
 
-    def _ready(self, routine: SolverRoutine, *before: SolverRoutine) -> SolverRoutine:
-        """Return a tried routine with its workspace; it is tried on the results of the routines `before`."""
-        self._trials.run(*before, routine)
+    def _ready(self, routine: SolverRoutine, *previous: SolverRoutine) -> SolverRoutine:
+        """Return a tried routine with its workspace; it is tried on the results of `previous`."""
+        self._trials.run(*previous, routine)
         return self._vendor.sized(routine)
 
     def _enqueue(
@@ -64,17 +64,17 @@ class SolverLibrary(CudaLibrary):
         """Enqueue a routine of the plan for each matrix of the stack ``a``; see `SolverHandles.run`."""
         matrices = arrays["a"]
         assert isinstance(matrices, DeviceArray)
-        count, places = stacked(matrices), dict[str, tuple[int, int]]()
+        count, addresses = stacked(matrices), dict[str, tuple[int, int]]()
         for word in routine.arrays:
             array = arrays[word.rstrip("*")]
-            place = (array.address, array.nbytes // count) if isinstance(array, DeviceArray) else array
+            operand = (array.address, array.nbytes // count) if isinstance(array, DeviceArray) else array
             if word.endswith("*"):
                 listed = call.workspace(POINTER * count)
-                self._own.list_matrices(call.handle, *place, count, listed)
-                place = listed, 0
-            places[word] = place
+                self._own.list_matrices(call.handle, *operand, count, listed)
+                operand = listed, 0
+            addresses[word] = operand
         work = call.workspace(routine.work[0]), call.host_workspace(routine.work[1])
-        self._vendor.run(routine, call.handle, places, count, work, status)
+        self._vendor.run(routine, call.handle, addresses, count, work, status)
 
     def _blank(self, call: KernelCall, matrices: DeviceArray, status: int, triangle: str = "") -> None:
         """Remove NaN and infinity before routines that iterate, because these may never return."""
@@ -147,21 +147,21 @@ class SolverLibrary(CudaLibrary):
         stack, is_complex = spec.a.shape[:-2], spec.a.dtype.kind == "complex"
         # Three numbers for each matrix, in double precision: the determinant, its sign, and the logarithm of
         # its size.
-        made = call.workspace_array(DType.complex128, (*stack, 3))
+        numbers = call.workspace_array(DType.complex128, (*stack, 3))
         if call.plan:
             status = call.workspace_array(DType.int32, (stacked(spec.a),))
             call.fill(status, 0)
             packed = call.copy_of(spec.a, "F")
             pivots = self._factor(call, packed, status.address)
-            self._own.determinants(call.handle, packed, pivots, status.address, made.address)
+            self._own.determinants(call.handle, packed, pivots, status.address, numbers.address)
         else:
-            call.fill(made, 1)
-            call.fill(_part(made, 2, DType.complex128), 0)
-        for place, name in enumerate(("det", "sign", "logabsdet")):
+            call.fill(numbers, 1)
+            call.fill(_part(numbers, 2, DType.complex128), 0)
+        for index, name in enumerate(("det", "sign", "logabsdet")):
             out = getattr(spec, name, None)
             if out is not None:
-                dtype = DType.complex128 if is_complex and place < 2 else DType.float64
-                call.convert(_part(made, place, dtype), call.array(out))
+                dtype = DType.complex128 if is_complex and index < 2 else DType.float64
+                call.convert(_part(numbers, index, dtype), call.array(out))
 
     @kernel("linalg.solve", "linalg.inv", backend="cuda", dtypes=NATIVE, plan=_plan_lu)
     def _solve(self, spec: Any, call: KernelCall) -> None:
@@ -177,8 +177,8 @@ class SolverLibrary(CudaLibrary):
         status = call.status(spec.info)
         if call.plan:
             pivots = _pivots(call, spec.piv.shape)
-            given = DeviceArray.packed(call.packed(spec.piv), DType.int32, spec.piv.shape)
-            self._own.move_pivots(call.handle, given, pivots, 1, status)
+            source = DeviceArray.packed(call.packed(spec.piv), DType.int32, spec.piv.shape)
+            self._own.move_pivots(call.handle, source, pivots, 1, status)
             self._substitute(call, call.copy_of(spec.lu, "F"), pivots, spec.b, spec.out)
 
     def _factor(self, call: KernelCall, packed: DeviceArray, status: int) -> DeviceArray:
@@ -251,15 +251,15 @@ class SolverLibrary(CudaLibrary):
 
     def _plan_svd(self, spec: Any, device: LibraryDevice) -> tuple[SolverRoutine, ...]:
         (m, n), dtype = spec.a.shape[-2:], spec.a.dtype
-        most, least = max(m, n), min(m, n)
+        longer, shorter = max(m, n), min(m, n)
         if not spec.a.size:
             return ()
-        if stacked(spec.a) > 1 and most <= _MOST_JACOBI:
+        if stacked(spec.a) > 1 and longer <= _MOST_JACOBI:
             routine = SolverRoutine("?gesvdj_batched", dtype, {"m": n, "n": m}, {"job": 1}, stacked(spec.a))
             self._trials.run(attrs.evolve(routine, batch=2))
             return (self._vendor.sized(routine),)
-        job = "N" if spec.u is None else "S" if spec.u.shape[-1] == least == _rows(spec.vh) else "A"
-        return (self._ready(SolverRoutine("xgesvd", dtype, {"m": most, "n": least}, {"job": ord(job)})),)
+        job = "N" if spec.u is None else "S" if spec.u.shape[-1] == shorter == _rows(spec.vh) else "A"
+        return (self._ready(SolverRoutine("xgesvd", dtype, {"m": longer, "n": shorter}, {"job": ord(job)})),)
 
     @kernel("linalg.svd", backend="cuda", dtypes=NATIVE, plan=_plan_svd, is_blocking=True)
     def _svd(self, spec: Any, call: KernelCall) -> None:
@@ -278,21 +278,21 @@ class SolverLibrary(CudaLibrary):
         if is_batched:
             self._svd_batched(spec, call, packed, said)
         else:
-            left, right = [
-                (0, 0) if one is None else _result(call, one, order)
-                for one in ((spec.vh, spec.u) if is_turned else (spec.u, spec.vh))
+            u, vh = [
+                (0, 0) if array is None else _result(call, array, order)
+                for array in ((spec.vh, spec.u) if is_turned else (spec.u, spec.vh))
             ]
-            self._enqueue(call, call.plan[0], said, a=packed, s=call.array(spec.s), u=left, vh=right)
+            self._enqueue(call, call.plan[0], said, a=packed, s=call.array(spec.s), u=u, vh=vh)
         self._own.merge(call.handle, said, status, stacked(packed))
 
     def _svd_batched(self, spec: Any, call: KernelCall, packed: DeviceArray, said: int) -> None:
         *stack, m, n = packed.shape
         dtype = packed.dtype
-        left, right = call.workspace_array(dtype, (*stack, n, n)), call.workspace_array(dtype, (*stack, m, m))
-        self._enqueue(call, call.plan[0], said, a=packed, s=call.array(spec.s), u=left, v=right)
+        u, v = call.workspace_array(dtype, (*stack, n, n)), call.workspace_array(dtype, (*stack, m, m))
+        self._enqueue(call, call.plan[0], said, a=packed, s=call.array(spec.s), u=u, v=v)
         if spec.u is not None and spec.vh is not None:
-            call.convert(first_rows(left, _rows(spec.vh)), call.array(spec.vh))
-            turned = transposed(first_rows(right, spec.u.shape[-1]))
+            call.convert(first_rows(u, _rows(spec.vh)), call.array(spec.vh))
+            turned = transposed(first_rows(v, spec.u.shape[-1]))
             call.convert(turned, call.array(spec.u), conjugate=dtype.kind == "complex")
 
     def _plan_eigh(self, spec: Any, device: LibraryDevice) -> tuple[SolverRoutine, ...]:
@@ -371,9 +371,9 @@ def _pivots(call: KernelCall, shape: Ints) -> DeviceArray:
     return call.workspace_array(DType.int32 if is_batched else DType.int64, shape)
 
 
-def _part(array: DeviceArray, place: int, dtype: DType) -> DeviceArray:
+def _part(array: DeviceArray, index: int, dtype: DType) -> DeviceArray:
     """Return one complex number of each row, or its real part."""
-    address = array.address + place * array.dtype.itemsize
+    address = array.address + index * array.dtype.itemsize
     return DeviceArray(address, dtype, array.shape[:-1], array.strides[:-1])
 
 

@@ -211,12 +211,12 @@ class SparseLibrary(CudaLibrary):
         # A type is compared by identity: cheaper than its hash, which is NumPy's.
         structure = _structure(spec)
         key = (id(spec.out.dtype), *structure.key)
-        seen = self._seen.get(key)
+        entry = self._seen.get(key)
         indptr, indices, data, x = map(
             call.packed, (spec.matrix_indptr, spec.matrix_indices, spec.matrix_data, spec.x)
         )
         out = call.result(spec.out)
-        if seen is None or not seen.is_right:
+        if entry is None or not entry.is_right:
             if call.stream.is_capturing:
                 raise LibraryError(
                     "the structure was not looked at yet", library=self.name, code="not_checked"
@@ -224,20 +224,20 @@ class SparseLibrary(CudaLibrary):
             words = call.words(2, self._expect(structure, key))
             self._launch_unchecked(spec, call, (indptr, indices, data, x, out), words, is_dense=False)
             return
-        seen.used = self._uses = self._uses + 1
+        entry.used = self._uses = self._uses + 1
         if call.stream.is_capturing:
             self.watched += 1
-        product: _Product | None = seen.product
+        product: _Product | None = entry.product
         if product is None:
-            product = seen.product = self._describe(spec, (indptr, indices, data, x, out))
+            product = entry.product = self._describe(spec, (indptr, indices, data, x, out))
         else:
             cusparse.csr_set_pointers(product.matrix, indptr, indices, data)
             cusparse.dn_vec_set_values(product.x, x)
             cusparse.dn_vec_set_values(product.out, out)
         self._go_to(call.stream)
-        kind, one, zero = product.terms
+        kind, unit, zero = product.terms
         cusparse.sp_mv(
-            *(self._handle, AS_IT_IS, one, product.matrix, product.x, zero, product.out),
+            *(self._handle, AS_IT_IS, unit, product.matrix, product.x, zero, product.out),
             *(kind, _ALGORITHM, call.workspace(product.nbytes)),
         )
 
@@ -245,14 +245,14 @@ class SparseLibrary(CudaLibrary):
         """Make the descriptors of a product, and find its workspace."""
         indptr, indices, data, x_at, out_at = addresses
         dtype = spec.matrix_data.dtype
-        kind, (one, zero) = VALUE_TYPES[dtype], factors(dtype)
+        kind, (unit, zero) = VALUE_TYPES[dtype], factors(dtype)
         with ExitStack() as undo:
             matrix = _csr(undo, spec, (indptr, indices, data), dtype)
             x, out = vector(undo, spec.x.size, x_at, dtype), vector(undo, spec.out.size, out_at, dtype)
             nbytes = cusparse.sp_mv_buffer_size(
-                self._handle, AS_IT_IS, one, matrix, x, zero, out, kind, _ALGORITHM
+                self._handle, AS_IT_IS, unit, matrix, x, zero, out, kind, _ALGORITHM
             )
-            return _Product(matrix, x, out, nbytes, (kind, one, zero), undo.pop_all().close)
+            return _Product(matrix, x, out, nbytes, (kind, unit, zero), undo.pop_all().close)
 
     def _go_to(self, stream: CudaStream) -> None:
         if stream is not self._stream:
@@ -262,15 +262,15 @@ class SparseLibrary(CudaLibrary):
     @kernel("sparse.spmm", backend="cuda", dtypes=_OUT)
     def _multiply_dense(self, spec: Any, call: KernelCall) -> None:
         structure, dtype = self._harmless(_structure(spec), call), spec.matrix_data.dtype
-        given = [scalar_of("sparse", name, getattr(spec, name), dtype) for name in ("alpha", "beta")]
+        scalars = [scalar_of("sparse", name, getattr(spec, name), dtype) for name in ("alpha", "beta")]
         out, size = call.result(spec.out, is_updated=True), spec.out.size
         if not (_stored(spec) and size and spec.b.shape[0]):
             # The product is empty, which cuSPARSE does not accept.
-            beta = complex(given[1])
+            beta = complex(scalars[1])
             values = out, size, beta.real, beta.imag, TYPES[dtype]
             self._scale.run(call.handle, max(size, 1), _SCALE, *values)
             return
-        kind, terms_at = VALUE_TYPES[dtype], np.array(given, dtype.dtype)
+        kind, terms_at = VALUE_TYPES[dtype], np.array(scalars, dtype.dtype)
         alpha, beta_at = terms_at.ctypes.data, terms_at.ctypes.data + dtype.itemsize
         with ExitStack() as undo:
             matrix = _csr(undo, spec, (*structure, call.packed(spec.matrix_data)), dtype)
@@ -292,13 +292,13 @@ class SparseLibrary(CudaLibrary):
             return
         a, b, out = call.packed(spec.a), call.packed(spec.b), call.result(spec.out)
         dtype = spec.out.dtype
-        kind, (one, zero) = VALUE_TYPES[dtype], factors(dtype)
+        kind, (unit, zero) = VALUE_TYPES[dtype], factors(dtype)
         with ExitStack() as undo:
-            left, right = dense(undo, spec.a.shape, a, dtype), dense(undo, spec.b.shape, b, dtype)
+            lhs, rhs = dense(undo, spec.a.shape, a, dtype), dense(undo, spec.b.shape, b, dtype)
             sampled = _csr(undo, spec, (*structure, out), dtype)
             self._go_to(call.stream)
             terms = (
-                *(self._handle, AS_IT_IS, AS_IT_IS, one, left, right),
+                *(self._handle, AS_IT_IS, AS_IT_IS, unit, lhs, rhs),
                 *(zero, sampled, kind, cusparse.SDDMMAlg.DEFAULT),
             )
             nbytes = np.zeros(1, np.uint64)
@@ -342,7 +342,7 @@ class SparseLibrary(CudaLibrary):
         size = structure.indptr.dtype.itemsize
         safe = call.workspace(structure.indptr.size * size), call.workspace(structure.stored * size)
         for phase in range(2):
-            self._look(structure, call, (indptr, indices, *safe, words), phase)
+            self._launch_guard(structure, call, (indptr, indices, *safe, words), phase)
         return safe
 
     def _right(self, structure: Structure, call: KernelCall) -> tuple[int, int]:
@@ -357,18 +357,18 @@ class SparseLibrary(CudaLibrary):
             words = call.workspace(4)
             call.stream.set_bytes(words, 0, 4)
             judge = self._expect(structure, key)
-            self._look(structure, call, (indptr, indices, 0, 0, words), 0)
+            self._launch_guard(structure, call, (indptr, indices, 0, 0, words), 0)
             judge(_read(call, words, np.int32))
         return indptr, indices
 
     def _is_right(self, key: tuple[object, ...]) -> bool:
-        seen = self._seen.get(key)
-        if seen is None or not seen.is_right:
+        entry = self._seen.get(key)
+        if entry is None or not entry.is_right:
             return False
-        seen.used = self._uses = self._uses + 1
+        entry.used = self._uses = self._uses + 1
         return True
 
-    def _look(self, structure: Structure, call: KernelCall, addresses: Ints, phase: int) -> None:
+    def _launch_guard(self, structure: Structure, call: KernelCall, addresses: Ints, phase: int) -> None:
         count = max(structure.indptr.size, structure.stored)
         values = *addresses, *structure.shape, structure.stored, structure.is_wide
         self._guard.run(call.handle, count, _GUARD, *values, phase)
@@ -377,23 +377,23 @@ class SparseLibrary(CudaLibrary):
         """Begin a look at a structure; returns what is to be called with its outcome."""
         self._forget_oldest()
         # A write launched before the outcome removes this entry, so that the outcome proves nothing.
-        seen = self._seen.setdefault(key, ValidatedStructure(structure.blocks, self._uses))
+        entry = self._seen.setdefault(key, ValidatedStructure(structure.blocks, self._uses))
         for block in structure.blocks:
             self._device.invalidate_with(block, self._invalidate_block)
-        return partial(self._judge, structure, seen)
+        return partial(self._judge, structure, entry)
 
-    def _judge(self, structure: Structure, seen: ValidatedStructure, words: StatusArray) -> None:
+    def _judge(self, structure: Structure, entry: ValidatedStructure, words: StatusArray) -> None:
         """Note the end of an operation that checked its matrix. May run in a thread of the device."""
         structure.refuse_faulty(words)
         # cuSPARSE can take neither more stored values than are used, nor an empty matrix.
         if not words[1:].any() and structure.shape[0] and structure.stored:
-            seen.is_right = True
+            entry.is_right = True
 
     def _invalidate_block(self, block: int) -> None:
         """Nothing is known of the structures in this block from now on."""
         # A thread of the device may add one meanwhile, of other blocks.
-        for key, seen in tuple(self._seen.items()):
-            if block in seen.blocks:
+        for key, entry in tuple(self._seen.items()):
+            if block in entry.blocks:
                 self._forget(key)
 
     def _forget_oldest(self) -> None:
@@ -403,11 +403,11 @@ class SparseLibrary(CudaLibrary):
             self._forget(min(tuple(self._seen.items()), key=lambda item: item[1].used)[0])
 
     def _forget(self, key: tuple[object, ...]) -> None:
-        seen = self._seen.pop(key)
-        if seen.is_right:
+        entry = self._seen.pop(key)
+        if entry.is_right:
             # A captured graph may continue to use this structure, which nobody watches any longer.
             self.epoch += 1
-        product = seen.product
+        product = entry.product
         if product is not None:
             product.destroy()
 
@@ -422,7 +422,7 @@ class SparseLibrary(CudaLibrary):
     @kernel("sparse.make", backend="cuda", is_blocking=True)
     def _make(self, spec: Any, call: KernelCall) -> None:
         written = spec.indptr, spec.indices, spec.data
-        indptr, indices, data = (0 if one is None else call.result(one) for one in written)
+        indptr, indices, data = (0 if array is None else call.result(array) for array in written)
         limit, count = ANY if spec.indices is None else spec.indices.size, call.status(spec.count)
         job = Job(spec.function, spec.numbers, spec.arrays, (indptr, indices, data), limit, count)
         with self._lock:
@@ -443,10 +443,10 @@ class SparseLibrary(CudaLibrary):
     @kernel("sparse.solve_factored", backend="cuda", dtypes=_DTYPES, is_blocking=True)
     def _solve(self, spec: Any, call: KernelCall) -> None:
         status, dtype, rows = call.status(spec.info), spec.matrix_data.dtype, spec.matrix[0]
-        number, wanted = getattr(spec, "number", None), getattr(spec, "out", None)
+        number, target = getattr(spec, "number", None), getattr(spec, "out", None)
         if getattr(spec, "trans", "N") != "N":
             raise NotSupportedError("sparse.Factors.solve: cuDSS solves with trans='N' alone", backend="cuda")
-        out = 0 if wanted is None else call.result(wanted, "F")
+        out = 0 if target is None else call.result(target, "F")
         arrays = spec.matrix_indptr, spec.matrix_indices, spec.matrix_data
         if self._direct.has(number):
             indptr, indices, data = map(call.packed, arrays)
@@ -464,7 +464,7 @@ class SparseLibrary(CudaLibrary):
                 return
         if not rows:
             return
-        sides = 0 if wanted is None else wanted.size // rows
+        sides = 0 if target is None else target.size // rows
         if sides:
             b = call.packed(spec.b, "F")
         else:
@@ -482,8 +482,8 @@ class SparseLibrary(CudaLibrary):
         steps = spec.sizes.size
         arrays = [call.packed(array) for array in (spec.h, spec.sizes, spec.size, spec.made)]
         room = call.workspace((steps * (steps + 2) + 1) * 16 + steps * 8)
-        places = *arrays, call.result(spec.y), call.result(spec.count), room
-        self._least.run(call.handle, 1, _RESIDUAL_STRUCT, *places, spec.wanted, steps, TYPES[spec.h.dtype])
+        addresses = *arrays, call.result(spec.y), call.result(spec.count), room
+        self._least.run(call.handle, 1, _RESIDUAL_STRUCT, *addresses, spec.wanted, steps, TYPES[spec.h.dtype])
 
     @kernel("sparse.spsolve_triangular", backend="cuda", dtypes=_DTYPES, is_blocking=True)
     def _solve_triangular(self, spec: Any, call: KernelCall) -> None:
@@ -571,21 +571,21 @@ class SparseLibrary(CudaLibrary):
         with ExitStack() as undo:
             state = getattr(cusparse, f"create_csr{name}02_info")()
             undo.callback(getattr(cusparse, f"destroy_csr{name}02_info"), state)
-            about = cusparse.create_mat_descr()
-            undo.callback(cusparse.destroy_mat_descr, about)
+            descriptor = cusparse.create_mat_descr()
+            undo.callback(cusparse.destroy_mat_descr, descriptor)
             routine = f"{letter}csr{name}02"
-            terms = handle, rows, stored, about, addresses[2], indptr, indices, state
+            terms = handle, rows, stored, descriptor, addresses[2], indptr, indices, state
             room = call.workspace(max(getattr(cusparse, f"{routine}_buffer_size")(*terms), 1))
-            last = cusparse.SolvePolicy.USE_LEVEL, room
-            getattr(cusparse, f"{routine}_analysis")(*terms, *last)
-            getattr(cusparse, routine)(*terms, *last)
+            options = cusparse.SolvePolicy.USE_LEVEL, room
+            getattr(cusparse, f"{routine}_analysis")(*terms, *options)
+            getattr(cusparse, routine)(*terms, *options)
 
     def _narrow(self, call: KernelCall, address: int, array: Any) -> int:
         if array.dtype is DType.int32:
             return address
-        made = call.workspace_array(DType.int32, array.shape)
-        call.convert(DeviceArray.packed(address, array.dtype, array.shape), made)
-        return made.address
+        result = call.workspace_array(DType.int32, array.shape)
+        call.convert(DeviceArray.packed(address, array.dtype, array.shape), result)
+        return result.address
 
     def _maker_of(self, spec: Any, call: KernelCall) -> Maker:
         """Return what looks at the matrix of an operation."""
@@ -634,9 +634,9 @@ class SparseLibrary(CudaLibrary):
         count = call.workspace(8)
         job = Job("sum_duplicates", spec.matrix, arrays, (indptr, indices, data), stored, count)
         self._maker(job, call).run()
-        left = int(_read(call, count, np.int64)[0])
+        remaining = int(_read(call, count, np.int64)[0])
         addresses = indptr, indices, data
-        return _Looked(addresses, left, self._inspect(self._maker_of(spec, call), call, addresses, 0))
+        return _Looked(addresses, remaining, self._inspect(self._maker_of(spec, call), call, addresses, 0))
 
 
 def _read(call: KernelCall, address: int, dtype: Any, count: int = 1) -> HostArray:

@@ -210,11 +210,15 @@ class TensorLibrary(CudaLibrary):
         blas.factors.put(plan.kind, alpha, beta)
         if routine is not None:
             room = call.workspace(routine.workspace)
-            routine.run(blas.factors, call.at(spec.a), call.at(spec.b), out.address, room, call.handle)
+            routine.run(
+                blas.factors, call.address_of(spec.a), call.address_of(spec.b), out.address, room, call.handle
+            )
             return
         operands = (spec.a, of_a, product.packing_a), (spec.b, of_b, product.packing_b)
         a, b = (
-            call.at(array) if packing is None else call.copy_of(_in_order(call.array(array), order)).address
+            call.address_of(array)
+            if packing is None
+            else call.copy_of(_in_order(call.array(array), order)).address
             for array, order, packing in operands
         )
         blas.select(call.stream, HOST)

@@ -55,7 +55,7 @@ def compiled(
     """
     cache = default_code_cache() if cache is None else cache
     key = None if cache.folder is None else _key(source, options, target, names)
-    return cache.compiled(key, lambda: _made(source, options, target, names))
+    return cache.compiled(key, lambda: _compile_program(source, options, target, names))
 
 
 def _key(source: str, options: ProgramOptions, target: Target, names: Sequence[str]) -> bytes | None:
@@ -87,14 +87,16 @@ def _listed(value: str | Sequence[str] | None) -> list[str]:
     return [] if value is None else [value] if isinstance(value, str) else list(value)
 
 
-def _made(source: str, options: ProgramOptions, target: Target, names: Sequence[str]) -> CompiledCode:
+def _compile_program(
+    source: str, options: ProgramOptions, target: Target, names: Sequence[str]
+) -> CompiledCode:
     from cuda.core import Program
 
     program = Program(source, "c++", options)
     try:
-        made = program.compile(target, name_expressions=tuple(names))
-        symbols = {_as_text(name): _as_text(symbol) for name, symbol in made.symbol_mapping.items()}
-        return CompiledCode(bytes(made.code), symbols)
+        output = program.compile(target, name_expressions=tuple(names))
+        symbols = {_as_text(name): _as_text(symbol) for name, symbol in output.symbol_mapping.items()}
+        return CompiledCode(bytes(output.code), symbols)
     finally:
         program.close()
         # An error's traceback has this frame: a program that ends as part of a cycle complains on stderr.
@@ -160,24 +162,28 @@ def compile_kernel(definition: KernelDefinition, architecture: str) -> CompiledK
     # The definition's choice, or the device's.
     arch = str(definition.options.get("arch") or f"sm_{architecture}")
     if len(definition.code) == 1 and first.format == "c++":
-        made = _compile(definition, first, arch, "cubin", {})
-        return CompiledKernel(made.code, made.names[definition.name])
+        output = _compile(definition, first, arch, "cubin", {})
+        return CompiledKernel(output.code, output.names[definition.name])
     return _link(definition, arch)
 
 
 def _compile(
-    definition: KernelDefinition, code: KernelCode, arch: str, target: Target, more: Mapping[str, object]
+    definition: KernelDefinition,
+    code: KernelCode,
+    arch: str,
+    target: Target,
+    extra_options: Mapping[str, object],
 ) -> CompiledCode:
     from cuda.core import ProgramOptions
 
     options: list[str] = []
 
     def work() -> CompiledCode:
-        made: dict[str, Any] = {**definition.options, **more, "arch": arch, "name": code.name}
-        if "#include" in str(code.data) or "pre_include" in made:
+        settings: dict[str, Any] = {**definition.options, **extra_options, "arch": arch, "name": code.name}
+        if "#include" in str(code.data) or "pre_include" in settings:
             # The installed headers come after the given folders.
-            made["include_path"] = [*made.get("include_path", ()), *_header_folders()]
-        chosen = ProgramOptions(**made)
+            settings["include_path"] = [*settings.get("include_path", ()), *_header_folders()]
+        chosen = ProgramOptions(**settings)
         options.extend(option.decode() for option in chosen.as_bytes("nvrtc", target))
         names = (definition.name,) if code is definition.code[0] else ()
         text = str(code.data)
@@ -185,37 +191,41 @@ def _compile(
             text = _TENSOR_MAP + text
         return compiled(text, chosen, target=target, names=names)
 
-    return _told(definition, code, options, "compile", work)
+    return _wrap_errors(definition, code, options, "compile", work)
 
 
 def _link(definition: KernelDefinition, arch: str) -> CompiledKernel:
     from cuda.core import Linker, LinkerOptions, ObjectCode
 
-    more = {"link_time_optimization": True, "relocatable_device_code": True}
+    lto_options = {"link_time_optimization": True, "relocatable_device_code": True}
     pieces: list[ObjectCode] = []
     symbol = definition.name
     for code in definition.code:
         if code.format == "c++":
-            made = _compile(definition, code, arch, "ltoir", more)
-            symbol = made.names.get(definition.name, symbol)
-            pieces.append(ObjectCode.from_ltoir(made.code, name=code.name))
+            output = _compile(definition, code, arch, "ltoir", lto_options)
+            symbol = output.names.get(definition.name, symbol)
+            pieces.append(ObjectCode.from_ltoir(output.code, name=code.name))
         else:
             load = getattr(ObjectCode, f"from_{code.format}")
             pieces.append(load(_bytes(code), name=code.name))
 
     def work() -> bytes:
-        own: dict[str, Any] = {name: value for name, value in definition.options.items() if name in _LINKED}
-        linker = Linker(*pieces, options=LinkerOptions(arch=arch, link_time_optimization=True, **own))
+        link_options: dict[str, Any] = {
+            name: value for name, value in definition.options.items() if name in _LINKED
+        }
+        linker = Linker(
+            *pieces, options=LinkerOptions(arch=arch, link_time_optimization=True, **link_options)
+        )
         try:
             return bytes(linker.link("cubin").code)
         finally:
             linker.close()
 
-    linked = _told(definition, definition.code[0], [f"-arch={arch}", "-lto"], "link", work)
+    linked = _wrap_errors(definition, definition.code[0], [f"-arch={arch}", "-lto"], "link", work)
     return CompiledKernel(linked, symbol)
 
 
-def _told(
+def _wrap_errors(
     definition: KernelDefinition, code: KernelCode, options: list[str], verb: str, work: Callable[[], MadeT]
 ) -> MadeT:
     """Do a step; its failure is raised as one of the backends' own errors."""
@@ -238,12 +248,12 @@ def _error(
     names = kernels_in(code.data) if isinstance(code.data, str) else ()
     base = definition.name.partition("<")[0].rpartition("::")[2].strip()
     if verb == "compile" and names and base not in names and base in log:
-        what = f"there is no kernel {definition.name!r} in {code.name}; it has {', '.join(names)}"
+        summary = f"there is no kernel {definition.name!r} in {code.name}; it has {', '.join(names)}"
         reason = "no_such_kernel"
     else:
-        what, reason = f"kernel {definition.name!r} does not {verb}", verb
+        summary, reason = f"kernel {definition.name!r} does not {verb}", verb
     return CompilationError(
-        f"{what} (source {code.name}, options {' '.join(options) or 'none'}):\n{log}\n",
+        f"{summary} (source {code.name}, options {' '.join(options) or 'none'}):\n{log}\n",
         library="jit",
         code=reason,
         log=log,
@@ -257,14 +267,14 @@ def _header_folders() -> Strs:
     """Find the folders of CUDA's installed headers, such as cuda_fp16.h and cooperative_groups.h."""
     from cuda.pathfinder import find_nvidia_header_directory
 
-    found: list[str] = []
+    folders: list[str] = []
     for name in _HEADERS:
         # Older releases know fewer names.
         with suppress(RuntimeError):
             folder = find_nvidia_header_directory(name)
             if folder is not None:
-                found.append(folder)
-    return tuple(dict.fromkeys(found))
+                folders.append(folder)
+    return tuple(dict.fromkeys(folders))
 
 
 def ptx_log(code: bytes) -> str:
@@ -286,9 +296,9 @@ def kernels_in(text: str) -> Strs:
     """Return the names of the kernels that a source declares, as far as possible without compiling it."""
     names: list[str] = []
     for declaration in text.split("__global__")[1:]:
-        found = _NAME.search(_ATTRIBUTE.sub(" ", re.split(r"[{;]", declaration, maxsplit=1)[0]))
-        if found is not None and found[1] not in names:
-            names.append(found[1])
+        match = _NAME.search(_ATTRIBUTE.sub(" ", re.split(r"[{;]", declaration, maxsplit=1)[0]))
+        if match is not None and match[1] not in names:
+            names.append(match[1])
     return tuple(names)
 
 

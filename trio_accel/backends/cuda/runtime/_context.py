@@ -218,7 +218,7 @@ class CudaContext:
             if code != _NOT_READY:
                 self.check((code,))
 
-    def look(self) -> None:
+    def detect_loss(self) -> None:
         """Ask the driver whether the context is lost; if so, `failure` returns the error from then on."""
         with suppress(ContextPoisonedError):
             self.query()
@@ -303,14 +303,14 @@ class CudaContext:
         self._is_memory_damaged = self._is_memory_damaged or name_of(code) in _DAMAGING
         self.lose(f"the context is lost: {describe(code)}")
 
-    def lose(self, why: str) -> None:
+    def lose(self, reason: str) -> None:
         """Mark the context as lost; only the first reason counts."""
         with self._lock:
             if self._loss is not None:
                 return
             for callback in tuple(self._before_loss):
                 callback()
-            self._loss = why
+            self._loss = reason
             self.is_lost = True
 
     def failure(self) -> ContextPoisonedError | None:

@@ -49,12 +49,12 @@ class CurrentStreams:
         undo: list[Callable[[], object]] = []
         torch = _torch_streams()
         if torch is not None:
-            before = torch.current_stream(self._index)
-            if before.cuda_stream != handle:
+            previous = torch.current_stream(self._index)
+            if previous.cuda_stream != handle:
                 if handle not in self._torch:
                     self._torch[handle] = torch.ExternalStream(handle, device=self._index)
                 torch.set_stream(self._torch[handle])
-                undo.append(partial(torch.set_stream, before))
+                undo.append(partial(torch.set_stream, previous))
         cupy = _cupy_streams()
         if cupy is not None:
             self._use_in_cupy(cupy, handle, undo)
@@ -65,13 +65,13 @@ class CurrentStreams:
         if device != self._index:
             cupy.Device(self._index).use()
             undo.append(cupy.Device(device).use)
-        before = cupy.get_current_stream()
-        if before.ptr != handle:
+        previous = cupy.get_current_stream()
+        if previous.ptr != handle:
             if handle not in self._cupy:
                 self._cupy[handle] = self._of_cupy(cupy, handle)
             self._cupy[handle].use()
             # Undo in reverse order, because CuPy sets the stream of the current device.
-            undo.append(before.use)
+            undo.append(previous.use)
 
     @contextmanager
     def current(self, handle: int) -> Generator[None]:
@@ -80,8 +80,8 @@ class CurrentStreams:
         try:
             yield
         finally:
-            for again in reversed(undo):
-                again()
+            for restore in reversed(undo):
+                restore()
 
     def _of_cupy(self, cupy: Any, handle: int) -> Any:
         """Return a stream of CuPy that does not end ours."""
@@ -103,8 +103,8 @@ class StreamHandle:
 
 def loaded(module: str, needs: str) -> Any:
     """A module that this process has imported; None while another thread imports it, and is not that far."""
-    found = sys.modules.get(module)
-    return found if hasattr(found, needs) else None
+    candidate = sys.modules.get(module)
+    return candidate if hasattr(candidate, needs) else None
 
 
 def _torch_streams() -> Any:

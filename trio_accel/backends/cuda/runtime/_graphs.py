@@ -110,11 +110,11 @@ class Graphs:
             # D39: on a stream of its own, so that no other use of the operation's stream is captured.
             assert self._stream is not None
             graph = self._capture(self._stream, enqueue)
-            made = None if graph is None else self._instantiate(graph)
-            if made is None:
+            executable = None if graph is None else self._instantiate(graph)
+            if executable is None:
                 key[0].refuse(key)
                 return False
-            self._captured.record(key, made, "arm")
+            self._captured.record(key, executable, "arm")
         finally:
             self._lock.release()
         return self.replay(key, key[1])
@@ -139,19 +139,19 @@ class Graphs:
             # graphs. So discarded graphs grow this memory now, while nothing runs.
             self._is_warm = True
             graph = self._capture_largest(stream, enqueue)
-            made: list[Any] = []
+            executables: list[Any] = []
             try:
-                while graph is not None and len(made) < MAX_GRAPHS + _rooms[number]:
+                while graph is not None and len(executables) < MAX_GRAPHS + _rooms[number]:
                     executable = self._take(driver.cuGraphInstantiate(graph, 0))
                     if executable is None:
                         break
-                    made.append(executable)
+                    executables.append(executable)
             finally:
-                for executable in made:
+                for executable in executables:
                     driver.cuGraphExecDestroy(executable)
                 if graph is not None:
                     driver.cuGraphDestroy(graph)
-            room = len(made) - _rooms[number]
+            room = len(executables) - _rooms[number]
             if room > 0:
                 # One of its own: no other use of an operation's stream meets a capture.
                 self._stream = int(self._context.check(driver.cuStreamCreate(_NON_BLOCKING)))
@@ -355,11 +355,11 @@ class CaptureStream(CudaStream):
         Raises:
             AccelError: The driver refuses it.
         """
-        graph, before = self._captured()
+        graph, dependencies = self._captured()
         self._end()
         if self._root is None:
             self._root = graph
-        node, body = self._add_part(graph, before, condition, is_loop=is_loop)
+        node, body = self._add_part(graph, dependencies, condition, is_loop=is_loop)
         self._begin(body, ())
         yield
         self._end()

@@ -38,10 +38,10 @@ class CudaKernels(Kernels):
 
     def read(self, source: str) -> str:
         """Read a source, after the common part and the headers that it includes."""
-        own = (_FOLDER / f"{source}.cu").read_text(encoding="utf-8")
-        names = "common.cuh", *_INCLUDES.findall(own)
-        before = "".join([(_FOLDER / name).read_text(encoding="utf-8") for name in names])
-        return f'{before}#line 1 "{source}.cu"\n{_INCLUDES.sub("", own)}'
+        body = (_FOLDER / f"{source}.cu").read_text(encoding="utf-8")
+        names = "common.cuh", *_INCLUDES.findall(body)
+        headers = "".join([(_FOLDER / name).read_text(encoding="utf-8") for name in names])
+        return f'{headers}#line 1 "{source}.cu"\n{_INCLUDES.sub("", body)}'
 
     def compile(self, text: str) -> Any:
         """Compile a source and load it; blocks. The context is current."""

@@ -84,12 +84,12 @@ class _DeviceChunks:
         self._granularity = int(self._check(driver.cuMemGetAllocationGranularity(self._properties, minimum)))
 
     def make(self, nbytes: int) -> tuple[DeviceChunk, int]:
-        size = self._whole(nbytes)
+        size = self._round_up(nbytes)
         with self._context:
             return self._mapped(self._create(size), size, self._access), size
 
     def make_kept(self, nbytes: int, keeper: ChunkKeeper, chunk: int) -> tuple[DeviceChunk, int]:
-        size = self._whole(nbytes)
+        size = self._round_up(nbytes)
         with self._context:
             handle = self._create(size)
             try:
@@ -170,7 +170,7 @@ class _DeviceChunks:
                 raise
             return self._check(driver.cuMemCreate(nbytes, self._properties, 0))
 
-    def _whole(self, nbytes: int) -> int:
+    def _round_up(self, nbytes: int) -> int:
         return max(1, -(-nbytes // self._granularity)) * self._granularity
 
     def _mapped(self, handle: Any, nbytes: int, access: Any) -> DeviceChunk:

@@ -77,8 +77,12 @@ class StatusWords(PagePool[StatusWord]):
         device = int(self._context.check(driver.cuMemHostGetDevicePointer(host, 0)))
         ctypes.memset(host, 0, _BYTES)
         return host, [
-            StatusWord(at, driver.CUdeviceptr(at), word=ctypes.c_uint32.from_address(host + at - device))
-            for at in range(device + _BYTES - _APART, device - 1, -_APART)
+            StatusWord(
+                address,
+                driver.CUdeviceptr(address),
+                word=ctypes.c_uint32.from_address(host + address - device),
+            )
+            for address in range(device + _BYTES - _APART, device - 1, -_APART)
         ]
 
     def free_page(self, page: int) -> None:

@@ -387,12 +387,12 @@ def scratch(context: CudaContext, *rooms: int) -> Generator[tuple[int, list[int]
     check, rooms = context.check, tuple(max(room, _SCRATCH) for room in rooms)
     stream = int(check(driver.cuStreamCreate(_NON_BLOCKING)))
     try:
-        places = [int(check(driver.cuMemAllocAsync(room, stream))) for room in rooms]
-        for place, room in zip(places, rooms, strict=True):
-            check(driver.cuMemsetD8Async(place, 0, room, stream))
-        yield stream, places
-        for place in places:
-            check(driver.cuMemFreeAsync(place, stream))
+        addresses = [int(check(driver.cuMemAllocAsync(room, stream))) for room in rooms]
+        for address, room in zip(addresses, rooms, strict=True):
+            check(driver.cuMemsetD8Async(address, 0, room, stream))
+        yield stream, addresses
+        for address in addresses:
+            check(driver.cuMemFreeAsync(address, stream))
         check(driver.cuStreamSynchronize(stream))
         context.settle()
     finally:

@@ -135,15 +135,15 @@ def reads() -> ArraySpec: ...
 @overload
 def reads(*, optional: Literal[True]) -> ArraySpec | None: ...
 @overload
-def reads(*, many: Literal[True]) -> tuple[ArraySpec, ...]: ...
-def reads(*, optional: bool = False, many: bool = False) -> Any:
+def reads(*, variadic: Literal[True]) -> tuple[ArraySpec, ...]: ...
+def reads(*, optional: bool = False, variadic: bool = False) -> Any:
     """Declare a field of an `OperationSpec` as an array that is read only.
 
     Args:
         optional: The field may be None instead.
-        many: The field is a tuple of arrays, of any length.
+        variadic: The field is a tuple of arrays, of any length.
     """
-    return _arrays("read", optional=optional, many=many)
+    return _arrays("read", optional=optional, variadic=variadic)
 
 
 @overload
@@ -151,10 +151,10 @@ def writes() -> ArraySpec: ...
 @overload
 def writes(*, optional: Literal[True]) -> ArraySpec | None: ...
 @overload
-def writes(*, many: Literal[True]) -> tuple[ArraySpec, ...]: ...
-def writes(*, optional: bool = False, many: bool = False) -> Any:
+def writes(*, variadic: Literal[True]) -> tuple[ArraySpec, ...]: ...
+def writes(*, optional: bool = False, variadic: bool = False) -> Any:
     """Declare a field of an `OperationSpec` as an array to be overwritten in full; see `reads`."""
-    return _arrays("write", optional=optional, many=many)
+    return _arrays("write", optional=optional, variadic=variadic)
 
 
 @overload
@@ -162,10 +162,10 @@ def updates() -> ArraySpec: ...
 @overload
 def updates(*, optional: Literal[True]) -> ArraySpec | None: ...
 @overload
-def updates(*, many: Literal[True]) -> tuple[ArraySpec, ...]: ...
-def updates(*, optional: bool = False, many: bool = False) -> Any:
+def updates(*, variadic: Literal[True]) -> tuple[ArraySpec, ...]: ...
+def updates(*, optional: bool = False, variadic: bool = False) -> Any:
     """Declare a field of an `OperationSpec` as an array to be read and changed in place; see `reads`."""
-    return _arrays("update", optional=optional, many=many)
+    return _arrays("update", optional=optional, variadic=variadic)
 
 
 def exact() -> Any:
@@ -213,10 +213,10 @@ def status(*, optional: bool = False) -> Any:
     return attrs.field(metadata={_ROLE: role}, eq=False)
 
 
-def _arrays(access: Access, *, optional: bool, many: bool) -> Any:
-    if optional and many:
+def _arrays(access: Access, *, optional: bool, variadic: bool) -> Any:
+    if optional and variadic:
         raise TypeError("a field is an optional array or many arrays: an empty tuple is many of none")
-    return _field(Role("array", access, "optional" if optional else "many" if many else "one"))
+    return _field(Role("array", access, "optional" if optional else "many" if variadic else "one"))
 
 
 def _field(role: Role) -> Any:

@@ -165,17 +165,17 @@ class Shapes:
                 match.take(item, shape, is_turned=turned)
         first, shape = self.inputs[0], shapes[0] or ()
         count = len(first.dims)
-        outputs = tuple([match.made(item) for item in self.outputs])
+        outputs = tuple([match.output_shape(item) for item in self.outputs])
         return outputs, shape[: len(shape) - count], match.is_flat
 
 
 class _Match:
     """Find the values of the letters, as far as the inputs determine them."""
 
-    def __init__(self, name: str, shapes: Shapes, given: tuple[Ints | None, ...]) -> None:
+    def __init__(self, name: str, shapes: Shapes, input_shapes: tuple[Ints | None, ...]) -> None:
         self._name = name
         self._shapes = shapes
-        self._given = given
+        self._input_shapes = input_shapes
         self._extents: dict[str, int] = {}
         self._broadcast: Ints = ()
         self._same: dict[str, Ints] = {}
@@ -193,19 +193,19 @@ class _Match:
         split = len(shape) - len(dims)
         if split < 0 or (split and (not item.stack or len(dims) < len(item.dims))):
             self._refuse_axes(item, shape)
-        own = shape[split:][::-1] if is_turned else shape[split:]
-        if len(dims) == 2 and dims[0] == dims[1] and own[0] != own[1]:
+        core = shape[split:][::-1] if is_turned else shape[split:]
+        if len(dims) == 2 and dims[0] == dims[1] and core[0] != core[1]:
             raise np.linalg.LinAlgError(
                 f"{self._name}: last 2 dimensions of {item.name} must be square, got shape {shape}"
             )
-        self._take_extents(item, dims, own)
+        self._take_extents(item, dims, core)
         self._take_stack(item, shape[:split])
 
-    def _take_extents(self, item: Item, dims: tuple[Any, ...], own: Ints) -> None:
-        for dim, extent in zip(dims, own, strict=True):
-            known = dim if isinstance(dim, int) else self._extents.setdefault(str(dim), extent)
-            self._extents.setdefault(f"{dim}+1", known + 1)
-            if known != extent:
+    def _take_extents(self, item: Item, dims: tuple[Any, ...], core: Ints) -> None:
+        for dim, extent in zip(dims, core, strict=True):
+            expected = dim if isinstance(dim, int) else self._extents.setdefault(str(dim), extent)
+            self._extents.setdefault(f"{dim}+1", expected + 1)
+            if expected != extent:
                 self._refuse(item)
             if dim in item.positive and not extent:
                 raise ValueError(f"{self._name}: {item.name} must not be empty")
@@ -219,7 +219,7 @@ class _Match:
         elif item.stack and self._same.setdefault(item.stack, stack) != stack:
             self._refuse(item, " with the same leading axes")
 
-    def made(self, item: Item) -> Ints:
+    def output_shape(self, item: Item) -> Ints:
         """Return the shape of an output."""
         stack = {"...": self._broadcast, "": ()}.get(item.stack)
         if stack is None:
@@ -230,7 +230,7 @@ class _Match:
     def _extent(self, dim: str | int | tuple[str, str]) -> int:
         if isinstance(dim, int):
             return dim
-        return self._extents[dim] if isinstance(dim, str) else min(self._extents[one] for one in dim)
+        return self._extents[dim] if isinstance(dim, str) else min(self._extents[letter] for letter in dim)
 
     def _refuse_axes(self, item: Item, shape: Ints) -> NoReturn:
         if len(item.dims) == 2 and item.stack and not item.optional:
@@ -242,18 +242,18 @@ class _Match:
             self._refuse(item)
         raise ValueError(f"{self._name}: {item.name} must have {count}, got shape {shape}")
 
-    def _refuse(self, item: Item, more: str = "") -> NoReturn:
-        given = " and ".join(
-            f"{one.name} of shape {shape}"
-            for one, shape in zip(self._shapes.inputs, self._given, strict=True)
+    def _refuse(self, item: Item, detail: str = "") -> NoReturn:
+        actual = " and ".join(
+            f"{operand.name} of shape {shape}"
+            for operand, shape in zip(self._shapes.inputs, self._input_shapes, strict=True)
             # A reader knows the shape of a sparse matrix, but not the shapes of its arrays.
-            if shape is not None and (one is item or "." not in one.name)
+            if shape is not None and (operand is item or "." not in operand.name)
         )
-        what = f"op({item.name})" if item.op else item.name
+        label = f"op({item.name})" if item.op else item.name
         if item.stack == "*":
-            raise ValueError(f"{self._name}: arrays must share a shape, got {given}")
+            raise ValueError(f"{self._name}: arrays must share a shape, got {actual}")
         raise ValueError(
-            f"{self._name}: {what} must have shape {item.shown(self._extents)}{more}, got {given}"
+            f"{self._name}: {label} must have shape {item.shown(self._extents)}{detail}, got {actual}"
         )
 
 
@@ -263,10 +263,10 @@ def parse_shapes(line: str) -> Shapes:
     Raises:
         ValueError: It lacks an arrow, an item cannot be read, or no array determines a letter on the right.
     """
-    left, arrow, right = line.partition("->")
+    lhs, arrow, rhs = line.partition("->")
     if not arrow:
         raise ValueError(f"shapes {line!r} have no '->'")
-    inputs, outputs = _items(left), _items(right)
+    inputs, outputs = _items(lhs), _items(rhs)
     letters = _sources(line, inputs)
     for item in outputs:
         for letter in _letters(item):
@@ -274,7 +274,7 @@ def parse_shapes(line: str) -> Shapes:
                 raise ValueError(
                     f"shapes {line!r}: letter {letter!r} of {item.name} does not occur on the left"
                 )
-        if item.stack and item.stack not in {one.stack for one in inputs}:
+        if item.stack and item.stack not in {operand.stack for operand in inputs}:
             raise ValueError(f"shapes {line!r}: {item.stack!r} of {item.name} does not occur on the left")
     names = {item.name for item in inputs}
     updated = tuple(item.name for item in outputs if item.is_bare)
@@ -289,55 +289,55 @@ def parse_shapes(line: str) -> Shapes:
 
 def _sources(line: str, inputs: Sequence[Item]) -> set[str]:
     """Return the extents that the inputs determine: letters, and one more than each letter."""
-    known = set[str]()
+    extents = set[str]()
     for item in inputs:
         for dim in sorted(_letters(item)):
             if len(dim) == 1:
-                known.update((dim, f"{dim}+1"))
-            elif dim not in known:
+                extents.update((dim, f"{dim}+1"))
+            elif dim not in extents:
                 raise ValueError(f"shapes {line!r}: {dim!r} of {item.name} stands before {dim[0]!r}")
-    return known
+    return extents
 
 
 def _letters(item: Item) -> list[str]:
-    found: list[str] = []
+    letters: list[str] = []
     for dim in item.dims:
-        found += [dim] if isinstance(dim, str) else [] if isinstance(dim, int) else list(dim)
-    return found
+        letters += [dim] if isinstance(dim, str) else [] if isinstance(dim, int) else list(dim)
+    return letters
 
 
 def _items(side: str) -> tuple[Item, ...]:
     items: list[Item] = []
-    place = 0
-    while place < len(side) and side[place:].strip():
-        found = _ITEM.match(side, place)
-        if found is None:
-            raise ValueError(f"shapes {side.strip()!r}: {side[place:].strip()!r} cannot be read")
-        items.append(_item(found))
-        place = found.end()
+    position = 0
+    while position < len(side) and side[position:].strip():
+        match = _ITEM.match(side, position)
+        if match is None:
+            raise ValueError(f"shapes {side.strip()!r}: {side[position:].strip()!r} cannot be read")
+        items.append(_item(match))
+        position = match.end()
     return tuple(items)
 
 
-def _item(found: re.Match[str]) -> Item:
-    kind = found["kind"] or ""
+def _item(match: re.Match[str]) -> Item:
+    kind = match["kind"] or ""
     if kind and kind not in (*KINDS, "index"):
-        raise ValueError(f"shapes: {kind!r} of {found['name']} is not a dtype; there are {', '.join(KINDS)}")
-    if found["dims"] is None:
-        return Item(found["name"], kind=kind, op=found["op"] or "", is_bare=True)
+        raise ValueError(f"shapes: {kind!r} of {match['name']} is not a dtype; there are {', '.join(KINDS)}")
+    if match["dims"] is None:
+        return Item(match["name"], kind=kind, op=match["op"] or "", is_bare=True)
     dims: list[str | int | tuple[str, str]] = []
     stack, optional, positive = "", 0, set[str]()
-    for part in re.split(r",\s*(?![^()]*\))", found["dims"].strip()) if found["dims"].strip() else ():
+    for part in re.split(r",\s*(?![^()]*\))", match["dims"].strip()) if match["dims"].strip() else ():
         if part in ("...", "s...", "*") and not dims and not stack:
             stack = part
             continue
         dim = _DIM.fullmatch(part)
         if dim is None:
-            raise ValueError(f"shapes: {part!r} of {found['name']} cannot be read")
+            raise ValueError(f"shapes: {part!r} of {match['name']} cannot be read")
         dims.append(dim["letter"] or ((dim["p"], dim["q"]) if dim["p"] else int(dim["number"])))
         optional += dim["mark"] == "?"
         if dim["mark"] == ">0":
             positive.add(dim["letter"])
-    return Item(found["name"], tuple(dims), stack, found["op"] or "", kind, optional, frozenset(positive))
+    return Item(match["name"], tuple(dims), stack, match["op"] or "", kind, optional, frozenset(positive))
 
 
 @lru_cache
@@ -373,8 +373,8 @@ def refuse_shapes(name: str, spec: object, rule: str, **arrays: ArraySpec) -> No
     Raises:
         ValueError: Always.
     """
-    given = ", ".join([f"{field} of shape {array.shape}" for field, array in arrays.items()])
-    raise ValueError(f"{name}: {type(spec).__name__}: {rule}, got {given}")
+    actual = ", ".join([f"{field} of shape {array.shape}" for field, array in arrays.items()])
+    raise ValueError(f"{name}: {type(spec).__name__}: {rule}, got {actual}")
 
 
 def check_one_dtype(name: str, spec: object, **arrays: ArraySpec) -> None:
@@ -384,5 +384,5 @@ def check_one_dtype(name: str, spec: object, **arrays: ArraySpec) -> None:
         TypeError: They differ.
     """
     if len({array.dtype for array in arrays.values()}) > 1:
-        given = ", ".join([f"{field} of {array.dtype}" for field, array in arrays.items()])
-        raise TypeError(f"{name}: {type(spec).__name__}: the arrays must share a dtype, got {given}")
+        actual = ", ".join([f"{field} of {array.dtype}" for field, array in arrays.items()])
+        raise TypeError(f"{name}: {type(spec).__name__}: the arrays must share a dtype, got {actual}")

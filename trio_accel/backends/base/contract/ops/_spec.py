@@ -114,11 +114,11 @@ class Descriptor:
             access: Return only the arrays that are read, or only those being changed; updated arrays are
                 both.
         """
-        found: list[ArraySpec] = []
+        arrays: list[ArraySpec] = []
         for field in self.fields:
             if field.is_array and (access is None or field.role.access in (access, "update")):
-                map_arrays(getattr(spec, field.name), found.append)
-        return tuple(found)
+                map_arrays(getattr(spec, field.name), arrays.append)
+        return tuple(arrays)
 
     def check(self, name: str, spec: Any) -> None:
         """Refuse a specification that a library could only fail over.
@@ -157,11 +157,11 @@ def specification(cls: type[SpecT]) -> type[SpecT]:
     return attrs.define(on_setattr=None, unsafe_hash=True, repr=False)(cls)
 
 
-def field_repr(made: Any) -> str:
+def field_repr(instance: Any) -> str:
     """Write a value of an attrs class as attrs does: its class, and its fields by name."""
-    cls = cast("type[attrs.AttrsInstance]", type(made))
+    cls = cast("type[attrs.AttrsInstance]", type(instance))
     shown = [field.name for field in attrs.fields(cls) if field.repr]
-    fields = ", ".join([f"{name}={getattr(made, name)!r}" for name in shown])
+    fields = ", ".join([f"{name}={getattr(instance, name)!r}" for name in shown])
     return f"{cls.__qualname__.rpartition('>.')[2]}({fields})"
 
 
@@ -200,8 +200,8 @@ class OperationSpec:
     def __repr__(self) -> str:
         return field_repr(self)
 
-    def __init_subclass__(cls, **given: Any) -> None:
-        super().__init_subclass__(**given)
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
         # attrs makes each class with slots twice: the second one has what the first one was given.
         if "operation" not in vars(cls):
             cls.operation = f"{cls.__module__}.{cls.__qualname__}"
@@ -305,8 +305,10 @@ def value_key(value: object) -> tuple[object, ...] | None:
 def _describe(cls: type[Any]) -> Descriptor:
     if not attrs.has(cls):
         raise TypeError(f"a specification is an attrs class; {cls.__qualname__} is not")
-    made = [field for field in attrs.fields(cls) if field.init]
-    ordered = [field for field in made if not field.kw_only] + [field for field in made if field.kw_only]
+    init_fields = [field for field in attrs.fields(cls) if field.init]
+    ordered = [field for field in init_fields if not field.kw_only] + [
+        field for field in init_fields if field.kw_only
+    ]
     fields = tuple(SpecField(field.name, role_of(field)) for field in ordered)
     kinds = {field.role.kind for field in fields}
     return Descriptor(
@@ -336,7 +338,7 @@ def _blocks(fields: Iterable[SpecField], access: Access) -> str:
     chosen = [field for field in fields if field.is_array and field.role.access in (access, "update")]
     # A loop for each field of many arrays would be a call.
     items = [
-        f"*map(block, spec.{field.name}), " if field.role.count == "many" else _each(field, "{}.block")
+        f"*map(block, spec.{field.name}), " if field.role.count == "many" else _list_items(field, "{}.block")
         for field in chosen
     ]
     return f"frozenset(({''.join(items)}))"
@@ -347,7 +349,7 @@ def _plan_key(cls: type[Any], fields: Iterable[SpecField]) -> Callable[[Any], tu
     for field in fields:
         if field.is_array:
             layout = f"id({{0}}.dtype), {{0}}.shape, {{0}}.strides, {{0}}.offset % {ALIGNMENT}"
-            items.append(_each(field, layout))
+            items.append(_list_items(field, layout))
             if field.role.count != "one":
                 items.append("None, ")
         elif field.role.kind == "exact":
@@ -355,7 +357,7 @@ def _plan_key(cls: type[Any], fields: Iterable[SpecField]) -> Callable[[Any], tu
     return _generated(f"(cls, {''.join(items)})", cls=cls)
 
 
-def _each(field: SpecField, items: str) -> str:
+def _list_items(field: SpecField, items: str) -> str:
     """Write the source of list items for a field's arrays, with a comma after each."""
     value = f"spec.{field.name}"
     if field.role.count == "one":
@@ -389,27 +391,33 @@ def _test(fields: Iterable[SpecField]) -> Callable[[Any], bool]:
             tests.append(f"spec.{role.of}.dtype.is_inexact")
     names = {"ArraySpec": ArraySpec, "plain": (int, float), "is_of": _is_of, "is_status": _is_status}
     # There is one empty tuple, which needs no further look.
-    more = {"exact": frozenset(_EXACT), "is_exact": _is_exact, "nothing": (), "optional": None, "one": ()}
-    return _generated(" and ".join(tests) or "True", **names, **more)
+    constants = {
+        "exact": frozenset(_EXACT),
+        "is_exact": _is_exact,
+        "nothing": (),
+        "optional": None,
+        "one": (),
+    }
+    return _generated(" and ".join(tests) or "True", **names, **constants)
 
 
 def _check_field(name: str, spec: Any, field: SpecField) -> None:
     """Refuse a value that is not an array, a status array or a number as declared."""
-    where, value, role = f"{type(spec).__name__}.{field.name}", getattr(spec, field.name), field.role
+    label, value, role = f"{type(spec).__name__}.{field.name}", getattr(spec, field.name), field.role
     if field.is_array and not _is_of(role.count, value):
-        what = {"one": "an ArraySpec", "optional": "an ArraySpec or None", "many": "a tuple of ArraySpec"}
+        expected = {"one": "an ArraySpec", "optional": "an ArraySpec or None", "many": "a tuple of ArraySpec"}
         raise TypeError(
-            f"{name}: {where} must be {what[role.count]}, got {_type_of(value)}; "
+            f"{name}: {label} must be {expected[role.count]}, got {_type_of(value)}; "
             "planner.read() and planner.update() return one, and planner.output() a reference that has "
             "it as .spec"
         )
     if role.kind == "status" and not (_is_status(value) or (role.count == "optional" and value is None)):
-        raise TypeError(f"{name}: {where} must be an array of planner.status(), got {_type_of(value)}")
+        raise TypeError(f"{name}: {label} must be an array of planner.status(), got {_type_of(value)}")
     if role.kind == "exact" and not _is_exact(value):
-        raise TypeError(f"{name}: {where} must be an integer, a name, or a tuple of these, got {value!r}")
+        raise TypeError(f"{name}: {label} must be an integer, a name, or a tuple of these, got {value!r}")
     if role.number is not None:
         check = factor if role.number is NumberRole.FACTOR else element
-        check(name, where, value, getattr(spec, role.of).dtype)
+        check(name, label, value, getattr(spec, role.of).dtype)
 
 
 def _is_of(count: str, value: Any) -> bool:

@@ -125,7 +125,7 @@ class SelectSpec(OperationSpec):
     is_whole: bool = exact()
     flags: ArraySpec = reads()
     x: ArraySpec | None = reads(optional=True)
-    out: tuple[ArraySpec, ...] = writes(many=True)
+    out: tuple[ArraySpec, ...] = writes(variadic=True)
     count: StatusArray = status()
 
 

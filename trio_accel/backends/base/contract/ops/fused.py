@@ -88,8 +88,8 @@ _CHECKED: set[tuple[object, ...]] = set()
 
 def differ_in_dtype(a: DType, b: DType) -> bool:
     """Return whether operands have no product only because their dtypes differ."""
-    made = _results()
-    return a is not b and (a, b) not in made and (a, a) in made and (b, b) in made
+    results = _results()
+    return a is not b and (a, b) not in results and (a, a) in results and (b, b) in results
 
 
 def fused_dtypes(name: str, a: DType, b: DType, out: DType | None) -> FusedDtypes:
@@ -106,22 +106,24 @@ def fused_dtypes(name: str, a: DType, b: DType, out: DType | None) -> FusedDtype
     """
     # The key holds identities: a member's hash takes longer than all the rest.
     key = id(a), id(b), id(out)
-    known = _DTYPES_BY_NUMBERS.get(key)
-    if known is None:
-        known = _DTYPES_BY_NUMBERS[key] = _find_dtypes(name, a, b, out)
-    return known
+    dtypes = _DTYPES_BY_NUMBERS.get(key)
+    if dtypes is None:
+        dtypes = _DTYPES_BY_NUMBERS[key] = _find_dtypes(name, a, b, out)
+    return dtypes
 
 
 def _find_dtypes(name: str, a: DType, b: DType, out: DType | None) -> FusedDtypes:
-    made = _results().get((a, b))
-    if made is None:
-        pairs = ", ".join(str(one) if one is other else f"{one} and {other}" for one, other in _results())
+    results = _results().get((a, b))
+    if results is None:
+        pairs = ", ".join(
+            str(first) if first is second else f"{first} and {second}" for first, second in _results()
+        )
         raise TypeError(
             f"{name}: products are not available for dtypes {a} and {b}; available: {pairs} (use cast())"
         )
-    out = made[0] if out is None else out
-    if out not in made:
-        allowed = ", ".join(map(str, made))
+    out = results[0] if out is None else out
+    if out not in results:
+        allowed = ", ".join(map(str, results))
         raise TypeError(f"{name}: dtype {out}: products of {a} and {b} are of {allowed}")
     c = bias = DType.bfloat16 if out in _FLOAT8 else out
     if a in _FLOAT8 and out is DType.float32:
@@ -240,7 +242,7 @@ class FusedMatmulSpec(OperationSpec):
         *stack, m, n = shape
         bits = DType.uint8 if epilogue.startswith("relu") else dtypes.c
         rows, summed = (*stack, m, aux_columns(epilogue, n)), (*stack, m if epilogue == "sum_a" else n)
-        wanted: dict[str, tuple[DType, *tuple[Ints, ...]]] = {
+        expected: dict[str, tuple[DType, *tuple[Ints, ...]]] = {
             "c": (dtypes.c, shape),
             "bias": (dtypes.bias, (n,), summed),
             "aux": (bits, rows),
@@ -250,18 +252,18 @@ class FusedMatmulSpec(OperationSpec):
             "scale_b": (DType.float32, *_scale_shapes((*b.shape[:-2], n, b.shape[-2]), is_turned=True)),
             "scale_out": (DType.float32, ()),
         }
-        for field, (dtype, *shapes) in wanted.items():
+        for field, (dtype, *shapes) in expected.items():
             array: ArraySpec | None = getattr(self, field)
             if array is not None and array.shape not in shapes:
-                told = " or ".join(map(str, dict.fromkeys(shapes)))
-                raise ValueError(f"{name}: {field} must have shape {told}, got {array.shape}")
+                choices = " or ".join(map(str, dict.fromkeys(shapes)))
+                raise ValueError(f"{name}: {field} must have shape {choices}, got {array.shape}")
             if array is not None and array.dtype is not dtype:
                 advice = f"write await {field}.cast('{dtype}')"
                 raise TypeError(f"{name}: {field} must have dtype {dtype}, got {array.dtype}; {advice}")
         allowed = _PRECISIONS.get(self.precision, (a.dtype,))
         if a.dtype not in allowed:
-            told = " and ".join(map(str, allowed))
-            raise TypeError(f"{name}: precision {self.precision!r} is for {told}, got {a.dtype}")
+            choices = " and ".join(map(str, allowed))
+            raise TypeError(f"{name}: precision {self.precision!r} is for {choices}, got {a.dtype}")
         self._check_scales(name)
         if a.dtype is DType.int8:
             self._check_whole(name)
@@ -272,18 +274,18 @@ class FusedMatmulSpec(OperationSpec):
         cuBLASLt makes the values for a gradient from rounded numbers, and gelu after a bias gave wrong
         results.
         """
-        out, epilogue, what = self.out.dtype, self.epilogue, ""
+        out, epilogue, features = self.out.dtype, self.epilogue, ""
         if out is DType.int32 and (epilogue != "none" or self.bias is not None):
-            what = "neither bias nor activation, and no gradients"
+            features = "neither bias nor activation, and no gradients"
         elif out is DType.int8 and (epilogue not in ("none", "relu") or self.saved is not None):
-            what = "bias and relu alone"
-        if what:
-            raise TypeError(f"{name}: of int8 there are products to {out} with {what}; use float32")
+            features = "bias and relu alone"
+        if features:
+            raise TypeError(f"{name}: of int8 there are products to {out} with {features}; use float32")
 
     def _check_scales(self, name: str) -> None:
-        given = (self.scale_a, -1), (self.scale_b, -2)
+        scales = (self.scale_a, -1), (self.scale_b, -2)
         # The number of elements along k.
-        along = [one.shape[axis] if one.ndim else None for one, axis in given if one is not None]
+        along = [scale.shape[axis] if scale.ndim else None for scale, axis in scales if scale is not None]
         if along and self.a.dtype not in _FLOAT8:
             raise TypeError(f"{name}: scale_a and scale_b are for float8, got {self.a.dtype}; use alpha")
         if self.scale_out is not None and self.out.dtype not in _FLOAT8:
@@ -292,7 +294,7 @@ class FusedMatmulSpec(OperationSpec):
             raise ValueError(
                 f"{name}: scale_a has one number for each row of a if scale_b has one for each column of b, "
                 f"and for each {SCALED_BLOCK} elements along k if it has, got shapes "
-                f"{[one.shape for one, _ in given if one is not None]}"
+                f"{[scale.shape for scale, _ in scales if scale is not None]}"
             )
 
 

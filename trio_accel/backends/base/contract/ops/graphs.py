@@ -28,9 +28,9 @@ class GraphSpec(OperationSpec):
 
     recipe: bytes = exact()
     is_idempotent: bool = exact()
-    read: tuple[ArraySpec, ...] = reads(many=True)
-    updated: tuple[ArraySpec, ...] = updates(many=True)
-    written: tuple[ArraySpec, ...] = writes(many=True)
+    read: tuple[ArraySpec, ...] = reads(variadic=True)
+    updated: tuple[ArraySpec, ...] = updates(variadic=True)
+    written: tuple[ArraySpec, ...] = writes(variadic=True)
 
     @property
     def arrays(self) -> tuple[ArraySpec, ...]:
@@ -56,9 +56,9 @@ class ChainSpec(OperationSpec):
     recipe: bytes = exact()
     result: Ints = exact()
     given: bytes = packed()
-    read: tuple[ArraySpec, ...] = reads(many=True)
-    updated: tuple[ArraySpec, ...] = updates(many=True)
-    written: tuple[ArraySpec, ...] = writes(many=True)
+    read: tuple[ArraySpec, ...] = reads(variadic=True)
+    updated: tuple[ArraySpec, ...] = updates(variadic=True)
+    written: tuple[ArraySpec, ...] = writes(variadic=True)
     words: StatusArray | None = status(optional=True)
 
     @property
@@ -89,8 +89,8 @@ class BranchSpec(OperationSpec):
     condition: ArraySpec = reads()
     is_test: bool = exact()
     recipe: bytes = exact()
-    read: tuple[ArraySpec, ...] = reads(many=True)
-    updated: tuple[ArraySpec, ...] = updates(many=True)
+    read: tuple[ArraySpec, ...] = reads(variadic=True)
+    updated: tuple[ArraySpec, ...] = updates(variadic=True)
 
     @property
     def arrays(self) -> tuple[ArraySpec, ...]:
@@ -118,8 +118,8 @@ class LoopSpec(OperationSpec):
     condition: ArraySpec = reads()
     limit: int = exact()
     recipe: bytes = exact()
-    read: tuple[ArraySpec, ...] = reads(many=True)
-    updated: tuple[ArraySpec, ...] = updates(many=True)
+    read: tuple[ArraySpec, ...] = reads(variadic=True)
+    updated: tuple[ArraySpec, ...] = updates(variadic=True)
     count: ArraySpec = writes()
 
     @property
@@ -169,16 +169,16 @@ class GraphRecipe:
 def _placed(spec: OperationSpec, arrays: Sequence[ArraySpec]) -> OperationSpec:
     """Return a specification of a recipe with arrays in place of their positions, without status words."""
 
-    def place(array: ArraySpec) -> ArraySpec:
+    def resolve(array: ArraySpec) -> ArraySpec:
         base = arrays[array.block]
         return ArraySpec(base.block, base.offset + array.offset, array.dtype, array.shape, array.strides)
 
     described = spec.descriptor()
-    values = [map_arrays(value, place) for value in described.values(spec)]
+    values = [map_arrays(value, resolve) for value in described.values(spec)]
     for index in described.status:
         values[index] = None
-    made: OperationSpec = described.make(values)
-    return made
+    result: OperationSpec = described.make(values)
+    return result
 
 
 def graph_recipe(encoded: bytes) -> GraphRecipe:

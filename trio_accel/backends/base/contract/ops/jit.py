@@ -116,27 +116,27 @@ class KernelDefinition:
     @property
     def scalars(self) -> tuple[DType, ...]:
         """Types of the scalars, in order."""
-        return tuple(each.dtype for each in self.parameters if each.role == "scalar")
+        return tuple(parameter.dtype for parameter in self.parameters if parameter.role == "scalar")
 
     def arrays(self, role: KernelRole) -> tuple[KernelParameter, ...]:
         """Return the arrays of one role, in order."""
-        return tuple(each for each in self.parameters if each.role == role)
+        return tuple(parameter for parameter in self.parameters if parameter.role == role)
 
     @staticmethod
     @functools.lru_cache(256)
     def decode(text: str) -> KernelDefinition:
         """Decode a text of `encode`; return the same object for a recently decoded text."""
         plain = cast("dict[str, Any]", json.loads(text))
-        for each in plain["parameters"]:
-            each["dtype"] = DType(each["dtype"])
-            each["layout"] = (
-                TensorMap(**each["layout"]) if isinstance(each["layout"], dict) else each["layout"]
+        for item in plain["parameters"]:
+            item["dtype"] = DType(item["dtype"])
+            item["layout"] = (
+                TensorMap(**item["layout"]) if isinstance(item["layout"], dict) else item["layout"]
             )
-        for each in plain["code"]:
-            if each["format"] not in _TEXTS:
-                each["data"] = base64.b85decode(each["data"])
-        plain["parameters"] = tuple(KernelParameter(**each) for each in plain["parameters"])
-        plain["code"] = tuple(KernelCode(**each) for each in plain["code"])
+        for item in plain["code"]:
+            if item["format"] not in _TEXTS:
+                item["data"] = base64.b85decode(item["data"])
+        plain["parameters"] = tuple(KernelParameter(**parameter) for parameter in plain["parameters"])
+        plain["code"] = tuple(KernelCode(**code) for code in plain["code"])
         plain["cluster"] = plain["cluster"] and tuple(plain["cluster"])
         return KernelDefinition(**plain)
 
@@ -166,9 +166,9 @@ class KernelSpec(OperationSpec):
     grid: Dim3 = exact()
     block: Dim3 = exact()
     shared: int = exact()
-    read: tuple[ArraySpec, ...] = reads(many=True)
-    updated: tuple[ArraySpec, ...] = updates(many=True)
-    written: tuple[ArraySpec, ...] = writes(many=True)
+    read: tuple[ArraySpec, ...] = reads(variadic=True)
+    updated: tuple[ArraySpec, ...] = updates(variadic=True)
+    written: tuple[ArraySpec, ...] = writes(variadic=True)
     scalars: bytes = packed()
 
 
@@ -246,10 +246,10 @@ class ProgramCall(OperationSpec):
     packed: bytes = exact()
     results: str = exact()
     is_idempotent: bool = exact()
-    state: tuple[ArraySpec, ...] = reads(many=True)
-    read: tuple[ArraySpec, ...] = reads(many=True)
-    updated: tuple[ArraySpec, ...] = updates(many=True)
-    written: tuple[ArraySpec, ...] = writes(many=True)
+    state: tuple[ArraySpec, ...] = reads(variadic=True)
+    read: tuple[ArraySpec, ...] = reads(variadic=True)
+    updated: tuple[ArraySpec, ...] = updates(variadic=True)
+    written: tuple[ArraySpec, ...] = writes(variadic=True)
     asker: Asker | None = attrs.field(factory=Asker, init=False, eq=False, repr=False)
 
     @property
@@ -323,4 +323,4 @@ class ProgramFetch(OperationSpec):
     runs_code: ClassVar[bool] = True
 
     slot: int = scalar()
-    written: tuple[ArraySpec, ...] = writes(many=True)
+    written: tuple[ArraySpec, ...] = writes(variadic=True)

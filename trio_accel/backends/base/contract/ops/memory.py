@@ -55,16 +55,16 @@ class HostUse:
             self._is_over = True
         return self._is_over
 
-    def make_private(self, most: int) -> bool:
+    def make_private(self, max_nbytes: int) -> bool:
         """Let a copy that has not begun use a private array; return whether the array is no longer in use.
 
         Args:
-            most: Larger arrays, in bytes, are left as they are.
+            max_nbytes: Larger arrays, in bytes, are left as they are.
         """
         if self._is_over:
             return True
         array = self._array[:]
-        if not array or array[0].nbytes > most:
+        if not array or array[0].nbytes > max_nbytes:
             return False
         try:
             self._array[0] = array[0].copy()
@@ -149,7 +149,7 @@ class JoinSpec(OperationSpec):
     """
 
     axis: int = exact()
-    sources: tuple[ArraySpec, ...] = reads(many=True)
+    sources: tuple[ArraySpec, ...] = reads(variadic=True)
     pad: int | float | complex | bool = number(NumberRole.ELEMENT, "out")
     out: ArraySpec = writes()
 
@@ -157,14 +157,14 @@ class JoinSpec(OperationSpec):
     def is_padded(self) -> bool:
         """Whether a source is shorter than its place."""
         out = self.out.shape
-        behind = self.axis + 1
+        next_axis = self.axis + 1
         return any(
-            (*source.shape[: self.axis], *source.shape[behind:]) != (*out[: self.axis], *out[behind:])
+            (*source.shape[: self.axis], *source.shape[next_axis:]) != (*out[: self.axis], *out[next_axis:])
             for source in self.sources
         )
 
     @property
-    def places(self) -> Iterator[tuple[int, ArraySpec]]:
+    def source_starts(self) -> Iterator[tuple[int, ArraySpec]]:
         """The place where each source begins along the axis, with the source."""
         start = 0
         for source in self.sources:
@@ -178,7 +178,7 @@ class JoinSpec(OperationSpec):
             if source.ndim != out.ndim or not all(map(operator.le, source.shape, out.shape)):
                 rule = "each source must fit into its place"
                 refuse_shapes(name, self, rule, source=source, out=out)
-        if not 0 <= axis < out.ndim or sum(one.shape[axis] for one in self.sources) != out.shape[axis]:
+        if not 0 <= axis < out.ndim or sum(source.shape[axis] for source in self.sources) != out.shape[axis]:
             refuse_shapes(name, self, f"out must have a place for each element along axis {axis}", out=out)
 
 

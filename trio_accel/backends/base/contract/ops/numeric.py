@@ -196,10 +196,10 @@ class ExpressionSpec(OperationSpec):
 
     program: str = exact()
     axes: Ints = exact()
-    arrays: tuple[ArraySpec, ...] = reads(many=True)
-    loaded: tuple[ArraySpec, ...] = reads(many=True)
-    results: tuple[ArraySpec, ...] = writes(many=True)
-    stored: tuple[ArraySpec, ...] = updates(many=True)
+    arrays: tuple[ArraySpec, ...] = reads(variadic=True)
+    loaded: tuple[ArraySpec, ...] = reads(variadic=True)
+    results: tuple[ArraySpec, ...] = writes(variadic=True)
+    stored: tuple[ArraySpec, ...] = updates(variadic=True)
     scalars: bytes = packed()
 
     @property
@@ -232,26 +232,26 @@ class FusedFftSpec(_TransformFields):
     shape: Ints = exact()
     prolog: str = exact()
     has_prolog: int = exact()
-    arrays: tuple[ArraySpec, ...] = reads(many=True)
-    loaded: tuple[ArraySpec, ...] = reads(many=True)
+    arrays: tuple[ArraySpec, ...] = reads(variadic=True)
+    loaded: tuple[ArraySpec, ...] = reads(variadic=True)
     scalars: bytes = packed()
     epilog: str = exact()
     has_epilog: int = exact()
-    more_arrays: tuple[ArraySpec, ...] = reads(many=True)
-    more_loaded: tuple[ArraySpec, ...] = reads(many=True)
+    more_arrays: tuple[ArraySpec, ...] = reads(variadic=True)
+    more_loaded: tuple[ArraySpec, ...] = reads(variadic=True)
     more_scalars: bytes = packed()
     out: ArraySpec = writes()
 
-    def parts(self, ahead: object, behind: object) -> tuple[ExpressionSpec, FftSpec, ExpressionSpec]:
+    def parts(self, has_prolog: object, has_epilog: object) -> tuple[ExpressionSpec, FftSpec, ExpressionSpec]:
         """Return the prolog, the transform and the epilog; arrays between them have blocks below 0.
 
         Args:
-            ahead: Whether the prolog is computed; otherwise the transform reads the array itself.
-            behind: Whether the epilog is computed; otherwise the transform writes the result itself.
+            has_prolog: Whether the prolog is computed; otherwise the transform reads the array itself.
+            has_epilog: Whether the epilog is computed; otherwise the transform writes the result itself.
         """
-        source = in_between(-1, DType(self.dtype), self.shape) if ahead else self.arrays[0]
+        source = in_between(-1, DType(self.dtype), self.shape) if has_prolog else self.arrays[0]
         shape = transformed_shape(self.shape, self.axes, self.lengths, is_halved=self.kind == "r2c")
-        result = in_between(-2, FFT_DTYPES[self.kind][DType(self.dtype)], shape) if behind else self.out
+        result = in_between(-2, FFT_DTYPES[self.kind][DType(self.dtype)], shape) if has_epilog else self.out
         return (
             ExpressionSpec(self.prolog, (), self.arrays, self.loaded, (source,), (), self.scalars),
             FftSpec(self.kind, self.direction, self.lengths, self.axes, self.norm, source, result),

@@ -65,25 +65,25 @@ def contraction_terms(name: str, subscripts: str, a: Ints, b: Ints) -> tuple[str
     Raises:
         TypeError, ValueError: The subscripts are not valid, or do not fit the shapes.
     """
-    (left, right), output = parse_subscripts(name, subscripts, (a, b), _ARGUMENTS)
-    for term in (left, right):
-        twice = sorted({letter for letter in term if term.count(letter) > 1})
-        if twice:
+    (lhs, rhs), output = parse_subscripts(name, subscripts, (a, b), _ARGUMENTS)
+    for term in (lhs, rhs):
+        repeated = sorted({letter for letter in term if term.count(letter) > 1})
+        if repeated:
             raise ValueError(
-                f"{name}: subscripts {subscripts!r}: {twice[0]!r} is twice in the term {term!r}; einsum "
+                f"{name}: subscripts {subscripts!r}: {repeated[0]!r} is twice in the term {term!r}; einsum "
                 "takes diagonals"
             )
-    for letter in sorted({*left, *right}):
-        if (letter in left) + (letter in right) + (letter in output) < 2:
+    for letter in sorted({*lhs, *rhs}):
+        if (letter in lhs) + (letter in rhs) + (letter in output) < 2:
             raise ValueError(
                 f"{name}: subscripts {subscripts!r}: {letter!r} is in one term alone; add along it before: "
                 "reduce"
             )
-    extents = extents_of(name, (left, right), (a, b), _ARGUMENTS)
-    for letter, extent in (*zip(left, a, strict=True), *zip(right, b, strict=True)):
+    extents = extents_of(name, (lhs, rhs), (a, b), _ARGUMENTS)
+    for letter, extent in (*zip(lhs, a, strict=True), *zip(rhs, b, strict=True)):
         if extent != extents[letter]:
             raise ValueError(
                 f"{name}: subscripts {subscripts!r}: {letter!r} has one element in one array and "
                 f"{extents[letter]} in the other; einsum broadcasts"
             )
-    return left, right, output, tuple([extents[letter] for letter in output])
+    return lhs, rhs, output, tuple([extents[letter] for letter in output])

@@ -39,10 +39,10 @@ _COPIED = {
 }
 
 
-def _as_tuple(given: object) -> tuple[Any, ...]:
-    if isinstance(given, str) or not isinstance(given, Iterable):
-        return (given,)
-    return tuple(cast("Iterable[object]", given))
+def _as_tuple(value: object) -> tuple[Any, ...]:
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        return (value,)
+    return tuple(cast("Iterable[object]", value))
 
 
 @attrs.frozen(kw_only=True)
@@ -84,20 +84,21 @@ class TensorMap:
     def __attrs_post_init__(self) -> None:
         for name, allowed in _CHOICES.items():
             if getattr(self, name) not in allowed:
-                told = ", ".join(map(repr, allowed))
-                raise ValueError(f"TensorMap: {name} must be one of {told}, got {getattr(self, name)!r}")
+                choices = ", ".join(map(repr, allowed))
+                raise ValueError(f"TensorMap: {name} must be one of {choices}, got {getattr(self, name)!r}")
         of_map = ("box", _MOST_BOX, "boxDim"), ("element_strides", _MOST_STEP, "elementStrides")
-        for name, most, rule in of_map:
-            if not all(type(each) is int and 1 <= each <= most for each in getattr(self, name)):
+        for name, limit, rule in of_map:
+            if not all(type(number) is int and 1 <= number <= limit for number in getattr(self, name)):
                 raise ValueError(
-                    f"TensorMap: {name} must be integers from 1 to {most} ({rule}), got "
+                    f"TensorMap: {name} must be integers from 1 to {limit} ({rule}), got "
                     f"{getattr(self, name)!r}"
                 )
-        rank, least = len(self.box), 3 if self.interleave else 1
-        if not least <= rank <= _MOST_AXES or len(self.element_strides) not in (0, rank):
+        rank, min_rank = len(self.box), 3 if self.interleave else 1
+        if not min_rank <= rank <= _MOST_AXES or len(self.element_strides) not in (0, rank):
             raise ValueError(
-                f"TensorMap: box must have {least} to {_MOST_AXES} axes with interleave={self.interleave!r} "
-                f"(tensorRank), and element_strides as many, got {self.box} and {self.element_strides}"
+                f"TensorMap: box must have {min_rank} to {_MOST_AXES} axes with "
+                f"interleave={self.interleave!r} (tensorRank), and element_strides as many, got {self.box} "
+                f"and {self.element_strides}"
             )
         if self.interleave == "32B" and self.swizzle != "32B":
             raise ValueError(f"TensorMap: swizzle must be '32B' with interleave='32B', got {self.swizzle!r}")
@@ -121,22 +122,22 @@ class TensorMap:
             raise TypeError(f"fill='nan' must be of floating-point elements (oobFill), got {dtype}")
         span = int(self.swizzle[:-1]) if self.swizzle and self.interleave is None else row
         if row % 16 or row > span:
-            most = f", and at most {span} with swizzle={self.swizzle!r}" if span < row else ""
+            swizzle_limit = f", and at most {span} with swizzle={self.swizzle!r}" if span < row else ""
             raise ValueError(
-                f"a row of the box must be a multiple of 16 bytes{most} (boxDim[0]); box {self.box} of "
-                f"{dtype} has {row}"
+                f"a row of the box must be a multiple of 16 bytes{swizzle_limit} (boxDim[0]); box {self.box} "
+                f"of {dtype} has {row}"
             )
         # The step along the last axis counts only with interleaved channels.
         steps = list(self.element_strides or (1,) * len(self.box))
         steps[-1] = steps[-1] if self.interleave else 1
-        loaded = [-(-each // step) for each, step in zip(self.box, steps, strict=True)]
+        loaded = [-(-extent // step) for extent, step in zip(self.box, steps, strict=True)]
         taken = dtype.itemsize * math.prod(loaded)
         if taken > _MOST_BYTES:
             raise ValueError(
                 f"a box must fit into the {_MOST_BYTES} bytes of shared memory that a block has at most; box "
                 f"{self.box} of {dtype} takes {taken}"
             )
-        return _TYPES.index(kind), *[each.index(getattr(self, name)) for name, each in _CHOICES.items()]
+        return _TYPES.index(kind), *[choices.index(getattr(self, name)) for name, choices in _CHOICES.items()]
 
     def check(self, label: str, array: ArraySpec) -> None:
         """Refuse an array that the map cannot describe.
@@ -156,7 +157,7 @@ class TensorMap:
             trouble = (
                 f"elements of the last axis must lie side by side for a tensor map, got strides {strides}"
             )
-        elif any(each % multiple or not 0 <= each < 1 << 40 for each in self.strides(array)):
+        elif any(stride % multiple or not 0 <= stride < 1 << 40 for stride in self.strides(array)):
             trouble = (
                 f"strides must be multiples of {multiple} bytes, and below 2**40 (globalStrides), got "
                 f"{strides} for shape {shape}; copy it to an array with a longer last axis"
@@ -171,5 +172,5 @@ class TensorMap:
 
     def strides(self, array: ArraySpec) -> tuple[int, ...]:
         """Return the strides of all axes but the last; strides along a single element do not count."""
-        given = zip(array.shape[:-1], array.strides[:-1], strict=True)
-        return tuple(stride if extent > 1 else self.alignment for extent, stride in given)
+        axes = zip(array.shape[:-1], array.strides[:-1], strict=True)
+        return tuple(stride if extent > 1 else self.alignment for extent, stride in axes)
