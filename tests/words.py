@@ -26,7 +26,7 @@ import subprocess
 import sys
 import tokenize
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -353,8 +353,11 @@ _VAGUE = (
 VAGUE = frozenset(_VAGUE.split())
 
 
-def report_names(paths: list[Path]) -> None:
-    """Print vague names, and class names of several files."""
+Uses = Mapping[tuple[str, str], Counter[str]]
+
+
+def uses_of_names(paths: Sequence[Path]) -> tuple[Uses, dict[str, list[str]]]:
+    """Return the bindings of each name by kind and file, and the places of each class name."""
     uses: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     classes: dict[str, list[str]] = defaultdict(list)
     for path in [
@@ -369,9 +372,21 @@ def report_names(paths: list[Path]) -> None:
                 uses["parameter", node.arg][str(path)] += 1
             elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                 uses["constant" if node.id.isupper() else "variable", node.id][str(path)] += 1
+    return uses, classes
+
+
+def vague_names(uses: Uses, kind: str) -> list[tuple[str, Counter[str]]]:
+    """Return the vague names of a kind with their bindings by file."""
+    return [
+        (name, files) for (of, name), files in uses.items() if of == kind and name.strip("_").lower() in VAGUE
+    ]
+
+
+def report_names(paths: Sequence[Path]) -> None:
+    """Print vague names, and class names of several files."""
+    uses, classes = uses_of_names(paths)
     for kind in ("constant", "parameter", "function", "variable"):
-        found = [(name, files) for (of, name), files in uses.items() if of == kind]
-        vague = [(name, files) for name, files in found if name.strip("_").lower() in VAGUE]
+        vague = vague_names(uses, kind)
         print(f"\nvague {kind}s (name: bindings in files): {sum(f.total() for _, f in vague)}")
         vague.sort(key=lambda entry: (-len(entry[1]), entry[0]))
         print(", ".join(f"{name}: {files.total()} in {len(files)}" for name, files in vague[:60]))
