@@ -97,7 +97,7 @@ def test_they_are_found_by_number_and_given_up_before_they_are_open() -> None:
     assert code_of(lambda: table.find(1)) == ABORTED
     table.close(2).join()
     assert code_of(lambda: table.new(2)) == ABORTED
-    for number in range(3, 4 + table.most):
+    for number in range(3, 4 + table.max_closed):
         table.close(number).join()
     # Those that were given up long ago are forgotten.
     assert code_of(lambda: table.find(1)) == MISSING

@@ -299,7 +299,7 @@ class EnqueuingLibrary(TableLibrary, Generic[DeviceT, StreamT]):
         call = EnqueuingCall(self._device, spec, stream, self._plan_of(spec, kernel), self.name)
         try:
             if kernel.function(spec, call) is not None:
-                raise TypeError(f"the kernel at {kernel.where} must enqueue and return None")
+                raise TypeError(f"the kernel at {kernel.location} must enqueue and return None")
             call.end()
         finally:
             call.release()
