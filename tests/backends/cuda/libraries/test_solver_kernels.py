@@ -33,7 +33,11 @@ class Workshop:
         array, words = self.rig.put(values), self.rig.put(np.array(status, np.int32))
         with self.rig.device.context:
             self.kernels.apply(
-                self.stream, name, self.rig.device.device_array(array), self.rig.device.address(words), triangle
+                self.stream,
+                name,
+                self.rig.device.device_array(array),
+                self.rig.device.address(words),
+                triangle,
             )
         return self.rig.get(array), self.rig.get(words).tolist()
 
