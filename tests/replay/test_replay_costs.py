@@ -75,7 +75,7 @@ async def test_the_loop_copies_no_large_contents(
         nbytes = getattr(value, "nbytes", 0)
         by_loop = max(by_loop, nbytes if trio.lowlevel.in_trio_run() else 0)
 
-    for name in ("_blob", "_kept"):
+    for name in ("_blob", "_encode"):
         method = getattr(replay._recorder._DeviceRecorder, name)  # type: ignore[attr-defined]
         monkeypatch.setattr(
             replay._recorder._DeviceRecorder,  # type: ignore[attr-defined]
