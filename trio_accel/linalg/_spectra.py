@@ -67,15 +67,15 @@ class EigResult(NamedTuple):
     """Complex vectors of length 1, as columns."""
 
 
-def _eigh_failure(spec: DeclaredSpec, location: str, code: int, index: Ints) -> LibraryError:
+def _eigh_failure(spec: DeclaredSpec, matrix_name: str, code: int, index: Ints) -> LibraryError:
     """Return the error for a status word; words above n are n plus the order of b's leading minor."""
     trouble, order = _DIVERGED.format(code), code - spec.inputs()[0].shape[-1]
     if code < 0:
         trouble = _NOT_FINITE
     elif order > 0:
-        location, code = f"b, {location}", order
+        matrix_name, code = f"b, {matrix_name}", order
         trouble = f"is not positive definite: its leading minor of order {order} is not positive"
-    text = f"{spec.declaration.function}: {location} {trouble}"
+    text = f"{spec.declaration.function}: {matrix_name} {trouble}"
     return LinAlgError(text, library="solver", code=code, index=index)
 
 
@@ -232,12 +232,12 @@ class LDLResult(NamedTuple):
     """Order of the rows: int32."""
 
 
-def _no_root(spec: DeclaredSpec, location: str, code: int, index: Ints) -> LibraryError:
+def _no_root(spec: DeclaredSpec, matrix_name: str, code: int, index: Ints) -> LibraryError:
     """Return the error for a status word; for a matrix without a root it is the place of an eigenvalue."""
     trouble = f"has no square root: eigenvalue {code} is zero to rounding, and has too few eigenvectors"
     if code < 0:
         trouble = _NOT_FINITE if code == -1 else _NO_SCHUR
-    return LinAlgError(f"sqrtm: {location} {trouble}", library="solver", code=code, index=index)
+    return LinAlgError(f"sqrtm: {matrix_name} {trouble}", library="solver", code=code, index=index)
 
 
 @solving(

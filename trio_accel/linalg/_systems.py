@@ -200,18 +200,18 @@ _Letter: TypeAlias = Literal[0, 1, 2, "N", "T", "C"]
 _LETTERS: dict[_Letter, Transpose] = {0: "N", 1: "T", 2: "C", "N": "N", "T": "T", "C": "C"}
 
 
-def _no_row(spec: DeclaredSpec, location: str, code: int, index: Ints) -> LibraryError:
+def _no_row(spec: DeclaredSpec, matrix_name: str, code: int, index: Ints) -> LibraryError:
     """Name the pivot, from 1, that must not be followed; nothing is wrong with the matrix."""
     return LibraryError(
-        f"lu_solve: pivot {code} of {location} is not a row; piv is what lu() returns, and counts from 0",
+        f"lu_solve: pivot {code} of {matrix_name} is not a row; piv is what lu() returns, and counts from 0",
         library="solver",
         code="invalid_value",
     )
 
 
-def _zero_there(spec: DeclaredSpec, location: str, code: int, index: Ints) -> LibraryError:
+def _zero_there(spec: DeclaredSpec, matrix_name: str, code: int, index: Ints) -> LibraryError:
     """Name the function that asks for the look at the diagonal."""
-    text = f"solve_triangular: {location} is singular: element {code} of its diagonal is zero"
+    text = f"solve_triangular: {matrix_name} is singular: element {code} of its diagonal is zero"
     return LinAlgError(text, library="solver", code=code, index=index)
 
 
