@@ -55,8 +55,8 @@ class CpuStream:
         self._items: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self.is_closed: bool = False
-        # Held to enqueue, because nothing may follow the end that `close` enqueues, and only one thread may be
-        # started.
+        # Held to enqueue, because nothing may follow the end that `close` enqueues,
+        # and because only one thread may be started.
         self._lock = threading.Lock()
 
     @property
@@ -351,8 +351,8 @@ def _call(work: Work) -> Exception | None:
         work()
     # No error may end the thread, because others wait for its events. Trio has no cancellation here.
     except BaseException as error:  # noqa: ASYNC103, BLE001
-        # The error's frames would keep the operation's arrays alive, so their locals are cleared. This frame is
-        # running and cannot be cleared. Therefore it is removed from the traceback, and drops the work itself.
+        # The error's frames would keep the operation's arrays alive, so their locals are cleared. This frame
+        # cannot be cleared, because it is running. So it is removed from the traceback, and drops the work.
         del work
         error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
         _drop_locals(error)
