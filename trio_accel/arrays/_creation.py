@@ -388,7 +388,7 @@ async def diag(x: Operand, *, k: int = 0) -> AccelRef:
 
     Raises:
         TypeError: `x` is not an array, or `k` is not an integer.
-        ValueError: `x` has no axis.
+        ValueError: `x` is 0-d.
     """
     [x] = await placed("arrays.diag", x=x)
     if not x.ndim:

@@ -63,7 +63,7 @@ def _conv_bias(grad_output: Any) -> Any:
 
 
 def _non_channel_axes(x: Any) -> tuple[int, ...]:
-    """Return all axes except that of the channels."""
+    """Return all axes except the channel axis."""
     return (0, *range(2, len(x.shape)))
 
 
@@ -209,7 +209,7 @@ def _glu(grad: Any, x: Any, axis: int) -> Any:
 
 
 def _expressed(slope: Callable[..., Any]) -> Make:
-    """Make a rule for a function that is an expression, whose gradients are derived from that."""
+    """Make a rule for an expression by deriving it."""
 
     def rule(call: Any, g: Any) -> Iterator[Rule]:
         expressed = slope(**bound(call))

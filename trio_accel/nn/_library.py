@@ -107,7 +107,7 @@ MAX_INT32 = (1 << 31) - 1
 
 
 def check_dtypes(planner: Planner, **arrays: ArraySpec | None) -> None:
-    """Require the same floating dtype of all arrays, except those that are None.
+    """Require the same floating dtype of all arrays; an argument may be None.
 
     Raises:
         TypeError: The dtypes differ, or are not in `FLOATS`.

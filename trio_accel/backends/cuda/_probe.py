@@ -55,7 +55,7 @@ _PASSING = {"CUDA_ERROR_DEVICE_UNAVAILABLE", "CUDA_ERROR_SYSTEM_NOT_READY"}
 
 @attrs.frozen(kw_only=True)
 class DeviceFacts:
-    """The driver's facts about a device that is not open.
+    """The driver's facts about a device, for which it need not be open.
 
     Attributes:
         info: Description of the device.

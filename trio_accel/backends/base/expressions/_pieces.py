@@ -98,8 +98,9 @@ def reduced_groups(
             the array, unless it is broadcast.
 
     Returns:
-        Groups of axes that are neighbours in memory and all reduced or all retained: the number of elements
-        of each, and whether it is reduced. Then the axes in memory order, the slowest first.
+        The groups, and the axes in memory order, the slowest first. The axes in a group are neighbours in
+        memory, and all of them are reduced or all are retained. A group is its number of elements, and
+        whether it is reduced.
     """
     order = list(range(len(shape)))
     steps = next((array_strides for array_strides in strides if len(array_strides) == len(shape)), ())

@@ -160,7 +160,7 @@ class CpuGraphLibrary(CpuLibrary):
 def _run_with_new_words(
     library: CpuLibrary, node: GraphNode, spec: OperationSpec, stream: AccelStream
 ) -> None:
-    """Run an operation with new status words instead of those of its recipe."""
+    """Run an operation with new status words, and not with the recipe's."""
     library.call_of(with_words(node, spec), stream)()
 
 

@@ -335,7 +335,7 @@ def _run(items: queue.SimpleQueue[_Item], fault: CpuFault) -> None:
                 # Wake a blocked thread even if the context is lost.
                 item.ring()
             elif lost is not None:
-                # Work that has not begun at the fault never runs.
+                # Work not yet begun at the fault never runs.
                 error = lost
             else:
                 failure = _call(item)
