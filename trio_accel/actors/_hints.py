@@ -1,7 +1,7 @@
-"""Checks of values against the annotations of their fields.
+"""Checks of values against annotations at run time, and the words for annotations in error messages.
 
-The annotations of an options class give the types of its fields. Type checkers use them statically, and these
-functions at run time, so that a wrong value is refused where it is passed and not where it is used.
+Type checkers use the annotations of options and arguments statically. `_options` uses them at run time, so
+that a wrong value is refused where it is passed and not where it is used.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NAMES: Mapping[object, str] = {
 
 
 def as_plain(value: Any) -> Any:
-    """Return a NumPy scalar as a Python number, and any other value unchanged."""
+    """Return a NumPy scalar or 0-d array as a Python value, and any other value unchanged."""
     is_scalar = type(value).__module__ == "numpy" and getattr(value, "shape", None) == ()
     return value.item() if is_scalar and hasattr(value, "item") else value
 
@@ -36,7 +36,8 @@ def as_plain(value: Any) -> Any:
 def fits(hint: Any, value: object) -> bool:
     """Return whether a value, including its elements, has an annotation's type.
 
-    A boolean is not a number, an integer is a float, and a string is not a sequence.
+    A boolean is not a number, an integer is a float, and a string is not a sequence. A protocol accepts an
+    instance with all of its public members and its `__call__`, and a type variable accepts every value.
     """
     inner = get_args(hint)
     origin: Any = get_origin(hint) or hint
@@ -71,7 +72,8 @@ def _elements_fit(origin: Any, inner: tuple[Any, ...], value: Any) -> bool:
 def is_kind_of(hint: Any, value: object) -> bool:
     """Return whether a value has an annotation's class, regardless of its elements.
 
-    Numbers and words pass, because their ranges are checked together with their types.
+    If the annotation allows a number, a string or a literal, every value passes, because the caller checks
+    these types together with the ranges.
     """
     is_union = get_origin(hint) in (Union, types.UnionType)
     kinds = [get_origin(member) or member for member in (get_args(hint) if is_union else (hint,))]
@@ -79,13 +81,14 @@ def is_kind_of(hint: Any, value: object) -> bool:
 
 
 def described(hint: Any) -> str:
-    """Return an annotation in words, such as ``"'inline', 'process' or None"``."""
+    """Describe an annotation for an error message, such as ``"'inline', 'process' or None"``."""
     origin, inner = get_origin(hint) or hint, get_args(hint)
     if origin in (Union, types.UnionType):
         return _either(map(described, inner))
     if origin is Literal:
         return _either(map(repr, inner))
     if origin is tuple:
+        # "an integer" becomes "integers".
         return f"a tuple of {described(inner[0]).partition(' ')[2]}s" if inner else "a tuple"
     name = getattr(origin, "__name__", str(origin))
     return _NAMES.get(origin, f"{'an' if name[0] in 'AEIOU' else 'a'} {name}")
@@ -97,5 +100,9 @@ def _either(words: Iterable[str]) -> str:
 
 
 def types_of(declared: object) -> Mapping[str, Any]:
-    """Return the annotations of a class's fields, or of a function's parameters, evaluated."""
+    """Return the evaluated annotations of a class's fields, or of a function's parameters.
+
+    Raises:
+        NameError: An annotation names something that its module does not define.
+    """
     return typing.get_type_hints(declared)

@@ -1,4 +1,9 @@
-"""Arrays made of numbers: the creation functions of the array API standard, on a device."""
+"""Functions that create arrays on a device.
+
+They are the creation functions of the array API standard, and `diag`, `geomspace`, `logspace` and `tri`.
+`asarray` copies. All others compute the elements on the device, by a fill or by an element-wise expression
+that reads indices.
+"""
 
 from __future__ import annotations
 
@@ -48,15 +53,15 @@ async def asarray(
     Args:
         device: The device.
         obj: An argument for `numpy.asarray`, or an array of this device or another.
-        dtype: Its dtype; None to keep it.
-        copy: True for a copy in any case. False to refuse copies, which requires an array of this device and
-            dtype.
+        dtype: The dtype of the result; None for the dtype of `obj`.
+        copy: True to copy always, False to raise if a copy is needed, None to copy only if needed. Only an
+            array of this device and dtype needs no copy.
 
     Returns:
-        `obj` itself, if it is on the device and no copy is requested; otherwise a new array.
+        `obj` itself if it needs no copy and `copy` is not True; otherwise a new array.
 
     Raises:
-        TypeError: Devices lack the dtype, or complex numbers would become real.
+        TypeError: Devices do not support the dtype, or complex numbers would become real.
         ValueError: A copy is needed although `copy` is False. Or an integer is outside of `dtype`; then the
             error is also an `OverflowError`, as NumPy's is.
     """
@@ -80,7 +85,7 @@ async def asarray(
     host_dtype = DType.of(host.dtype)
     if requested is not None:
         check_conversion("arrays.asarray", "obj", host_dtype, requested)
-        # NumPy refuses Python numbers that the dtype cannot hold, but converts the numbers of arrays.
+        # As in NumPy, a Python number that the dtype cannot hold is refused, and an array's element is cast.
         host = (
             host.astype(requested.dtype) if isinstance(obj, np.ndarray) else np.asarray(obj, requested.dtype)
         )
@@ -96,24 +101,29 @@ async def _full(
     if any(extent < 0 for extent in extents):
         raise ValueError(f"{operation}: shape must be integers of at least 0, got {shape!r}")
     check_number(operation, "fill_value", fill_value)
-    kind = DType.of(np.asarray(fill_value).dtype if dtype is None else dtype)
-    return await device.full(extents, element(operation, "fill_value", fill_value, kind), kind)
+    result_dtype = DType.of(np.asarray(fill_value).dtype if dtype is None else dtype)
+    return await device.full(
+        extents, element(operation, "fill_value", fill_value, result_dtype), result_dtype
+    )
 
 
 @composed
 async def empty(device: Device, shape: int | Sequence[int], *, dtype: DTypeLike = "float64") -> AccelRef:
-    """Make an array to be written; its elements are 0, so that no other program's data shows."""
+    """Make an array to be written; see `full` for arguments.
+
+    The elements are 0, so that another program's data does not show.
+    """
     return await _full("empty", 0, device, shape, dtype)
 
 
 @arguments_of(empty, _full, "zeros", 0)
 def zeros() -> None:
-    """Make an array of zeros."""
+    """Make an array of zeros; see `full` for arguments."""
 
 
 @arguments_of(empty, _full, "ones", 1)
 def ones() -> None:
-    """Make an array of ones."""
+    """Make an array of ones; see `full` for arguments."""
 
 
 @composed
@@ -124,12 +134,13 @@ async def full(
 
     Args:
         device: The device.
-        shape: Its shape.
+        shape: The shape; an integer for a single axis.
         fill_value: The value.
-        dtype: Its dtype; by default the number's: `bool`, `int64`, `float64` or `complex128`.
+        dtype: The dtype; by default the number's: `bool`, `int64`, `float64` or `complex128`.
 
     Raises:
-        TypeError, ValueError: No shape, or a value that the dtype cannot hold.
+        TypeError: `shape` is not integers, `fill_value` is not a number, or a complex value has a real dtype.
+        ValueError: An extent is negative, or the dtype cannot hold the value.
     """
     return await _full("full", fill_value, device, shape, dtype)
 
@@ -141,23 +152,26 @@ async def _like(name: str, fill_value: complex, x: AccelRef, dtype: DTypeLike | 
 
 @composed
 async def empty_like(x: AccelRef, *, dtype: DTypeLike | None = None) -> AccelRef:
-    """Make an array to be written, of the shape, device and, without `dtype`, the dtype of `x`."""
+    """Make an array to be written, with the shape and device of `x`, and by default its dtype.
+
+    The elements are 0, as in `empty`.
+    """
     return await _like("empty_like", 0, x, dtype)
 
 
 @arguments_of(empty_like, _like, "zeros_like", 0)
 def zeros_like() -> None:
-    """Make an array of zeros, of the shape, device and, without `dtype`, the dtype of `x`."""
+    """Make an array of zeros, with the shape and device of `x`, and by default its dtype."""
 
 
 @arguments_of(empty_like, _like, "ones_like", 1)
 def ones_like() -> None:
-    """Make an array of ones, of the shape, device and, without `dtype`, the dtype of `x`."""
+    """Make an array of ones, with the shape and device of `x`, and by default its dtype."""
 
 
 @composed
 async def full_like(x: AccelRef, fill_value: complex, *, dtype: DTypeLike | None = None) -> AccelRef:
-    """Make an array of one value, of the shape, device and, without `dtype`, the dtype of `x`."""
+    """Make an array of one value, with the shape and device of `x`, and by default its dtype."""
     return await _like("full_like", fill_value, x, dtype)
 
 
@@ -171,19 +185,20 @@ async def arange(
     *,
     dtype: DTypeLike | None = None,
 ) -> AccelRef:
-    """Make the numbers from `start` to below `stop`, in steps.
+    """Make a vector of the numbers from `start` to `stop`, without `stop` itself.
 
     Args:
         device: The device.
-        start: The first number; without `stop`, 0 is the first number, and this one is `stop`.
+        start: The first number. Without `stop`, this is the end, and the first number is 0.
         stop: The end, which is excluded.
-        step: The step, which may be negative.
-        dtype: Their dtype; by default `int64` for integers, else `float64`. They are computed in one of
-            these, and rounded once.
+        step: The difference between neighbours, which may be negative.
+        dtype: The dtype; by default `int64` for integers, otherwise `float64`. The numbers are computed in
+            the default dtype, and rounded once.
 
     Raises:
-        ValueError: The step is 0, numbers are not finite or not held by an integer `dtype`, or there are more
-            numbers than an array can have.
+        TypeError: An argument is not a real number.
+        ValueError: The step is 0, an argument is not finite, an integer `dtype` cannot hold a number, or
+            there are more numbers than an array can have.
     """
     name = "arrays.arange"
     arguments = {"start": start, "step": step} | ({} if stop is None else {"stop": stop})
@@ -195,33 +210,37 @@ async def arange(
     range_text = f"start {first}, stop {end}, step {by}"
     if not by or not (is_whole or all(map(math.isfinite, (first, by, end)))):
         raise ValueError(f"{name}: numbers must be finite, and the step not 0, got {range_text}")
-    kind = DType.of(("int64" if is_whole else "float64") if dtype is None else dtype)
+    result_dtype = DType.of(("int64" if is_whole else "float64") if dtype is None else dtype)
     count = max(_count(first, end, by, is_whole=is_whole), 0)
     if count >= 1 << 63:
         raise ValueError(f"{name}: these are more numbers than an array has, got {range_text}")
     if is_whole and count:
         first, by = int(first), int(by)
         ends = first, first + (count - 1) * by
-        if kind.kind in ("int", "uint") and not all(map(partial(_is_held, kind), ends)):
-            raise ValueError(f"{name}: {kind} does not hold the numbers from {ends[0]} to {ends[1]}")
+        if result_dtype.kind in ("int", "uint") and not all(map(partial(_is_held, result_dtype), ends)):
+            raise ValueError(f"{name}: {result_dtype} does not hold the numbers from {ends[0]} to {ends[1]}")
         if not all(map(partial(_is_held, DType.int64), (first, by))):
-            # Sums of int64 wrap around to the same bits as sums of uint64.
-            first, by = map(float if kind.is_inexact else _wrapped, (first, by))
+            # The expression takes int64, whose sums wrap around to the same bits as sums of uint64.
+            first, by = map(float if result_dtype.is_inexact else _wrapped, (first, by))
     if is_whole:
-        return await _computed(device, "arange", "start + step * i(0)", count, kind, start=first, step=by)
+        return await _computed(
+            device, "arange", "start + step * i(0)", count, result_dtype, start=first, step=by
+        )
     scale = _scale(first, end)
     parameters = {"start": first / scale, "step": by / scale, "scale": scale}
-    return await _computed(device, "arange", "scale * (start + step * i(0))", count, kind, **parameters)
+    return await _computed(
+        device, "arange", "scale * (start + step * i(0))", count, result_dtype, **parameters
+    )
 
 
 def _count(first: Any, end: Any, step: Any, *, is_whole: bool) -> int:
-    """Count the numbers from one to below another in steps; 1 << 63 means more than an array can have."""
+    """Count the numbers of a range, at most 0 if it is empty; 1 << 63 is more than an array can have."""
     if is_whole:
         return int(-((first - end) // step))
-    distance: float = (end - first) / step
-    # Quotients may fit where the distance does not.
-    parts: float = distance if math.isfinite(distance) else end / step - first / step
-    return math.ceil(parts) if math.isfinite(parts) else (1 << 63) * (parts > 0)
+    quotient: float = (end - first) / step
+    # The difference may overflow although both quotients are finite.
+    steps: float = quotient if math.isfinite(quotient) else end / step - first / step
+    return math.ceil(steps) if math.isfinite(steps) else (1 << 63) * (steps > 0)
 
 
 def _is_held(dtype: DType, number: int) -> bool:
@@ -244,20 +263,21 @@ async def linspace(
     dtype: DTypeLike | None = None,
     endpoint: bool = True,
 ) -> AccelRef:
-    """Make numbers of one distance from `start` to `stop`.
+    """Make a vector of evenly spaced numbers from `start` to `stop`.
 
     Args:
         device: The device.
         start: The first number.
-        stop: The last one, or with ``endpoint=False`` that after the last one.
-        num: How many.
-        dtype: A floating or complex dtype; by default `float64`, or `complex128` for complex numbers. They
-            are computed in one of these, and rounded once.
-        endpoint: Whether `stop` is part of them.
+        stop: The last number; with ``endpoint=False``, the number that would follow the last one.
+        num: The number of elements.
+        dtype: A floating or complex dtype; by default `float64`, or `complex128` for complex numbers. The
+            elements are computed in the default dtype, and rounded once.
+        endpoint: Whether `stop` is the last element.
 
     Raises:
-        TypeError: A dtype of integers, or a real one for complex numbers.
-        ValueError: `num` is below 0, or float64 does not hold a number.
+        TypeError: The dtype is not floating or complex, or is real for complex numbers. Or an argument has
+            another type.
+        ValueError: `num` is below 0, or float64 cannot hold an argument.
     """
     ends = [_inexact("arrays.linspace", *pair) for pair in (("start", start), ("stop", stop))]
     return await _spaced("linspace", device, ends, num, dtype, endpoint=endpoint)
@@ -272,31 +292,36 @@ async def _spaced(
     *,
     endpoint: bool,
 ) -> AccelRef:
-    """Make numbers of one distance from one to another, for a function of this name."""
+    """Make the evenly spaced numbers between two ends, for the function with this name."""
     name = f"arrays.{function}"
     count, is_complex = whole(name, "num", num), np.iscomplexobj(ends)
-    kind = DType.of(("complex128" if is_complex else "float64") if dtype is None else dtype)
-    _check_inexact(name, kind, is_complex=is_complex)
+    result_dtype = DType.of(("complex128" if is_complex else "float64") if dtype is None else dtype)
+    _check_inexact(name, result_dtype, is_complex=is_complex)
     if not 0 <= count < 1 << 63:
         raise ValueError(f"{name}: num must be at least 0, and no more than an array has, got {num}")
-    parts = count - 1 if flag(name, "endpoint", endpoint) else count
+    steps = count - 1 if flag(name, "endpoint", endpoint) else count
     scale = _scale(*ends)
     first, scaled_end = (end / scale for end in ends)
-    step = (scaled_end - first) / parts if parts > 0 else 0.0
-    # The last number is `stop` itself, and not rounded to it. A single one is `start`.
-    numbers = {"stop": ends[1], "last": parts if endpoint and parts > 0 else -1, "start": first, "step": step}
+    step = (scaled_end - first) / steps if steps > 0 else 0.0
+    # Take `stop` itself as the last number, because a sum of steps may differ. A single number is `start`.
+    numbers = {"stop": ends[1], "last": steps if endpoint and steps > 0 else -1, "start": first, "step": step}
     text = "stop if i(0) == last else scale * (start + step * i(0))"
-    return await _computed(device, function, text, count, kind, **numbers, scale=scale)
+    return await _computed(device, function, text, count, result_dtype, **numbers, scale=scale)
 
 
 def _scale(*numbers: complex) -> float:
-    """Choose a power of two that numbers are divided by, so that steps do not overflow or vanish."""
+    """Choose a power of two to divide numbers by, so that steps between them do not overflow or vanish."""
     largest = max(abs(part) for number in numbers for part in (number.real, number.imag))
     return 4.0 if largest > 1e300 else 2.0**-200 if largest < 1e-200 else 1.0
 
 
 def _inexact(name: str, argument: str, number: complex, *, is_real: bool = False) -> complex:
-    """Take a number as a floating or complex one of Python's."""
+    """Convert a number to a Python float, or to a complex number if it is complex.
+
+    Raises:
+        TypeError: It is not a number, or is complex although `is_real`.
+        ValueError: It is an integer that float64 cannot hold.
+    """
     value = check_number(name, argument, number, is_real=is_real)
     try:
         return complex(value) if isinstance(value, complex) else float(value)
@@ -314,13 +339,13 @@ def _check_inexact(name: str, dtype: DType, *, is_complex: bool = False) -> None
 async def _diagonal(
     name: str, text: str, device: Device, n_rows: int, n_cols: int | None, k: int, dtype: DTypeLike
 ) -> AccelRef:
-    """Compute an expression of indices and a diagonal."""
+    """Compute a matrix by an expression of its indices ``i(0)``, ``i(1)`` and a diagonal ``k``."""
     full_name = f"arrays.{name}"
     rows = whole(full_name, "n_rows", n_rows)
     shape = (rows, rows if n_cols is None else whole(full_name, "n_cols", n_cols))
-    # No diagonal is further away, whatever integer is given.
-    nearest = max(-shape[0], min(clamped(full_name, "k", k), shape[1]))
-    return await _computed(device, name, text, shape, dtype, k=nearest)
+    # A diagonal further outside gives the same matrix, but the sum of `k` and an index might overflow.
+    clamped_k = max(-shape[0], min(clamped(full_name, "k", k), shape[1]))
+    return await _computed(device, name, text, shape, dtype, k=clamped_k)
 
 
 @composed
@@ -331,38 +356,39 @@ async def eye(
 
     Args:
         device: The device.
-        n_rows: Its rows.
-        n_cols: Its columns; None for as many.
-        k: Which diagonal: above the main one for positive numbers, below it for negative ones.
-        dtype: Its dtype.
+        n_rows: The number of rows.
+        n_cols: The number of columns; None for `n_rows`.
+        k: The diagonal: 0 is the main diagonal, positive numbers are above it, negative numbers below it.
+        dtype: The dtype.
 
     Raises:
-        ValueError: A negative size.
+        TypeError: A number is not an integer.
+        ValueError: A size is negative.
     """
     return await _diagonal("eye", "i(1) == i(0) + k", device, n_rows, n_cols, k, dtype)
 
 
 @arguments_of(eye, _diagonal, "tri", "i(1) <= i(0) + k")
 def tri() -> None:
-    """Make a matrix with ones on a diagonal and below it, and zeros above; see `eye` for arguments."""
+    """Make a matrix with ones on and below a diagonal, and zeros above; see `eye` for arguments."""
 
 
 @composed
 async def diag(x: Operand, *, k: int = 0) -> AccelRef:
-    """Make matrices with vectors on a diagonal, and zeros elsewhere, as `torch.diag_embed` does.
+    """Make square matrices with vectors on a diagonal, and zeros elsewhere, as `torch.diag_embed` does.
 
     `diagonal` is the inverse.
 
     Args:
         x: Array of shape (..., n).
-        k: Which diagonal: above the main one for positive numbers, below it for negative ones.
+        k: The diagonal; see `eye`.
 
     Returns:
-        Matrices of n + abs(k) rows and columns.
+        Array of shape (..., n + abs(k), n + abs(k)), with the dtype of `x`.
 
     Raises:
         TypeError: `x` is not an array, or `k` is not an integer.
-        ValueError: `x` has no axis.
+        ValueError: `x` is 0-d.
     """
     [x] = await placed("arrays.diag", x=x)
     if not x.ndim:
@@ -389,18 +415,20 @@ async def logspace(
     dtype: DTypeLike = "float64",
     endpoint: bool = True,
 ) -> AccelRef:
-    """Make powers of one base with exponents at equal distances; see `linspace` for arguments.
+    """Make powers of `base` with evenly spaced exponents, from `start` to `stop`.
+
+    See `linspace` for the other arguments.
 
     Raises:
-        TypeError: See `linspace`; or a complex number.
+        TypeError: See `linspace`; or a number is complex.
         ValueError: See `linspace`.
     """
-    name, kind = "arrays.logspace", DType.of(dtype)
-    _check_inexact(name, kind)
+    name, result_dtype = "arrays.logspace", DType.of(dtype)
+    _check_inexact(name, result_dtype)
     ends = [_inexact(name, *pair, is_real=True) for pair in (("start", start), ("stop", stop))]
     number = _inexact(name, "base", base, is_real=True)
     exponents = await _spaced("logspace", device, ends, num, None, endpoint=endpoint)
-    return await _expression("logspace", "base ** x", kind)(number, exponents)
+    return await _expression("logspace", "base ** x", result_dtype)(number, exponents)
 
 
 @composed
@@ -414,16 +442,17 @@ async def geomspace(
     dtype: DTypeLike = "float64",
     endpoint: bool = True,
 ) -> AccelRef:
-    """Make numbers of one ratio from `start` to `stop`, of one sign; see `linspace` for arguments.
+    """Make numbers with a constant ratio, from `start` to `stop`; see `linspace` for arguments.
 
-    The first number is `start` itself, and with `endpoint` the last one is `stop`.
+    The first number is `start` itself, and with `endpoint` the last number is `stop`. Both must have the same
+    sign.
 
     Raises:
-        TypeError: See `linspace`; or a complex number.
+        TypeError: See `linspace`; or a number is complex.
         ValueError: See `linspace`; or a number is 0 or not finite, or the signs differ.
     """
-    name, kind = "arrays.geomspace", DType.of(dtype)
-    _check_inexact(name, kind)
+    name, result_dtype = "arrays.geomspace", DType.of(dtype)
+    _check_inexact(name, result_dtype)
     ends = [_inexact(name, *pair, is_real=True).real for pair in (("start", start), ("stop", stop))]
     if not all(end and math.isfinite(end) for end in ends) or (ends[0] > 0) is not (ends[1] > 0):
         received = f"got {start!r} and {stop!r}"
@@ -432,7 +461,7 @@ async def geomspace(
     exponents = await _spaced("geomspace", device, powers, num, None, endpoint=endpoint)
     text = "stop if i(0) == last else start if i(0) == 0 else side * 10.0 ** x"
     last_index = num - 1 if endpoint and num > 1 else -1
-    return await _expression("geomspace", text, kind)(
+    return await _expression("geomspace", text, result_dtype)(
         stop=ends[1], last=last_index, start=ends[0], side=math.copysign(1.0, ends[0]), x=exponents
     )
 
@@ -443,10 +472,11 @@ async def tril(x: Operand, /, *, k: int = 0, out: Out = None) -> AccelRef:
 
     Args:
         x: Array of shape (..., m, n).
-        k: Which diagonal: above the main one for positive numbers, below it for negative ones.
+        k: The diagonal; see `eye`.
         out: Array to write to, of any strides; it may be `x`.
 
     Raises:
+        TypeError: `x` is not an array, or `k` is not an integer.
         ValueError: There are fewer than two axes, or `out` has another shape.
     """
     return await _LOWER(x=x, k=clamped("arrays.tril", "k", k), out=out)
@@ -467,7 +497,7 @@ _LOWER, _UPPER = (
 async def _computed(
     device: Device, name: str, text: str, shape: int | Ints, dtype: DTypeLike, **numbers: Any
 ) -> AccelRef:
-    """Compute an expression of numbers and indices."""
+    """Compute an array by an expression that reads only indices and numbers."""
     check_device(f"arrays.{name}", device)
     expression = _expression(name, text, DType.of(dtype))
     return await device.ask(expression.compute(shape=shape, **numbers))

@@ -1,4 +1,7 @@
-"""Programs that are built step by step, and their source in the expression language."""
+"""Builds programs of typed steps, drops unneeded steps, and writes programs in the expression language.
+
+A program is a list of `TypedStep`. Its module describes the steps of loops.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,9 @@ from ..backends.base.expressions import TypedStep
 
 __all__ = ["Builder", "alive", "text_of"]
 
-# A step of a loop is unlike all others.
+# The steps of loops. None is shared, even if two are equal.
 OF_LOOPS = frozenset({"carried", "loop", "break", "end", "result"})
+# The functions of constants that `Builder` computes itself.
 _FOLDED: Mapping[str, Callable[..., Any]] = {
     "add": operator.add,
     "subtract": operator.sub,
@@ -25,10 +29,11 @@ _FOLDED: Mapping[str, Callable[..., Any]] = {
 
 
 class Builder:
-    """Makes the steps of a program; equal steps are made once, in the loop of their text or one around it.
+    """Makes the steps of a program, but reuses an equal step of the same loop or of a loop around it.
 
     Attributes:
-        steps: The steps so far. A `loop` has the number of its end as its value.
+        steps: The steps so far; their numbers are indices of this list. The value of a ``loop`` is the number
+            of its ``end``.
     """
 
     def __init__(self) -> None:
@@ -36,11 +41,18 @@ class Builder:
         self._scopes: list[dict[tuple[object, ...], int]] = [{}]
 
     def step(self, function: str, dtype: DType, steps: Sequence[int] = (), value: Any = 0) -> int:
-        """Return the number of an equal step, or of a new one."""
+        """Return the number of a step with this value: a simpler one, an equal one, or a new one.
+
+        Args:
+            function: The function; see `TypedStep`.
+            dtype: The dtype of the value.
+            steps: The numbers of the operands.
+            value: The step's constant, argument, axis or end; see `TypedStep`.
+        """
         simple = self._simple(function, dtype, steps)
         if simple is not None:
             return simple
-        # Zeros of both signs are different values.
+        # `repr` distinguishes 0.0 from -0.0.
         key = (function, dtype, tuple(steps), repr(value))
         for scope in self._scopes:
             if key in scope:
@@ -50,7 +62,7 @@ class Builder:
         return number
 
     def new(self, function: str, dtype: DType, steps: Sequence[int] = (), value: Any = 0) -> int:
-        """Make a step that differs from all others: a loop opens a scope, and its end closes it."""
+        """Make a step without a search for an equal one. A loop opens a scope, and its end closes it."""
         self.steps.append(TypedStep(function, dtype, tuple(steps), value))
         number = len(self.steps) - 1
         if function == "loop":
@@ -61,18 +73,21 @@ class Builder:
         return number
 
     def constant(self, value: complex, dtype: DType) -> int:
+        """Return the number of a constant."""
         return self.step("constant", dtype, (), value)
 
     def cast(self, number: int, dtype: DType) -> int:
+        """Return the number of a step's value in a dtype: the step itself if it already has this dtype."""
         return number if self.steps[number].dtype is dtype else self.step("cast", dtype, (number,))
 
     def take(self, steps: Sequence[TypedStep], numbers: Iterable[int], copies: dict[int, int]) -> None:
-        """Copy steps.
+        """Copy steps of another program.
 
         Args:
-            steps: The program of these steps.
-            numbers: The steps to copy, in order.
-            copies: The numbers of steps that are here already; the copies are added.
+            steps: The other program.
+            numbers: The numbers of the steps to copy, in order.
+            copies: Maps numbers of the other program to numbers of this program. Mapped steps are not copied
+                again, and the copies are added.
         """
         for number in numbers:
             if number not in copies:
@@ -81,7 +96,7 @@ class Builder:
                 copies[number] = make(step.function, step.dtype, [copies[n] for n in step.steps], step.value)
 
     def _simple(self, function: str, dtype: DType, steps: Sequence[int]) -> int | None:
-        """Return a step with the same value as a step that need not be made."""
+        """Return an operand or a constant with the value of this step; None if the step is needed."""
         operands = [self.steps[number] for number in steps]
         if function == "where" and steps[1] == steps[2]:
             return steps[1]
@@ -96,7 +111,10 @@ class Builder:
 
 
 def alive(steps: Sequence[TypedStep], outputs: Sequence[int]) -> tuple[list[TypedStep], list[int]]:
-    """Return the steps that results need, and the new numbers of the results."""
+    """Return the steps that results need, and the new numbers of the results.
+
+    A loop needs its ``end`` and each ``break``.
+    """
     ends = {step.steps[0]: n for n, step in enumerate(steps) if step.function == "end"}
     breaks: dict[int, list[int]] = {}
     for n, step in enumerate(steps):
@@ -125,16 +143,20 @@ def alive(steps: Sequence[TypedStep], outputs: Sequence[int]) -> tuple[list[Type
 def without_unchanged(
     steps: Sequence[TypedStep], outputs: Sequence[int]
 ) -> tuple[list[TypedStep], list[int]]:
-    """Drop the variables of loops that no iteration changes, and the steps that nothing needs."""
+    """Drop the variables of loops that no iteration changes, and the steps that no result needs.
+
+    Returns:
+        The other steps, and the new numbers of the results.
+    """
     reduced, numbers = alive(steps, outputs)
     while same := _unchanged(reduced):
-        changed = [_less(step, number, reduced, same) for number, step in enumerate(reduced)]
+        changed = [_without_variables(step, number, reduced, same) for number, step in enumerate(reduced)]
         reduced, numbers = alive(changed, [_first(number, same) for number in numbers])
     return reduced, numbers
 
 
 def _unchanged(steps: Sequence[TypedStep]) -> dict[int, int]:
-    """Return for each variable that its loop does not change, and for its result, the first value."""
+    """Map each variable that its loop does not change, and its result, to the step of its first value."""
     unchanged = {carried for step in steps if step.function == "loop" for carried in step.steps[2:]}
     for step in steps:
         if step.function in ("break", "end"):
@@ -151,13 +173,16 @@ def _unchanged(steps: Sequence[TypedStep]) -> dict[int, int]:
 
 
 def _first(number: int, same: Mapping[int, int]) -> int:
+    """Return the step of a variable's first value, which may itself be an unchanged variable."""
     while number in same:
         number = same[number]
     return number
 
 
-def _less(step: TypedStep, number: int, steps: Sequence[TypedStep], same: Mapping[int, int]) -> TypedStep:
-    """Return a step without the variables that equal their first values."""
+def _without_variables(
+    step: TypedStep, number: int, steps: Sequence[TypedStep], same: Mapping[int, int]
+) -> TypedStep:
+    """Return a step without the variables in `same`, and with their first values as operands."""
     operands = list(step.steps)
     if step.function in ("loop", "break", "end"):
         first = 1 if step.function == "end" else 2
@@ -170,20 +195,22 @@ def _less(step: TypedStep, number: int, steps: Sequence[TypedStep], same: Mappin
 def text_of(
     steps: Sequence[TypedStep], outputs: Mapping[str, int], arguments: Mapping[int, str], *, is_typed: bool
 ) -> str:
-    """Write steps in the expression language, a line for each.
+    """Write steps in the expression language, usually with a line for each step.
 
     Args:
         steps: The steps.
-        outputs: Names of the results, and their steps.
-        arguments: Names of the arguments, by their numbers.
-        is_typed: Whether constants and casts name their dtypes. Otherwise all follow the arguments, by
-            NumPy's promotion.
+        outputs: The numbers of the results' steps, by the names of the results.
+        arguments: The names of the arguments, by their numbers.
+        is_typed: Whether constants and casts name their dtypes. Otherwise floating values and integer
+            constants take their dtypes from the arguments, by NumPy's promotion.
     """
     return _StepText(steps, arguments, is_typed).lines(outputs)
 
 
 @attrs.define(eq=False)
 class _StepText:
+    """Writes the steps of a program: step n becomes the name ``t{n}``."""
+
     steps: Sequence[TypedStep]
     arguments: Mapping[int, str]
     is_typed: bool
@@ -194,7 +221,6 @@ class _StepText:
         for number, step in enumerate(self.steps):
             self._write(number, step)
         for name, number in outputs.items():
-            # A result needs a name of its own.
             self._line(f"{name} = t{number}")
         return "\n".join(self.text_lines)
 
@@ -211,6 +237,7 @@ class _StepText:
                 self._assign(step.steps[0], operands[1:])
                 self.depth -= 1
             case "break":
+                # The variables change only if the loop ends here.
                 carried = self.steps[step.steps[0]].steps[2:]
                 values = [
                     f"where({operands[1]}, {v}, t{c})" for v, c in zip(operands[2:], carried, strict=True)
@@ -221,10 +248,10 @@ class _StepText:
                 self._line(f"t{number} = {self._value(step, operands)}")
 
     def _assign(self, loop: int, values: Sequence[str]) -> None:
-        """Give the variables of a loop their values, all at once."""
+        """Assign to all variables of a loop at once, because values may read other variables."""
         carried = self.steps[loop].steps[2:]
         if not carried:
-            # A loop has at least one statement.
+            # The body of a loop must not be empty.
             self._line(f"u{loop} = 0")
         for index, value in enumerate(values):
             self._line(f"u{loop}_{index} = {value}")
@@ -241,8 +268,8 @@ class _StepText:
         if name == "index":
             return f"i({step.value})"
         if name == "cast":
-            is_told = self.is_typed or step.dtype.kind != "float"
-            return f"{step.dtype.value}({inside})" if is_told else inside
+            is_explicit = self.is_typed or step.dtype.kind != "float"
+            return f"{step.dtype.value}({inside})" if is_explicit else inside
         return operands[0] if name in ("carried", "result") else f"{name}({inside})"
 
     def _constant(self, step: TypedStep) -> str:

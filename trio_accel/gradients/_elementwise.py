@@ -1,4 +1,15 @@
-"""Gradients of element-wise expressions: the package's own, and the user's."""
+"""Gradients of element-wise expressions, from the package and from the user.
+
+`slopes_of` yields a gradient for each array argument of a call. How it is made depends on the argument:
+
+* If the expression reads it element by element, its gradient is another expression (`_derived`), summed over
+  the axes along which the argument was broadcast.
+* If the expression loads elements by indices, each load adds a value to an element of the gradient
+  (`_loaded`). Loads whose indices are shifts of the element's own become one gather. For the others, a
+  scatter adds in order, or sorted sums do if the device's scatter has no fixed order.
+
+Expressions are derived once for each combination of argument types, and cached.
+"""
 
 # Operands are calls and arrays, and a call's result is untyped before it is awaited.
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
@@ -35,8 +46,7 @@ Rule: TypeAlias = "tuple[Any, Callable[[], Any]]"
 
 ADVICE = "give one by ta.custom_gradient"
 _NUMBERS = (int, float, complex, Slot)
-# The most arrays that one kernel may read, and so the most loads of an unrolled loop.
-_MAX_LOADS = 32
+_MAX_LOADS = 32  # of an unrolled loop, because a kernel may read at most this many arrays
 _WEAK: dict[type, Weak] = {
     int: Weak.int,
     float: Weak.float,
@@ -47,7 +57,7 @@ _WEAK: dict[type, Weak] = {
 
 
 def summed_to(g: Any, shape: Sequence[int]) -> Any:
-    """Sum over the axes along which an array of a shape was broadcast."""
+    """Sum a gradient over the axes along which its array, of this shape, was broadcast."""
     if g.shape == tuple(shape):
         return g
     leading = len(g.shape) - len(shape)
@@ -57,12 +67,11 @@ def summed_to(g: Any, shape: Sequence[int]) -> Any:
 
 @attrs.frozen(eq=False)
 class _Expression:
-    """An expression, and the arguments of its function.
+    """The expression of a function.
 
     Attributes:
         elementwise: The expression.
-        names: The parameters of the function that are inputs, in order.
-        defaults: The values of optional inputs.
+        defaults: The default values of the function's parameters, by name.
         is_plain: Whether its gradient follows the dtypes of the arguments by NumPy's promotion, so that one
             gradient serves all dtypes.
     """
@@ -72,6 +81,7 @@ class _Expression:
     is_plain: bool
 
     def arguments(self, call: Any) -> list[Any]:
+        """Return a call's arguments for the inputs of the expression, in order."""
         named = call.named
         if named is None and len(call.args) == len(self.elementwise.inputs):
             return list(call.args)
@@ -117,15 +127,16 @@ def _is_plain(elementwise: Elementwise[Any]) -> bool:
 
 
 def slopes_of(call: Any, g: Any, *, is_exact: bool) -> Iterator[Rule] | None:
-    """Yield the arguments of an expression's call, with their gradients.
+    """Yield the array arguments of an expression's call, with their gradients.
 
     Args:
         call: The call.
-        g: The gradient of its result; for several results a list, with None for unused ones.
-        is_exact: Whether dtypes are checked, because there may be complex numbers.
+        g: The gradient of its result; for several results a list, with None for unused results.
+        is_exact: Whether to derive for the arguments' own dtypes, because there may be complex numbers.
+            Otherwise all floating dtypes share the gradient for float64.
 
     Returns:
-        None for another function.
+        None if the function is not an expression.
     """
     expression = elementwise_of(call.function)
     return None if expression is None else _slopes(expression, call, g, is_exact=is_exact)
@@ -133,7 +144,7 @@ def slopes_of(call: Any, g: Any, *, is_exact: bool) -> Iterator[Rule] | None:
 
 def _slopes(expression: _Expression, call: Any, g: Any, *, is_exact: bool) -> Iterator[Rule]:
     arguments = expression.arguments(call)
-    # Parts of the call that nobody uses end without a warning.
+    # A call of several results yields a call for each. These do not warn if they are never awaited.
     is_one = len(expression.elementwise.outputs) == 1
     operands = [*arguments, g, call] if is_one else [*arguments, *g, *call]
     for wrt, argument in enumerate(arguments):
@@ -142,22 +153,35 @@ def _slopes(expression: _Expression, call: Any, g: Any, *, is_exact: bool) -> It
 
 
 def _kind(argument: Any, *, is_exact: bool) -> ArgumentType:
+    """Return the type for which to derive the expression by an argument."""
     weak = _WEAK.get(type(argument))
     if weak is not None:
         return DType.bool if type(argument) is bool else weak
     if is_exact or type(argument) is np.ndarray or isinstance(argument, np.generic):
-        # An array of the host is there, so that its dtype is known at once.
+        # The dtype of a host array is known without a look ahead.
         dtype = DType.of(argument.dtype)
         return dtype if is_exact or dtype.kind not in ("float", "complex") else DType.float64
     return DType.float64
 
 
 def _slope(expression: _Expression, call: Any, operands: list[Any], wrt: int, *, is_exact: bool) -> Any:
+    """Make the gradient of an argument, as a call.
+
+    Args:
+        expression: The expression.
+        call: The call.
+        operands: The arguments, the gradients of the results, and the results.
+        wrt: The index of the argument.
+        is_exact: See `slopes_of`.
+
+    Raises:
+        NotSupportedError: The expression has no derivative by this argument.
+    """
     elementwise = expression.elementwise
     inputs = len(elementwise.inputs)
     arguments = operands[:inputs]
     reached = tuple([n for n in range(len(elementwise.outputs)) if operands[inputs + n] is not None])
-    # NumPy's numbers have dtypes, which would determine the dtype of some gradients.
+    # A NumPy scalar has a dtype, which would determine the dtype of some gradients.
     is_exact = (
         is_exact
         or not expression.is_plain
@@ -166,17 +190,19 @@ def _slope(expression: _Expression, call: Any, operands: list[Any], wrt: int, *,
     kinds = tuple([_kind(argument, is_exact=is_exact) for argument in arguments])
     try:
         if elementwise.is_loaded(elementwise.inputs[wrt]):
-            return _added(elementwise, kinds, wrt, reached, operands)
+            return _loaded(elementwise, kinds, wrt, reached, operands)
         derived, reads = _derived(elementwise, kinds, wrt, reached, is_exact)
     except (NotSupportedError, ValueError) as error:
-        # A derived text may be longer, or have more loops in each other, than an expression may.
+        # The source of a derivative may be too long for an expression, or have too many nested loops.
         message = f"{call.function.name} has no gradient by {elementwise.inputs[wrt]}: {error}; {ADVICE}"
         raise NotSupportedError(message, operation=call.function.name) from None
     if derived is None and not reads:
         return arrays.zeros_like(arguments[wrt])
     slope = operands[reads[0]] if derived is None else derived(*[operands[n] for n in reads])
-    is_alone = [isinstance(x, _NUMBERS) for x in arguments].count(False) == 1 and not _has_shape(call)
-    return slope if is_alone else summed_to(slope, np.shape(arguments[wrt]))
+    has_only_one_array = [isinstance(x, _NUMBERS) for x in arguments].count(False) == 1 and not _has_shape(
+        call
+    )
+    return slope if has_only_one_array else summed_to(slope, np.shape(arguments[wrt]))
 
 
 def _has_shape(call: Any) -> bool:
@@ -195,9 +221,11 @@ def _derived(
     reached: tuple[int, ...],
     is_exact: bool,
 ) -> tuple[Elementwise[Any] | None, tuple[int, ...]]:
-    """Return the gradient by an argument, and which of the arguments, gradients and results it reads.
+    """Derive an expression by an argument.
 
-    It is None where it is 0, which reads nothing, and where it is the gradient of a result itself.
+    Returns:
+        The gradient as an expression, and the numbers of the operands that it reads, as in `_slope`. The
+        expression is None if the gradient is 0, which reads nothing, or if it equals the only operand read.
     """
     name = elementwise.inputs[wrt]
     if name in elementwise.slopes:
@@ -217,16 +245,17 @@ def _derived(
 
 
 def _is_gradient(elementwise: Elementwise[Any], program: DerivedSteps) -> bool:
-    """Return whether a program of one step is the gradient of a result."""
+    """Return whether a program of one step reads the gradient of a result, and not an argument."""
     return program.reads[0] >= len(elementwise.inputs)
 
 
 def _has_result(elementwise: Elementwise[Any]) -> bool:
-    """Return whether the result has all digits of its computation."""
+    """Return whether the gradient may read the result, because it was not rounded after its computation."""
     return elementwise.precision is None and not any(elementwise.dtypes)
 
 
 def _by_hand(elementwise: Elementwise[Any], text: str) -> tuple[Elementwise[Any], tuple[int, ...]]:
+    """Return a declared gradient, as `_derived` does; it reads inputs, outputs and ``g`` by name."""
     names = (*elementwise.inputs, "g", *elementwise.outputs)
     inputs = parse(text).inputs
     slope = Elementwise[Any](
@@ -254,20 +283,20 @@ def _names(elementwise: Elementwise[Any]) -> dict[int, str]:
     return dict(enumerate([*names, *[f"g{n}" for n in numbers], *[f"y{n}" for n in numbers]]))
 
 
-# Gradients of arrays that elements are loaded from.
+# Gradients of arrays from which elements are loaded by indices.
 
 
 @attrs.frozen(eq=False)
 class _Scattered:
-    """An addition, as expressions.
+    """An addition of values to elements of a gradient, as expressions.
 
     Attributes:
         addition: The addition.
-        expressions: For its value and each of its indices an expression, and the arguments that it reads;
-            None if the scatter computes it itself.
-        scatter: The scatter. It can only load from the array that it changes.
-        reads: The other arguments that it reads.
-        shifts: The shifts of the indices, if all are shifts.
+        expressions: For the value and each index an expression, and the operands that it reads. None if the
+            scatter computes it itself, because it loads from no array.
+        scatter: The scatter. It can load only from the array that it changes.
+        reads: The operands that the scatter reads element by element.
+        shifts: The shifts of the indices; None if not all are shifts.
         value: The program of the value.
     """
 
@@ -290,7 +319,10 @@ def _additions(
 def _written_out(
     elementwise: Elementwise[Any], kinds: tuple[ArgumentType, ...], wrt: int, reached: tuple[int, ...]
 ) -> tuple[_Scattered, ...]:
-    """Return the additions of an expression with unrolled short loops; none if nothing is gained."""
+    """Return the additions of an expression with unrolled short loops.
+
+    The result is empty if the expression has no loop, or a loop that cannot be unrolled, or too many loads.
+    """
     program = elementwise.typed(kinds)
     if not any(step.function == "loop" for step in program.steps):
         return ()
@@ -325,7 +357,7 @@ def _scattered(elementwise: Elementwise[Any], addition: Addition) -> _Scattered:
     inlined = {name: number for name, number in zip(names, program.outputs, strict=True) if name not in apart}
     rest = program.only(*inlined.values())
     text = text_of(rest.steps, dict(zip(inlined, rest.outputs, strict=True)), arguments, is_typed=True)
-    # An index outside is the nearest one.
+    # An index outside means the nearest element inside.
     nearest = ", ".join(f"minimum(maximum({name}, -n_{name}), n_{name} - 1)" for name in names[1:])
     scatter = Scatter(
         f"made[{nearest}]",
@@ -340,18 +372,27 @@ def _scattered(elementwise: Elementwise[Any], addition: Addition) -> _Scattered:
 
 
 @functools.lru_cache(1024)
-def _sorted(
+def _position_and_value(
     elementwise: Elementwise[Any], addition: Addition, number: int
 ) -> tuple[tuple[Elementwise[Any], tuple[int, ...]], tuple[Elementwise[Any], tuple[int, ...]]]:
-    """Return the position of an addition, in C order, and its value, given the number of a gradient."""
+    """Return expressions for the position of an addition, in C order, and for its value.
+
+    Args:
+        elementwise: The expression.
+        addition: The addition.
+        number: The operand with the gradient of a result.
+
+    Returns:
+        Both expressions, with the operands that they read.
+    """
     value, *indices = addition.program.outputs
     program, arguments = addition.program.only(*indices), _names(elementwise)
     names = {f"j{axis}": number for axis, number in enumerate(program.outputs)}
-    # An operand determines the device of the computation.
+    # Read the gradient without an effect, because an operand determines the device of the computation.
     reads, g = tuple(sorted({*program.reads, number})), arguments[number]
     lines = [text_of(program.steps, names, arguments, is_typed=True), f"place = where({g} == {g}, 0, 0)"]
     for name in names:
-        # An index outside becomes the nearest one inside, and a negative index counts from the end.
+        # An index outside means the nearest element inside, and a negative index counts from the end.
         lines += [f"{name} = minimum(maximum({name}, -n_{name}), n_{name} - 1)"]
         lines += [f"place = place * n_{name} + where({name} < 0, {name} + n_{name}, {name})"]
     position = Elementwise[Any](
@@ -364,14 +405,14 @@ def _sorted(
     return (position, reads), (_elementwise(elementwise, value_program, is_exact=True), value_program.reads)
 
 
-def _added(
+def _loaded(
     elementwise: Elementwise[Any],
     kinds: tuple[ArgumentType, ...],
     wrt: int,
     reached: tuple[int, ...],
     operands: Sequence[Any],
 ) -> Any:
-    """Return the gradient of an array that elements are loaded from."""
+    """Return the gradient of an array from which elements are loaded by indices."""
     x, shape = operands[wrt], operands[len(kinds) + reached[0]].shape
     terms = _written_out(elementwise, kinds, wrt, reached)
     if not terms or not all(_is_shifted(term, x, operands, shape) for term in terms):
@@ -386,6 +427,7 @@ def _added(
 
 
 def _is_shifted(term: _Scattered, x: Any, operands: Sequence[Any], shape: Sequence[int]) -> bool:
+    """Return whether an addition can be part of a gather, because its indices are shifts that fit."""
     shifts = term.shifts
     if shifts is None or x.shape != shape:
         return False
@@ -398,7 +440,7 @@ def _gathered(
     operands: Sequence[Any],
     shape: tuple[int, ...],
 ) -> Any:
-    """Sum the gradients of loads with shifted indices."""
+    """Sum the gradients of loads with shifted indices, as one gather. Equal values are computed once."""
     values: dict[DerivedSteps, Any] = {}
     for load in loads:
         part = load.value
@@ -421,7 +463,7 @@ def _value_expression(elementwise: Elementwise[Any], part: DerivedSteps) -> Elem
 def _gather(
     operation: str, terms: tuple[tuple[str, tuple[Shift, ...]], ...], ndim: int
 ) -> tuple[Elementwise[Any], tuple[int, ...]]:
-    """Return the expression of a gather, and the axes with extents that it reads."""
+    """Return the expression of a gather, and the axes whose extents it reads."""
     text = gather_text(terms)
     extents = tuple(axis for axis in range(ndim) if f"n{axis}" in text)
     names = dict.fromkeys(name for name, _ in terms)
@@ -443,7 +485,17 @@ def _scatter_one(
     x: Any,
     slope: Any,
 ) -> Any:
-    """Add an addition by a scatter, where a gradient has a number."""
+    """Apply an addition to a gradient, by a scatter or by sorted sums.
+
+    Args:
+        elementwise: The expression.
+        term: The addition.
+        number: The operand with the gradient of a result.
+        operands: All operands, as in `_slope`.
+        loops: The iterations of each loop around the load, which become axes.
+        x: The array from which elements are loaded.
+        slope: The gradient so far; None for zeros.
+    """
     g, loads = operands[number], term.addition.program.loads
     shape = (*g.shape, *loops)
 
@@ -459,7 +511,7 @@ def _scatter_one(
         apart = [part[0](*map(wide, part[1]), shape=shape) for part in term.expressions if part]
         zeros = arrays.zeros_like(x) if slope is None else slope
         return term.scatter(zeros, *map(wide, term.reads), *apart, *x.shape, shape=shape)
-    flat, value = _sorted(elementwise, term.addition, number)
+    flat, value = _position_and_value(elementwise, term.addition, number)
     positions, values = (
         arrays.reshape(part(*map(wide, reads), *extents, shape=shape), (-1,))
         for (part, reads), extents in ((flat, x.shape), (value, ()))
@@ -469,7 +521,7 @@ def _scatter_one(
 
 
 def _with_loop_axes(x: Any, loops: int) -> Any:
-    """Return an array with an additional last axis for each loop."""
+    """Return an array with an additional last axis of one element for each loop."""
     if isinstance(x, _NUMBERS) or not np.shape(x):
         return x
     return arrays.reshape(x, (*np.shape(x), *(1,) * loops))
@@ -478,10 +530,10 @@ def _with_loop_axes(x: Any, loops: int) -> Any:
 def _iterations(
     program: DerivedSteps, kinds: Sequence[ArgumentType], operands: Sequence[Any], shape: Sequence[int]
 ) -> int:
-    """Return the most iterations that a loop of any element has.
+    """Return the maximum number of iterations of a loop over all elements.
 
     Raises:
-        NotSupportedError: Elements, or another loop, decide it.
+        NotSupportedError: The number depends on elements of arrays, or on another loop.
     """
     steps = program.steps
     if any(
@@ -502,6 +554,6 @@ def _iterations(
 
 
 def _indices(shape: Sequence[int], axis: int) -> Any:
-    """Return the indices along an axis of a shape."""
+    """Return the indices along an axis, in a shape that broadcasts against all axes."""
     dim = axis % len(shape)
     return np.arange(shape[dim]).reshape([-1 if k == dim else 1 for k in range(len(shape))])

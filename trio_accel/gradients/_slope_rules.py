@@ -1,4 +1,14 @@
-"""Second derivatives of layers: gradients of the gradients in `nn`, which are mostly linear."""
+"""Second derivatives of layers: the rules for the gradient functions of `nn`, added to `RULES`.
+
+There are three kinds of rules:
+
+* If the function is linear in its arrays, the rule calls another function, for example a convolution.
+* A `composition` computes the same result by calls that have rules themselves.
+* If the function is an expression, it is derived like every other expression (`_expressed`).
+
+In the rules, `g` is the gradient of the function's result. In the compositions, `grad` is the gradient of the
+layer's result.
+"""
 
 # Operands are calls and arrays, and a call's result is untyped before it is awaited.
 # pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false, reportUnknownVariableType=false
@@ -32,20 +42,20 @@ _OPTIONS = ("stride", "padding", "dilation", "groups")
 
 def _conv_input(call: Any, g: Any) -> Iterator[Rule]:
     args = bound(call)
-    weight, grad, how = args["weight"], args["grad_output"], {name: args[name] for name in _OPTIONS}
-    yield grad, lambda: _convolve(g, weight, how)
-    yield weight, lambda: nn.conv_weight_grad(g, weight.shape, grad, **how)
+    weight, grad, options = args["weight"], args["grad_output"], {name: args[name] for name in _OPTIONS}
+    yield grad, lambda: _convolve(g, weight, options)
+    yield weight, lambda: nn.conv_weight_grad(g, weight.shape, grad, **options)
 
 
 def _conv_weight(call: Any, g: Any) -> Iterator[Rule]:
     args = bound(call)
-    x, grad, how = args["input"], args["grad_output"], {name: args[name] for name in _OPTIONS}
-    yield grad, lambda: _convolve(x, g, how)
-    yield x, lambda: nn.conv_input_grad(x.shape, g, grad, **how)
+    x, grad, options = args["input"], args["grad_output"], {name: args[name] for name in _OPTIONS}
+    yield grad, lambda: _convolve(x, g, options)
+    yield x, lambda: nn.conv_input_grad(x.shape, g, grad, **options)
 
 
-def _convolve(x: Any, weight: Any, how: dict[str, Any]) -> Any:
-    return getattr(nn, f"conv{len(weight.shape) - 2}d")(x, weight, **how)
+def _convolve(x: Any, weight: Any, options: dict[str, Any]) -> Any:
+    return getattr(nn, f"conv{len(weight.shape) - 2}d")(x, weight, **options)
 
 
 def _conv_bias(grad_output: Any) -> Any:
@@ -53,7 +63,7 @@ def _conv_bias(grad_output: Any) -> Any:
 
 
 def _non_channel_axes(x: Any) -> tuple[int, ...]:
-    """Return all axes except that of the channels."""
+    """Return all axes except the channel axis."""
     return (0, *range(2, len(x.shape)))
 
 
@@ -70,11 +80,13 @@ def _pool(call: Any, g: Any) -> Iterator[Rule]:
 def _max_pool(call: Any, g: Any) -> Iterator[Rule]:
     args = bound(call)
     grad = args["grad_output"]
-    ends = grad.shape[:2]
+    leading_shape = grad.shape[:2]
 
     def slope() -> Any:
-        indices = args["indices"].reshape((*ends, -1))
-        return arrays.reshape(arrays.take_along_axis(arrays.reshape(g, (*ends, -1)), indices), grad.shape)
+        indices = args["indices"].reshape((*leading_shape, -1))
+        return arrays.reshape(
+            arrays.take_along_axis(arrays.reshape(g, (*leading_shape, -1)), indices), grad.shape
+        )
 
     yield grad, slope
 
@@ -102,33 +114,44 @@ def _linear_weight(grad: Any, x: Any) -> Any:
     return gather(flat.mT @ arrays.reshape(x, (-1, x.shape[-1])), arrays.sum(flat, axis=0))
 
 
-def _normed(
+def _norm_gradients(
     grad: Any, x: Any, weight: Any, eps: float, axes: Sequence[int], *, is_centred: bool = True
 ) -> tuple[Any, Any]:
-    """Return the gradient of a norm along axes, and the products of `grad` with its result."""
+    """Return the input's gradient of a norm along axes, and `grad` times the normalized input.
+
+    Args:
+        grad: The gradient of the layer's result.
+        x: The input of the layer.
+        weight: The factors of the normalized input, which broadcast to `x`.
+        eps: The number added to the variance.
+        axes: The axes of the mean and the variance.
+        is_centred: Whether the mean is subtracted.
+    """
     mean = partial(arrays.mean, axis=tuple(axes), keepdims=True)
-    off = x - mean(x) if is_centred else x
-    root = arrays.rsqrt(mean(off * off) + eps)
-    normal, scaled = off * root, grad * weight
-    less = scaled - normal * mean(scaled * normal)
-    return root * (less - mean(scaled) if is_centred else less), grad * normal
+    centred = x - mean(x) if is_centred else x
+    root = arrays.rsqrt(mean(centred * centred) + eps)
+    normal, scaled = centred * root, grad * weight
+    projected = scaled - normal * mean(scaled * normal)
+    return root * (projected - mean(scaled) if is_centred else projected), grad * normal
 
 
 def _by_channel(weight: Any, x: Any) -> Any:
+    """Return factors of channels in a shape that broadcasts to `x`; a number stays a number."""
     return weight.reshape((-1, *(1,) * (len(x.shape) - 2))) if np.shape(weight) else weight
 
 
-def _of_channels(grad: Any, x: Any, weight: Any, eps: float, axes: Sequence[int]) -> Any:
-    of_x, product = _normed(grad, x, _by_channel(weight, x), eps, axes)
+def _channel_norm(grad: Any, x: Any, weight: Any, eps: float, axes: Sequence[int]) -> Any:
+    """Return the gradients of a norm with factors of channels: by the input, the factors and the bias."""
+    of_x, product = _norm_gradients(grad, x, _by_channel(weight, x), eps, axes)
     return gather(of_x, *[arrays.sum(slope, axis=_non_channel_axes(x)) for slope in (product, grad)])
 
 
 def _batch_norm(grad: Any, x: Any, weight: Any, eps: float) -> Any:
-    return _of_channels(grad, x, weight, eps, _non_channel_axes(x))
+    return _channel_norm(grad, x, weight, eps, _non_channel_axes(x))
 
 
 def _instance_norm(grad: Any, x: Any, weight: Any, eps: float) -> Any:
-    return _of_channels(grad, x, weight, eps, range(2, len(x.shape)))
+    return _channel_norm(grad, x, weight, eps, range(2, len(x.shape)))
 
 
 def _group_norm(grad: Any, x: Any, num_groups: int, weight: Any, eps: float) -> Any:
@@ -136,7 +159,7 @@ def _group_norm(grad: Any, x: Any, num_groups: int, weight: Any, eps: float) -> 
     if np.shape(weight):
         weight = weight.reshape((num_groups, -1, *(1,) * (len(x.shape) - 2)))
     grad_groups, x_groups = arrays.reshape(grad, apart), arrays.reshape(x, apart)
-    of_x, product = _normed(grad_groups, x_groups, weight, eps, range(2, len(apart)))
+    of_x, product = _norm_gradients(grad_groups, x_groups, weight, eps, range(2, len(apart)))
     shaped = arrays.reshape(product, x.shape)
     return gather(
         arrays.reshape(of_x, x.shape),
@@ -145,24 +168,25 @@ def _group_norm(grad: Any, x: Any, num_groups: int, weight: Any, eps: float) -> 
 
 
 def _layer_norm(grad: Any, x: Any, weight: Any, axis: Any, eps: float) -> Any:
-    axes = _normalized(axis, x)
-    of_x, product = _normed(grad, x, weight, eps, axes)
+    axes = _normalized_axes(axis, x)
+    of_x, product = _norm_gradients(grad, x, weight, eps, axes)
     return gather(of_x, *[_of_factors(slope, weight, axes) for slope in (product, grad)])
 
 
 def _rms_norm(grad: Any, x: Any, weight: Any, axis: Any, eps: float) -> Any:
-    axes = _normalized(axis, x)
-    of_x, product = _normed(grad, x, weight, eps, axes, is_centred=False)
+    axes = _normalized_axes(axis, x)
+    of_x, product = _norm_gradients(grad, x, weight, eps, axes, is_centred=False)
     return gather(of_x, _of_factors(product, weight, axes))
 
 
-def _normalized(axis: Any, x: Any) -> tuple[int, ...]:
+def _normalized_axes(axis: Any, x: Any) -> tuple[int, ...]:
+    """Return the argument `axis` as axes from 0; None means all."""
     count = len(x.shape)
     return tuple(range(count)) if axis is None else tuple(int(dim) % count for dim in np.atleast_1d(axis))
 
 
 def _of_factors(slope: Any, weight: Any, axes: Sequence[int]) -> Any:
-    """Sum to the shape of the factors: of a number, one for each element along the axes."""
+    """Sum a gradient to the shape of the factors; for a number, to the shape of the normalized axes."""
     if np.shape(weight):
         return summed_to(slope, weight.shape)
     batch_axes = tuple(axis for axis in range(len(slope.shape)) if axis not in axes)
@@ -185,11 +209,11 @@ def _glu(grad: Any, x: Any, axis: int) -> Any:
 
 
 def _expressed(slope: Callable[..., Any]) -> Make:
-    """Make a rule for a function that is an expression, so that its derivatives are derived."""
+    """Make a rule for an expression by deriving it."""
 
     def rule(call: Any, g: Any) -> Iterator[Rule]:
         expressed = slope(**bound(call))
-        # It is only computed if its derivatives need it.
+        # The call is computed only if a gradient reads its result, so suppress the warning otherwise.
         expressed.silence()
         rules = slopes_of(expressed, g, is_exact=False)
         assert rules is not None
@@ -207,7 +231,7 @@ def _cross_entropy(
     reduction: str,
     label_smoothing: float,
 ) -> Any:
-    """Compose the gradient of the softmax, because the function itself has kernels of several launches."""
+    """Compose the gradient from the softmax, because `nn.cross_entropy_grad` is not a single expression."""
     axis, classes = class_axis(logits), logits.shape[class_axis(logits)]
     is_used, class_indices, factors = labelled(logits, labels, weight, ignore_index)
     line = (classes, *(1,) * (len(logits.shape) - axis - 1))
@@ -226,6 +250,7 @@ def _cross_entropy(
 
 
 def _library(array: object) -> Any:
+    """Return the namespace of functions for an array: NumPy on the host, otherwise `arrays`."""
     return np if isinstance(array, (np.ndarray, np.generic)) else arrays
 
 
@@ -248,12 +273,12 @@ def _attention(
     query_lengths: Any,
     key_lengths: Any,
 ) -> Any:
-    """Compose the gradients of an attention, with all scores in memory at once."""
+    """Compose the gradients of an attention by query, key and value, with all scores in memory at once."""
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    served = key.shape[-3] if enable_gqa and len(key.shape) > 2 else 0
-    times = query.shape[-3] // served if served else 1
+    key_heads = key.shape[-3] if enable_gqa and len(key.shape) > 2 else 0
+    group_size = query.shape[-3] // key_heads if key_heads else 1
     keys, values = [
-        arrays.repeat(operand, times, axis=-3) if times > 1 else operand for operand in (key, value)
+        arrays.repeat(operand, group_size, axis=-3) if group_size > 1 else operand for operand in (key, value)
     ]
     scores = factor * (query @ keys.mT)
     window = window_size[0], 0 if is_causal else window_size[1]
@@ -263,15 +288,15 @@ def _attention(
     elif attn_mask is not None:
         scores = scores + attn_mask
         mask = arrays.logical_and(mask, attn_mask > -math.inf)
-    # A row without a key is zeros.
+    # In a row that sees no key, all weights are 0, because the softmax of -inf alone would be NaN.
     has_key, zeros = arrays.any(mask, axis=-1, keepdims=True), arrays.zeros_like(scores)
-    shown = arrays.where(mask, scores, arrays.where(has_key, zeros - math.inf, zeros))
-    weights = arrays.where(mask, arrays.softmax(shown, axis=-1), 0.0)
+    masked_scores = arrays.where(mask, scores, arrays.where(has_key, zeros - math.inf, zeros))
+    weights = arrays.where(mask, arrays.softmax(masked_scores, axis=-1), 0.0)
     inner = grad_output @ values.mT
     of_scores = weights * (inner - arrays.sum(weights * inner, axis=-1, keepdims=True))
     slopes = [factor * (of_scores.mT @ query), weights.mT @ grad_output]
-    if times > 1:
-        apart = [(*slope.shape[:-3], served, times, *slope.shape[-2:]) for slope in slopes]
+    if group_size > 1:
+        apart = [(*slope.shape[:-3], key_heads, group_size, *slope.shape[-2:]) for slope in slopes]
         slopes = [
             arrays.sum(arrays.reshape(slope, shape), axis=-3)
             for slope, shape in zip(slopes, apart, strict=True)
@@ -282,7 +307,7 @@ def _attention(
 def _attention_mask(
     scores: Any, window: Sequence[int], alignment: str, query_lengths: Any, key_lengths: Any
 ) -> Any:
-    """Return which keys each query sees, by the band and the lengths; see `ops.AttentionSpec`."""
+    """Return which keys each query sees, by the window and the lengths; see `ops.AttentionSpec`."""
     shape = scores.shape
     rows, columns = np.arange(shape[-2])[:, None], np.arange(shape[-1])
     lengths = [

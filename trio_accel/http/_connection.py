@@ -1,8 +1,9 @@
-"""A connection as Hypercorn sees it: a stream that cannot harm the other connections.
+"""The stream that Hypercorn gets for each connection, which protects the other connections.
 
-Hypercorn shields what it sends from cancellation, closes a stream while it sends, and does not notice that
-a client leaves while the application works. Therefore `Connection` ends slow sends by closing the socket,
-closes in order, and reports when its client leaves.
+Hypercorn shields its sends from cancellation, closes a stream during a send, and does not notice that a
+client leaves while the application works. Therefore `Connection` closes the socket to end a slow send, sends
+the end only after the data in flight, and reports when its client leaves. It also passes only checked
+requests to Hypercorn, one at a time (`Framing`).
 """
 
 from __future__ import annotations
@@ -19,13 +20,12 @@ from ._framing import HEAD_BYTES, Framing, RefusedError
 
 BROKEN = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
 _RECEIVED_BYTES = 1 << 16
-# Bytes that a client has to read within the time of a part.
+# The size of the parts of an answer. The client must read each within `Connection.stall`.
 _SENT_BYTES = 1 << 16
 # The maximum bytes of later requests to read while a request is served.
 _BACKLOG_BYTES = 1 << 16
-# Seconds in which a client may read the end of an answer and still send.
-_LINGER = 1.0
-# Texts of refusals that name the remedy, unlike the phrases of their statuses.
+_LINGER = 1.0  # seconds in which a client may read the end of an answer and still send
+# The texts of refusals for which the phrase of the status does not name the remedy.
 _REMEDIES = {
     431: f"the headers must have at most {HEAD_BYTES} bytes",
     505: "speak HTTP/1.1: HTTP/2 and WebSockets are not served",
@@ -40,15 +40,16 @@ def ignore() -> None:
 class Connection:
     """The connection of one client.
 
-    It has what Hypercorn uses of a stream, and lacks ``do_handshake``, by which Hypercorn recognises TLS.
+    It has the members of a stream that Hypercorn uses, and lacks ``do_handshake``, by which Hypercorn
+    recognises TLS.
 
     Attributes:
         stream: The stream.
         stall: The seconds in which the client must read each part of an answer.
-        error_body: Makes the JSON of an error from its status and its text.
-        scope: Ends the connection.
+        error_body: Makes the JSON object of an error from its status and its text.
+        scope: The cancel scope of the connection's tasks.
         requests: The number of requests that the application has not finished.
-        on_leave: Called when the client leaves, or is disconnected.
+        on_leave: Called when the client leaves or is disconnected.
         is_holding: Whether sent data waits for `flush`, so that several parts need one system call.
     """
 
@@ -65,20 +66,28 @@ class Connection:
     _receiving: trio.CancelScope | None = attrs.field(default=None, init=False)
     # Parts of the answer since `is_holding` was set.
     _held: list[bytes] = attrs.field(factory=list[bytes], init=False)
-    # Whether Hypercorn has a request without the end of its answer.
+    # Whether Hypercorn has received a part of a request, and not ended its answer.
     _is_answering: bool = attrs.field(default=False, init=False)
     _has_left: bool = attrs.field(default=False, init=False)
     _is_closed: bool = attrs.field(default=False, init=False)
 
     @property
     def socket(self) -> trio.socket.SocketType:
-        """The socket. Hypercorn asks it for both addresses."""
+        """The socket, from which Hypercorn reads both addresses."""
         return self.stream.socket
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """Receive checked bytes of one request; ``b""`` when the client has left or its request is refused.
+        """Receive checked bytes of one request; ``b""`` if the client has left or its request is refused.
 
-        While a request is served, the next one waits here, so that the end of the connection is still seen.
+        While a request is served, this reads on, so that the end of the connection is noticed. The bytes of
+        the next request wait until `end_answer`.
+
+        Args:
+            max_bytes: Ignored.
+
+        Raises:
+            trio.ClosedResourceError: The connection was closed here.
+            trio.BrokenResourceError: The connection is broken.
         """
         try:
             while not self._is_closed:
@@ -98,7 +107,7 @@ class Connection:
                     self._leave()
                     return b""
         except RefusedError as refused:
-            # In the middle of a request, Hypercorn answers the early end of the body.
+            # If Hypercorn has begun the request, it answers the early end of the body itself.
             if not self._is_answering:
                 await self._refuse(refused.status)
             return b""
@@ -108,7 +117,7 @@ class Connection:
         raise trio.ClosedResourceError("the connection is closed")
 
     def end_answer(self) -> None:
-        """Let the next request begin."""
+        """Let the next request begin, after the answer of the last one."""
         self._is_answering = False
         if len(self._framing) and self._receiving is not None:
             self._receiving.cancel()
@@ -128,6 +137,7 @@ class Connection:
             self.scope.cancel(reason="the client has left")
 
     async def _refuse(self, status: int) -> None:
+        """Answer a request that Hypercorn does not get, and close the connection."""
         phrase = HTTPStatus(status).phrase
         body = json.dumps(self.error_body(status, _REMEDIES.get(status, phrase.lower())))
         head = f"HTTP/1.1 {status} {phrase}\r\nconnection: close\r\ncontent-type: application/json\r\n"
@@ -136,7 +146,11 @@ class Connection:
         await self.aclose()
 
     async def send_all(self, data: bytes) -> None:
-        """Send; a client that does not read is disconnected."""
+        """Send data, or hold it until `flush`.
+
+        A client that does not read a part within `stall` seconds is disconnected, even if the caller is
+        shielded from cancellation. The rest of the data is dropped then, without an error.
+        """
         if self.is_holding:
             self._held.append(data)
             return
@@ -149,11 +163,11 @@ class Connection:
                     break
 
     async def flush(self) -> None:
-        """Send the held data, and hold no more."""
+        """Send the held data, and hold no more; shielded from cancellation."""
         self.is_holding = False
         if data := b"".join(self._held):
             self._held.clear()
-            # A part of an answer would harm the next one. The time to send it has a limit.
+            # Shielded, because a partial answer would corrupt the next one. `stall` limits the time.
             with suppress(*BROKEN), trio.CancelScope(shield=True):
                 await self.send_all(data)
 
@@ -162,7 +176,7 @@ class Connection:
         await trio.lowlevel.checkpoint()
 
     async def aclose(self) -> None:
-        """Send the end, after the data in flight. `linger` closes the socket."""
+        """Send the end, after the held data and the data in flight. This does not close the socket."""
         if self._is_closed:
             await trio.lowlevel.checkpoint()
             return
@@ -176,7 +190,10 @@ class Connection:
         self.end_if_over()
 
     async def linger(self) -> None:
-        """Read what the client still sends, because a reset would destroy the answer on its way."""
+        """Read the client's further data for up to a second.
+
+        If the socket were closed with unread data, a reset would destroy the answer in transit.
+        """
         with trio.move_on_after(_LINGER), suppress(*BROKEN):
             await self.stream.send_eof()
             while await self.stream.receive_some(_RECEIVED_BYTES):

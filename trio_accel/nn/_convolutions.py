@@ -1,6 +1,7 @@
-"""Convolutions along one to three axes, transposed ones, and their gradients.
+"""Convolutions and transposed convolutions along one to three axes, and their gradients.
 
-All are planned by hand, because no line of shapes expresses extents that follow from strides and paddings.
+Their plans check channels, groups and windows, and compute the shape of the result. They are functions and
+not declared shapes, which cannot express extents that depend on strides and paddings.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _summed = Reduction("x", "sum", inputs=["x"], operation="nn.conv_bias_grad")
 
 
 def _windows_of(name: str, message: Any, window: Ints) -> Windows:
-    """Check the sizes of a convolution; a padding may have a name."""
+    """Check the window, stride, dilation and padding of a convolution, whose padding may have a name."""
     if min(window) < 1:
         raise ValueError(f"{name}: weight must have at least one element along each axis, got {window}")
     if not isinstance(message.padding, str):
@@ -59,9 +60,9 @@ def _windows_of(name: str, message: Any, window: Ints) -> Windows:
 
 
 def _count(name: str, message: Any, windows: Windows, spatial: Ints) -> Ints:
-    """Count the windows along each axis."""
+    """Count the windows along each spatial axis of the input. `message` is unused; see `_spread`."""
     padded = tuple(
-        [sum(three) for three in zip(spatial, windows.padding_before, windows.padding_after, strict=True)]
+        [sum(extents) for extents in zip(spatial, windows.padding_before, windows.padding_after, strict=True)]
     )
     axes = tuple(zip(padded, windows.reach, windows.stride, strict=True))
     if any(reach > extent for extent, reach, _ in axes):
@@ -73,7 +74,10 @@ def _count(name: str, message: Any, windows: Windows, spatial: Ints) -> Ints:
 
 
 def _spread(name: str, message: Any, windows: Windows, counts: Ints) -> Ints:
-    """Return the extents that windows cover, without the paddings, and with the output's padding."""
+    """Return the extents of a transposed convolution's result.
+
+    The windows cover them and the paddings; `output_padding` adds elements at the end.
+    """
     output_padding = sizes(name, "output_padding", message.output_padding, len(counts), 0)
     for extra, stride, dilation in zip(output_padding, windows.stride, windows.dilation, strict=True):
         if extra >= max(stride, dilation):
@@ -102,14 +106,14 @@ def _spread(name: str, message: Any, windows: Windows, counts: Ints) -> Ints:
 
 
 def _check_channels(name: str, weight: Ints, groups: object, **channels: int) -> int:
-    """Require channels that groups divide; returns the count of groups.
+    """Require that groups divide the channels; return the number of groups.
 
     Args:
         name: Name of the operation.
         weight: Shape of the weights.
         groups: The argument.
-        **channels: Of the array that the first axis of the weights belongs to, by the name of the array, then
-            of the other one; -1 where they follow from the weights.
+        **channels: The channels of two arrays, by their names: first of the array whose channels the first
+            axis of the weights has, then of the other array. -1 if the channels follow from the weights.
     """
     count = at_least(name, "groups", groups, 1)
     if weight[0] % count:
@@ -127,8 +131,10 @@ def _check_channels(name: str, weight: Ints, groups: object, **channels: int) ->
     return count
 
 
-def _convolves(dims: int, *, is_transposed: bool = False) -> Callable[[Any, Planner], Planned[AccelRef]]:
-    """Return the plan of a convolution along `dims` axes, or of a transposed one."""
+def _plan_convolution(
+    dims: int, *, is_transposed: bool = False
+) -> Callable[[Any, Planner], Planned[AccelRef]]:
+    """Return the planning function of a convolution along `dims` axes, or of a transposed convolution."""
 
     def plan(message: Any, planner: Planner) -> Planned[AccelRef]:
         name = planner.name
@@ -161,7 +167,7 @@ def _convolves(dims: int, *, is_transposed: bool = False) -> Callable[[Any, Plan
     return plan
 
 
-@operation(actor=DnnActor, plan=_convolves(2))
+@operation(actor=DnnActor, plan=_plan_convolution(2))
 async def conv2d(
     input: Operand,
     weight: Operand,
@@ -173,27 +179,28 @@ async def conv2d(
     *,
     out: AccelRef | None = None,
 ) -> AccelRef:
-    """Convolve images with weights, as `torch.nn.functional.conv2d`: a cross-correlation.
+    """Convolve images with weights, as `torch.nn.functional.conv2d`; this is a cross-correlation.
 
     float16 and bfloat16 are computed in float32 and rounded once. The CPU backend copies windows to a matrix
-    and multiplies it (BLAS ``gemm``), for as many images at a time as some megabytes hold. Its results are
-    the same bits in each run. CUDA has cuDNN's kernels, and for float64 one of its own by definition.
+    and multiplies it (BLAS ``gemm``), for as many images at a time as fit into some megabytes. Its results
+    are the same bits in each run. The CUDA backend uses cuDNN, and for float64 its own direct kernel.
 
     Args:
         input: Array of shape (n, c, height, width), or (c, height, width), of float16, bfloat16, float32 or
             float64.
         weight: Array of shape (o, c / groups, rows, columns), of the same dtype.
-        bias: Array of shape (o,), which is added to each element of a channel.
-        stride: Steps from window to window: a number, or one for each axis.
-        padding: Zeros on both sides: a number, one for each axis, or a pair for each axis, as in `numpy.pad`.
-            ``"valid"``: none. ``"same"``: enough to keep the extents; if the number is odd, one more at the
-            end.
-        dilation: Steps between the elements of a window.
-        groups: Groups of channels, each of which makes an equal part of the result by itself.
+        bias: Array of shape (o,), whose elements are added to the channels.
+        stride: The elements from one window to the next: a number, or a number for each axis.
+        padding: The number of zeros on both sides: a number, a number for each axis, or a pair for each axis,
+            as in `numpy.pad`. ``"valid"`` means 0. ``"same"`` means as many as keep the extents; if the total
+            is odd, the additional zero is at the end.
+        dilation: The elements from one element of a window to the next: a number, or a number for each axis.
+        groups: The number of groups of channels. Each makes an equal part of the result from its own input.
         out: Array to write to.
 
     Returns:
-        The result, of shape (n, o, windows, windows).
+        The result, of shape (n, o, ...), or (o, ...) without n, with ``(extent + padding on both sides -
+        dilation * (window - 1) - 1) // stride + 1`` elements along each axis, for a window of the weights.
 
     Raises:
         TypeError: Dtypes differ, or are not supported; or an argument is not an integer.
@@ -204,17 +211,17 @@ async def conv2d(
     ...
 
 
-@operation_like(conv2d, plan=_convolves(1))
+@operation_like(conv2d, plan=_plan_convolution(1))
 def conv1d() -> None:
     """Convolve sequences of shape (n, c, length), as `torch.nn.functional.conv1d`; see `conv2d`."""
 
 
-@operation_like(conv2d, plan=_convolves(3))
+@operation_like(conv2d, plan=_plan_convolution(3))
 def conv3d() -> None:
     """Convolve volumes of shape (n, c, d, h, w), as `torch.nn.functional.conv3d`; see `conv2d`."""
 
 
-@operation(actor=DnnActor, plan=_convolves(2, is_transposed=True))
+@operation(actor=DnnActor, plan=_plan_convolution(2, is_transposed=True))
 async def conv_transpose2d(
     input: Operand,
     weight: Operand,
@@ -229,50 +236,49 @@ async def conv_transpose2d(
 ) -> AccelRef:
     """Spread images over windows, as `torch.nn.functional.conv_transpose2d`: the transposed map of `conv2d`.
 
-    Its own gradients are `conv2d` of the gradient with the same weight, and `conv_weight_grad` with the
-    gradient as `input` and the input as `grad_output`.
+    The gradient by the input is `conv2d` of the result's gradient with the same weight. The gradient by the
+    weight is `conv_weight_grad`, with the result's gradient as `input` and the input as `grad_output`.
 
     Args:
-        input: Array of shape (n, c, height, width), or (c, height, width).
+        input: Array of shape (n, c, height, width), or (c, height, width), with a dtype of `conv2d`.
         weight: Array of shape (c, o / groups, rows, columns), of the same dtype.
-        bias: Array of shape (o,), which is added to each element of a channel.
-        stride: Steps from window to window in the result.
-        padding: The number of elements to cut off on both sides, in the form of `conv2d`, but without names.
-        output_padding: The number of elements to add at the end: below the stride or the dilation.
-        groups: Groups of channels.
-        dilation: Steps between the elements of a window.
+        bias: Array of shape (o,), whose elements are added to the channels.
+        stride: The elements from one window to the next in the result.
+        padding: The number of elements to cut off on both sides, as numbers in the forms of `conv2d`.
+        output_padding: The number of elements to add at the end, which is below the stride or the dilation.
+        groups: The number of groups of channels.
+        dilation: The elements from one element of a window to the next.
         out: Array to write to.
 
     Returns:
-        The result: of shape (n, o, ...) with ``(windows - 1) * stride - 2 * padding + dilation * (rows - 1) +
-        output_padding + 1`` elements along an axis.
+        The result, of shape (n, o, ...), or (o, ...) without n, with ``(extent - 1) * stride - padding on
+        both sides + dilation * (window - 1) + output_padding + 1`` elements along each axis.
 
     Raises:
-        TypeError, ValueError: As of `conv2d`; or `output_padding` is too large, or
-            `padding` leaves no element.
+        TypeError, ValueError: As `conv2d`; or `output_padding` is too large, or `padding` leaves no element.
     """
     ...
 
 
-@operation_like(conv_transpose2d, plan=_convolves(1, is_transposed=True))
+@operation_like(conv_transpose2d, plan=_plan_convolution(1, is_transposed=True))
 def conv_transpose1d() -> None:
-    """Convolve sequences transposed, as `torch.nn.functional.conv_transpose1d`; see `conv_transpose2d`."""
+    """Spread sequences over windows, as `torch.nn.functional.conv_transpose1d`; see `conv_transpose2d`."""
 
 
-@operation_like(conv_transpose2d, plan=_convolves(3, is_transposed=True))
+@operation_like(conv_transpose2d, plan=_plan_convolution(3, is_transposed=True))
 def conv_transpose3d() -> None:
-    """Convolve volumes transposed, as `torch.nn.functional.conv_transpose3d`; see `conv_transpose2d`."""
+    """Spread volumes over windows, as `torch.nn.functional.conv_transpose3d`; see `conv_transpose2d`."""
 
 
 def _plan_grad(message: Any, planner: Planner) -> Planned[AccelRef]:
-    """Plan the gradient for the weights, or for the input: of these, only the shape is given."""
+    """Plan the gradient by the weights or by the input, of which the message has only the shape."""
     name, is_of_weight = planner.name, hasattr(message, "weight_size")
     names = ("input", "weight_size") if is_of_weight else ("input_size", "weight")
-    size_argument, taken = names[is_of_weight], names[not is_of_weight]
+    size_argument, array_argument = names[is_of_weight], names[not is_of_weight]
     result_shape = shape_of(name, size_argument, getattr(message, size_argument))
-    operand = planner.read(taken, getattr(message, taken))
+    operand = planner.read(array_argument, getattr(message, array_argument))
     grad = planner.read("grad_output", message.grad_output)
-    check_dtypes(planner, **{taken: operand}, grad_output=grad)
+    check_dtypes(planner, **{array_argument: operand}, grad_output=grad)
     x, weight = (operand.shape, result_shape) if is_of_weight else (result_shape, operand.shape)
     if not 3 <= len(weight) <= 5:
         raise ValueError(f"{name}: {names[1]} must have 1 to 3 axes after its channels, got {weight}")
@@ -303,25 +309,24 @@ async def conv_input_grad(
     dilation: _Sizes = 1,
     groups: int = 1,
 ) -> AccelRef:
-    """Compute the gradient of a convolution for its input, as `torch.nn.grad.conv2d_input`.
+    """Compute the gradient of a convolution by its input, as `torch.nn.grad.conv2d_input`.
 
     The number of the weights' axes selects between `conv1d`, `conv2d` and `conv3d`.
 
     Args:
         input_size: Shape of the input.
         weight: The weights.
-        grad_output: The gradient for the result, of its shape.
-        stride: The convolution's.
-        padding: The convolution's.
-        dilation: The convolution's.
-        groups: The convolution's.
+        grad_output: The gradient by the result, of the result's shape and the dtype of `weight`.
+        stride: As in the convolution.
+        padding: As in the convolution.
+        dilation: As in the convolution.
+        groups: As in the convolution.
 
     Returns:
         The gradient, of shape `input_size`.
 
     Raises:
-        TypeError, ValueError: As of `conv2d`; or `grad_output` has another shape than the
-            result.
+        TypeError, ValueError: As `conv2d`; or `grad_output` has another shape than the result.
     """
     ...
 
@@ -336,32 +341,32 @@ async def conv_weight_grad(
     dilation: _Sizes = 1,
     groups: int = 1,
 ) -> AccelRef:
-    """Compute the gradient of a convolution for its weights, as `torch.nn.grad.conv2d_weight`.
+    """Compute the gradient of a convolution by its weights, as `torch.nn.grad.conv2d_weight`.
 
     Args:
         input: The input.
         weight_size: Shape of the weights.
-        grad_output: The gradient for the result, of its shape.
-        stride: The convolution's.
-        padding: The convolution's.
-        dilation: The convolution's.
-        groups: The convolution's.
+        grad_output: The gradient by the result, of the result's shape and the dtype of `input`.
+        stride: As in the convolution.
+        padding: As in the convolution.
+        dilation: As in the convolution.
+        groups: As in the convolution.
 
     Returns:
         The gradient, of shape `weight_size`.
 
     Raises:
-        TypeError, ValueError: As of `conv_input_grad`.
+        TypeError, ValueError: As `conv_input_grad`.
     """
     ...
 
 
 @composed
 async def conv_bias_grad(grad_output: Operand) -> AccelRef:
-    """Compute the gradient of a convolution for its bias: the sum over all axes except the channels'.
+    """Compute the gradient of a convolution by its bias: the sum over all axes except the channels.
 
     Args:
-        grad_output: The gradient for the result, of shape (n, o, ...).
+        grad_output: The gradient by the result, of shape (n, o, ...). Without n, add that axis first.
 
     Returns:
         The gradient, of shape (o,).

@@ -1,4 +1,8 @@
-"""The actor of convolutions, pooling and attention, and checks that several functions share."""
+"""The actor of convolutions, pooling and attention, and checks that several functions of `nn` share.
+
+The first argument of a check is the name of the operation, and then often the name of the argument, for the
+error.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ def check_real(name: str, **arguments: ExpressionArgument) -> None:
     """Refuse complex arrays and numbers, because the formulas are for real ones.
 
     Raises:
-        TypeError: One is complex.
+        TypeError: An argument is complex.
     """
     for argument, value in arguments.items():
         dtype = getattr(value, "dtype", None)
@@ -30,10 +34,10 @@ def check_real(name: str, **arguments: ExpressionArgument) -> None:
 
 
 def check_choice(name: str, argument: str, value: object, choices: Collection[str]) -> None:
-    """Require one of several texts.
+    """Require one of several strings.
 
     Raises:
-        ValueError: It is another one.
+        ValueError: The value is not among them.
     """
     if not isinstance(value, str) or value not in choices:
         refuse_value(name, argument, tuple(choices), value)
@@ -42,11 +46,18 @@ def check_choice(name: str, argument: str, value: object, choices: Collection[st
 def check_range(
     name: str, minimum: float, below: float, *, is_closed: bool = False, **numbers: float
 ) -> None:
-    """Require real numbers from `minimum` on, and below another one, or up to it.
+    """Require real numbers that are at least `minimum`, and less than `below`.
+
+    Args:
+        name: Name of the operation.
+        minimum: The smallest valid number.
+        below: The upper limit.
+        is_closed: Whether `below` itself is valid.
+        **numbers: The numbers, by the names of their arguments.
 
     Raises:
-        TypeError: One is not a real number.
-        ValueError: One is outside, or NaN.
+        TypeError: An argument is not a real number.
+        ValueError: A number is outside, or NaN.
     """
     for argument, value in numbers.items():
         real(name, argument, value)
@@ -57,18 +68,18 @@ def check_range(
 
 @functools.cache
 def summing(name: str) -> Reduction:
-    """Make the sum along axes, by the name of the operation that it is a part of."""
+    """Return the reduction that sums along axes, for an operation with this name."""
     return Reduction("x", "sum", inputs=["x"], operation=name)
 
 
 @contextmanager
 def naming(name: str, label: str, length: int) -> Generator[None]:
-    """Convert the error of an index, so that it names the caller's number.
+    """Reword an `OutOfRangeError` of the body, so that it names the caller's index.
 
     Args:
         name: Name of the operation.
         label: The name for the index in the message.
-        length: The number of valid indices. A number below 0 was moved down by it.
+        length: The number of valid indices. It was subtracted from negative indices, so it is added again.
     """
     try:
         yield
@@ -81,8 +92,8 @@ def naming(name: str, label: str, length: int) -> Generator[None]:
 class DnnActor(LibraryActor):
     """Serves convolutions, pooling and attention, on a stream of its own.
 
-    CPU backend: NumPy's BLAS on windows of strides. CUDA: cuDNN, where it is installed and has kernels. All
-    else are products of cuBLAS, and kernels of the backend's own.
+    The CPU backend uses NumPy's BLAS on strided windows. The CUDA backend uses cuDNN if it is installed and
+    has a kernel, otherwise products of cuBLAS and its own kernels.
     """
 
     library = "dnn"
@@ -92,14 +103,14 @@ FLOATS = (DType.float16, DType.bfloat16, DType.float32, DType.float64)
 """Dtypes of the arrays; half precision is computed in float32 and rounded once."""
 
 MAX_INT32 = (1 << 31) - 1
-"""The most elements from one place to another: libraries have words of 32 bits, whose sums fit into 64."""
+"""The maximum distance in elements, because libraries have 32-bit words, whose sums fit into 64 bits."""
 
 
 def check_dtypes(planner: Planner, **arrays: ArraySpec | None) -> None:
-    """Require one floating dtype of all arrays.
+    """Require the same floating dtype of all arrays; an argument may be None.
 
     Raises:
-        TypeError: They differ, or are of another dtype.
+        TypeError: The dtypes differ, or are not in `FLOATS`.
     """
     present_arrays = {name: array for name, array in arrays.items() if array is not None}
     if len({array.dtype for array in present_arrays.values()}) > 1:
@@ -112,7 +123,7 @@ def check_float(name: str, argument: str, dtype: DType) -> None:
     """Require a floating dtype.
 
     Raises:
-        TypeError: It is another one.
+        TypeError: The dtype is not in `FLOATS`.
     """
     if dtype not in FLOATS:
         allowed = ", ".join(map(str, FLOATS))
@@ -123,17 +134,17 @@ def check_shape(name: str, argument: str, array: ArraySpec, shape: Ints) -> None
     """Require a shape.
 
     Raises:
-        ValueError: It is another one.
+        ValueError: The array has another shape.
     """
     if array.shape != shape:
         raise ValueError(f"{name}: {argument} must have shape {shape}, got {array.shape}")
 
 
 def check_axes(name: str, argument: str, shape: Ints, dims: int) -> None:
-    """Require spatial axes, one for channels, and perhaps one for a batch before it.
+    """Require a shape with `dims` spatial axes after the channels, and optionally a batch axis before these.
 
     Raises:
-        ValueError: There are more or fewer.
+        ValueError: The shape has more or fewer axes.
     """
     if len(shape) not in (dims + 1, dims + 2):
         raise ValueError(
@@ -142,7 +153,7 @@ def check_axes(name: str, argument: str, shape: Ints, dims: int) -> None:
 
 
 def at_least(name: str, argument: str, value: object, minimum: int) -> int:
-    """Take an integer of at least a minimum.
+    """Return an integer of at least a minimum, as a Python integer.
 
     Raises:
         TypeError: It is not an integer.
@@ -155,16 +166,16 @@ def at_least(name: str, argument: str, value: object, minimum: int) -> int:
 
 
 def is_several(value: object) -> bool:
-    """Return whether an argument is several numbers, and not one."""
+    """Return whether an argument is a sequence of numbers, and not a number."""
     return isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, str)
 
 
 def sizes(name: str, argument: str, value: object, dims: int, minimum: int) -> Ints:
-    """Take an integer for each spatial axis, or one for all.
+    """Return an integer for each spatial axis, from a sequence or from a single integer for all.
 
     Raises:
-        TypeError: Not integers.
-        ValueError: Another count of numbers, or one is too small or too large.
+        TypeError: A value is not an integer.
+        ValueError: The sequence has another length, or an integer is below `minimum` or above `MAX_INT32`.
     """
     values: Any = value if is_several(value) else (value,)
     numbers = tuple([at_least(name, argument, number, minimum) for number in values])
@@ -178,14 +189,14 @@ def sizes(name: str, argument: str, value: object, dims: int, minimum: int) -> I
 
 
 def pairs(name: str, value: object, dims: int) -> tuple[Ints, Ints]:
-    """Take paddings: a number for all sides, one for each axis, or for each axis a pair.
+    """Return paddings, from a number for all sides, a number for each axis, or a pair for each axis.
 
     Returns:
-        Paddings before and after the axes.
+        The paddings before the elements of each axis, and after them.
 
     Raises:
-        TypeError: Not integers.
-        ValueError: Another count of numbers, or a negative one.
+        TypeError: A value is not an integer.
+        ValueError: A sequence has another length, or a number is negative or too large.
     """
     paddings: Any = value
     if is_several(value) and any(map(is_several, paddings)):
@@ -198,11 +209,11 @@ def pairs(name: str, value: object, dims: int) -> tuple[Ints, Ints]:
 
 
 def shape_of(name: str, argument: str, value: object) -> Ints:
-    """Take a shape.
+    """Return a shape as a tuple of Python integers.
 
     Raises:
-        TypeError: No sequence of integers.
-        ValueError: A negative number.
+        TypeError: The value is not a sequence of integers.
+        ValueError: An extent is negative.
     """
     extents: Any = value
     if not is_several(value):
@@ -212,14 +223,14 @@ def shape_of(name: str, argument: str, value: object) -> Ints:
 
 @attrs.frozen
 class Windows:
-    """Checked sizes of windows, along each spatial axis.
+    """Checked sizes of windows, in elements along each spatial axis.
 
     Attributes:
-        window: Elements of a window.
-        stride: Steps from window to window.
-        padding_before: Zeros, or places, before the first element.
-        padding_after: Elements after the last one.
-        dilation: Steps between the elements of a window.
+        window: The elements that a window reads.
+        stride: The distance from one window to the next.
+        padding_before: The padding before the first element.
+        padding_after: The padding after the last element.
+        dilation: The distance between neighbours in a window.
     """
 
     window: Ints
@@ -230,11 +241,17 @@ class Windows:
 
     @classmethod
     def of(cls, name: str, message: Any, window: Ints, padding: object) -> Windows:
-        """Check the arguments of a message, for windows with these elements along each axis.
+        """Check the arguments of a message for windows of this size.
+
+        Args:
+            name: Name of the operation.
+            message: The message, with `stride` (None for the window) and optionally `dilation`.
+            window: The elements that a window reads along each axis.
+            padding: The padding; see `pairs`.
 
         Raises:
-            TypeError: Not integers.
-            ValueError: Too small numbers, or another count of them.
+            TypeError: A value is not an integer.
+            ValueError: A number is too small or too large, or a sequence has another length.
         """
         dims = len(window)
         stride = window if message.stride is None else sizes(name, "stride", message.stride, dims, 1)
@@ -243,6 +260,6 @@ class Windows:
 
     @property
     def reach(self) -> Ints:
-        """The number of elements from the first to the last one of a window."""
+        """The number of elements that a window spans, including its gaps."""
         both = zip(self.dilation, self.window, strict=True)
         return tuple([step * (extent - 1) + 1 for step, extent in both])

@@ -1,6 +1,9 @@
-"""The check for leaks: a count of all resources, before and after.
+"""The check for leaks, which compares all resources before and after a piece of code.
 
-Children and chunks are seen on Linux only. Descriptors and shared memory of other libraries are not checked.
+A `Census` lists the resources at one moment, and `Census.leaks_since` compares two. `leak_check` is the
+context manager for tests; the pytest fixtures use `Census` and `raise_leaks`.
+
+Processes and chunks are seen on Linux only. Descriptors and shared memory of other libraries are not checked.
 """
 
 from __future__ import annotations
@@ -30,16 +33,15 @@ ItemT = TypeVar("ItemT")
 
 LeakKind = Literal["device", "array", "memory", "chunk", "thread", "process"]
 
-# Seconds for resources that end on their own, such as a killed worker.
-_SETTLE = 2.0
-_POLL_INTERVAL = 0.005
-# Trio keeps the threads of `to_thread.run_sync` for a while, to use them again.
+_SETTLE = 2.0  # seconds for resources that end on their own, such as a killed worker
+_POLL_INTERVAL = 0.005  # seconds
+# The start of the names of Trio's worker threads, which Trio caches for `to_thread.run_sync`.
 _CACHED_THREAD = "Trio thread "
 _LAUNCHER = "_launcher_process.py"
 _WORKER = "worker"
-_TEMPLATE = b"accel template\n"
+_TEMPLATE = b"accel template\n"  # the name of the process from which workers are forked
 _LAUNCHER_CLASS = "LauncherSupervisor"
-# Memory of isolated devices on the CPU backend, and host arrays, as it is mapped.
+# The mapping's name of host arrays, and of the memory of isolated devices on the CPU backend.
 _CHUNK = "/memfd:trio_accel (deleted)"
 _PROC = Path("/proc")
 
@@ -63,12 +65,12 @@ class Leak:
 
 @attrs.frozen
 class Thing:
-    """A resource of the process.
+    """A thread, a process or a chunk.
 
     Attributes:
         key: A unique key.
-        group: The group of interchangeable resources to which it belongs.
-        leak: Its description, if it leaks.
+        group: The group of interchangeable resources to which it belongs, such as all workers.
+        leak: The description to report if it has leaked.
     """
 
     key: object
@@ -78,12 +80,12 @@ class Thing:
 
 @attrs.frozen(kw_only=True)
 class Census:
-    """Resources at one moment. It keeps none alive.
+    """The resources at one moment, none of which it keeps alive.
 
     Attributes:
         devices: The open devices.
-        arrays: References to arrays, in words, by the id of their block.
-        memory: Blocks and bytes in use, by the path of the device.
+        arrays: Descriptions of the references to arrays, by the ids of their blocks.
+        memory: The number of blocks and bytes in use, by the path of the device.
         things: Threads, processes and chunks.
         workers: The number of worker processes that belong to open devices.
         launchers: The number of worker launchers that belong to open systems.
@@ -100,18 +102,18 @@ class Census:
     def take(
         cls, belongs: Callable[[OpenDevice], bool], memory: Mapping[str, tuple[int, int]] | None = None
     ) -> Self:
-        """Count all resources.
+        """List all resources, after two garbage collections.
 
         Args:
-            belongs: Whether to count a device and its arrays.
-            memory: The devices' own counts.
+            belongs: Returns whether to count a device and its arrays.
+            memory: The number of blocks and bytes that each device has reported, by its path.
         """
-        # Collect arrays in reference cycles, such as the frames of an error.
+        # Arrays in reference cycles, such as the frames of an error, are not leaks.
         gc.collect()
         gc.collect()
         devices = open_devices(everything)
         for device in devices:
-            # Memory for intermediate results is kept for the next chain, and belongs to no array.
+            # Drop the memory cached for the next chain's intermediate results, which belongs to no array.
             device.state.blocks.spare = None
         top = [child for system in _living(System) for child in system.tree().children]
         return cls(
@@ -128,7 +130,7 @@ class Census:
         )
 
     def leaks_since(self, baseline: Census) -> list[Leak]:
-        """Return everything that was added and does not belong to an open device."""
+        """Return the resources added since the baseline that do not belong to an open device."""
         arrays = [
             Leak("array", description)
             for block, description in self.arrays.items()
@@ -138,7 +140,7 @@ class Census:
             Leak("device", f"{device.path} is open") for device in self.devices - baseline.devices
         ]
         if device_leaks:
-            # That explains its memory, threads and processes.
+            # An open device explains memory, threads and processes.
             return device_leaks + arrays
         return [*arrays, *self._memory_since(baseline), *self._things_since(baseline)]
 
@@ -151,18 +153,19 @@ class Census:
                 yield Leak("memory", f"of {path}: {count} more, {used - used_before} bytes more")
 
     def _things_since(self, baseline: Census) -> Iterator[Leak]:
-        may_be = Counter(thing.group for thing in baseline.things)
-        # Open devices and systems may have started processes since, or replaced them: so these are counted.
-        may_be[_WORKER], may_be[_LAUNCHER] = self.workers, self.launchers
+        allowed = Counter(thing.group for thing in baseline.things)
+        # Open devices and systems may have started or replaced processes since the baseline. So their present
+        # number is allowed.
+        allowed[_WORKER], allowed[_LAUNCHER] = self.workers, self.launchers
         old = {thing.key for thing in baseline.things}
         for group, number in Counter(thing.group for thing in self.things).items():
             new = [thing.leak for thing in self.things if thing.group == group and thing.key not in old]
-            if (surplus := number - may_be[group]) > 0:
+            if (surplus := number - allowed[group]) > 0:
                 yield from new[-surplus:]
 
 
 def everything(device: OpenDevice) -> bool:
-    """Accept every device."""
+    """Accept every device, as an argument `belongs`."""
     return True
 
 
@@ -174,12 +177,13 @@ def open_devices(belongs: Callable[[OpenDevice], bool]) -> list[OpenDevice]:
 
 
 def _living(cls: type[ItemT]) -> list[ItemT]:
-    # `type`, not `isinstance`: proxies among the objects must not be woken.
+    # Do not use `isinstance`, which would wake proxies among the objects.
     return [item for item in gc.get_objects() if type(item) is cls]
 
 
 def _threads(devices: Iterable[OpenDevice]) -> Iterator[Thing]:
-    # A device's streams start at the first use of a library, and exist as long as the library.
+    # Skip the threads of an open device's streams. They start at the first use of a library, and exist as
+    # long as the library.
     streams = [f"{device.name} " for device in devices if device.isolation == "inline"]
     for thread in threading.enumerate():
         if not thread.name.startswith((_CACHED_THREAD, *streams)):
@@ -188,7 +192,7 @@ def _threads(devices: Iterable[OpenDevice]) -> Iterator[Thing]:
 
 
 def _processes() -> Iterator[Thing]:
-    """Yield all descendants of this process, including dead processes that are not reaped."""
+    """Yield all descendants of this process, including unreaped dead processes, but not templates."""
     children: dict[int, list[tuple[int, int]]] = {}
     for number, parent, started in _everyone():
         children.setdefault(parent, []).append((number, started))
@@ -222,7 +226,7 @@ def _chunks(devices: Iterable[OpenDevice]) -> Iterator[Thing]:
 
 
 def _everyone() -> Iterator[tuple[int, int, int]]:
-    """Yield process ID, parent and start time of every process."""
+    """Yield the ID, the parent's ID and the start time of every process of the machine."""
     for folder in _PROC.glob("[0-9]*"):
         # The program's name, in parentheses, may contain anything.
         fields = _content(folder / "stat").decode(errors="replace").rpartition(")")[2].split()
@@ -234,7 +238,7 @@ def _content(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError:
-        # It has ended meanwhile, or is somebody else's.
+        # The process has ended meanwhile, or belongs to another user.
         return b""
 
 
@@ -257,24 +261,25 @@ class LeakError(AssertionError):
 async def leak_check(*scope: Device | System) -> AsyncGenerator[None]:
     """Fail if the body of the ``async with`` leaks resources.
 
-    It counts open devices, references to arrays, blocks and chunks of device memory, threads, and processes,
-    including descendants. It does not count resources of devices that stay open: the threads of their
-    streams, their workers with the launcher, and one empty chunk for each device. Chunks and processes are
-    seen on Linux.
+    It counts open devices, references to arrays, blocks and chunks of device memory, threads, and descendant
+    processes. It does not count resources of devices that stay open: the threads of their streams, their
+    workers with the launcher, and one empty chunk for each device. Chunks and processes are seen only on
+    Linux.
 
     At the end the devices are synchronized, garbage is collected, and resources that end on their own get up
-    to two seconds. If the body raises, nothing is checked.
+    to two seconds. If the body raises or is cancelled, nothing is checked.
 
-    Variables outlive the block in which they were assigned: if a local variable of the surrounding function
-    refers to an array, the array counts as a leak. Call a function in the body.
+    A local variable exists until its function ends. So if a variable of the function around the body refers
+    to an array, the array counts as a leak. Call a function in the body.
 
     Args:
-        *scope: Devices, and systems with their devices, to check for devices, arrays and memory; by default
-            all of this Trio run. The rest is always counted for the whole process.
+        *scope: The devices, or systems with all their devices, whose arrays and memory are checked;
+            by default all devices of this Trio run. Other resources
+            are always counted for the whole process.
 
     Raises:
-        LeakError: Resources have leaked; it names each.
-        TypeError: `scope` has something else than devices and systems.
+        LeakError: Resources have leaked; the error names each.
+        TypeError: `scope` has an item that is neither a device nor a system.
     """
     for item in scope:
         if not isinstance(item, (Device, System)):
@@ -290,7 +295,11 @@ async def leak_check(*scope: Device | System) -> AsyncGenerator[None]:
 
 
 def raise_leaks(baseline: Census, take: Callable[[], Census]) -> None:
-    """Do the final check of `leak_check` outside of Trio; blocks.
+    """Do the final check of `leak_check` outside of Trio; blocks for up to two seconds.
+
+    Args:
+        baseline: The resources before.
+        take: Lists the present resources.
 
     Raises:
         LeakError: Resources have leaked.
@@ -309,7 +318,7 @@ def _belongs(scope: tuple[Device | System, ...], device: OpenDevice) -> bool:
 
 
 async def _take(belongs: Callable[[OpenDevice], bool]) -> Census:
-    """Count everything, when devices have nothing in flight and no memory to release."""
+    """List all resources, once the devices have nothing in flight and no memory to release."""
     memory: dict[str, tuple[int, int]] = {}
     for device in open_devices(belongs):
         try:
@@ -325,7 +334,7 @@ async def _take(belongs: Callable[[OpenDevice], bool]) -> Census:
 
 
 async def _wait_for_spares(device: OpenDevice) -> None:
-    """Wait until the spare workers are up, because a worker during its start looks like a leak."""
+    """Wait up to two seconds for the spare workers, because a worker during its start looks like a leak."""
     dispatch = device.dispatch
     deadline = time.monotonic() + _SETTLE
     while (
@@ -337,5 +346,5 @@ async def _wait_for_spares(device: OpenDevice) -> None:
 
 
 async def _pause() -> None:
-    # Do not use `trio.sleep`, because a test's clock may be stopped.
+    # Do not use `trio.sleep`, because a test's clock may not advance.
     await trio.to_thread.run_sync(time.sleep, _POLL_INTERVAL)

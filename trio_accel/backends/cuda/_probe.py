@@ -1,6 +1,7 @@
-"""The CUDA devices of the machine, or the reason why there are none.
+"""Finds the CUDA devices of the machine, or the reason why none can be used, with the remedy.
 
-A process of its own asks the driver: the application must not call CUDA (D55).
+A child process queries the driver, because the application must not call CUDA (D55). `ask` runs any function
+of `_probe_process` in such a child; `probe` turns its answer into descriptions and reasons.
 """
 
 from __future__ import annotations
@@ -22,14 +23,16 @@ from . import _probe_process
 
 _PROGRAM = Path(_probe_process.__file__)
 _MODULE = Path("/sys/module/nvidia/version")
-_PROBE_TIMEOUT = 60.0
+_PROBE_TIMEOUT = 60.0  # seconds
 _LOG_ADVICE = "see what `nvidia-smi` and the system's log say"
-_OLDEST = 12000
+_OLDEST = 12000  # the driver's version, as CUDA encodes 12.0
 _UUID_DIGITS = 32
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _ORDER = "CUDA_DEVICE_ORDER"
+# The values of CUcomputemode.
 _MODES = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
 _PROHIBITED, _EXCLUSIVE = 2, 3
+# Advice for errors at the driver's start. "It" and "its" are the driver.
 _ADVICE = {
     "CUDA_ERROR_STUB_LIBRARY": (
         "what was loaded is the toolkit's stub of it: take its folder `stubs` out of LD_LIBRARY_PATH"
@@ -46,19 +49,20 @@ _ADVICE = {
     ),
     "CUDA_ERROR_UNKNOWN": f"load its kernel module anew, or reboot; {_LOG_ADVICE}",
 }
+# Errors that may disappear on their own.
 _PASSING = {"CUDA_ERROR_DEVICE_UNAVAILABLE", "CUDA_ERROR_SYSTEM_NOT_READY"}
 
 
 @attrs.frozen(kw_only=True)
 class DeviceFacts:
-    """Facts of the driver about a device without a context.
+    """The driver's facts about a device, for which it need not be open.
 
     Attributes:
         info: Description of the device.
         capability: Compute capability, such as ``(9, 0)``.
-        mode: Compute mode.
-        keeps_memory: Whether memory can be exported as a descriptor.
-        why_not: Why it cannot be used; None if it can.
+        mode: Compute mode, such as ``"exclusive process"``.
+        keeps_memory: Whether memory can be exported as a descriptor, which worker processes require.
+        why_not: The reason why the device cannot be used; None if it can.
     """
 
     info: DeviceInfo
@@ -75,13 +79,14 @@ class DeviceFacts:
 
 @attrs.frozen(kw_only=True)
 class ProbeResult:
-    """Findings of the probe.
+    """The answer of `probe`.
 
     Attributes:
         version: CUDA version of the driver, such as ``(13, 0)``; None without a driver.
-        devices: The devices by number.
-        reason: Why there is no usable device, and the remedy; None if there is one.
-        is_passing: Whether the reason may disappear on its own, so that another probe is worthwhile.
+        devices: The devices, usable or not, by number.
+        reason: The reason why no device is usable, and the remedy; None if any is usable.
+        is_passing: Whether an obstacle of the driver or of any device may disappear on its own, so that
+            another probe is worthwhile.
     """
 
     version: tuple[int, int] | None = None
@@ -91,7 +96,7 @@ class ProbeResult:
 
     @property
     def driver(self) -> str | None:
-        """The versions of the driver, if the system reports it, and of its CUDA; None without a driver."""
+        """The driver's version, if the system reports it, and its CUDA version; None without a driver."""
         if self.version is None:
             return None
         cuda = "CUDA " + ".".join(map(str, self.version))
@@ -105,11 +110,13 @@ _answers: dict[tuple[str | None, ...], ProbeResult] = {}
 
 
 def probe(*, is_worker: bool = False) -> ProbeResult:
-    """Query the driver; blocks. Findings that cannot change are cached for each setting of the environment.
+    """Query the driver; blocks.
+
+    Answers that cannot change are cached for each setting of the environment variables that select devices.
 
     Args:
-        is_worker: This process serves one device and may load the driver; other processes use a child
-            process.
+        is_worker: Whether this process serves one device, and so may load the driver. Other processes use a
+            child process.
     """
     key = (os.environ.get(_VISIBLE), os.environ.get(_ORDER))
     if key not in _answers:
@@ -124,17 +131,17 @@ def _probe(visible: str | None, is_worker: bool) -> ProbeResult:
     if sys.platform != "linux":
         return ProbeResult(reason=f"the CUDA backend runs on Linux, and this is {sys.platform}")
     if is_worker:
-        return _understood(_probe_process.probe(tries_contexts=False), visible)
+        return _interpret(_probe_process.probe(tries_contexts=False), visible)
     try:
         answer = ask("probe", {"tries_contexts": True})
     except ChildError as error:
         return ProbeResult(
             reason=f"a process that asked the NVIDIA driver for its GPUs {error}; {_LOG_ADVICE}"
         )
-    return _understood(answer, visible)
+    return _interpret(answer, visible)
 
 
-def _understood(answer: dict[str, Any], visible: str | None) -> ProbeResult:
+def _interpret(answer: dict[str, Any], visible: str | None) -> ProbeResult:
     if answer.get("error") == "load":
         return ProbeResult(reason=_no_driver(answer["detail"]))
     number = int(answer["version"])
@@ -201,7 +208,7 @@ def _facts(index: int, device: dict[str, Any]) -> DeviceFacts:
 
 
 def _uuid(digits: str) -> str | None:
-    """Format a UUID as `nvidia-smi` does; None if the driver has not reported it."""
+    """Format a UUID as `nvidia-smi` does; return None if the driver has not reported it."""
     if len(digits) != _UUID_DIGITS or not digits.strip("0"):
         return None
     return f"GPU-{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
@@ -228,27 +235,30 @@ def taken(name: str) -> str:
     )
 
 
-_GRACE = 1.0
-# Processes that do not even end when they are killed, because they hang in the kernel's module.
+_GRACE = 1.0  # seconds for a killed process to end
+# Killed processes that have not ended, because they hang in the driver's kernel module.
 _stuck: list[subprocess.Popen[bytes]] = []
 
 
 class ChildError(Exception):
-    """The program gave no result; the text states how it ended, as a clause without a subject."""
+    """The child gave no result. The text states how it ended, as a clause without a subject."""
 
 
 def ask(function: str, arguments: Mapping[str, object], path: Sequence[str] = ()) -> Any:
-    """Call a function of `_probe_process` in a process of its own; blocks.
+    """Call a function of `_probe_process` in a child process; blocks for up to a minute.
 
     Args:
-        function: Its name.
-        arguments: Its arguments, in JSON like its result.
-        path: The module search path, if it imports any.
+        function: The name of the function.
+        arguments: Its arguments by name, which JSON must be able to encode.
+        path: The module search path, if the function imports packages; otherwise empty.
+
+    Returns:
+        The result of the function, decoded from JSON.
 
     Raises:
-        ChildError: It crashed, hung, could not be started, or printed something else.
+        ChildError: The child crashed, hung, could not be started, or printed no JSON.
     """
-    # `site` runs if packages are needed, because it makes the list of places with packages.
+    # Run `site` only if packages are needed, because it adds their folders to the search path.
     command = [sys.executable, *(["-I"] if path else ["-I", "-S"]), str(_PROGRAM)]
     question = json.dumps([function, path, arguments]).encode()
     pipe = subprocess.PIPE

@@ -1,4 +1,11 @@
-"""Waits of tasks and launches: for a time, an arrival, a context, a turn, or a call of `notify`."""
+"""The objects by which tasks and launches wait.
+
+* `Availability`: for a context of a device.
+* `Arrival`: for something in transit.
+* `Alarms`: for a time.
+* `TaskNotifier`: for a call of `notify`.
+* `SubmissionOrder` and `SubmissionTurn`: for earlier operations on the same memory.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +18,14 @@ from ...actors import WAKE_VALUE
 
 
 class Availability:
-    """The generations of a device, from the first to its end.
+    """The generations of a device. Each begins with a new context, and ends when the context is lost.
 
     Attributes:
         generation: The number of the current generation, or of the last one; 0 before the first.
-        is_ready: Whether there is a generation now.
-        is_ended: Whether none will follow.
-        is_shut: Whether requests are refused: none will follow, or only when the device is opened again.
+        is_ready: Whether a generation has begun and not ended.
+        is_ended: Whether no generation will follow.
+        is_shut: Whether requests are refused, because no generation will follow, or only when the device is
+            opened again.
     """
 
     __slots__ = ("_changed", "generation", "is_ended", "is_ready", "is_shut")
@@ -53,11 +61,14 @@ class Availability:
         self._changed.unpark_all()
 
     async def wait_changed(self) -> None:
-        """Wait for the next change."""
+        """Wait for the next call of `begin`, `shut`, `interrupt` or `end`."""
         await self._changed.park()
 
     async def watch(self) -> AsyncGenerator[int]:
-        """Iterate over the generations: the current one, then each new one, until the end."""
+        """Yield the current generation, then new ones until the end.
+
+        A generation that ends before the next iteration is skipped.
+        """
         generation = 0
         while not self.is_ended:
             if self.is_ready and self.generation != generation:
@@ -70,12 +81,13 @@ class Availability:
 class Arrival:
     """Something in transit, such as a host array that a thread copies.
 
-    Operations that need it are not launched before. Holding a stream for it would block every driver call
-    that waits for the context, and perhaps the thread that has to release the stream (D50).
+    Operations that need it are launched only after its arrival. A stream must not be held for it instead,
+    because that would block every driver call that waits for the context, and perhaps the thread that has to
+    release the stream (D50).
 
     Attributes:
         is_over: Whether it has arrived, or never will.
-        failure: The reason why it never will.
+        failure: The reason why it never will; None if it has arrived or is still in transit.
     """
 
     __slots__ = ("__weakref__", "_waiting", "failure", "is_over")
@@ -86,7 +98,7 @@ class Arrival:
         self._waiting: list[Callable[[], None]] = []
 
     def tell(self, notify: Callable[[], None]) -> None:
-        """Call `notify` when it is over; on the Trio thread."""
+        """Call `notify` when it is over, or now if it is over already; on the Trio thread."""
         if self.is_over:
             notify()
         else:
@@ -102,7 +114,10 @@ class Arrival:
 
 
 class Alarms:
-    """Callbacks with deadlines on Trio's clock. A dropped callback is released at once."""
+    """Callbacks with deadlines on Trio's clock, one for each key.
+
+    After a drop, no reference to the callback remains.
+    """
 
     __slots__ = ("_alarms", "_changed")
 
@@ -118,14 +133,14 @@ class Alarms:
         return key in self._alarms
 
     def set(self, key: Hashable, deadline: float, callback: Callable[[], None]) -> None:
-        """Call back at the deadline; only one alarm per key."""
+        """Call back once, when Trio's clock has reached the deadline; replace the key's earlier alarm."""
         is_next = all(deadline < scheduled for scheduled, _ in self._alarms.values())
         self._alarms[key] = (deadline, callback)
         if is_next:
             self._changed.set()
 
     def drop(self, key: Hashable) -> None:
-        """Drop the callback of a key."""
+        """Drop the alarm of a key, if there is one."""
         self._alarms.pop(key, None)
 
     def clear(self) -> None:
@@ -134,7 +149,7 @@ class Alarms:
 
     @enable_ki_protection
     async def run(self) -> None:
-        """Call back in time, until cancelled."""
+        """Call the callbacks at their deadlines, until cancelled. An error of a callback is raised."""
         while True:
             self._changed = trio.Event()
             deadline = min((deadline for deadline, _ in self._alarms.values()), default=float("inf"))
@@ -142,19 +157,19 @@ class Alarms:
                 await self._changed.wait()
             now = trio.current_time()
             for key, (due, callback) in tuple(self._alarms.items()):
-                # A callback may drop later alarms.
+                # An earlier callback of this loop may have dropped this alarm.
                 if due <= now and key in self._alarms:
                     del self._alarms[key]
                     callback()
 
 
 class TaskNotifier:
-    """Wakes the one task that waits here; a call of `notify` without a waiting task is lost.
+    """Wakes the only task that waits here. A call of `notify` without a waiting task has no effect.
 
-    It costs half as much as an event, because an event would be made for each wait.
+    It costs half as much as a `trio.Event`, of which each wait would need a new one.
 
     Attributes:
-        task: The waiting task; do not change it from outside.
+        task: The waiting task, or None; read-only for others.
     """
 
     __slots__ = ("task",)
@@ -163,10 +178,10 @@ class TaskNotifier:
         self.task: trio.lowlevel.Task | None = None
 
     async def wait(self) -> None:
-        """Wait for the next `notify`."""
+        """Wait for the next `notify`; can be cancelled."""
 
         def abort(_: object) -> trio.lowlevel.Abort:
-            # Otherwise a later `notify` would reschedule an unparked task, which Trio forbids.
+            # Otherwise a later `notify` would reschedule a task that no longer waits, which Trio forbids.
             self.task = None
             return trio.lowlevel.Abort.SUCCEEDED
 
@@ -181,16 +196,17 @@ class TaskNotifier:
 
 
 class SubmissionTurn:
-    """One operation's place in the order. Made by `SubmissionOrder.enter`.
+    """The position of one operation in a `SubmissionOrder`, whose `enter` makes it.
 
     Attributes:
-        reads: The blocks that it reads.
+        reads: The blocks that the operation reads.
         writes: The blocks that it changes.
-        waits_for: The number of operations that must be launched before.
-        followers: The turns that wait for this turn, if any.
-        ready: Set when it no longer waits for others; made when a task waits for that.
-        is_leaving: Whether only its place remains, which its followers need.
-        is_over: Whether it has given up its place.
+        waits_for: The number of turns that must end before.
+        followers: The turns that wait for this turn; None if there are none.
+        ready: The event of the task that waits for this turn, set when the turn is ready; None without one.
+        is_leaving: Whether the operation was launched or withdrawn. If the turn still waits for others, it
+            keeps its position for its followers.
+        is_over: Whether the turn has ended.
     """
 
     def __init__(self, reads: frozenset[int], writes: frozenset[int]) -> None:
@@ -205,7 +221,7 @@ class SubmissionTurn:
 
     @property
     def is_ready(self) -> bool:
-        """Whether every operation that must be launched before has been launched, or never will be."""
+        """Whether the turn waits for no earlier operation, or has been released."""
         return self.waits_for == 0 or self._is_released
 
     async def wait(self) -> None:
@@ -215,13 +231,13 @@ class SubmissionTurn:
             await self.ready.wait()
 
     def release(self) -> None:
-        """Stop waiting, because the order no longer matters."""
+        """Make the turn ready, because the order no longer matters."""
         self._is_released = True
         if self.ready is not None:
             self.ready.set()
 
     def follow(self, earlier: SubmissionTurn) -> None:
-        """Follow another turn, unless it is over."""
+        """Wait for another turn, unless it is over."""
         if earlier.is_over or earlier is self:
             return
         if earlier.followers is None:
@@ -230,7 +246,7 @@ class SubmissionTurn:
         self.waits_for += 1
 
     def end(self) -> list[SubmissionTurn]:
-        """Give up the place; return the followers that can now give up theirs."""
+        """End the turn; return the leaving followers that can now end also."""
         self.is_over = True
         followers, self.followers = self.followers, None
         if followers is None:
@@ -246,11 +262,11 @@ class SubmissionOrder:
     """The submitted, unlaunched operations, in submission order.
 
     Library actors take their messages independently of each other, so an operation could be launched before
-    an earlier operation in another mailbox. If both touch the same memory and one of them writes, the later
-    one waits for the launch of the earlier one. From there on, streams and events keep the order.
+    an earlier operation in another mailbox. If both use the same memory and one of them writes, the later
+    operation waits for the launch of the earlier one. After the launches, streams and events keep the order.
 
-    There can be no deadlock, because an operation waits only for previously submitted operations, and each
-    library takes its own in submission order.
+    Operations cannot deadlock, because each waits only for previously submitted operations, and each library
+    takes its operations in submission order.
     """
 
     __slots__ = ("_readers", "_writers")
@@ -262,15 +278,15 @@ class SubmissionOrder:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no operation has a place."""
+        """Whether the order has no operations."""
         return not self._writers and not self._readers
 
     def is_free(self, reads: frozenset[int], writes: frozenset[int]) -> bool:
-        """Return whether an operation that used these blocks now would not follow any other."""
+        """Return whether a new operation on these blocks would not have to wait."""
         return self._writers.keys().isdisjoint(reads | writes) and writes.isdisjoint(self._readers)
 
     def enter(self, reads: frozenset[int], writes: frozenset[int]) -> SubmissionTurn:
-        """Give the next operation its place."""
+        """Add the next operation; return its turn."""
         turn = SubmissionTurn(reads, writes)
         writers, readers = self._writers, self._readers
         for block in reads:
@@ -294,15 +310,15 @@ class SubmissionOrder:
         return turn
 
     def leave(self, turn: SubmissionTurn, outputs: Iterable[int] = ()) -> None:
-        """Leave the order after the launch, or without one: operations that wait for this turn continue.
+        """Leave the order after the launch or a withdrawal, so that the operations that wait for it continue.
 
-        An operation withdrawn during its wait keeps its place until its turn, because later operations follow
-        the earlier ones only through that place.
+        An operation withdrawn during its wait keeps its position until its turn, because later operations
+        follow the earlier ones only through this position.
 
         Args:
-            turn: Its turn.
-            outputs: The blocks that it was to make. No earlier operation uses them. So after a withdrawal,
-                another operation that makes them need not follow this turn.
+            turn: The operation's turn.
+            outputs: The blocks that the operation makes. No earlier operation uses them. So after a
+                withdrawal, another operation that makes them need not follow this turn.
         """
         turn.is_leaving = True
         if turn.waits_for or turn.is_over:
@@ -333,7 +349,7 @@ class SubmissionOrder:
 
 
 async def run_together(tasks: Iterable[Callable[[], Awaitable[object]]]) -> None:
-    """Run tasks concurrently. The first error cancels the others, and is raised without a group."""
+    """Run tasks concurrently. The first error cancels the other tasks, and is raised without a group."""
     errors: list[Exception] = []
     async with trio.open_nursery() as nursery:
 

@@ -1,7 +1,8 @@
 """Encodes launches for a worker, with or without a template.
 
-An operation that differs from earlier ones only in its blocks is sent as the number of a launch template and
-these blocks. The rest is sent only once.
+A launch that differs from earlier ones only in its blocks and packed scalars is sent as the number of a
+template, the blocks and the scalars (`TemplateTable`). The template with the rest is sent only once. All
+other launches are sent completely (`encode_launch`).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from ..wire._protocol import Message
 from ..wire._specs import PLAIN, HostEncoder, encode_spec, result_of
 from ..wire._wire_values import encode_fault
 
-# The maximum length of a text or bytes value in a template. Recipes of graphs have some thousands.
+# The maximum length of a string or bytes value in a template. Recipes of graphs have some thousand bytes.
 _MOST_TEXT = 1 << 16
 
 _AddressOf: TypeAlias = Callable[[HostArray], "Message | None"]
@@ -46,9 +47,9 @@ def encode_launch(launch: Launch, read: HostEncoder, write: HostEncoder, fill: H
 
     Args:
         launch: The launch.
-        read: Called with each host array that the operation reads.
-        write: Called with each host array that it writes.
-        fill: Called with status words, which are filled from the reply.
+        read: Encodes a host array that the operation reads.
+        write: Encodes a host array that it writes.
+        fill: Encodes status words, which are filled from the reply.
 
     Raises:
         TypeError: The specification holds a value that cannot be encoded.
@@ -75,13 +76,13 @@ class TemplateTable:
     """The launch templates of one worker (D23).
 
     Two launches have the same template if they are equal after their blocks are numbered in order of
-    occurrence. The second of them makes the template, because many launches occur only once.
+    occurrence. The second launch makes the template, because many launches occur only once.
 
     Args:
         send: Sends a message to the worker.
 
     Attributes:
-        kept: The templates by the keys of their launches; the worker has exactly these numbers.
+        kept: The templates by the keys of their launches. The worker has them all under the same numbers.
     """
 
     def __init__(self, send: Callable[[Message], None]) -> None:
@@ -93,7 +94,7 @@ class TemplateTable:
     def find(  # noqa: C901, PLR0915  # calls that would make it shorter take as long as what they do
         self, launch: Launch, host: _AddressOf = _nowhere
     ) -> tuple[int, Ints, tuple[bytes, ...]] | None:
-        """Find the template of a launch. A new template is sent before the next message.
+        """Find the template of a launch, or make it and send it to the worker.
 
         Args:
             launch: The launch. Host arrays are part of the template, by their addresses.
@@ -101,7 +102,7 @@ class TemplateTable:
 
         Returns:
             The number of the template, the blocks in order of occurrence, and the packed scalars. None if the
-            launch cannot have a template, or is the first of its kind: then it is sent completely.
+            launch must be sent completely, because it cannot have a template or is the first of its kind.
 
         Raises:
             TypeError: Other processes cannot import the specification's class.
@@ -110,6 +111,7 @@ class TemplateTable:
             return None
         frame = launch.frame
         spec: Any = launch.spec
+        # A repeated chain remembers its template, so that no key is computed.
         if frame is not None and frame.table is self and frame.plan is not None:
             framed = frame.plan
             if framed.state != "over" and frame.nbytes == (
@@ -127,7 +129,7 @@ class TemplateTable:
         for block, nbytes in launch.allocations:
             key.append(nbytes)
             blocks.append(block)
-        # A separator, so that blocks of one kind are not mistaken for blocks of the next.
+        # Separate the lists of blocks, so that keys with equal numbers but other lists differ.
         key.append("outputs")
         for output in launch.outputs:
             blocks.append(output.id)
@@ -145,26 +147,25 @@ class TemplateTable:
             plan.is_used = True
             cache.counts.found += 1
         elif not cache.see(full_key):
-            # Many launches occur only once, so the second makes the template.
             cache.counts.seen += 1
             return None
         else:
-            plain = _encode(launch, positions, host)
+            plain = _encode_template(launch, positions, host)
             plan = cache.record(full_key, launch.name)
             if self._forgotten:
-                # Sent in order with the launches, so that the worker forgets at the same point.
+                # Send this in order with the launches, so that the worker forgets at the same point.
                 self._send(_orders.forget_templates(tuple(self._forgotten)))
                 self._forgotten.clear()
             self._send(_orders.template(plan.number, plain))
-        # Each block of a chain must occur once, so that the blocks are in the order of its arrays.
+        # The shortcut above lists blocks in the order of the chain's arrays, so each must occur only once.
         if frame is not None and list(map(_BLOCK, spec.arrays)) == list(positions):
             frame.table, frame.plan = self, plan
             frame.nbytes = launch.allocations[-1][1] if launch.allocations else 0
         return plan.number, tuple(positions), packed
 
 
-def _encode(launch: Launch, positions: Mapping[int, int], host: _AddressOf) -> Message:
-    """Encode a launch as plain values, with the positions of its blocks in place of their ids."""
+def _encode_template(launch: Launch, positions: Mapping[int, int], host: _AddressOf) -> Message:
+    """Encode a launch as a template, with the positions of its blocks in place of their ids."""
     described = launch.spec.descriptor()
 
     def numbered(array: ArraySpec) -> ArraySpec:
@@ -186,12 +187,14 @@ def _spec_key(
 ) -> tuple[list[Any], list[int], tuple[bytes, ...]] | None:
     """Split a specification into a key without blocks and packed scalars, the blocks, and the scalars.
 
-    Specifications with equal keys have equal encodings. None if the specification holds a value that cannot
-    be compared.
+    Specifications with equal keys have equal encodings.
 
     Args:
         spec: The specification.
         address: Returns the address of a host array; None if the address does not describe it completely.
+
+    Returns:
+        None if the specification has keyword fields, or a value that is too long or cannot be compared.
     """
     described = DESCRIPTORS[type(spec)]
     if described.keywords:
@@ -209,13 +212,13 @@ def _spec_key(
         if kind is ArraySpec:
             array = value
             blocks.append(array.block)
-            # `array_key` makes the same part of a key, with one more call for each array.
+            # The same as `array_key`, without a call for each array.
             key += array.offset, id(array.dtype), array.shape, array.strides
         elif kind in PLAIN and kind is not float:
-            # `value_key` makes the same part.
+            # The same as `value_key`, without a call. It is needed for floats, because it distinguishes -0.0.
             key += kind, value
             if (kind is bytes or kind is str) and len(value) > _MOST_TEXT:  # type: ignore[arg-type]  # it has one
-                # A template with it would hardly ever be found again.
+                # Such a value hardly ever occurs again.
                 return None
         elif kind is tuple and (arrays := arrays_of(value)):
             blocks += [array.block for array in arrays]
@@ -229,7 +232,7 @@ def _spec_key(
 
 
 def _without_contents(described: Descriptor, fields: list[Any]) -> tuple[list[Any], tuple[bytes, ...]]:
-    """Remove packed scalars, and replace status words by their number."""
+    """Return fields without the packed scalars, and with the number of status words instead of the words."""
     packed = tuple([fields[index] for index in described.packed])
     for index in described.packed:
         fields[index] = None

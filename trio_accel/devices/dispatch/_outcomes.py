@@ -1,4 +1,10 @@
-"""Copies of host arrays, the outcomes of requests, and their effects on the written arrays."""
+"""Ends the requests to a worker: copies of host arrays, outcomes, and effects on the written arrays.
+
+* `CopyService` copies host arrays in threads. A request's outcome waits for its copies, because they use the
+  program's arrays.
+* `OutcomePolicy` gives every request its only outcome: after an answer of the worker (`done`, `end_plainly`),
+  after the loss of the worker (`sort`, `without_lost`, `fail_if_guilty`), or without any run (`refuse`).
+"""
 
 from __future__ import annotations
 
@@ -33,9 +39,10 @@ from ._request import HostCopy, LeaseRequest, OperationRequest, RemoteRequest, S
 class CopyService:
     """Copies between host arrays of requests and memory shared with the worker, in threads.
 
-    The shared memory is the device's own if the application has it mapped, and is copied when the worker's
-    stream gets there. Otherwise it is a region of the pool of host memory, from and to which the device
-    transfers. It is copied as soon as the request is sent, or after it is done.
+    If the application has the device's own memory mapped, the copy uses that memory while the worker holds a
+    stream (`copy_on_device`). Otherwise the device transfers from and to a region of the pool of host memory.
+    Such a region is filled as soon as the request is sent (`stage`), or read after the request is done
+    (`fetch`).
 
     Attributes:
         begun: The number of copies so far.
@@ -50,7 +57,7 @@ class CopyService:
         self._nursery: trio.Nursery
 
     def open(self, nursery: trio.Nursery) -> None:
-        """Begin; tasks of the nursery wait for copies."""
+        """Begin; copies run in tasks of the nursery."""
         self._nursery = nursery
 
     def stage(self, request: OperationRequest, filled: Callable[[HostCopy], None]) -> None:
@@ -58,7 +65,7 @@ class CopyService:
 
         Args:
             request: The request.
-            filled: Called with each copy when its region is filled, or never will be.
+            filled: Called with each copy on the Trio thread, when its region is filled or never will be.
         """
         for copy in request.hosts.copies:
             if copy.is_upload and copy.region is not None and copy.stage == "planned":
@@ -83,7 +90,7 @@ class CopyService:
             request: Its request, which stores the error of a failed copy.
             copy: The copy.
             view: Returns the array over the device's memory.
-            copied: Called after the copy.
+            copied: Called after the copy, even if it has failed.
         """
         try:
             memory = view()
@@ -94,18 +101,18 @@ class CopyService:
             self._start(request, copy, memory, copied)
 
     def cancel(self, request: RemoteRequest) -> None:
-        """End the copies of one request soon."""
+        """Let the running copies of a request end early; does not wait for them."""
         for copying, (owner, _) in self._running.items():
             if owner is request:
                 copying.cancel()
 
     def unwind(self, request: RemoteRequest) -> None:
-        """End the copies of a request soon, and let its cancelled caller leave after them."""
+        """Let the running copies of a request end early, and its cancelled caller leave after them."""
         self.cancel(request)
         request.unwind()
 
     def cancel_on_device(self) -> None:
-        """End all copies from and to the device's memory soon, because their purpose is lost."""
+        """Let all copies from and to the device's memory end early, because their purpose is lost."""
         for copying, (_, copy) in self._running.items():
             if copy.region is None:
                 copying.cancel()
@@ -156,9 +163,10 @@ def _memory(copy: HostCopy) -> HostArray:
     return copy.region.array(copy.host.shape, copy.host.dtype)
 
 
-# The trouble report of an operation without trouble.
+# The trouble report of an operation without trouble: its fate, whether it was launched, whether an injected
+# fault struck, its error, and its invalid blocks.
 _FINE: Any = "done", True, False, None, ()
-# All phases of a launch in a worker are reported at its end; `Launch.times` has their times.
+# Hooks are notified of all phases of a launch at its end. `Launch.times` has the times.
 _PHASES = (Phase.ENQUEUE, Phase.COMPLETE, Phase.REPLY, Phase.RELEASE)
 
 
@@ -170,7 +178,7 @@ class OutcomePolicy:
         copies: Copies their host arrays.
 
     Attributes:
-        is_closing: Whether the device is being closed, so that nothing runs again.
+        is_closing: Whether the device is being closed, so that no request runs again.
     """
 
     def __init__(self, device: DeviceState, copies: CopyService) -> None:
@@ -190,14 +198,15 @@ class OutcomePolicy:
 
         Args:
             request: Its request.
-            addresses: The unknown addresses of its new blocks.
-            results: The host arrays by value.
-            trouble: The worker's report, unless the operation was launched and succeeded.
+            addresses: The addresses of its new blocks that are not yet known here.
+            results: The contents of the host arrays that the reply fills.
+            trouble: The worker's report, in the form of `_FINE`; None if the operation was launched and
+                succeeded.
 
         Returns:
-            The existing blocks of the program's arrays, and the error of the operation. None if memory was
-            short, but garbage may hold some: then the request does not have an outcome yet, and must be sent
-            once more.
+            The addresses in blocks that the program's arrays still use, and the error of the operation. None
+            if memory was short and garbage may hold some. Then the request has no outcome yet, and must be
+            sent once more.
         """
         launch, device = request.launch, self._device
         error: BaseException | None = None
@@ -217,13 +226,13 @@ class OutcomePolicy:
         generation = device.availability.generation
         live_blocks: list[int] = []
         for block in launch.keep:
-            # A departed caller's arrays are already released.
+            # If the caller has left, its arrays are already released.
             if isinstance(block, Block) and not block.is_released:
-                # It may have been planned while the device lacked a context.
+                # The block has an older generation if it was planned while the device had no context.
                 block.generation = generation
                 live_blocks.append(block.id)
         if invalid or request.failure is not None:
-            # If a copy failed, all arrays are invalid.
+            # If a copy failed, all written arrays are invalid.
             launch.mark_damaged(error, None if request.failure is not None else invalid)
         launch.heal(error)
         if is_launched and device.hooks:
@@ -237,7 +246,7 @@ class OutcomePolicy:
 
         Args:
             request: Its request.
-            results: The host arrays by value, as long as the arrays that they fill.
+            results: The contents of the host arrays that the reply fills; their lengths must match.
         """
         for host, data in zip(request.hosts.filled, results, strict=True):
             host[...] = np.ndarray(host.shape, host.dtype, data)
@@ -262,11 +271,11 @@ class OutcomePolicy:
     def _may_try_again(
         self, request: OperationRequest, error: Exception | None, *, is_launched: bool
     ) -> bool:
-        # The arrays that it changes in place may be partly changed.
+        # A launch may have changed parts of an array in place.
         is_as_it_was = not is_launched or request.reads.isdisjoint(request.writes)
-        # If all memory is too little, garbage cannot help, and collecting it blocks the loop.
+        # If the device's whole memory is too little, garbage cannot help, and its collection blocks the loop.
         is_short = isinstance(error, OutOfMemoryError) and error.requested <= error.total
-        # A request runs again only once, and not if other requests may have been refused because of it.
+        # Do not repeat it twice, or after other requests may have been refused because of it.
         return is_short and is_as_it_was and not (request.shortages or request.invalidates or self.is_closing)
 
     def _error_of(self, error: Exception | None, *, is_launched: bool) -> Exception | None:
@@ -281,17 +290,17 @@ class OutcomePolicy:
         done: Mapping[str, int],
         lost_blocks: Collection[int] = (),
     ) -> list[RemoteRequest]:
-        """Decide about the requests of a lost worker, in their order.
+        """Sort the requests of a lost worker: end those that fail, and return the others.
 
         Args:
-            requests: The requests.
+            requests: The requests, in their order.
             link: The worker.
             cause: The reason for its loss.
-            done: The number of requests that each library has completed there.
+            done: The number of requests that each library has completed in this worker.
             lost_blocks: The blocks whose memory was lost with the worker.
 
         Returns:
-            The requests for the next worker.
+            The requests for the next worker, in the same order.
         """
         requests = list(requests)
         begun = [
@@ -302,11 +311,11 @@ class OutcomePolicy:
         if link.is_stuck and begun:
             requests.remove(begun[0])
             self._end_stuck(begun.pop(0))
-        _find_overtaken(begun)
+        _mark_overtaken(begun)
         for request in requests:
             if isinstance(request, LeaseRequest) and request.stage == "left":
-                # These leases end before any request is examined, because the end of a borrowed array may be
-                # the end of a lease on this device.
+                # End these leases before any other request, because the end of a borrowed array may end a
+                # lease on this device.
                 request.end()
         suspects = self._policy.suspects(begun, done) if link.has_faulted else []
         suspicion = Suspicion(cause, self._device.generation, {request.number for request in suspects})
@@ -326,8 +335,8 @@ class OutcomePolicy:
     def _fails_to_open(self, request: RemoteRequest, link: WorkerLink, cause: Exception) -> bool:
         """Fail a request if its library was being opened at repeated losses; return whether it failed.
 
-        Nothing was in flight. The import of a module may end the process. It would end all workers, and so
-        the device for all of its users.
+        Nothing was in flight, so the library's import may have ended the process. If the request ran again,
+        it would end all workers, and so the device for all of its users.
         """
         if not isinstance(request, OperationRequest) or request.library in link.used:
             return False
@@ -340,7 +349,7 @@ class OutcomePolicy:
         return is_over
 
     def _end_stuck(self, request: OperationRequest) -> None:
-        """Fail the operation that began first, because the others wait for it."""
+        """Fail the operation that began first, because it is stuck and the others wait for it."""
         _strike(request.launch)
         stuck = CompletionTimeoutError("it did not complete, and the worker's loop stood still with it")
         self._device.locate(stuck, request.launch.name)
@@ -355,22 +364,35 @@ class OutcomePolicy:
         needed: Collection[int],
         lost_blocks: Collection[int],
     ) -> bool:
+        """Return whether a request runs again; otherwise end it, except leases.
+
+        Args:
+            request: The request.
+            link: The lost worker.
+            cause: The reason for its loss.
+            suspects: The requests that may have caused the loss.
+            needed: The blocks that earlier requests, which run again, need unchanged.
+            lost_blocks: The blocks whose memory was lost with the worker.
+        """
         if isinstance(request, LeaseRequest):
-            # The memory still exists, and so does the program's view of it.
+            # The program's view of the memory survives the worker.
             return request.stage == "sent"
         assert isinstance(request, OperationRequest)
         if _has_begun(request, link):
             request.is_suspect = request in suspects
-            # D136: these losses do not count, because an innocent request may meet a fault for each bad one.
+            # D136: if there are suspects, the loss counts only for them, because an innocent request may meet
+            # a fault of each bad request.
             request.losses += request.is_suspect or not suspects
             _strike(request.launch)
-            may = request.may_run_again(needed) and request.is_apart_from(lost_blocks)
+            is_repeatable = request.may_run_again(needed) and request.is_apart_from(lost_blocks)
             is_to_blame = suspects == [request]
-            reason = self._policy.why_it_fails(request.losses, is_repeatable=may, is_to_blame=is_to_blame)
+            reason = self._policy.why_it_fails(
+                request.losses, is_repeatable=is_repeatable, is_to_blame=is_to_blame
+            )
             if reason is not None:
                 self._fail_in_flight(request, cause, self._device.generation, reason)
                 return False
-            # An injected fault has struck, and would end the next context as well.
+            # Drop an injected fault that has struck, because it would end the next context as well.
             request.launch = request.launch.without_fault()
         if request.is_cancelled:
             self._copies.unwind(request)
@@ -380,12 +402,12 @@ class OutcomePolicy:
     def without_lost(
         self, requests: Iterable[RemoteRequest], lost_blocks: Collection[int]
     ) -> Iterable[RemoteRequest]:
-        """Refuse requests of arrays lost with a worker; yield the others."""
+        """Refuse requests that use blocks lost with a worker; yield the others for the next worker."""
         generation = self._device.generation
         for request in requests:
             if request.is_apart_from(lost_blocks):
                 for block in request.launch.keep if isinstance(request, OperationRequest) else ():
-                    # The next worker makes the block.
+                    # The next worker, and so the next generation, makes the block.
                     if isinstance(block, Block) and not block.is_released:
                         block.generation = generation + 1
                 yield request
@@ -403,7 +425,10 @@ class OutcomePolicy:
             self.refuse(request, error)
 
     def fail_if_guilty(self, request: RemoteRequest) -> bool:
-        """Fail a suspect if all other suspects have run without a fault; return whether it failed."""
+        """Fail a suspect if all other suspects have run without a fault; return whether it failed.
+
+        It does not fail if the options of the device let it run again.
+        """
         assert isinstance(request, OperationRequest)  # leases cannot be suspects
         suspicion = request.suspicion
         reason = self._policy.why_it_fails(request.losses, is_repeatable=True, is_to_blame=True)
@@ -432,11 +457,11 @@ class OutcomePolicy:
         request.finish(error)
 
     def refuse(self, request: RemoteRequest, error: Exception) -> None:
-        """End a request that no worker has begun."""
+        """End a request that no worker has begun, with an error or its cancellation."""
         if isinstance(request, LeaseRequest):
             request.failure = error
             request.granted.set()
-            # The event may just have ended a borrowed array, and with it a lease on this device.
+            # The end of another request's borrowed array may just have ended this lease.
             if request.stage != "over":
                 request.end()
             return
@@ -463,14 +488,15 @@ class OutcomePolicy:
 
 def _has_begun(request: RemoteRequest, link: WorkerLink) -> bool:
     """Return whether a worker had begun with an operation."""
-    # D58: before each launch, the worker writes the request's number to its library's word. A library
-    # launches in the order of numbers. So the word shows which requests had begun, even in a killed worker.
+    # D58: before each launch, the worker writes the request's number to the shared word of its library. A
+    # library launches in the order of numbers, so the word shows which requests a killed worker had begun.
     return isinstance(request, OperationRequest) and request.number <= link.started(request.library)
 
 
-def _find_overtaken(begun: Sequence[OperationRequest]) -> None:
-    """Mark requests that must not run again, because a later request may have changed data they read."""
-    # D185: a failed idempotent request damages nothing, so nothing else would refuse the later contents.
+def _mark_overtaken(begun: Sequence[OperationRequest]) -> None:
+    """Mark requests that must not run again, because a later request may have changed data that they read."""
+    # D185: a failed idempotent request does not mark its arrays as damaged, so no other check would notice
+    # that they have later contents.
     written: set[int] = set()
     for request in reversed(begun):
         request.is_overtaken = not written.isdisjoint(request.needed)
@@ -479,5 +505,6 @@ def _find_overtaken(begun: Sequence[OperationRequest]) -> None:
 
 
 def _strike(launch: Launch) -> None:
+    """Record that an injected fault of a launch has struck."""
     if launch.fault is not None:
         launch.fault.strike()

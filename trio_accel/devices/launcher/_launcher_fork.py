@@ -1,4 +1,8 @@
-"""Workers that begin with their modules imported: forks of the launcher, which has imported them once.
+"""Workers that begin with their modules imported, as forks of the launcher, which has imported them once.
+
+`Forks` imports the modules, decides whether a worker may be a fork, and runs its program in the fork. Imports
+may leave threads, open files or signal handlers (`Traces`), child processes, or changed variables that
+libraries have read. After such an import, workers are fresh interpreters.
 
 The launcher loads this module when the first such worker is ordered. Like the launcher's own program it must
 import only the standard library, because the application's `sys.path` is not set yet.
@@ -28,25 +32,27 @@ else:
 Order: TypeAlias = Mapping[str, Any]
 """The description of a worker; see `_read_order` of the launcher's program."""
 
-_IMPORT_TIMEOUT = 30  # seconds for imports
-_LOOKS, _PAUSE = 20, 0.01  # for threads that end before a fork, because the kernel may still list them
-# The allocator of pyarrow locks its thread before a fork, and starts another in the child.
+_IMPORT_TIMEOUT = 30  # seconds
+# How often to look for threads that have ended but that the kernel may still list, and seconds between looks.
+_LOOKS, _PAUSE = 20, 0.01
+# pyarrow's allocator locks its thread before a fork, and starts a new one in the child.
 _KNOWN_THREADS = {"jemalloc_bg_thd"}
 _COMMAND = "-c"
-# This interpreter is isolated as well, and can switch writing of bytecode.
+# The interpreter options that a fork can have: the launcher is isolated also, and can switch bytecode off.
 _OPTIONS = frozenset({"-I", "-B"})
 # The dynamic linker or the C library reads these before a program begins.
 _OF_THE_SYSTEM = ("GLIBC_TUNABLES", "LD_", "MALLOC_")
 # A BLAS, OpenMP and NumPy read these at their import: threads, and kinds of processors.
 _OF_LIBRARIES = ("BLIS_", "GOTO_", "MKL_", "NPY_", "OMP_", "OPENBLAS_")
 _SELF = "/proc/self"
+# The kernel's masks of blocked, ignored and caught signals.
 _MASKS = (b"SigBlk", b"SigIgn", b"SigCgt")
-# Debuggers import readline, which handles this signal from its import on, for the size of a terminal.
+# Debuggers import readline, which handles this signal from its import on, to notice the terminal's size.
 _HARMLESS = {signal.SIGWINCH}
 
 
 class Forks:
-    """The imports of the launcher. Decides whether a worker may be a fork of it."""
+    """Imports modules in the launcher, and decides whether a worker may be a fork of it."""
 
     def __init__(self) -> None:
         self._has_site = False
@@ -54,9 +60,9 @@ class Forks:
         self._failed: dict[str, str] = {}
         # The application's environment at the first import.
         self._read: Mapping[str, str] = {}
-        # The changes of modules to the environment, which a worker must find.
+        # Changes to the environment by modules, which a worker must also have. None is a removed variable.
         self._changes: dict[str, str | None] = {}
-        # A trace of an import that no fork may have.
+        # A trace of an import that no fork may have. It can never be removed.
         self._obstacle: str | None = None
 
     def lacks(self, order: Order) -> bool:
@@ -73,12 +79,16 @@ class Forks:
         Returns:
             The reason why the worker must be a fresh interpreter; None if it may be a fork.
         """
-        reason = self._obstacle or _unlike(order["arguments"]) or self._changed_since(order["environment"])
+        reason = (
+            self._obstacle
+            or _interpreter_difference(order["arguments"])
+            or self._changed_since(order["environment"])
+        )
         missing = [name for name in order["preload"] if name not in self._imported]
         if reason is None and missing and not self._failed.keys() & missing:
             traces = Traces()
-            # A hanging import ends this process, even if no Python code runs. The application continues
-            # without.
+            # The signal ends this process if an import hangs, even outside of Python code. The application
+            # continues without it.
             signal.alarm(_IMPORT_TIMEOUT)
             self._import(missing, order, directory)
             if (leftover := traces.first_change()) is not None:
@@ -106,22 +116,24 @@ class Forks:
             # An initialised driver is more informative than the threads that it has started.
             leftover = next((text for check in checks if (text := check()) is not None), None)
             if leftover is None and not is_trusted:
-                leftover = _child() or traces.first_change() or _changed_too_late(changes, self._changes)
+                leftover = (
+                    _leftover_child() or traces.first_change() or _changed_too_late(changes, self._changes)
+                )
             if leftover is not None:
                 return f"the import of {name} {leftover}"
         return None
 
     def run(self, order: Order, free: int) -> NoReturn:
-        """Be the program until its end, in the forked child.
+        """Run a worker's program in the forked child, and end the process.
 
         Threads are not awaited, and `atexit` functions are not run, because both may be the launcher's.
 
         Args:
             order: The description of the worker.
-            free: The first descriptor after the worker's own. It and all later ones are closed.
+            free: The first descriptor after the worker's own. This and all higher descriptors are closed.
 
         Raises:
-            Exception: The program has not begun.
+            Exception: The child could not be prepared, so the program has not begun.
         """
         arguments, environment = order["arguments"], order["environment"]
         index = arguments.index(_COMMAND)
@@ -144,10 +156,11 @@ class Forks:
             sys.stdout.flush()
             sys.stderr.flush()
         finally:
-            # This must not return to the launcher's loop, which is lower on the stack.
+            # Never return to the launcher's loop, which is lower on the stack.
             os._exit(status)
 
     def _import(self, modules: Sequence[str], order: Order, directory: int) -> None:
+        """Import modules in the application's environment, and record failures and changed variables."""
         environment = _changed(order["environment"], self._changes)
         self._read = self._read or order["environment"]
         _replace_environment(environment)
@@ -169,17 +182,17 @@ class Forks:
                 if now.get(name) != environment.get(name)
             }
         )
-        # Collecting garbage would write to every object, and so copy the memory that all workers share.
+        # A garbage collection would write to every object, and so copy memory that all workers share.
         gc.freeze()
 
     def _changed_since(self, environment: Mapping[str, str]) -> str | None:
         """Return which environment change only a fresh interpreter would notice."""
-        return _difference(environment, program.ENVIRONMENT, _OF_THE_SYSTEM) or _difference(
-            environment, self._read or environment, _OF_LIBRARIES
-        )
+        return _environment_difference(
+            environment, program.ENVIRONMENT, _OF_THE_SYSTEM
+        ) or _environment_difference(environment, self._read or environment, _OF_LIBRARIES)
 
     def _settle(self, path: list[str]) -> None:
-        """Find modules as the application does."""
+        """Set up imports, so that they find modules as in the application."""
         sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
         sys.pycache_prefix = os.environ.get("PYTHONPYCACHEPREFIX") or None
         if not self._has_site:
@@ -193,9 +206,9 @@ class Forks:
         importlib.invalidate_caches()
 
 
-def _unlike(arguments: Sequence[str]) -> str | None:
-    """Return how a fresh interpreter would differ from this one, by its command line."""
-    # `sys.executable` may have another form than the path by which this interpreter was started.
+def _interpreter_difference(arguments: Sequence[str]) -> str | None:
+    """Return why a fresh interpreter with this command line would differ from a fork; None if not."""
+    # Do not compare with `sys.executable`, which may be another form of the path.
     if arguments[0] != sys.orig_argv[0]:
         return f"the interpreter is another one now: {arguments[0]}"
     if _COMMAND not in arguments or set(arguments[1 : arguments.index(_COMMAND)]) - _OPTIONS:
@@ -203,9 +216,10 @@ def _unlike(arguments: Sequence[str]) -> str | None:
     return None
 
 
-def _difference(
+def _environment_difference(
     environment: Mapping[str, str], previous: Mapping[str, str], prefixes: tuple[str, ...]
 ) -> str | None:
+    """Return the first changed variable with one of these prefixes, as a reason; None if there is none."""
     for name in sorted(environment.keys() | previous.keys()):
         if name.startswith(prefixes) and environment.get(name) != previous.get(name):
             return f"{name} has changed"
@@ -221,7 +235,7 @@ class Traces:
         self._tasks = set(os.listdir(f"{_SELF}/task"))
 
     def first_change(self) -> str | None:
-        """Return the first change since then that no fork may have; None if there is none."""
+        """Return the first change since the constructor that no fork may have; None if there is none."""
         if threads := self._threads():
             return f"has left threads running: {', '.join(sorted(threads))}"
         files, signals = program.files(), _signals()
@@ -240,8 +254,8 @@ class Traces:
     def _threads(self) -> set[str]:
         """Return the names of the new threads that do not end before a fork."""
         if self._new_threads():
-            # D97: BLAS libraries end their threads before a fork, by `pthread_atfork`. An empty fork makes
-            # them do so.
+            # D97: BLAS libraries end their threads before a fork, by `pthread_atfork`. A fork that exits at
+            # once makes them do so.
             pid = program.fork()
             if pid == 0:
                 os._exit(0)
@@ -262,7 +276,7 @@ class Traces:
 
 
 def _signals() -> dict[str, tuple[object, ...]]:
-    """Return how Python and the kernel handle each signal, because libraries handle some without Python."""
+    """Return how Python and the kernel handle each signal, because libraries may set handlers in C."""
     with open(f"{_SELF}/status", "rb") as status:
         masks = [int(line.split()[1], 16) for line in status if line.startswith(_MASKS)]
     return {
@@ -272,8 +286,8 @@ def _signals() -> dict[str, tuple[object, ...]]:
     }
 
 
-def _child() -> str | None:
-    """Return that this process has a child, although it has started none."""
+def _leftover_child() -> str | None:
+    """Return that an import has left a child process; None if there is none."""
     with suppress(ChildProcessError):
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         return "has left a process running"
@@ -281,7 +295,10 @@ def _child() -> str | None:
 
 
 def _changed_too_late(previous: Mapping[str, str | None], now: Mapping[str, str | None]) -> str | None:
-    """Return which changed variable libraries have already read, so that it needs a fresh interpreter."""
+    """Return the first changed variable that libraries may have read before; None if there is none.
+
+    Only a fresh interpreter would have the change in time.
+    """
     for name in sorted(now):
         if name.startswith((*_OF_THE_SYSTEM, *_OF_LIBRARIES)) and previous.get(name, "") != now[name]:
             return f"changes {name}, which has been read by then"
@@ -289,13 +306,13 @@ def _changed_too_late(previous: Mapping[str, str | None], now: Mapping[str, str 
 
 
 def _changed(environment: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
-    """Return a changed environment; None removes a variable."""
+    """Return an environment with changes. The value None removes a variable."""
     now = {**environment, **changes}
     return {name: value for name, value in now.items() if value is not None}
 
 
 def _replace_environment(environment: Mapping[str, str]) -> None:
-    """Change the differences in place, because `os.environ` also informs the C library."""
+    """Replace the process's environment: change `os.environ` in place, which also informs the C library."""
     for name in os.environ.keys() - environment.keys():
         del os.environ[name]
     for name, value in environment.items():
@@ -306,7 +323,7 @@ def _replace_environment(environment: Mapping[str, str]) -> None:
 
 
 def _set_signals() -> None:
-    """Set the signals as an interpreter does at its start, because they have their default action here."""
+    """Set signal actions as an interpreter does at its start; the launcher has the default actions."""
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
@@ -314,7 +331,7 @@ def _set_signals() -> None:
 
 
 def _reseed() -> None:
-    """Give a worker its own random numbers. Python's `random` does that on its own."""
+    """Reseed NumPy's global generator, which all forks would share. Python's `random` reseeds itself."""
     random = sys.modules.get("numpy.random")
     if random is not None:
         random.seed()
@@ -324,7 +341,7 @@ def _run(code: str) -> int:
     """Run a program as the main module, like ``python -c``; return its exit code."""
     main = sys.modules["__main__"] = ModuleType("__main__")
     if sys.version_info >= (3, 13):
-        # Since then, tracebacks show its lines.
+        # From this version on, tracebacks show the lines of ``-c`` programs.
         linecache.cache["<string>"] = (len(code), None, code.splitlines(keepends=True), "<string>")
     try:
         exec(compile(code, "<string>", "exec"), vars(main))  # noqa: S102  # ordered by the application
@@ -334,7 +351,7 @@ def _run(code: str) -> int:
         print(error.code, file=sys.stderr)  # noqa: T201  # as the interpreter does
         return 1
     except BaseException as error:  # noqa: ASYNC103, BLE001  # the interpreter would end
-        # Cut off the frame of this module.
+        # Remove the frame of this function, which a ``python -c`` traceback does not have.
         trace = error.__traceback__ and error.__traceback__.tb_next
         sys.excepthook(type(error), error.with_traceback(trace), trace)
         return 1  # noqa: ASYNC104

@@ -1,4 +1,11 @@
-"""An open GPU, as its libraries see it: addresses of arrays, copies, conversions, and memory for kernels."""
+"""The base class of open GPUs, and its parts that all GPU libraries share.
+
+`AddressDevice` finds the address of each array in its block, and owns:
+
+* `ArrayKernels`: conversions, copies between strides, and fills on the device.
+* `PinnedMemory`: small pieces of host memory that the device can access.
+* `Transfers`: copies between host arrays and the device, and the registered ranges of host memory.
+"""
 
 from __future__ import annotations
 
@@ -30,20 +37,23 @@ from .workspace import Arena
 
 # These layouts match the structures in the source `arrays`.
 _CONVERT, _TRANSPOSE, _FILL = "QQqdiiii", "QQqqqqqiii4x", "Qqii16s"
-# Threads for each square; its side, in elements, when it is copied by lines; the least side that pays.
+# A transposing copy: threads per square, the square's side in elements if copied by lines, and the shortest
+# side of an array that is worth squares.
 _SQUARE_THREADS, _SIDE, _LEAST_SIDE = 256, 32, 16
-# The number of aligned elements that a thread reads and writes at once, for each size of an element.
+# The number of aligned elements that a thread reads and writes at once, by their size in bytes.
 _RUNS = {1: 8, 2: 8, 4: 4, 8: 2}
-# The dtype that copies elements of each size unchanged.
+# The dtype that copies elements of each size unchanged. The widest is first, because `_widened` takes the
+# first that fits.
 _PLAIN = {16: DType.complex128, 8: DType.int64, 4: DType.int32, 2: DType.int16, 1: DType.int8}
 _TYPES = {dtype: code for code, dtype in enumerate(DType)}
+# Conversions between two of these are computed in float32.
 _SINGLE = {dtype for dtype in DType if dtype.kind == "float"} - {DType.float64} | {DType.complex64}
 
 
 class ArrayKernels:
     """Converts and fills arrays, by kernels of the source `arrays`.
 
-    They are compiled when it is made, which blocks.
+    The constructor blocks, because it compiles them.
     """
 
     def __init__(self, kernels: Kernels) -> None:
@@ -63,9 +73,10 @@ class ArrayKernels:
         scale: float = 1.0,
         conjugate: bool = False,
     ) -> None:
-        """Enqueue ``out = source * scale``, as `numpy.ndarray.astype` converts.
+        """Enqueue ``out = source * scale``, or its conjugate, converted as by `numpy.ndarray.astype`.
 
-        Computed in float32 if no type is wider, else in float64. Only equal arrays may overlap.
+        The product is computed in float32 if both dtypes are floating or complex and at most single
+        precision, otherwise in float64. The arrays have the same shape, and are disjoint or equal.
         """
         assert source.shape == out.shape
         if not out.size:
@@ -79,7 +90,7 @@ class ArrayKernels:
         addresses = source.address, out.address
         if is_plain:
             size, shape, ins, outs = _widened(source.dtype.itemsize, addresses, shape, ins, outs)
-            if self._transposed(stream, addresses, size, shape, ins, outs):
+            if self._try_transpose(stream, addresses, size, shape, ins, outs):
                 return
             types = (_PLAIN[size], _PLAIN[size])
         flags = (scale != 1.0) | conjugate << 1 | is_single << 2 | is_plain << 3
@@ -99,7 +110,7 @@ class ArrayKernels:
             *outs,
         )
 
-    def _transposed(
+    def _try_transpose(
         self,
         stream: GpuStream,
         addresses: tuple[int, int],
@@ -108,18 +119,30 @@ class ArrayKernels:
         ins: Ints,
         outs: Ints,
     ) -> bool:
-        """Copy by squares, or along a short axis, where neighbours in one array are apart in the other."""
+        """Enqueue a copy whose arrays are contiguous along different axes, by squares or along a short axis.
+
+        Args:
+            stream: The stream.
+            addresses: The addresses of the source and the result.
+            size: The size of an element in bytes.
+            shape: The shape of both arrays.
+            ins: The source's strides in bytes.
+            outs: The result's strides in bytes.
+
+        Returns:
+            False if nothing was enqueued, because the plain kernel suits this copy better.
+        """
         if size not in ins or size not in outs:
             return False
         along_source, along_out = ins.index(size), outs.index(size)
         rows, columns = shape[along_source], shape[along_out]
         is_narrow = min(rows, columns) < _LEAST_SIDE
-        # Few elements of 16 bytes are faster one by one.
+        # Narrow arrays with elements of 16 bytes are faster element by element.
         if along_source == along_out or (is_narrow and (max(rows, columns) < _LEAST_SIDE or size > 8)):
             return False
         other_axes = [axis for axis in range(len(shape)) if axis not in (along_source, along_out)]
         run = _RUNS.get(size, 0)
-        # The axes decide, not the steps: windows that overlap have the same step along two axes.
+        # Exclude the contiguous axis by its number, because overlapping windows have its stride on two axes.
         steps = (
             step
             for row, along in ((ins, along_source), (outs, along_out))
@@ -154,10 +177,10 @@ class ArrayKernels:
         return True
 
     def fill(self, stream: GpuStream, out: DeviceArray, value: complex) -> None:
-        """Enqueue that every element is set to one value.
+        """Enqueue a fill of every element with `value`.
 
         Raises:
-            LibraryError: The type cannot hold it.
+            LibraryError: The dtype cannot hold `value`.
         """
         bits = scalar(value, out.dtype).tobytes()
         if not out.size:
@@ -177,7 +200,11 @@ class ArrayKernels:
 def _widened(
     size: int, addresses: tuple[int, int], shape: Ints, ins: Ints, outs: Ints
 ) -> tuple[int, Ints, Ints, Ints]:
-    """Take elements that follow one another in both arrays of a copy for fewer and larger ones."""
+    """Describe a copy by fewer and larger elements, if a contiguous axis of both arrays allows that.
+
+    Returns:
+        The size of an element, the shape, and the strides of both arrays in bytes.
+    """
     along = [axis for axis in range(len(shape)) if ins[axis] == outs[axis] == size]
     if not along:
         return size, shape, ins, outs
@@ -191,15 +218,15 @@ def _widened(
     return wide, shape, ins, outs
 
 
-# Bytes of small pieces, and of a page for them. Each size has a page from the start, because an allocation by
-# the driver is slow.
+# Bytes of small pieces, and of a page of them. Each of these sizes has a page from the start, because an
+# allocation by the driver is slow.
 _SIZES = tuple(1 << bits for bits in range(6, 19, 2))
 _PAGE = 256 << 10
 
 
 @attrs.define(eq=False)
 class _Pieces(PagePool[int]):
-    """Addresses of pieces with equal sizes."""
+    """Addresses of pinned pieces with the same size."""
 
     _context: GpuContext
     _nbytes: int
@@ -215,7 +242,10 @@ class _Pieces(PagePool[int]):
 
 
 class PinnedMemory:
-    """Pieces by their size, a power of four."""
+    """Pinned host memory in pieces, whose sizes are powers of four. From any thread.
+
+    The constructor blocks, because the driver allocates a page for each small size.
+    """
 
     def __init__(self, context: GpuContext) -> None:
         self._context = context
@@ -224,19 +254,19 @@ class PinnedMemory:
             self._pool(size).add_page()
 
     def take(self, nbytes: int) -> int:
-        """Return the address of at least `nbytes` bytes.
+        """Return the address of a free piece of at least `nbytes` bytes. A new page blocks the caller.
 
         Raises:
-            MemoryError: The machine has too little memory.
+            MemoryError: The machine does not have enough memory.
         """
         return self._pool(nbytes).take()
 
     def give_back(self, nbytes: int, address: int) -> None:
-        """Take back a piece of `nbytes` bytes."""
+        """Take back a piece for which `nbytes` bytes were requested. No enqueued work uses it."""
         self._pool(nbytes).give_back(address)
 
     def close(self) -> None:
-        """Free everything; no stream runs."""
+        """Free all pages. No stream may run any longer."""
         for pool in self._pools.values():
             pool.close()
 
@@ -245,35 +275,37 @@ class PinnedMemory:
         size = 1 << (bits + (bits & 1))
         pool = self._pools.get(size)
         if pool is None:
-            # Two threads may get here together: `setdefault` gives both the pool that was stored first.
+            # Two threads may get here at once. `setdefault` returns the first stored pool to both.
             pool = self._pools.setdefault(size, _Pieces(self._context, size, max(1, _PAGE // size)))
         return pool
 
 
 class Transfers:
-    """Copies of the host's arrays: directly if registered, and through pinned memory if small.
+    """Copies host arrays to and from the device, and registers host memory for that.
 
-    The driver blocks the caller while it copies from and to pageable memory. So an actor's device gets large
-    arrays in registered memory, and blocks the caller here only without any. Holding the stream for a thread
-    that copies would be worse: vendors' libraries wait for the whole context when they load kernels, and
-    every other launch waits with them, including that of the thread (D50).
+    An array in registered memory is transferred directly, and a small array through pinned memory. For all
+    others the driver blocks the caller during the copy. Therefore the dispatch of a device stages large
+    arrays in registered memory. A stream held for a thread that copies would be worse: vendors' libraries
+    wait for the whole context when they load kernels, and every other launch waits with them, including the
+    launch of that thread (D50).
     """
 
     def __init__(self, context: GpuContext, pinned: PinnedMemory) -> None:
         self._context = context
         self._pinned = pinned
-        # Registered ranges, sorted.
+        # The registered ranges, sorted: start and end addresses.
         self._ranges: list[tuple[int, int]] = []
         self._lock = threading.Lock()
-        # Held while pages are pinned, which takes long. Transfers take `_lock` only, and never wait for it.
+        # Held while pages are pinned, which takes long. Transfers never wait for that, because they take only
+        # `_lock`.
         self._pinning = threading.Lock()
         self._is_closed = False
 
     def register(self, array: HostArray) -> None:
-        """Pin memory of the host, so that it is transferred without a copy; blocks.
+        """Pin host memory, so that the device transfers it directly; blocks. Does nothing after `close`.
 
         Args:
-            array: Contiguous; its memory must stay as long as it is registered.
+            array: A contiguous array, whose memory must exist as long as it is registered.
 
         Raises:
             AccelError: The driver refused.
@@ -287,7 +319,7 @@ class Transfers:
                 bisect.insort(self._ranges, (start, end))
 
     def unregister(self, array: HostArray) -> None:
-        """Give the pages back to the system; no transfer uses them. Blocks."""
+        """Unpin registered memory, which no transfer may use any longer; blocks."""
         with self._pinning:
             self._forget(array.ctypes.data)
 
@@ -301,7 +333,7 @@ class Transfers:
             self._context.unregister_host(start)
 
     def straight(self, host: HostArray) -> int | None:
-        """Return the address of an array that the device transfers by itself; None of another."""
+        """Return the address of a C-contiguous array in registered memory; None for other arrays."""
         start = address_of(host)
         with self._lock:
             index = bisect.bisect_right(self._ranges, start, key=itemgetter(0)) - 1
@@ -311,16 +343,16 @@ class Transfers:
     def to_device(
         self, stream: GpuStream, host: HostArray, start: int | None, address: int
     ) -> HostUse | None:
-        """Enqueue the copy of a host array, in C order, to device memory. It is read until the next event.
+        """Enqueue a copy of a host array, in C order, to device memory.
 
         Args:
             stream: The stream.
             host: The array.
-            start: Result of `straight` for it.
-            address: Address of the target.
+            start: The result of `straight` for the array.
+            address: The address of the target.
 
         Returns:
-            How the array is used from now on; None if the device reads it.
+            The finished use of the array; None if the device reads the array until the stream's next event.
         """
         nbytes = host.nbytes
         if start is not None:
@@ -333,21 +365,22 @@ class Transfers:
             stream.after(partial(self._pinned.give_back, nbytes, staging_address))
             ctypes.memmove(staging_address, start, nbytes)
             start = staging_address
-        # The driver has taken what is not pinned when the call returns.
+        # If the source is not pinned, the driver has read it when the call returns.
         stream.copy_in(address, start, nbytes)
         return HostUse(None)
 
     def to_host(self, stream: GpuStream, address: int, host: HostArray, start: int | None) -> HostUse | None:
-        """Enqueue the copy of device memory to a host array, in C order; it is there at the next event.
+        """Enqueue a copy of device memory, in C order, to a host array.
 
         Args:
             stream: The stream.
-            address: Address of the source.
+            address: The address of the source.
             host: The array.
-            start: Result of `straight` for it.
+            start: The result of `straight` for the array.
 
         Returns:
-            How the array is used from now on; None if the device writes it.
+            The use of the array: finished if the driver has copied, otherwise until the stream's next event.
+            None if the device writes the array until then.
         """
         nbytes = host.nbytes
         if start is not None:
@@ -366,7 +399,7 @@ class Transfers:
         return HostUse(None)
 
     def close(self) -> None:
-        """Unregister all ranges. No stream uses them, and the context is current."""
+        """Unregister all ranges. No stream uses them any longer, and the context is current."""
         with self._pinning:
             self._is_closed = True
             for start, _ in tuple(self._ranges):
@@ -394,20 +427,22 @@ ContextT = TypeVar("ContextT", bound=GpuContext)
 
 
 class AddressDevice(BlockDevice[StreamT, ChunkT, int], Generic[StreamT, ChunkT, ContextT]):
-    """Base of open GPUs: `BlockDevice` with addresses for blocks. Blocks while it is made.
+    """Base of open GPUs: a `BlockDevice` whose memory blocks have addresses.
+
+    The constructor blocks the caller, because it compiles kernels and allocates pinned memory.
 
     Args:
         info: Description of the device.
-        blocks: Its memory.
+        blocks: The blocks of its memory.
         context: Its context.
-        kernels: Sources of the backend's own.
+        kernels: The backend's own kernels.
 
     Attributes:
-        context: Its context, to be made current where the driver is called.
-        kernels: Sources of the backend's own.
-        arrays: Element-wise work.
+        context: Its context, which must be current in a thread that calls the driver.
+        kernels: The backend's own kernels.
+        arrays: Conversions and fills of arrays.
         transfers: Copies between host and device.
-        pinned: Host memory that status words and small arrays are copied to, and from.
+        pinned: Host memory through which status words and small arrays are copied.
         arena: Memory that kernels need while they run.
     """
 
@@ -425,16 +460,16 @@ class AddressDevice(BlockDevice[StreamT, ChunkT, int], Generic[StreamT, ChunkT, 
         self._usage: dict[str, LibraryUsage] = {}
 
     def register_host(self, array: npt.NDArray[np.uint8]) -> None:
-        """Transfer from and to memory of the host without a copy; see `AccelDevice.register_host`."""
+        """Let the device transfer from and to host memory directly; see `AccelDevice.register_host`."""
         self.check_open()
         self.transfers.register(array)
 
     def unregister_host(self, array: npt.NDArray[np.uint8]) -> None:
-        """Take that back; see `AccelDevice.unregister_host`."""
+        """Undo `register_host`; see `AccelDevice.unregister_host`."""
         self.transfers.unregister(array)
 
     def usage(self) -> dict[str, LibraryUsage]:
-        """Plans and workspace of its libraries; see `AccelDevice.usage`."""
+        """Count plans and workspace of its libraries; see `AccelDevice.usage`."""
         held = self.arena.by_library()
         held.update(self.blocks.fixed_workspace)
         by_library = dict(self._usage)
@@ -443,15 +478,15 @@ class AddressDevice(BlockDevice[StreamT, ChunkT, int], Generic[StreamT, ChunkT, 
         return by_library
 
     def usage_of(self, library: str) -> LibraryUsage:
-        """Return the counts of a library, where it counts its plans. From any thread."""
+        """Return the counts of a library, which it updates itself. From any thread."""
         return self._usage.setdefault(library, LibraryUsage())
 
     def device_array(self, array: ArraySpec) -> DeviceArray:
         """Return the address and layout of an array.
 
         Raises:
-            KeyError: No block has this id.
-            ValueError: The array is not within it.
+            KeyError: The array's block does not exist.
+            ValueError: The array is not within its block.
         """
         return DeviceArray(self.address(array), array.dtype, array.shape, array.strides)
 
@@ -472,9 +507,10 @@ class AddressDevice(BlockDevice[StreamT, ChunkT, int], Generic[StreamT, ChunkT, 
         return address + offset
 
     def span(self, array: ArraySpec) -> tuple[int, int]:
-        """Return the bytes that an array takes before its first element, and from there on.
+        """Return how many bytes an array takes before the address of its first element, and from there on.
 
-        It follows from shape, strides and dtype, and is cached by layout. An empty array has no span.
+        The span follows from shape, strides and dtype, and is cached by layout. The span of an empty array
+        fits into every block.
         """
         layout = array.shape, array.strides, array.dtype.itemsize
         span = self._spans.get(layout)

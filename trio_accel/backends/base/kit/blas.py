@@ -1,9 +1,11 @@
-"""The translation of operations on matrices for a BLAS: the same on all backends.
+"""Translates matrix operations of `linalg` into BLAS calls; the same for all backends.
 
-A BLAS stores matrices by columns. An operation with a result stored by rows is computed as its transpose:
-sides and triangles change, letters do not. If an operand is stored the other way than the result, its letter
-becomes the letter of the transpose. An operand is copied only if no letter describes it, or if it has gaps
-within rows and columns (D109).
+`plan_routine` returns a `BlasPlan`: the call, the operands to copy, and the steps through the stack.
+
+A BLAS stores matrices by columns. An operation whose result is stored by rows is computed as its transpose:
+sides (``"L"``, ``"R"``) and triangles change, and the letters of operands (``"N"``, ``"T"``, ``"C"``) stay.
+If an operand is stored the other way than the result, its letter becomes the letter of the transpose. An
+operand is copied only if no letter describes it, or if it has gaps within rows and columns (D109).
 """
 
 from __future__ import annotations
@@ -23,7 +25,18 @@ _OPPOSITE: Mapping[Side, Side] = {"L": "R", "R": "L"}
 
 
 def leading(count: int, length: int, step: int, within: int, itemsize: int) -> int | None:
-    """Count the elements from one line of `length` to the next; None for any other layout."""
+    """Return the leading dimension of a matrix: the elements from one line (column or row) to the next.
+
+    Args:
+        count: The number of lines.
+        length: The number of elements in a line.
+        step: The bytes from one line to the next.
+        within: The bytes from one element of a line to the next.
+        itemsize: The bytes of an element.
+
+    Returns:
+        The leading dimension; None for a layout that a BLAS cannot take, because lines have gaps or overlap.
+    """
     if length > 1 and within != itemsize:
         return None
     if count <= 1:
@@ -69,7 +82,7 @@ class Matrix:
 
     @property
     def turned(self) -> Matrix:
-        """The transpose."""
+        """The transpose, in the same memory."""
         (rows, columns), (down, across) = self.shape, self.strides
         return Matrix(self.field, (columns, rows), (across, down), self.itemsize, not self.is_turned)
 
@@ -85,7 +98,7 @@ class Matrix:
 
     @property
     def lead(self) -> int:
-        """Elements from one column to the next, of a matrix by columns."""
+        """The leading dimension of a matrix by columns."""
         return max(self._leading() or 0, self.shape[0], 1)
 
     def _leading(self) -> int | None:
@@ -98,7 +111,7 @@ class BlasRoutine:
     """A call of the BLAS.
 
     Attributes:
-        name: Its name, without the letter of the type.
+        name: The routine's name, without the letter of the dtype.
         arguments: Letters, sizes, factors and matrices, in the order of the BLAS.
     """
 
@@ -113,10 +126,10 @@ class BlasPlan:
     Attributes:
         is_complex: Whether elements have an imaginary part.
         stack: Extents of the result's stack.
-        routine: Name of the routine for each matrix of the stack; None if the result is empty.
-        plain: Name of the routine for an alpha of 1, if it is a different one.
+        routine: The call for each matrix of the stack; None if the result is empty.
+        plain: The call if alpha is 1, because some routines have no alpha; None to use `routine`.
         copies: Fields that are copied, by rows (``"C"``) or by columns (``"F"``); a result is copied back.
-        steps: Bytes of each field from one matrix to the next along each axis of the stack.
+        steps: The bytes from one matrix to the next along each axis of the stack, for each field.
     """
 
     is_complex: bool
@@ -128,11 +141,11 @@ class BlasPlan:
     _shapes: dict[str, Ints] = attrs.field(factory=dict[str, Ints])
 
     def routine_for(self, spec: OperationSpec) -> BlasRoutine | None:
-        """Return the name of the routine for an operation."""
+        """Return the call for an operation with this plan; None if the result is empty."""
         return self.plain if self.plain is not None and getattr(spec, "alpha", 0) == 1 else self.routine
 
     def calls(self, addresses: Mapping[str, int]) -> Iterator[Mapping[str, int]]:
-        """Yield the addresses for each call, given the arrays' addresses."""
+        """Yield the fields' addresses for each matrix of the stack, given the arrays' addresses."""
         lists = {field: self.addresses(field, addresses[field]).tolist() for field in self.steps}
         for call_addresses in zip(*lists.values(), strict=True):
             yield dict(zip(lists, call_addresses, strict=True))
@@ -146,21 +159,21 @@ class BlasPlan:
         return addresses.ravel()
 
     def operand(self, field: str, array: ArraySpec) -> Matrix:
-        """Return the layout of a matrix, or of the first matrix in a stack."""
+        """Return the layout of a matrix, or of the first matrix in a stack, and record its steps."""
         self._shapes[field] = array.shape
-        self._step(field, array.strides)
+        self._set_steps(field, array.strides)
         (rows, columns), (down, along) = array.shape[-2:], array.strides[-2:]
         return Matrix(field, (rows, columns), (down, along), array.dtype.itemsize)
 
     def result(self, field: str, array: ArraySpec) -> Matrix:
-        """Return a matrix to change, or its copy by rows."""
+        """Return the layout of a matrix to change, or of its copy by rows if a BLAS cannot take it."""
         matrix = self.operand(field, array)
         if not matrix.is_by_columns and not matrix.is_across:
             return self._copied(matrix.turned).turned
         return matrix
 
     def column_operand(self, matrix: Matrix, op: str) -> tuple[Matrix, str, bool]:
-        """An operand by columns, the letter that makes of it what is wanted, and whether it was turned."""
+        """Return an operand by columns, its letter in the call, and whether the operand was transposed."""
         if op == "C" and not self.is_complex:
             op = "T"
         if op == "C" or not matrix.is_across:
@@ -168,24 +181,24 @@ class BlasPlan:
         return matrix.turned, _ACROSS[op], True
 
     def by_columns(self, matrix: Matrix) -> Matrix:
-        """Return an operand by columns, or its copy."""
+        """Return the operand, or its copy by columns if it is stored otherwise."""
         return matrix if matrix.is_by_columns else self._copied(matrix)
 
     def _copied(self, matrix: Matrix) -> Matrix:
         field, size = matrix.field, matrix.itemsize
         self.copies[field] = "C" if matrix.is_turned else "F"
-        self._step(field, contiguous_strides(self._shapes[field], size))
+        self._set_steps(field, contiguous_strides(self._shapes[field], size))
         return attrs.evolve(matrix, strides=(size, matrix.shape[0] * size))
 
-    def _step(self, field: str, strides: Ints) -> None:
+    def _set_steps(self, field: str, strides: Ints) -> None:
         shape = self._shapes[field][:-2]
-        # A matrix that serves several results stays where it is.
+        # One matrix of an operand may serve several results. Then its address does not change.
         steps = [0 if extent == 1 else step for extent, step in zip(shape, strides, strict=False)]
         self.steps[field] = (0,) * (len(self.stack) - len(steps)) + tuple(steps)
 
 
 def plan_routine(spec: Any) -> BlasPlan:
-    """Return the call for an operation of `linalg` that the table below names."""
+    """Plan an operation of `linalg` in `_PLANNERS`, for its layouts and flags."""
     (result,) = spec.outputs()
     plan = BlasPlan(result.dtype.kind == "complex", result.shape[:-2])
     if result.size:
@@ -198,20 +211,20 @@ def _plan_gemm(plan: BlasPlan, spec: Any) -> None:
     op_a, op_b = spec.trans_a, spec.trans_b
     if _is_by_rows(c, like=a):
         a, b, c, op_a, op_b = b.turned, a.turned, c.turned, op_b, op_a
-    a, of_a, _ = plan.column_operand(a, op_a)
-    b, of_b, _ = plan.column_operand(b, op_b)
-    (m, n), k = c.shape, a.shape[1 if of_a == "N" else 0]
-    # A product with a vector has a routine of its own, which does not conjugate the vector.
-    if n == 1 and k and of_b != "C":
-        step = 1 if of_b == "N" else b.lead
-        plan.routine = BlasRoutine("gemv", (of_a, *a.shape, _ALPHA, a, a.lead, b, step, _BETA, c, 1))
-    elif m == 1 and k and "C" not in (of_a, of_b):
-        step = 1 if of_a == "T" else a.lead
-        arguments = _ACROSS[of_b], *b.shape, _ALPHA, b, b.lead, a, step, _BETA, c, c.lead
+    a, letter_a, _ = plan.column_operand(a, op_a)
+    b, letter_b, _ = plan.column_operand(b, op_b)
+    (m, n), k = c.shape, a.shape[1 if letter_a == "N" else 0]
+    # `gemv` multiplies with a vector, but cannot conjugate the vector.
+    if n == 1 and k and letter_b != "C":
+        step = 1 if letter_b == "N" else b.lead
+        plan.routine = BlasRoutine("gemv", (letter_a, *a.shape, _ALPHA, a, a.lead, b, step, _BETA, c, 1))
+    elif m == 1 and k and "C" not in (letter_a, letter_b):
+        step = 1 if letter_a == "T" else a.lead
+        arguments = _ACROSS[letter_b], *b.shape, _ALPHA, b, b.lead, a, step, _BETA, c, c.lead
         plan.routine = BlasRoutine("gemv", arguments)
     else:
         sources = a, a.lead, b, b.lead
-        plan.routine = BlasRoutine("gemm", (of_a, of_b, m, n, k, _ALPHA, *sources, _BETA, c, c.lead))
+        plan.routine = BlasRoutine("gemm", (letter_a, letter_b, m, n, k, _ALPHA, *sources, _BETA, c, c.lead))
 
 
 def _plan_symm(plan: BlasPlan, spec: Any) -> None:
@@ -219,7 +232,8 @@ def _plan_symm(plan: BlasPlan, spec: Any) -> None:
     side, lower, kind = spec.side, spec.lower, _kind(plan, spec)
     if _is_by_rows(c, like=a):
         a, b, c, side, lower = a.turned, b.turned, c.turned, _OPPOSITE[side], not lower
-    # The transpose of a Hermitian matrix is another one.
+    # The transpose of a Hermitian matrix is its conjugate. So the letter is C, for which `column_operand`
+    # copies an operand instead of transposing it.
     a, _, is_turned = plan.column_operand(a, "N" if kind == "sy" else "C")
     b, uplo, (m, n) = plan.by_columns(b), _uplo(lower != is_turned), c.shape
     if side == "L" and n == 1:
@@ -243,7 +257,7 @@ def _plan_syrk(plan: BlasPlan, spec: Any) -> None:
     operands = [plan.by_columns(operand) for operand in operands]
     n, k = operands[0].shape if is_plain else operands[0].shape[::-1]
     trans = "N" if is_plain else "C" if kind == "he" else "T"
-    # The transpose of a Hermitian matrix is its conjugate.
+    # The result is computed as its transpose, which is its conjugate if it is Hermitian.
     alpha = ScalarArgument("alpha", is_conjugated=is_by_rows and kind == "he")
     sources = [argument for operand in operands for argument in (operand, operand.lead)]
     name = f"{kind}rk" if len(operands) == 1 else f"{kind}r2k"

@@ -2,27 +2,26 @@
 
 A `BlockDevice` owns three things, which end in this order:
 
-1. The streams. `add_stream` keeps each until it has ended, and gives back earlier ones that have. `close`
-   closes all of them first and then waits until they are idle, because enqueued operations may still use
-   memory.
+1. The streams. `add_stream` keeps a stream until it has ended; the next call releases it. `close` closes all
+   streams first and then waits until they are idle, because enqueued operations may still use memory.
 2. The facts about the contents of blocks (`validated_blocks`), such as a plan's assumption that an array is
-   unchanged (D26). `free` and `renew` call the functions that drop such facts. Whoever writes to a block must
-   call `renew`, and the id of a freed block may be used again, so `free` does it also.
+   unchanged (D26). `renew` calls the functions that drop the facts, so whoever writes to a block must call
+   `renew`. `free` calls it also, because the id of a freed block may be used again.
 3. The memory, a `BlockMemory`. `end` clears it.
 
 Three rules hold:
 
-* A closed device takes no more work. `close` sets `is_closed` before anything else, and replaces `allocate`
-  by a function that refuses. `allocate` is an attribute and not a method, because it is called for each
-  result, and a method would cost a second call.
+* A closed device takes no more work. `close` sets `is_closed` first, and replaces `allocate` by a function
+  that raises. `allocate` is an attribute and not a method, because it is called for each result, and a method
+  would cost a second call.
 * `close` never waits longer than its grace. If a stream is stuck, `end` runs with `is_idle=False` and must
   not free memory that the stream may use. The CUDA backend overrides `end` for this. The CPU backend may free
-  everything, because the work of a stuck stream keeps its own references to memory. A later `close` tries
-  again, until all streams have ended.
-* `map_chunk` owns the descriptor that it gets, and closes it in any case.
+  everything, because the work of a stuck stream keeps its own references to memory. Another `close` repeats
+  the attempt, until all streams have ended.
+* `map_chunk` owns its descriptor, and closes it even if it raises.
 
-The engine calls in Trio's thread, except for `close`, which blocks and therefore runs in another thread.
-`BlockMemory` has its own lock for that reason.
+The engine calls the methods in Trio's thread, except `close`, which blocks and therefore runs in another
+thread. `BlockMemory` has its own lock for that reason.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from ..contract.errors import OutOfMemoryError
 from ..contract.protocols import AccelStream, KeptCounts, LibraryUsage, MemoryStatistics, PlacedBlock
 from .memory import BlockMemory
 
-_POLL_INTERVAL = 0.0005
+_POLL_INTERVAL = 0.0005  # seconds
 
 
 StreamT = TypeVar("StreamT", bound=AccelStream)
@@ -61,8 +60,8 @@ class BlockDevice(Generic[StreamT, ChunkT, BlockT]):
 
     Attributes:
         info: Description of the device.
-        blocks: Its memory.
-        streams: The streams that have not ended.
+        blocks: The blocks of its memory.
+        streams: The open streams, and ended streams not yet released.
         is_closed: Whether it takes no more work.
         validated_blocks: See `AccelDevice.validated_blocks`.
         read_only: Blocks that libraries refuse to write to; see `BlockMemory.read_only`.
@@ -76,7 +75,7 @@ class BlockDevice(Generic[StreamT, ChunkT, BlockT]):
         self.blocks: BlockMemory[ChunkT, BlockT] = blocks
         self.streams: list[StreamT] = []
         self.is_closed: bool = False
-        # The functions to call when the contents of a block change, by the block (D26).
+        # For each block the functions to call when its contents change (D26).
         self._validated_blocks: dict[int, set[Callable[[int], None]]] = {}
         self.validated_blocks: Collection[int] = self._validated_blocks
         self.read_only: AbstractSet[int] = blocks.read_only
@@ -92,7 +91,7 @@ class BlockDevice(Generic[StreamT, ChunkT, BlockT]):
             self.renew(block)
 
     def renew(self, block: int) -> None:
-        """Forget facts about the contents of a block; see `AccelDevice.renew`."""
+        """Drop the facts about the contents of a block; see `AccelDevice.renew`."""
         for invalidate in self._validated_blocks.pop(block, ()):
             invalidate(block)
 
@@ -139,24 +138,24 @@ class BlockDevice(Generic[StreamT, ChunkT, BlockT]):
         return False
 
     def reaches(self, peer: DeviceInfo) -> bool:
-        """Return whether `map_peer` works; False if the backend cannot map its memory again."""
+        """Return whether `map_peer` works for a peer; False by default. See `AccelDevice.reaches`."""
         return False
 
     def exhausted(self, requested: int) -> OutOfMemoryError:
-        """Make the error for memory that a kernel needs for itself; see `BlockMemory.exhausted`."""
+        """Make the error for scratch memory of a kernel; see `BlockMemory.exhausted`."""
         return self.blocks.exhausted(requested)
 
     def memory(self) -> MemoryStatistics:
-        """Count the memory."""
+        """Count the blocks and their bytes."""
         return self.blocks.statistics()
 
     def usage(self) -> dict[str, LibraryUsage]:
-        """Count the plans and workspace of its libraries: by default there are none."""
+        """Count the plans and workspace of its libraries; by default there are none."""
         return {}
 
     def add_stream(self, stream: StreamT) -> StreamT:
-        """Keep a new stream until it has ended."""
-        # A long-lived device opens a stream for each restart of a library, so give back the ended ones.
+        """Keep a new stream until it has ended, and release the streams that have."""
+        # Do not wait for `close`, because a long-lived device opens a stream for each restart of a library.
         ended = [entry for entry in self.streams if entry.has_ended]
         for finished in ended:
             self.give_back(finished)
@@ -167,10 +166,10 @@ class BlockDevice(Generic[StreamT, ChunkT, BlockT]):
         """Release the resources of an ended stream; by default there are none."""
 
     def close(self, grace: float) -> bool:
-        """Finish every stream and free everything; blocks for `grace` seconds at most in all.
+        """Close all streams and free everything; blocks for at most `grace` seconds.
 
         Returns:
-            Whether all streams ended in time; see `AccelDevice.close`.
+            Whether everything has ended in time; see `AccelDevice.close`. If not, it may be called again.
         """
         self.is_closed = True
         self.allocate = self._refuse_to_allocate
@@ -186,14 +185,14 @@ class BlockDevice(Generic[StreamT, ChunkT, BlockT]):
         return is_idle
 
     def is_idle(self) -> bool:
-        """Return whether the device is no longer in use, once its streams are closed."""
+        """Return whether nothing uses the closed device: by default, whether all streams have ended."""
         return all(stream.has_ended for stream in self.streams)
 
     def end(self, *, is_idle: bool) -> None:
         """Free everything that is no longer in use.
 
         Args:
-            is_idle: Whether all streams have ended.
+            is_idle: The result of `is_idle`. If False, work may still use memory, which must not be freed.
         """
         self.blocks.clear()
         self._validated_blocks.clear()

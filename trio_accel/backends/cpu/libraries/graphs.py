@@ -1,4 +1,9 @@
-"""Graphs: a chain of operations as one piece of work, and parts of it that run on a condition."""
+"""The CPU's library of graphs: it runs a recorded chain of operations, a branch or a loop as one operation.
+
+A recipe is bound to its arrays once; `KeptChains` caches the bindings. Each of its operations runs by the
+kernel of its own library. The library also counts the quick runs of each recipe, so that the engine can
+compute quick chains in place (`ComputesInPlace`).
+"""
 
 from __future__ import annotations
 
@@ -18,11 +23,10 @@ from ...base.kit.library import ComputingCall, ComputingDevice
 from ..kit._library import CpuLibrary
 from ..runtime._stream import check_usable
 
-# The most recipes with a count of quick runs.
-_MAX_COUNTED = 1024
-_REMEMBERED, _SLOW = 64, 4
-# Libraries with kernels that any thread may call. Other libraries call a program's code, which may never
-# return, or keep factors for the thread of a stream.
+_MAX_COUNTED = 1024  # recipes with a count of quick runs
+_REMEMBERED, _SLOW = 64, 4  # the maximum count; the number of quick runs that a slow run undoes
+# The libraries whose kernels any thread may call. Other libraries call a program's code, which may never
+# return, or cache factors for the thread of a stream.
 _ANYWHERE = frozenset(
     [
         "arrays",
@@ -44,15 +48,15 @@ class CpuGraphLibrary(CpuLibrary):
     Args:
         name: Name of the library.
         device: The device.
-        kernels: None but its own.
+        kernels: The kernels of this class.
     """
 
     def __init__(self, name: str, device: ComputingDevice, kernels: Mapping[str, KernelEntry]) -> None:
         super().__init__(name, device, kernels)
         self._libraries: dict[str, CpuLibrary] = {}
-        # How often each recipe ran quickly, reduced by slow runs.
+        # The number of quick runs of each recipe, reduced by slow runs.
         self._quick: dict[bytes, int] = {}
-        self._limit = 0
+        self._limit = 0  # of a quick run, in nanoseconds of CPU time
         untyped_device: Any = device
         self._chains = KeptChains(untyped_device.blocks, untyped_device.kept)
 
@@ -60,7 +64,7 @@ class CpuGraphLibrary(CpuLibrary):
     @kernel(BranchSpec, backend="cpu")
     @kernel(LoopSpec, backend="cpu")
     def _replay(self, spec: OperationSpec, call: ComputingCall) -> None:
-        # Prepare all operations first, so that a refusal precedes any change.
+        # This prepares all operations before it runs any, so that a refusal precedes every change.
         self._prepared(self.name, spec, call)()
 
     @kernel(ChainSpec, backend="cpu")
@@ -75,7 +79,7 @@ class CpuGraphLibrary(CpuLibrary):
             spec.words.view(np.uint8)[: len(result)] = result
         quick = self._quick
         is_quick = thread_time_ns() - began < self._limit
-        # A slow run undoes several quick ones. The count is capped, because a machine is sometimes slow.
+        # A slow run undoes only some quick runs, because a machine is sometimes slow.
         runs = quick.get(spec.recipe, 0)
         quick[spec.recipe] = min(runs + 1, _REMEMBERED) if is_quick else max(runs - _SLOW, 0)
         if len(quick) > _MAX_COUNTED:
@@ -96,7 +100,7 @@ class CpuGraphLibrary(CpuLibrary):
             library = self._library(node.library, call)
             has_status = node_spec.descriptor().has_status
             works.append(
-                partial(_run_again, library, node, node_spec, stream)
+                partial(_run_with_new_words, library, node, node_spec, stream)
                 if has_status
                 else library.bind(node_spec, stream)
             )
@@ -113,7 +117,7 @@ class CpuGraphLibrary(CpuLibrary):
         return partial(replay, spec, works, partial(_read, condition), partial(_write, count))
 
     def _works_of(self, spec: AnyChain, call: ComputingCall) -> Works:
-        """Return the operations of a chain for its arrays; they are kept, as the same ones come again."""
+        """Return the operations of a chain for its arrays. They are cached, because the arrays recur."""
         plan = self._chains.find(spec, call.stream)
         bound: BoundChain = plan.binding
         if bound.works is not None:
@@ -126,11 +130,17 @@ class CpuGraphLibrary(CpuLibrary):
         return works
 
     def _work(self, node: GraphNode, spec: OperationSpec, call: ComputingCall) -> Callable[[], None]:
-        """Return what runs an operation of a chain."""
+        """Return the function that runs an operation of a chain.
+
+        Raises:
+            NotSupportedError: Its library cannot run in a graph, or lacks the operation or dtype.
+            LibraryError: The operation is refused.
+        """
+        # An operation with status words is prepared here only to refuse it early.
         work = self._prepared(node.library, with_words(node, spec), call)
         if isinstance(spec, CHAINS) or not spec.descriptor().status:
             return work
-        return partial(_run_again, self._library(node.library, call), node, spec, call.stream)
+        return partial(_run_with_new_words, self._library(node.library, call), node, spec, call.stream)
 
     def close(self) -> None:
         """Drop all chains."""
@@ -147,13 +157,15 @@ class CpuGraphLibrary(CpuLibrary):
         return opened
 
 
-def _run_again(library: CpuLibrary, node: GraphNode, spec: OperationSpec, stream: AccelStream) -> None:
-    """Run an operation with status words of its own."""
+def _run_with_new_words(
+    library: CpuLibrary, node: GraphNode, spec: OperationSpec, stream: AccelStream
+) -> None:
+    """Run an operation with new status words, and not with the recipe's."""
     library.call_of(with_words(node, spec), stream)()
 
 
 def _read(condition: Any) -> int:
-    # A loop that never ends does so when its context is lost.
+    # An infinite loop ends here when its context is lost.
     check_usable()
     return int(condition.item())
 

@@ -1,4 +1,9 @@
-"""Streams of the CPU backend: each is a queue of work and the thread that runs it in order."""
+"""Streams, events and holds of the CPU backend.
+
+A stream is a queue and a thread that runs its work in order. A failed operation does not prevent later ones.
+But a lost context (`CpuFault`) is shared by all streams of a device, and work that has not begun by then
+never runs.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +27,20 @@ Work: TypeAlias = Callable[[], object]
 """One operation, ready to run; its result is dropped."""
 
 COMPILED: set[bytes] = set()
-"""The keys of what is compiled now, in this process."""
+"""The keys of the compilations that run in this process now."""
 
-_WRITING = 0.0001
+_WRITING = 0.0001  # seconds between the writes of a hold
 
 
 class CpuStream:
     """A queue of work, run in order by a thread of its own.
 
     The thread starts with the first work and ends after `close`. A failing operation does not stop the
-    stream: the next event reports the error, and the one after that reports none.
+    stream: the next event reports the first error since the previous event.
+
+    Args:
+        name: The name of the stream and its thread.
+        fault: The state of the context, shared by its streams; None for a new context.
 
     Attributes:
         name: Name of the stream and its thread.
@@ -41,13 +50,13 @@ class CpuStream:
     def __init__(self, name: str, fault: CpuFault | None = None) -> None:
         self.name: str = name
         self._fault = fault or CpuFault("cpu")
-        # A SimpleQueue wakes an idle thread most reliably of all ways in the standard library (measured:
-        # Queue, Condition, Semaphore, a lock with a deque). It costs next to nothing (20 ns) while the thread
-        # is busy.
+        # Of all queues in the standard library, SimpleQueue wakes an idle thread most reliably (compared with
+        # Queue, Condition, Semaphore, and a lock with a deque). While the thread is busy, `put` costs 20 ns.
         self._items: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self.is_closed: bool = False
-        # Nothing may follow the end that `close` enqueues, and only one thread is started.
+        # Held to enqueue, because nothing may follow the end that `close` enqueues,
+        # and because only one thread may be started.
         self._lock = threading.Lock()
 
     @property
@@ -57,7 +66,7 @@ class CpuStream:
 
     @property
     def is_preparing(self) -> bool:
-        """Whether a compiler runs now, which has a limit of its own."""
+        """Whether a compiler runs in this process now. Compilation has its own time limit."""
         return bool(COMPILED)
 
     @property
@@ -66,10 +75,10 @@ class CpuStream:
         return self.is_closed and (self._thread is None or not self._thread.is_alive())
 
     def enqueue(self, work: Work) -> None:
-        """Run something after everything enqueued so far.
+        """Run `work` in the stream's thread, after everything enqueued so far.
 
         Raises:
-            RuntimeError: The stream is closed.
+            RuntimeError: The stream is closed, or the system cannot start a thread.
             ContextPoisonedError: The context is lost.
         """
         failure = self._fault.error()
@@ -78,7 +87,11 @@ class CpuStream:
         self._put(work)
 
     def record(self) -> CpuEvent:
-        """Make an event after everything enqueued so far; see `AccelStream.record`."""
+        """Make an event after everything enqueued so far; see `AccelStream.record`.
+
+        Raises:
+            RuntimeError: The stream is closed.
+        """
         event = CpuEvent()
         self._put(event)
         return event
@@ -86,7 +99,11 @@ class CpuStream:
     def wait(self, event: AccelEvent) -> None:
         """Hold back what is enqueued from now on until an event of any stream is done.
 
-        Events are recorded before they are waited for, so streams never wait in a circle.
+        Streams cannot deadlock, because only a recorded event can be waited for.
+
+        Raises:
+            TypeError: The event is not from the CPU backend.
+            RuntimeError: The stream is closed.
         """
         if not isinstance(event, CpuEvent):
             raise TypeError(f"event: a stream of the CPU backend waits for its own kind, not {event!r}")
@@ -97,8 +114,12 @@ class CpuStream:
         """Hold back what is enqueued from now on; see `AccelStream.hold`.
 
         Args:
-            waker: Rung when the stream gets there.
-            memory: Written to for as long.
+            waker: Rung when the stream reaches the hold.
+            memory: An array to write to until the release, as a running kernel would: for tests.
+
+        Raises:
+            RuntimeError: The stream is closed.
+            ContextPoisonedError: The context is lost.
         """
         hold = CpuHold(waker, memory)
         self.enqueue(hold.wait)
@@ -109,13 +130,17 @@ class CpuStream:
         self.enqueue(_crash)
 
     def notify(self, event: AccelEvent, waker: Waker) -> None:
-        """Ring from the stream's thread when the event is done; at once if it is already."""
+        """Ring when the event is done: from the stream's thread, or at once if it is done already.
+
+        Raises:
+            TypeError: The event is not from the CPU backend.
+        """
         if not isinstance(event, CpuEvent):
             raise TypeError(f"event: a stream of the CPU backend knows its own kind, not {event!r}")
         event.notify(waker)
 
     def synchronize(self) -> None:
-        """Block until everything enqueued is done; errors stay for the next event."""
+        """Block until everything enqueued so far is done; errors are left to the next event."""
         latch = _Latch()
         try:
             self._put(latch)
@@ -125,7 +150,7 @@ class CpuStream:
             latch.wait()
 
     def close(self) -> None:
-        """Take no more work. Enqueued work still runs, then the thread ends; does not wait."""
+        """Refuse further work, without a wait. Enqueued work still runs, and then the thread ends."""
         with self._lock:
             if not self.is_closed:
                 self.is_closed = True
@@ -141,8 +166,8 @@ class CpuStream:
             if self.is_closed:
                 raise RuntimeError(f"stream {self.name!r} is closed and takes no more work")
             if self._thread is None:
-                # A daemon, because a stuck operation must not keep the interpreter from ending. It is started
-                # before there is work, so that nothing was enqueued if the system has no thread left.
+                # A daemon, because a stuck operation must not prevent the interpreter's exit. Start it before
+                # the work is enqueued, so that nothing was enqueued if the system has no thread left.
                 thread = threading.Thread(
                     target=_run, args=(self._items, self._fault), name=self.name, daemon=True
                 )
@@ -169,12 +194,12 @@ class CpuEvent:
         self.error: Exception | None = None
         self.is_done: bool = False
         self._wakers: list[Waker] = []
-        # Orders `notify` against `finish`: a waker is rung by exactly one of them. Nothing is
-        # called while it is held.
+        # Orders `notify` against `finish`, so that exactly one of them rings a waker. Neither rings while it
+        # holds the lock.
         self._lock = threading.Lock()
 
     def notify(self, waker: Waker) -> None:
-        """Ring once the event is done: at once if it is already."""
+        """Ring when the event is done: from the stream's thread, or at once if it is done already."""
         with self._lock:
             if not self.is_done:
                 self._wakers.append(waker)
@@ -182,16 +207,19 @@ class CpuEvent:
         waker.ring()
 
     def finish(self, error: Exception | None, *, is_lost: bool = False) -> None:
-        """Mark the event as done and ring; called once, from the stream's thread.
+        """Mark the event as done and ring its wakers; called once, from the stream's thread.
 
-        When the context is lost, only other streams see it, and no callback is called, as on a GPU (D9).
+        Args:
+            error: The error that the event reports.
+            is_lost: Whether the context is lost. Then, as on a GPU, only threads that block are woken, and
+                no other waker rings (D9).
         """
         with self._lock:
             self.error = error
             self.is_done = True
             wakers, self._wakers = self._wakers, []
         for waker in wakers:
-            # A latch is another stream's thread, or a `synchronize`: it would block for ever.
+            # For a latch, another stream's thread blocks, which would never end.
             if not is_lost or isinstance(waker, _Latch):
                 waker.ring()
 
@@ -201,14 +229,14 @@ class CpuEvent:
 
 @attrs.define(eq=False)
 class CpuHold:
-    """A hold of a stream: its thread waits for the release."""
+    """Work that holds a stream: its thread waits for the release."""
 
     _waker: Waker | None
     _memory: npt.NDArray[np.uint8] | None
     _released: threading.Event = attrs.field(factory=threading.Event, init=False)
 
     def release(self) -> None:
-        """Let the stream go on. From any thread; more than once does nothing."""
+        """Let the stream continue. From any thread; a second call does nothing."""
         self._released.set()
 
     def wait(self) -> None:
@@ -218,7 +246,7 @@ class CpuHold:
         for byte in itertools.cycle(range(256)):
             if self._memory is not None:
                 self._memory[...] = byte
-            # Others get the interpreter's lock in between.
+            # Between writes, other threads get the interpreter's lock.
             if self._released.wait(None if self._memory is None else _WRITING):
                 return
 
@@ -227,7 +255,7 @@ _Item: TypeAlias = "Work | CpuEvent | _Latch | None"
 
 
 class _Latch:
-    """A waker that one thread waits for."""
+    """A waker for which one thread blocks."""
 
     __slots__ = ("_lock",)
 
@@ -249,14 +277,18 @@ def _wait_until_done(event: CpuEvent) -> None:
 
 
 def _crash() -> None:
-    # A process that dies on purpose needs no report of it.
+    # This crash is intended, so it needs no report.
     faulthandler.disable()
     ctypes.string_at(0)
 
 
 @attrs.define(eq=False)
 class CpuFault:
-    """The state of a context that all its streams share: usable, or lost for a reason."""
+    """The state of a context, shared by its streams: usable, or lost for a reason.
+
+    Attributes:
+        reason: The reason why the context is lost; None while it is usable.
+    """
 
     _device: str
     reason: str | None = None
@@ -278,7 +310,7 @@ _running = _StreamThread()
 
 
 def check_usable() -> None:
-    """Asked by work that may never end by itself, in the thread of its stream.
+    """Raise if the context is lost. Work that may never end on its own calls this, in its stream's thread.
 
     Raises:
         ContextPoisonedError: The context is lost.
@@ -289,10 +321,10 @@ def check_usable() -> None:
 
 
 def _run(items: queue.SimpleQueue[_Item], fault: CpuFault) -> None:
-    """Body of a stream's thread."""
+    """Run the items of a stream until None; the body of its thread."""
     _running.fault = fault
     error: Exception | None = None
-    # Overflow and the like are results here, as on any device, and no warnings.
+    # As on any device, overflow and the like show in the results and are not warned of.
     with np.errstate(all="ignore"):
         while (item := items.get()) is not None:
             lost = fault.error()
@@ -300,27 +332,27 @@ def _run(items: queue.SimpleQueue[_Item], fault: CpuFault) -> None:
                 item.finish(lost or error, is_lost=lost is not None)
                 error = None
             elif isinstance(item, _Latch):
-                # A thread that blocks is woken, whatever has become of the context.
+                # Wake a blocked thread even if the context is lost.
                 item.ring()
             elif lost is not None:
-                # Work enqueued after the fault never runs.
+                # Work not yet begun at the fault never runs.
                 error = lost
             else:
                 failure = _call(item)
                 error = error or failure
                 failure = None
-            # While the thread is idle it must hold no array, no specification and no event.
+            # An idle thread must not keep an array, a specification or an event alive.
             item = None
 
 
 def _call(work: Work) -> Exception | None:
+    """Run work; return its error, without references to the locals of its frames."""
     try:
         work()
-    # Nothing may end the thread, because others wait for its events. Trio has no cancellation here.
+    # No error may end the thread, because others wait for its events. Trio has no cancellation here.
     except BaseException as error:  # noqa: ASYNC103, BLE001
-        # Frames keep their locals, and so the operation's arrays, as long as the error lives. So the frames
-        # keep their lines and lose their locals. This frame still runs, and would stay alive with the frames
-        # that it called. Therefore it is cut off, and drops the work itself.
+        # The error's frames would keep the operation's arrays alive, so their locals are cleared. This frame
+        # cannot be cleared, because it is running. So it is removed from the traceback, and drops the work.
         del work
         error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
         _drop_locals(error)
@@ -334,6 +366,7 @@ def _call(work: Work) -> Exception | None:
 
 
 def _drop_locals(error: BaseException) -> None:
+    """Clear the locals of all frames of an error, its causes and contexts. Their lines stay."""
     visited: set[int] = set()
     errors = [error]
     while errors:
