@@ -126,6 +126,8 @@ async def test_numbers_of_one_distance_or_ratio_are_floating(
     [
         ("arange", (0, 1, 1e-300), "more numbers than an array has"),
         ("arange", (0, 1e300, 1e-300), "more numbers than an array has"),
+        ("arange", (1e308, 1.7e308, 1e-300), "more numbers than an array has"),
+        ("arange", (1.7e308, 1e308, -1e-300), "more numbers than an array has"),
         ("arange", (0, 1 << 90), "more numbers than an array has"),
         ("arange", (0.0, 1 << 1100), "is larger than float64 holds"),
         ("linspace", (0, 1, 1 << 70), r"num must be from -2\*\*63 to 2\*\*63 - 1"),

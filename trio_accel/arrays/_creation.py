@@ -240,7 +240,10 @@ def _count(first: Any, end: Any, step: Any, *, is_whole: bool) -> int:
     quotient: float = (end - first) / step
     # The difference may overflow although both quotients are finite.
     steps: float = quotient if math.isfinite(quotient) else end / step - first / step
-    return math.ceil(steps) if math.isfinite(steps) else (1 << 63) * (steps > 0)
+    if math.isfinite(steps):
+        return math.ceil(steps)
+    # Both quotients may overflow, and infinity less infinity has no sign.
+    return (1 << 63) * ((end > first) == (step > 0))
 
 
 def _is_held(dtype: DType, number: int) -> bool:
