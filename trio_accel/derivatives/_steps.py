@@ -106,7 +106,10 @@ class Builder:
                     return steps[j]
         is_constant = all(step.function == "constant" for step in operands)
         if is_constant and function in _FOLDED and dtype in (DType.float64, DType.int64):
-            return self.constant(_FOLDED[function](*[step.value for step in operands]), dtype)
+            value = _FOLDED[function](*[step.value for step in operands])
+            # Executors wrap integers around.
+            if dtype is DType.float64 or -(1 << 63) <= value < 1 << 63:
+                return self.constant(value, dtype)
         return None
 
 
