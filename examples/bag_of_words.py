@@ -8,7 +8,7 @@ import trio_accel as ta
 
 
 def shape_of_embeddings(words: ta.programs.Array, width: int) -> tuple[tuple[int, int], str]:
-    """Return the shape and dtype of the result of `BagOfWords.encode` before the call."""
+    """Return the shape and dtype of `BagOfWords.encode`, which the device needs before the call."""
     return (words.shape[0], width), "float32"
 
 

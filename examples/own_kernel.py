@@ -26,7 +26,7 @@ class BlendSpec(ops.OperationSpec):
     terms: tuple[ops.ArraySpec, ...] = ops.reads(many=True)
     bias: ops.ArraySpec | None = ops.reads(optional=True)
     out: ops.ArraySpec = ops.writes()
-    counts: ops.StatusArray = ops.status()  # the numbers of clipped elements and of NaN
+    counts: ops.StatusArray = ops.status()  # the counts of clipped elements and NaN
 
     def check_status(self) -> None:
         """Raise an error if the result contains NaN."""

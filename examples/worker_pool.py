@@ -37,7 +37,7 @@ class Worker(ta.Actor):
 
 
 class Pool(ta.Actor):
-    """A pool that passes each job to an idle worker, which exists because `limit` equals their number."""
+    """A pool that passes each job to an idle worker. One is idle, because `limit` equals their number."""
 
     def __init__(self, workers: list[ta.Ref[Worker]], begun: list[int], squares: dict[int, int]) -> None:
         self.idle, self.begun, self.squares = list(workers), begun, squares

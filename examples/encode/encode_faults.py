@@ -122,7 +122,7 @@ class Outcome:
 
     @property
     def recovery_ms(self) -> float | None:
-        """The median of all faults; None if a fault has no recovery."""
+        """The median of all faults; None if one of them has not recovered."""
         times = [fault.recovery_ms for fault in self.faults if fault.recovery_ms is not None]
         return median(times) if len(times) == len(self.faults) else None
 

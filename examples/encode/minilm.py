@@ -72,7 +72,7 @@ def weights_of(shape: Shape) -> dict[str, tuple[int, ...]]:
 
 
 def embeddings_of(ids: ta.programs.Array, mask: ta.programs.Array, width: int) -> tuple[Any, str]:
-    """Return the shape and dtype of the embeddings of sentences."""
+    """Return the shape and dtype of the sentences' embeddings."""
     return (ids.shape[0], width), "float32"
 
 
