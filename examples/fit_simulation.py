@@ -1,8 +1,6 @@
 """Find the flow that turns a round drop of dye into letters, with the gradient through all steps.
 
-A sequence of stream functions gives the flow, so it is incompressible. Killing the worker does not change a
-bit of the result.
-
+Stream functions, one after another, give the flow, so it is incompressible. A kill does not change a bit.
 Run it with: python fit_simulation.py --kills 3 --out letters.png
 """
 
@@ -19,8 +17,7 @@ from PIL import Image, ImageDraw, ImageFont
 import trio_accel as ta
 
 FLOWS = 4
-# A step of the dye s: flow through the four sides of a cell, from differences of the stream function p, and
-# diffusion.
+# A step of the dye s: flow through the four sides of a cell, from differences of p, and diffusion.
 STEP = ta.jit.elementwise(
     """
 up = (i(0) - 1) % n; down = (i(0) + 1) % n; left = (i(1) - 1) % n; right = (i(1) + 1) % n

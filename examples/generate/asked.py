@@ -29,7 +29,7 @@ Tokens: TypeAlias = Annotated[list[int], Field(min_length=1, fail_fast=True)]
 ManyTexts: TypeAlias = Annotated[list[Written], Field(min_length=1, max_length=MOST_PROMPTS, fail_fast=True)]
 ManyTokens: TypeAlias = Annotated[list[Tokens], Field(min_length=1, max_length=MOST_PROMPTS, fail_fast=True)]
 Given: TypeAlias = Written | ManyTexts | Tokens | ManyTokens
-_GIVEN = f"a text, tokens, or a list of at most {MOST_PROMPTS} of these"
+_GIVEN = f"a text, tokens, or a list of at most {MOST_PROMPTS} of them"
 _AskedT = TypeVar("_AskedT", bound=BaseModel)
 
 

@@ -151,7 +151,7 @@ async def note_end(
             task_status.started()
             received = await anext(signals)
         service.adapters.is_ending = True
-        print("shutting down: waiting for running answers", flush=True)
+        print("ending: running answers are completed", flush=True)
         nursery.cancel_scope.cancel()
     signal.raise_signal(received)
 

@@ -373,7 +373,7 @@ def test_texts_that_cannot_be_used(refused: Refused, tmp_path: Path) -> None:
         (b"1. 2. 3.", "does not contain a sentence"),
         (b"\xff", "is not a text in UTF-8"),
         (b"A. " * 6000, "more than 5000 sentences"),
-        (b"a" * ((1 << 20) + 1), "texts of at most 1 MiB"),
+        (b"a" * ((1 << 20) + 1), "a text must have at most 1 MiB"),
     ):
         path.write_bytes(content)
         assert said in refused("--text", path)

@@ -403,14 +403,14 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "of another rank": (
         lambda path: damage(write(path, 1), lambda data: data.replace(b'\\"rank\\": 2', b'\\"rank\\": 3')),
-        "lora_A.weight' has the shape (2, 40), and (3, 40) is wanted",
+        "lora_A.weight' has the shape (2, 40), but must have (3, 40)",
     ),
     "of more layers": (lambda path: write(path, 1, config=OTHER), "another model: it adapts 'layers.2."),
     "of another width": (
         lambda path: write(path, 1, config=WIDE),
-        "'layers.0.down.lora_A.weight' has the shape (2, 48), and (2, 40) is wanted",
+        "'layers.0.down.lora_A.weight' has the shape (2, 48), but must have (2, 40)",
     ),
-    "of other weights": (lambda path: write(path, 1, base=7), "the weights that it adapts differ"),
+    "of other weights": (lambda path: write(path, 1, base=7), "the adapted weights differ"),
     "not a number": (lambda path: numbers(write(path, 1), np.nan), "it contains NaN or infinity"),
     "too large": (lambda path: numbers(write(path, 1), 3e38), "overflows"),
     "long": (lambda path: write(path, 1, rank=2000), "it is larger than the model"),

@@ -379,10 +379,10 @@ REFUSED: dict[str, Refused] = {
     ),
     "10 000 prompts": Refused(lambda c: text(c, ["a"] * 10_000), "prompt", "a list of at most 128"),
     "a prompt without tokens among others": Refused(
-        lambda c: text(c, ["a", ""]), "prompt", "must have a token", code="empty_string"
+        lambda c: text(c, ["a", ""]), "prompt", "must have at least one token", code="empty_string"
     ),
     "a prompt without tokens": Refused(
-        lambda c: text(c, ""), "prompt", "must have a token", code="empty_string"
+        lambda c: text(c, ""), "prompt", "must have at least one token", code="empty_string"
     ),
     "no prompts": Refused(lambda c: text(c, []), "prompt", "prompt must be", code="empty_array"),
     "no messages": Refused(lambda c: chat(c, []), "messages", "at least one", code="empty_array"),
@@ -397,7 +397,7 @@ REFUSED: dict[str, Refused] = {
         lambda c: c.audio.speech.create(model="random", voice="x", input="x"), None, "writes only text", 404
     ),
     "files": Refused(lambda c: c.files.list(), None, "send texts in messages", 404),
-    "batches": Refused(lambda c: c.batches.list(), None, "send requests at once", 404),
+    "batches": Refused(lambda c: c.batches.list(), None, "send requests concurrently", 404),
     "moderations": Refused(lambda c: c.moderations.create(input="x"), None, "the paths are /v1/chat/", 404),
     "fine-tuning": Refused(lambda c: c.fine_tuning.jobs.list(), None, "the paths are /v1/chat/", 404),
     "a model that there is not": Refused(

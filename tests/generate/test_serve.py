@@ -166,7 +166,7 @@ def test_contents_may_be_parts_and_fields_may_ask_for_nothing(service: Serving) 
         ({"seed": 1.5}, "seed", "seed must be an integer"),
         ({"max_tokens": 0}, "max_tokens", "max_tokens must be an integer from 1"),
         ({"max_tokens": True}, "max_tokens", "max_tokens must be an integer from 1"),
-        ({"max_tokens": 5000}, "messages", "at most 4800, got 24 and 5000"),
+        ({"max_tokens": 5000}, "messages", "at most 4800 tokens, got 24 and 5000"),
         ({"stop": ["a"] * 5}, "stop", "at most 4 stop strings"),
         ({"stop": [1]}, "stop", "stop must be a text"),
         ({"stream": "yes"}, "stream", "stream must be true or false"),
@@ -179,7 +179,7 @@ def test_contents_may_be_parts_and_fields_may_ask_for_nothing(service: Serving) 
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
             "messages[0].content",
-            "text alone",
+            "only text",
         ),
         ({"messages": [{"role": "user", "content": "x" * 5000}]}, "messages", "at most 4800"),
     ],
@@ -437,7 +437,7 @@ def children(process: int) -> list[int]:
     ("keys", "says"),
     [
         (b"\n \n", "there must be at least one key"),
-        (b"a\n=3\n", "none may be empty"),
+        (b"a\n=3\n", "keys must not be empty"),
         (b"a=b\n", "could not convert string to float: 'b'"),
         (b"a=-1\n", "the weight of 'a' must be a finite number"),
         (b"a=nan\n", "the weight of 'a' must be a finite number"),
