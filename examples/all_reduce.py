@@ -1,4 +1,4 @@
-"""Add up one array of each device by a kernel of one's own, which reads the arrays of all devices.
+"""Sum one array from each device, with a custom kernel that reads the arrays of all devices.
 
 python examples/all_reduce.py --devices 3 --isolation process
 """
@@ -18,7 +18,7 @@ import trio_accel as ta
 from trio_accel.backends.base import HostCall, kernel, ops
 from trio_accel.devices import LibraryActor, Operation, Planned, Planner
 
-# Several contexts on one processor are meant here.
+# This example opens several contexts on one processor on purpose.
 warnings.filterwarnings("ignore", "open_device", RuntimeWarning)
 
 
@@ -32,7 +32,7 @@ class SumSpec(ops.OperationSpec):
 
 @kernel(SumSpec, backend="cpu")
 def sum_cpu(spec: SumSpec, call: HostCall) -> None:
-    """Add in the thread of the stream; the arrays of other devices are views of their memory."""
+    """Run in the stream's thread. The arrays of other devices are views of those devices' memory."""
     out = call.array(spec.out)
     out[...] = 0
     for term in spec.terms:
@@ -40,30 +40,30 @@ def sum_cpu(spec: SumSpec, call: HostCall) -> None:
 
 
 class SumActor(LibraryActor):
-    """Serves this module's kernels on one device, on a stream of its own."""
+    """The actor that runs this module's kernels on one device, on a separate stream."""
 
     library = "all_reduce"
 
 
 @attrs.frozen(eq=False)
 class Sum(Operation[SumActor, ta.AccelRef]):
-    """The sum of arrays, in the order of the ranks: every rank gets the same bits."""
+    """The sum of arrays in rank order, so that every rank gets the same bits."""
 
     rank: int
     terms: Sequence[ta.AccelRef]
     library: ClassVar[str] = "all_reduce:SumActor"
 
     def plan(self, planner: Planner) -> Planned[ta.AccelRef]:
-        """Plan in the caller's task: an error raised here launches nothing."""
+        """Plan the operation in the caller's task. If this raises an error, nothing is launched."""
         terms = [planner.read("terms", term) for term in self.terms]
         if len({(term.shape, term.dtype) for term in terms}) > 1:
-            raise ValueError(f"{planner.name}: terms must have one shape and dtype")
+            raise ValueError(f"{planner.name}: terms must have the same shape and dtype")
         out = planner.output(terms[0].shape, terms[0].dtype)
         return Planned(SumSpec(tuple(terms), out.spec), out)
 
 
 async def main() -> None:
-    """Add up one array of each device."""
+    """Sum one array from each device."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--devices", type=int, default=2)
     parser.add_argument("--isolation", default="process", choices=["inline", "process"])
@@ -88,7 +88,7 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    # The devices find kernels and actor by the name of this module.
+    # Run the imported module, because the devices find the kernels and the actor by its name.
     import all_reduce
 
     trio.run(all_reduce.main)

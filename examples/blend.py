@@ -1,4 +1,4 @@
-"""Blend three waves by the kernels of `own_kernel.py`, with a bias and without one.
+"""Blend three waves with the kernels of `own_kernel.py`, with and without a bias.
 
 python examples/blend.py --backend cpu --isolation process
 """

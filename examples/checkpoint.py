@@ -12,19 +12,19 @@ from trio_accel.programs import Array, method
 
 
 class Sums:
-    """Adds up numbers, in place."""
+    """Running totals, which are updated in place."""
 
     def __init__(self, totals: Array) -> None:
         self.totals = totals
 
     @method(updates=["self.totals"], out=lambda numbers: None)
     def add(self, numbers: Array) -> None:
-        """Add numbers; a call that is cut in the middle leaves unusable totals."""
+        """Add numbers to the totals, which are unusable if the call is interrupted."""
         self.totals += numbers
 
 
 async def run(steps: int, every: int, faults: int) -> bool:
-    """Return whether the sums equal the sums of a run without a device."""
+    """Return whether the sums equal NumPy's."""
     rows, options = np.random.default_rng(0).integers(0, 9, (steps, 4)), ta.DeviceOptions(isolation="process")
     async with ta.open_system("lab") as system, system.open_device("cpu", options=options) as device:
         totals = await device.zeros(4, "int64")
@@ -47,15 +47,15 @@ async def run(steps: int, every: int, faults: int) -> bool:
 
 
 def main() -> int:
-    """Returns the exit code: 0 if the result is right."""
+    """Return the exit code: 0 if the result is right."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--faults", type=int, default=2, help="how often its worker is killed")
+    parser.add_argument("--faults", type=int, default=2, help="how many times to kill the worker")
     is_wrong = not trio.run(run, 40, 10, parser.parse_args().faults)
     print("sums as without a device:", "WRONG" if is_wrong else "right")
     return is_wrong
 
 
 if __name__ == "__main__":
-    import checkpoint  # by the name that workers import it by
+    import checkpoint  # because workers cannot import its class from `__main__`
 
     raise SystemExit(checkpoint.main())

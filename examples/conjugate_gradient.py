@@ -16,14 +16,14 @@ import trio_accel as ta
 
 
 def poisson(points: int) -> sparse.csr_array:
-    """The five-point Laplacian on a grid of ``points`` × ``points`` inner points."""
+    """Return the five-point Laplacian on a grid of ``points`` × ``points`` inner points."""
     line = sparse.diags_array([-1.0, 2.0, -1.0], offsets=[-1, 0, 1], shape=(points, points))
     eye = sparse.eye_array(points)
     return sparse.csr_array(sparse.kron(line, eye) + sparse.kron(eye, line))
 
 
 async def solve(device: ta.Device, a: sparse.csr_array, b: np.ndarray, rtol: float) -> tuple[np.ndarray, int]:
-    """Solution of ``a x = b`` and the iterations that it took (Hestenes and Stiefel, 1952)."""
+    """Return the solution of ``a x = b`` and the number of iterations (Hestenes and Stiefel, 1952)."""
     matrix = await ta.sparse.csr(device, a)
     x, r = await device.put(np.zeros_like(b)), await device.put(b)
     p = await r.copy()
@@ -43,7 +43,7 @@ async def solve(device: ta.Device, a: sparse.csr_array, b: np.ndarray, rtol: flo
 
 
 async def run(points: int, rtol: float, backend: str | None) -> float:
-    """Returns the relative residual, computed with SciPy."""
+    """Return the relative residual, computed with SciPy."""
     a = poisson(points)
     b = np.ones(points**2)
     async with ta.open_system("poisson") as system, system.open_device(backend) as device:
@@ -54,7 +54,7 @@ async def run(points: int, rtol: float, backend: str | None) -> float:
 
 
 def main() -> int:
-    """Returns the exit code: 0 if the residual is as small as asked."""
+    """Return the exit code: 0 if the residual is within the tolerance."""
     parser = argparse.ArgumentParser(description="The Poisson equation by conjugate gradients.")
     parser.add_argument("--points", type=int, default=64, help="inner points of the grid in each direction")
     parser.add_argument("--rtol", type=float, default=1e-10, help="relative residual at which to stop")

@@ -23,29 +23,29 @@ class Add(ta.Request["Counter", int]):
 
 @attrs.frozen
 class Crash(ta.Request["Counter", None]):
-    """Fail in the handler."""
+    """Make the handler raise an error."""
 
 
 class Counter(ta.Actor):
-    """Counts, one message after the other."""
+    """A counter that handles one message at a time."""
 
     def __init__(self, start: int) -> None:
         self.value = start
 
     @ta.handles(Add)
     async def add(self, request: Add) -> int:
-        """Needs no lock: an actor serves one message at a time."""
+        """Add an amount. This needs no lock, because an actor handles one message at a time."""
         self.value += request.amount
         return self.value
 
     @ta.handles(Crash)
     async def crash(self, request: Crash) -> None:
-        """A defect: the supervisor starts a new incarnation."""
+        """Raise an error, so that the supervisor starts a new incarnation."""
         raise RuntimeError(f"lost at {self.value}")
 
 
 async def run(count: int) -> list[int]:
-    """Returns the values before and after the crash."""
+    """Return the values before and after the crash."""
     async with ta.open_system("counter") as system:
         counter = await system.spawn(Counter, 0, name="counter")
         values = [await counter.ask(Add(1)) for _ in range(count)]
@@ -59,9 +59,9 @@ async def run(count: int) -> list[int]:
 
 
 def main() -> int:
-    """Returns the exit code: 0 if the counter began again after the crash."""
-    parser = argparse.ArgumentParser(description="A supervised actor that counts, crashes and begins again.")
-    parser.add_argument("--count", type=int, default=3, help="how often to count before the crash")
+    """Return the exit code: 0 if the counter restarted from its first value after the crash."""
+    parser = argparse.ArgumentParser(description="A supervised actor that counts, crashes and restarts.")
+    parser.add_argument("--count", type=int, default=3, help="how many times to count before the crash")
     arguments = parser.parse_args()
     values = trio.run(partial(run, arguments.count))
     print(" ".join(str(value) for value in values))

@@ -19,7 +19,7 @@ class Read(ta.Request["Pages", str]):
 
 
 class Pages(ta.Actor):
-    """Crashes over a page that does not exist."""
+    """A reader of pages, which crashes if a page does not exist."""
 
     @ta.handles(Read)
     async def read(self, request: Read) -> str:
@@ -31,14 +31,14 @@ class Pages(ta.Actor):
 
 
 class Index(ta.Actor):
-    """It is made from the pages, so it must be made again with them."""
+    """An actor that depends on the pages, so it must restart together with them."""
 
     def __init__(self, pages: ta.Ref[Pages]) -> None:
         self.pages = pages
 
 
 async def client(number: int, pages: ta.Ref[Pages], fates: Counter[str]) -> None:
-    """Read a page; write down what became of that."""
+    """Read a page, and record the outcome."""
     try:
         text = await pages.ask(Read(number))
     except ta.ActorFailedError as error:
@@ -48,7 +48,7 @@ async def client(number: int, pages: ta.Ref[Pages], fates: Counter[str]) -> None
 
 
 async def run(requests: int) -> int:
-    """Returns 0 if one request failed, all others were served, and the right actors restarted."""
+    """Return 0 if one request failed, all others were served, and the right actors restarted."""
     fates = Counter[str]()
     options = ta.SystemOptions(strategy=ta.Strategy.REST_FOR_ONE)
     async with ta.open_system("library", options=options) as system:
@@ -58,7 +58,7 @@ async def run(requests: int) -> int:
         print(f"before\n{system.tree()}")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(client, -1, pages, fates)
-            await trio.sleep(0.001)  # now that one is being served, and the others queue up after it
+            await trio.sleep(0.001)  # the bad request is being handled now, so the others queue after it
             for number in range(1, requests):
                 nursery.start_soon(client, number, pages, fates)
         print(f"after\n{system.tree()}\n{dict(fates)}")
@@ -68,9 +68,9 @@ async def run(requests: int) -> int:
 
 
 def main() -> int:
-    """Returns the exit code."""
+    """Return the exit code."""
     parser = argparse.ArgumentParser(description="An actor crashes under load and recovers.")
-    parser.add_argument("--requests", type=int, default=6, help="at least 2; the first one is bad")
+    parser.add_argument("--requests", type=int, default=6, help="2 or more; the first one fails")
     return trio.run(run, parser.parse_args().requests)
 
 

@@ -1,4 +1,4 @@
-"""Follow radium and its daughters for an hour, by the operation of `own_operation.py`.
+"""Follow radium and its daughters for an hour, with the operation of `own_operation.py`.
 
 python examples/decay.py --isolation process
 """
@@ -18,7 +18,7 @@ HALF_LIVES = np.array([11.43 * 24 * 60, 36.1, 2.14])
 
 
 async def main() -> None:
-    """Find what is left of each after some minutes, all times at once."""
+    """Compute the remaining amount of each nuclide at several times, in a single call."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--isolation", default="inline", choices=["inline", "process"])
     given = parser.parse_args()

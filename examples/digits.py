@@ -1,4 +1,4 @@
-"""Handwritten digits, each recognized by its nearest images; the distances never leave the device."""
+"""Recognize handwritten digits by their nearest known images. The distances never leave the device."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ DIGITS = np.arange(10)
 async def tell(
     device: ta.Device, known: np.ndarray, labels: np.ndarray, images: np.ndarray, k: int
 ) -> np.ndarray:
-    """The digit that most of the k nearest known images have: the smallest one of several."""
+    """Return each image's most frequent digit among the k nearest known images, the smallest of a tie."""
     points = await device.put(known)
-    # Squared distances, without the term that all known images share.
+    # Squared distances without the square of the image, which does not change their order.
     distances = ta.linalg.vecdot(points, points) - 2 * (images @ points.T)
     nearest = await ta.arrays.top_k(distances, k, largest=False)
     found = ta.arrays.take(await device.put(labels), nearest.indices)
@@ -29,7 +29,7 @@ async def tell(
 
 
 def expected(known: np.ndarray, labels: np.ndarray, images: np.ndarray, k: int) -> np.ndarray:
-    """Compute the same by NumPy: all differences, in integers."""
+    """Compute the same digits with NumPy, from all differences, in integers."""
     told: list[int] = []
     for image in images.astype(np.int64):
         squares = ((known.astype(np.int64) - image) ** 2).sum(1)
@@ -53,7 +53,7 @@ async def run(count: int, k: int, backend: str | None) -> bool:
 def main() -> int:
     """Return the exit code: 0 if each digit equals NumPy's."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--images", type=int, default=597, help="how many are told by the others")
+    parser.add_argument("--images", type=int, default=597, help="number of images to recognize by all others")
     parser.add_argument("--neighbours", type=int, default=5)
     parser.add_argument("--backend", help="device to use, such as cpu or cuda:1")
     given = parser.parse_args()

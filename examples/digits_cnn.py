@@ -12,7 +12,7 @@ import trio_accel as ta
 from trio_accel import nn
 
 DIGITS = Path(__file__).parent / "data" / "digits.csv.gz"
-# Each operation makes new arrays and changes none in place, so what a loss has hit can run again.
+# Each operation returns new arrays and changes none in place, so it can run again after a loss.
 OPTIONS = ta.DeviceOptions(isolation="process", retry=2)
 
 
@@ -25,7 +25,7 @@ async def scores(weights: list[ta.AccelRef], x: ta.AccelRef) -> tuple[ta.AccelRe
 
 
 async def step(weights: list[ta.AccelRef], x: ta.AccelRef, y: ta.AccelRef, rate: float) -> list[ta.AccelRef]:
-    """Go down the gradient of the cross-entropy; returns new weights."""
+    """Take a step of gradient descent on the cross-entropy, and return the new weights."""
     guess, made, flat, indices = await scores(weights, x)
     slope = await ((ta.arrays.softmax(guess, axis=1) - y) / len(x))
     spread = (slope @ weights[2].T).reshape(indices.shape)
@@ -40,7 +40,7 @@ async def step(weights: list[ta.AccelRef], x: ta.AccelRef, y: ta.AccelRef, rate:
 
 
 async def train(rounds: int, is_killed: bool, backend: str | None) -> list[np.ndarray]:
-    """Train, perhaps while the worker is killed; returns the weights."""
+    """Train, kill the worker meanwhile if requested, and return the weights."""
     rng = np.random.default_rng(0)
     data = rng.permutation(np.loadtxt(DIGITS, np.float32, delimiter=","))
     x, y = data[:, :-1].reshape(-1, 1, 8, 8) / 16, data[:, -1].astype(int)
@@ -60,9 +60,9 @@ async def train(rounds: int, is_killed: bool, backend: str | None) -> list[np.nd
 
 
 def main() -> int:
-    """Return the exit code: 0 if the weights equal the weights of an undisturbed worker."""
+    """Return the exit code: 0 if the weights agree with a run without a kill."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=6, help="how often all images are seen")
+    parser.add_argument("--rounds", type=int, default=6, help="number of passes over the training images")
     parser.add_argument("--backend", help="device to use, such as cpu")
     given = parser.parse_args()
     one, other = (trio.run(train, given.rounds, is_killed, given.backend) for is_killed in (False, True))

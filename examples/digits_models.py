@@ -1,4 +1,4 @@
-"""Two networks for images of digits, of own operations: the models of `train_digits.py`."""
+"""Two networks for images of digits, in the package's operations: the models of `train_digits.py`."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def _matrix(rng: np.random.Generator, rows: int, columns: int) -> Any:
 
 
 class Mlp(train.CallModule):
-    """A hidden layer."""
+    """A network with one hidden layer."""
 
     def __init__(self, *, width: int = 64) -> None:
         self.width = width
 
     def initial(self, rng: np.random.Generator) -> Arrays:
-        """Return the parameters of the beginning."""
+        """Return the initial parameters."""
         width = self.width
         return {
             "w1": _matrix(rng, 64, width),
@@ -35,19 +35,19 @@ class Mlp(train.CallModule):
         }
 
     def loss(self, parameters: Arrays, batch: Arrays) -> Any:
-        """Return the mean cross entropy."""
+        """Return the mean cross-entropy."""
         hidden = ta.nn.relu(batch["x"] @ parameters["w1"] + parameters["b1"])
         return ta.nn.cross_entropy(hidden @ parameters["w2"] + parameters["b2"], batch["y"])
 
 
 class Transformer(train.CallModule):
-    """One block of attention over the eight rows of an image."""
+    """A transformer block with attention over the eight rows of an image."""
 
     def __init__(self, *, width: int = 32) -> None:
         self.width = width
 
     def initial(self, rng: np.random.Generator) -> Arrays:
-        """Return the parameters of the beginning."""
+        """Return the initial parameters."""
         width = self.width
         sizes = {"in": (8, width), "up": (width, 2 * width), "down": (2 * width, width), "out": (width, 10)}
         sizes |= dict.fromkeys(("query", "key", "value", "join"), (width, width))
@@ -55,7 +55,7 @@ class Transformer(train.CallModule):
         return {**found, "places": rng.normal(0, 0.1, (8, width)), "n1": np.ones(width), "n2": np.ones(width)}
 
     def loss(self, parameters: Arrays, batch: Arrays) -> Any:
-        """Return the mean cross entropy."""
+        """Return the mean cross-entropy."""
         p, count = parameters, batch["x"].shape[0]
         x = batch["x"].reshape(count, 8, 8) @ p["in"] + p["places"]
         seen = ta.arrays.rms_norm(x, p["n1"])

@@ -1,4 +1,4 @@
-"""The networks of `digits_models.py` in PyTorch, with the same parameters of the beginning."""
+"""The networks of `digits_models.py` in PyTorch, with the same initial parameters."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ functional: Any = import_module("torch.nn.functional")
 
 
 class _Digits(train.Module):
-    """Parameters by the names of the other module, in float64."""
+    """Float64 parameters, with the names in `digits_models`."""
 
     twin: type[train.CallModule]
 
     def configure(self, **options: Any) -> Any:
-        """Make the parameters."""
+        """Create the parameters."""
         made = self.twin(**options).initial(np.random.default_rng(0))
         return torch.nn.ParameterDict({name: torch.from_numpy(array) for name, array in made.items()})
 
 
 class Mlp(_Digits):
-    """A hidden layer."""
+    """A network with one hidden layer."""
 
     twin = digits_models.Mlp
 
     def loss(self, batch: Mapping[str, Any]) -> Any:
-        """Return the mean cross entropy."""
+        """Return the mean cross-entropy."""
         p = self.model
         hidden = functional.relu(batch["x"] @ p["w1"] + p["b1"])
         return functional.cross_entropy(hidden @ p["w2"] + p["b2"], batch["y"])
 
 
 class Transformer(_Digits):
-    """One block of attention over the eight rows of an image."""
+    """A transformer block with attention over the eight rows of an image."""
 
     twin = digits_models.Transformer
 
     def loss(self, batch: Mapping[str, Any]) -> Any:
-        """Return the mean cross entropy."""
+        """Return the mean cross-entropy."""
         p = self.model
         width = p["join"].shape[0]
         x = batch["x"].reshape(-1, 8, 8) @ p["in"] + p["places"]

@@ -1,4 +1,4 @@
-"""Weights from a safetensors file, in a program that outlives the process that it runs in."""
+"""Load weights from a safetensors file into a program that survives the loss of its worker process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WORDS, INNER, WIDTH = 1000, 48, 16
 
 
 async def write_model(device: ta.Device, path: str) -> None:
-    """Write random weights, as training would."""
+    """Write random weights to a file, in place of trained weights."""
     random = ta.random.Generator(device, seed=1)
     table = await random.normal((WORDS, INNER), dtype="float32")
     projection = await random.normal((INNER, WIDTH), dtype="float32")
@@ -26,7 +26,7 @@ async def write_model(device: ta.Device, path: str) -> None:
 
 
 async def main(sentences: int) -> int:
-    """Encode, kill the worker, encode again."""
+    """Encode sentences, kill the worker, and encode them again."""
     words = np.random.default_rng(2).integers(0, WORDS, (sentences, 9))
     options = ta.DeviceOptions(isolation="process")
     async with ta.open_system("embeddings") as system, system.open_device("cpu", options=options) as device:
@@ -41,7 +41,7 @@ async def main(sentences: int) -> int:
             pid = (await device.statistics()).pid
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
-            # Another process has the weights and makes the program again; nothing was loaded a second time.
+            # A new process takes over the weights and creates the program again, without the file.
             async with aclosing(device.watch_generation()) as generations:
                 while await anext(generations) < 2:
                     pass

@@ -1,6 +1,6 @@
-"""Finds the flow that carries a round drop of dye into letters, by the gradient through all steps.
+"""Find the flow that turns a round drop of dye into letters, with the gradient through all steps.
 
-The flow follows stream functions, one after the other, so it compresses nothing. A kill changes no bit.
+Stream functions, one after another, give the flow, so it is incompressible. A kill does not change a bit.
 Run it with: python fit_simulation.py --kills 3 --out letters.png
 """
 
@@ -17,7 +17,7 @@ from PIL import Image, ImageDraw, ImageFont
 import trio_accel as ta
 
 FLOWS = 4
-# A step of the dye s: flow through the four sides of a cell, by differences of p, and diffusion.
+# A step of the dye s: flow through the four sides of a cell, from differences of p, and diffusion.
 STEP = ta.jit.elementwise(
     """
 up = (i(0) - 1) % n; down = (i(0) + 1) % n; left = (i(1) - 1) % n; right = (i(1) + 1) % n
@@ -41,7 +41,7 @@ ADAM = ta.jit.elementwise(
 
 
 def dyes(size: int) -> tuple[np.ndarray, np.ndarray]:
-    """The drop and the letters, with equal sums."""
+    """Return the drop and the letters, scaled to equal sums."""
     letters, at = Image.new("L", (size, size)), np.indices((size, size)) - size / 2
     font = ImageFont.load_default(size=0.62 * size)
     ImageDraw.Draw(letters).text((size / 2, size / 2), "ta", fill=255, font=font, anchor="mm")
@@ -51,7 +51,7 @@ def dyes(size: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 async def fit(device: ta.Device, given: argparse.Namespace, kills: int) -> tuple[np.ndarray, list[float]]:
-    """The last dye of the fitted simulation, and the losses."""
+    """Return the final dye of the fitted simulation, and the losses."""
     n, steps, rng = given.size, given.steps, np.random.default_rng(given.seed)
     start, target = [await device.put(dye) for dye in dyes(n)]
     flows = [await device.put(1e-3 * rng.standard_normal((n, n))) for _ in range(FLOWS)]
@@ -81,7 +81,7 @@ async def fit(device: ta.Device, given: argparse.Namespace, kills: int) -> tuple
 
 
 async def main(given: argparse.Namespace) -> int:
-    """Fit with and without kills, and compare; returns the exit code."""
+    """Fit without and with kills, compare the results, and return the exit code."""
     options = ta.DeviceOptions(isolation="process", retry=1)
     async with ta.open_system("fit") as system, system.open_device(given.backend, options=options) as device:
         dye, losses = await fit(device, given, 0)

@@ -14,7 +14,7 @@ functional: Any = import_module("torch.nn.functional")
 
 
 class Block(nn.Module):  # type: ignore[misc]  # without types, as above
-    """Attention and two layers, each with a residual connection."""
+    """Attention and a network of two layers, each with a residual connection."""
 
     def __init__(self, width: int, heads: int) -> None:
         nn.Module.__init__(self)
@@ -24,7 +24,7 @@ class Block(nn.Module):  # type: ignore[misc]  # without types, as above
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: Any) -> Any:
-        """Compute the next layer's input, of the same shape."""
+        """Return the next block's input, which has the same shape."""
         rows, length, width = x.shape
         parts = self.attend(self.norms[0](x)).view(rows, length, 3, self.heads, width // self.heads)
         query, key, value = parts.permute(2, 0, 3, 1, 4)
@@ -34,7 +34,7 @@ class Block(nn.Module):  # type: ignore[misc]  # without types, as above
 
 
 class Gpt(nn.Module):  # type: ignore[misc]
-    """Scores of the next token at each position; the token embedding is also the last layer."""
+    """A model that scores the next token at each position. The token embedding is also its last layer."""
 
     def __init__(self, *, layers: int, width: int, heads: int, length: int, vocabulary: int) -> None:
         nn.Module.__init__(self)
@@ -47,7 +47,7 @@ class Gpt(nn.Module):  # type: ignore[misc]
                 nn.init.normal_(parameter, std=scale)
 
     def forward(self, ids: Any) -> Any:
-        """Compute scores of shape (rows, length, vocabulary) for ids of shape (rows, length)."""
+        """Return scores of shape (rows, length, vocabulary) for ids of shape (rows, length)."""
         x = self.tokens(ids) + self.places(torch.arange(ids.shape[1], device=ids.device))
         for block in self.blocks:
             x = block(x)
@@ -55,16 +55,16 @@ class Gpt(nn.Module):  # type: ignore[misc]
 
 
 def cross_entropy(model: Any, ids: Any) -> Any:
-    """Return the mean loss of each next token; rows of ids have an additional token for the last position."""
+    """Return the mean loss of the next tokens. Rows of ids end with an extra token, the last target."""
     scores = model(ids[:, :-1])
     return functional.cross_entropy(scores.reshape(-1, scores.shape[-1]).float(), ids[:, 1:].reshape(-1))
 
 
 class GptModule(train.Module):
-    """The model of a trainer; its batches have ``"ids"`` of shape (rows, length + 1)."""
+    """A GPT for a trainer. Its batches have ``"ids"`` of shape (rows, length + 1)."""
 
     def configure(self, **sizes: Any) -> Any:
-        """Make the model."""
+        """Create the model."""
         return Gpt(**sizes)
 
     def loss(self, batch: Mapping[str, Any]) -> Any:

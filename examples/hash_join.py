@@ -1,7 +1,7 @@
-"""A hash join: orders find the region of their customer in a map on the device, while workers are killed.
+"""A hash join: orders look up their customer's region in a hash map on the device, while workers are killed.
 
-The map is filled and changed in batches. With --faults, workers die in the middle of these; each batch takes
-place as a whole, and the sums equal NumPy's, found by sorting.
+The program fills and changes the map in batches. With --faults, workers die during batches. Each batch still
+takes effect as a whole, so the sums equal the result of sorting in NumPy.
 
 Run it with: python hash_join.py --orders 100000 --faults
 """
@@ -19,12 +19,12 @@ import trio
 import trio_accel as ta
 
 REGIONS, BATCHES = 8, 10
-# Operations that a batch is made of: the worker is killed as it begins with one.
+# The operations in a batch. The worker is killed when it begins one of them.
 STEPS = ("jit.hash_stamp", "tables.HashMap", "arrays.count_nonzero")
 
 
 def made(orders: int, seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
-    """Customers with their regions; those who leave; and orders, some of customers that nobody knows."""
+    """Return customers with their regions, the departed customers, and orders, some by unknown customers."""
     rng = np.random.default_rng(seed)
     customers = rng.integers(-(2**63), 2**63 - 1, orders // 4)
     bought = np.where(rng.random(orders) < 0.9, rng.choice(customers, orders), rng.integers(0, 2**40, orders))
@@ -38,7 +38,7 @@ def made(orders: int, seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def by_sorting(tables: dict[str, np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
-    """The sums of the regions, and of orders without one, as a sort-merge join finds them."""
+    """Return the sums of each region and of orders without a region, by a sort-merge join in NumPy."""
     is_left = np.isin(tables["customers"], tables["left"])
     customers, regions = tables["customers"][~is_left], tables["regions"][~is_left]
     order = np.argsort(customers)
@@ -48,7 +48,7 @@ def by_sorting(tables: dict[str, np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
 
 
 async def by_hash(device: ta.Device, tables: dict[str, np.ndarray[Any, Any]], faults: int) -> Any:
-    """The same by a hash map on the device."""
+    """Return the same sums, by a hash map on the device."""
     kills = {2 * number + 1: STEPS[number % len(STEPS)] for number in range(faults)}
     regions = ta.tables.HashMap(device, tables["customers"].size)
     batches = [np.array_split(tables[name], BATCHES) for name in ("customers", "regions")]
@@ -58,13 +58,13 @@ async def by_hash(device: ta.Device, tables: dict[str, np.ndarray[Any, Any]], fa
         await regions.insert(keys, values)
     await regions.erase(tables["left"])
     found, _ = await regions.lookup(tables["bought"], default=REGIONS)
-    # Whole numbers: a sum has the same bits in any order.
+    # The sum of integers has the same bits in any order.
     sums = await device.zeros(REGIONS + 1, "int64")
     return await (await ta.arrays.scatter(sums, found, tables["cents"], reduce="add")).to_host()
 
 
 async def run(orders: int, backend: str | None, faults: bool) -> bool:
-    """Returns whether the sums are right."""
+    """Return whether the sums are right."""
     tables = made(orders)
     retries = ta.DeviceOptions(isolation="process", retry=1, backoff=ta.Backoff(base=0.0))
     options = retries if faults else ta.DeviceOptions()
@@ -81,11 +81,11 @@ async def run(orders: int, backend: str | None, faults: bool) -> bool:
 
 
 def main() -> int:
-    """Returns the exit code: 0 if the sums are right."""
+    """Return the exit code: 0 if the sums are right."""
     parser = argparse.ArgumentParser(description="Join orders and customers by a hash map on a device.")
-    parser.add_argument("--orders", type=int, default=100_000, help="how many orders")
+    parser.add_argument("--orders", type=int, default=100_000, help="number of orders")
     parser.add_argument("--backend", help="device to use, such as cpu or cuda:1")
-    parser.add_argument("--faults", action="store_true", help="kill three workers in the middle of it")
+    parser.add_argument("--faults", action="store_true", help="kill three workers during the join")
     return 0 if trio.run(partial(run, **vars(parser.parse_args()))) else 1
 
 

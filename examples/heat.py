@@ -1,7 +1,7 @@
-"""Heat on a plate: each step is a sparse system, which conjugate gradients solve in a worker process.
+"""Heat on a plate: conjugate gradients solve a sparse system for each time step, in a worker process.
 
-In the middle of it the worker is killed. The device starts another one, the operation in flight runs again,
-and the numbers stay the same.
+Halfway, the program kills the worker. The device starts another worker and runs the interrupted operation
+again, so the numbers stay the same.
 
 Run it with: python heat.py --points 24
 """
@@ -26,13 +26,13 @@ def laplacian(points: int) -> sparse.csr_array:
 
 
 async def cool(device: ta.Device, matrix: sparse.csr_array, heat: np.ndarray, steps: int) -> np.ndarray:
-    """Implicit steps: each solves (1 + dt * Laplacian) @ new = old."""
+    """Take implicit steps, each of which solves (1 + dt * Laplacian) @ new = old."""
     a = await ta.sparse.csr(device, matrix)
     jacobi = await ta.sparse.precondition(a, "jacobi")
     x = await device.put(heat)
     for step in range(steps):
         if step == steps // 2:
-            # The next steps of conjugate gradients take their worker along.
+            # Kill the worker during its next steps of conjugate gradients.
             ta.testing.inject_fault(device, ta.sparse.CgSteps, kill=True)
         found = await ta.sparse.cg(a, x, rtol=1e-10, M=jacobi)
         print(f"step {step}: {found.iterations} iterations, generation {device.generation}")
@@ -41,7 +41,7 @@ async def cool(device: ta.Device, matrix: sparse.csr_array, heat: np.ndarray, st
 
 
 async def run(points: int, steps: int) -> float:
-    """Returns the largest error: each wave on a plate decays by a known factor in each step."""
+    """Return the largest error, which is known because each wave decays by a fixed factor in each step."""
     start = expected = np.zeros(points**2)
     for number in range(1, points + 1):
         angle = number * np.pi / (points + 1)
@@ -56,10 +56,10 @@ async def run(points: int, steps: int) -> float:
 
 
 def main() -> int:
-    """Returns the exit code: 0 if the heat is right."""
+    """Return the exit code: 0 if the heat is right."""
     parser = argparse.ArgumentParser(description="Heat on a plate, by conjugate gradients in a worker.")
     parser.add_argument("--points", type=int, default=24, help="inner points of the grid in each direction")
-    parser.add_argument("--steps", type=int, default=4, help="steps of time")
+    parser.add_argument("--steps", type=int, default=4, help="time steps")
     arguments = parser.parse_args()
     error = trio.run(partial(run, arguments.points, arguments.steps))
     print(f"largest error {error:.1e}: {'right' if error < 1e-8 else 'WRONG'}")

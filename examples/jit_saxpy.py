@@ -1,4 +1,4 @@
-"""A kernel of your own: `y = a * x + y` by CUDA code on a GPU, and by NumPy on the CPU backend.
+"""A custom kernel: `y = a * x + y` in CUDA code on a GPU, and in NumPy on the CPU backend.
 
 python examples/jit_saxpy.py --backend cpu --isolation process
 """
@@ -24,12 +24,12 @@ extern "C" __global__ void saxpy(long long n, float a, const float* x, float* y)
 
 
 def saxpy_cpu(n: int, a: np.float32, x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> None:
-    """Compute the kernel on the CPU backend: called with NumPy arrays, in a thread of the device."""
+    """Compute the kernel on the CPU backend, which passes NumPy arrays, in a thread of the device."""
     y[:n] += a * x[:n]
 
 
 def blocks(n: int, block: tuple[int, int, int]) -> int:
-    """A rule: called with the arguments that it names, in the task that launches."""
+    """Return the number of blocks. The launching task passes the arguments with these names."""
     return jit.cdiv(n, block[0])
 
 
@@ -49,7 +49,7 @@ saxpy = jit.Kernel(
 
 
 async def run(size: int, isolation: Literal["inline", "process"], backend: str | None) -> float:
-    """Returns the largest error."""
+    """Return the largest error."""
     x, y = np.random.default_rng(0).normal(size=(2, size)).astype(np.float32)
     options = ta.DeviceOptions(isolation=isolation)
     async with ta.open_system("jit") as system, system.open_device(backend, options=options) as device:
@@ -64,9 +64,9 @@ async def run(size: int, isolation: Literal["inline", "process"], backend: str |
 
 
 def main() -> int:
-    """Returns the exit code: 0 if the result is right."""
-    parser = argparse.ArgumentParser(description="A kernel of your own.")
-    parser.add_argument("--size", type=int, default=100_000, help="numbers")
+    """Return the exit code: 0 if the result is right."""
+    parser = argparse.ArgumentParser(description="A custom kernel.")
+    parser.add_argument("--size", type=int, default=100_000, help="number of elements")
     parser.add_argument("--isolation", choices=("inline", "process"), default="inline")
     parser.add_argument("--backend", help="device to use, such as cpu or cuda:1")
     error = trio.run(partial(run, **vars(parser.parse_args())))

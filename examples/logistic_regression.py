@@ -1,4 +1,4 @@
-"""Logistic regression trained on a device by Newton's method; data and weights stay there."""
+"""Train a logistic regression on a device with Newton's method. Data and weights stay on the device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ curvature = ta.jit.elementwise("x / (4 * square(cosh(z / 2)))")
 
 
 def samples(count: int, features: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return points, and labels drawn by the logistic function of their linear combination."""
+    """Return random points, and random labels from a logistic model of the points."""
     random = np.random.default_rng(0)
     x = random.standard_normal((count, features))
     chances = 1 / (1 + np.exp(-x @ np.linspace(-1, 1, features)))
@@ -24,7 +24,10 @@ def samples(count: int, features: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 async def train(device: ta.Device, x: np.ndarray, y: np.ndarray, penalty: float) -> tuple[np.ndarray, int]:
-    """The weights of scikit-learn's ``LogisticRegression(C=1 / penalty, fit_intercept=False)``."""
+    """Return the weights and the number of steps.
+
+    The weights equal scikit-learn's ``LogisticRegression(C=1 / penalty, fit_intercept=False)``.
+    """
     points, labels = await device.put(x), await device.put(y)
     weights = await device.zeros(x.shape[1])
     for step in range(1, 51):
@@ -39,7 +42,7 @@ async def train(device: ta.Device, x: np.ndarray, y: np.ndarray, penalty: float)
 
 
 def expected(x: np.ndarray, y: np.ndarray, penalty: float) -> np.ndarray:
-    """The weights that SciPy finds on the host, in float64."""
+    """Return the weights that SciPy finds on the host, in float64."""
 
     def loss(weights: np.ndarray) -> tuple[float, np.ndarray]:
         scores = x @ weights
@@ -50,7 +53,7 @@ def expected(x: np.ndarray, y: np.ndarray, penalty: float) -> np.ndarray:
 
 
 async def run(count: int, penalty: float, backend: str | None) -> float:
-    """Returns the largest difference to the weights of the host."""
+    """Return the largest difference from the host's weights."""
     x, y = samples(count, 20)
     async with ta.open_system("train") as system, system.open_device(backend) as device:
         weights, steps = await train(device, x, y, penalty)
@@ -63,7 +66,7 @@ def main() -> int:
     """Return the exit code: 0 if the weights equal SciPy's."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--samples", type=int, default=5000)
-    parser.add_argument("--penalty", type=float, default=1.0, help="weight of the squares of the weights")
+    parser.add_argument("--penalty", type=float, default=1.0, help="factor of the L2 penalty")
     parser.add_argument("--backend", help="device to use, such as cpu or cuda:1")
     given = parser.parse_args()
     difference = trio.run(partial(run, given.samples, given.penalty, given.backend))

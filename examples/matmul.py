@@ -16,12 +16,12 @@ import trio_accel as ta
 
 
 async def client(number: int, left: ta.AccelRef, right: np.ndarray, products: dict[int, np.ndarray]) -> None:
-    """Ask for one product; the right operand is a NumPy array and travels with the request."""
+    """Request one product. The right operand is a NumPy array, which is sent with the request."""
     products[number] = await (left @ right).to_host()
 
 
 async def run(size: int, clients: int, backend: str | None) -> float:
-    """Returns the largest relative error of a product in the Frobenius norm."""
+    """Return the largest relative error of a product in the Frobenius norm."""
     generator = np.random.default_rng(0)
     left = generator.standard_normal((size, size), np.float32)
     rights = [generator.standard_normal((size, size), np.float32) for _ in range(clients)]
@@ -43,10 +43,10 @@ async def run(size: int, clients: int, backend: str | None) -> float:
 
 
 def main() -> int:
-    """Returns the exit code: 0 if every product is right."""
-    parser = argparse.ArgumentParser(description="Products of matrices, asked by several tasks at once.")
+    """Return the exit code: 0 if every product is right."""
+    parser = argparse.ArgumentParser(description="Several tasks multiply matrices at the same time.")
     parser.add_argument("--size", type=int, default=512, help="rows and columns of the operands")
-    parser.add_argument("--clients", type=int, default=4, help="tasks that ask at the same time")
+    parser.add_argument("--clients", type=int, default=4, help="tasks that multiply at the same time")
     parser.add_argument("--backend", help="device to use, such as cpu or cuda:1")
     arguments = parser.parse_args()
     error = trio.run(partial(run, arguments.size, arguments.clients, arguments.backend))

@@ -1,13 +1,13 @@
-"""A mixture of experts: a gate chooses experts for each token, and a `MoeRouter` does all the rest.
+"""A mixture of experts: a gate chooses experts for each token, and a `MoeRouter` does the rest.
 
 The result of a token is the sum of its experts' results, weighted by the gate. Experts are models: async
-callables, or addresses of actors for `Submit`. Each may be on a separate device: an expert is where its
-matrix is. Here all share one device, and the gate runs on the host. Tokens pass through the host on their way
-to the experts.
+callables, or addresses of actors for `Submit`. Each may be on a separate device, because an expert computes
+on the device of its matrix. Here all share one device, and the gate runs on the host. Tokens pass through the
+host on their way to the experts.
 
-The item is an array of shape (tokens, width), of NumPy or of a device. The gate gets it as a NumPy array, and
+The item is a NumPy array or a device array of shape (tokens, width). The gate gets it as a NumPy array, and
 returns logits of shape (tokens, experts); a logit of -inf forbids the expert. Each expert gets the rows of
-its tokens, and returns as many rows. All experts return rows of one width.
+its tokens, and returns the same number of rows. All experts return rows of the same width.
 
 Options of the router:
 
@@ -16,17 +16,17 @@ Options of the router:
   False they are the gate's probabilities, as in Switch Transformers.
 * ``capacity_factor``: an expert takes its even share of the choices times this factor at once, rounded up.
   None, the default, means no limit. First choices precede second ones, and earlier tokens precede later ones.
-* ``overflow``: the fate of a choice if the expert is full. ``"drop"``, the default: its share is missing in
-  the sum. ``"wait"``: the expert is called again when it is done.
-* ``on_failure``: the reaction if an expert raises, or does not return a row for each token.
-  ``"renormalise"``, the default, raises the weights of the token's other experts, so that their sum stays. A
-  token without any other has a row of zeros, and is marked in ``is_lost``. ``errors`` has the errors by the
-  number of the expert. If all fail, so does the call, with `ExpertsFailedError`. With ``"raise"`` the caller
-  gets the first error, and the other experts of the call are cancelled.
+* ``overflow``: the fate of a choice if the expert is full. With ``"drop"``, the default, its share is missing
+  from the sum. With ``"wait"``, the router calls the expert again when it is done.
+* ``on_failure``: the reaction if an expert raises an error, or does not return a row for each token.
+  ``"renormalise"``, the default, increases the weights of the token's other experts, so that their sum does
+  not change. A token without other experts has a row of zeros, and is marked in ``is_lost``. ``errors`` maps
+  the number of an expert to its error. If all experts fail, the call raises `ExpertsFailedError`. With
+  ``"raise"``, the caller gets the first error, and the router cancels the other experts of the call.
 
-An expert that hangs holds up its call: for a timeout, use a scope in the expert,
-``with trio.fail_after(0.1):``. A gate cannot be replaced, so the caller gets its error. Logits of another
-shape, with NaN or infinity, or with fewer than ``top_k`` allowed experts, raise a `ModelOutputError`.
+A hanging expert delays its call. For a timeout, use a cancel scope in the expert,
+``with trio.fail_after(0.1):``. The caller gets an error of the gate, because nothing replaces it. Logits of
+another shape, with NaN or infinity, or with fewer than ``top_k`` allowed experts, raise a `ModelOutputError`.
 
 Each reply has the `RoutingStatistics` of its call, and ``GetStatistics()`` returns the sum since the router's
 last start. ``auxiliary_loss`` is the load-balancing loss of Switch Transformers without its factor: 1 is an
@@ -54,26 +54,26 @@ WIDTH = 8
 
 
 class Expert:
-    """A model: it is where its matrix is."""
+    """An expert, which computes on the device of its matrix."""
 
     def __init__(self, matrix: ta.AccelRef) -> None:
         self.matrix = matrix
 
     async def __call__(self, tokens: Array) -> ta.AccelRef:
-        """The rows of its tokens, times its matrix."""
+        """Return the rows of its tokens, multiplied by its matrix."""
         return await ta.linalg.matmul(tokens, self.matrix)
 
 
 class Broken(Expert):
-    """One that fails."""
+    """An expert that always fails."""
 
     async def __call__(self, tokens: Array) -> ta.AccelRef:
-        """Always raises."""
+        """Raise an error."""
         raise ConnectionError("this expert is away")
 
 
 def dense(tokens: Array, gate: Array, matrices: Array) -> Array:
-    """The same without a router: all experts compute all tokens."""
+    """Return the same result without a router, by computing all tokens with all experts."""
     shares = np.exp(tokens @ gate)
     shares[shares < np.sort(shares, axis=1)[:, -2:-1]] = 0
     shares /= shares.sum(axis=1, keepdims=True)
@@ -113,7 +113,7 @@ async def run(tokens: int, experts: int, backend: str | None) -> bool:
 
 
 def main() -> int:
-    """Returns the exit code: 0 if the result is right."""
+    """Return the exit code: 0 if the result is right."""
     parser = argparse.ArgumentParser(description="A mixture of experts.")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--experts", type=int, default=4, help="at least 3")

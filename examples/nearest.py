@@ -1,4 +1,4 @@
-"""A function of one's own, run where its arrays are: in NumPy or CuPy, in PyTorch, or by the array API."""
+"""Run your own function where its arrays are, with NumPy or CuPy, PyTorch, or the array API standard."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def run(library: str, backend: str, count: int) -> bool:
 
 
 def main() -> int:
-    """Returns the exit code: 0 if the result is right."""
+    """Return the exit code: 0 if the result is right."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--library", choices=("numpy", "torch", "array_api"), default="numpy")
     parser.add_argument("--backend", choices=("cpu", "cuda"), default="cpu")

@@ -1,4 +1,4 @@
-"""The function of `nearest_numpy` by the array API standard, for any library that implements it."""
+"""The function of `nearest_numpy` in the array API standard, for any library that implements it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ compat: Any = import_module("array_api_compat")  # without types, because it is 
 
 
 def nearest(points: Array, centres: Array) -> tuple[Array, Array]:
-    """The nearest centre of each point, and how far it is."""
+    """Return the nearest centre of each point, and its distance."""
     if not isinstance(points, np.ndarray):
         library = import_module("cupy" if find_spec("cupy") else "torch")
         points, centres = library.from_dlpack(points), library.from_dlpack(centres)

@@ -1,4 +1,4 @@
-"""A function of one's own in NumPy, and on a GPU the same in CuPy."""
+"""Your own function in NumPy, or in CuPy on a GPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trio_accel.programs import Array
 
 
 def nearest(points: Array, centres: Array) -> tuple[Array, Array]:
-    """The nearest centre of each point, and how far it is."""
+    """Return the nearest centre of each point, and its distance."""
     xp: Any = np
     if not isinstance(points, np.ndarray):
         xp = import_module("cupy")

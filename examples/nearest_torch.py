@@ -11,7 +11,7 @@ torch: Any = import_module("torch")  # without types, because PyTorch is not a d
 
 
 def nearest(points: Array, centres: Array) -> tuple[Array, Array]:
-    """The nearest centre of each point, and how far it is."""
+    """Return the nearest centre of each point, and its distance."""
     points, centres = torch.from_dlpack(points), torch.from_dlpack(centres)
     with torch.inference_mode():
         steps = points[:, None, :] - centres[None, :, :]

@@ -1,4 +1,4 @@
-"""A model of ONNX as a program: its worker is killed, and the next one makes the session again."""
+"""An ONNX model as a program: its worker is killed, and the next worker creates the session again."""
 
 import argparse
 import os
@@ -9,7 +9,7 @@ import trio
 import trio_accel as ta
 from trio_accel.programs import Array, method
 
-os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # it opens a file, which no fork should share
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # telemetry opens a file, which forks must not share
 try:
     import onnx
     import onnxruntime as ort
@@ -20,19 +20,19 @@ WEIGHTS = np.random.default_rng(0).standard_normal((4, 3), "f")
 
 
 class OnnxModel:
-    """A session of a file's path, or of its bytes; on the CPU, or on a GPU."""
+    """An ONNX session from the path or the bytes of a file, on the CPU or on a GPU."""
 
     def __init__(self, model: str | bytes, gpu: int | None = None) -> None:
         self.gpu, options = gpu, ort.SessionOptions()
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # idle threads take no core
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # so idle threads sleep
         provider, settings = ("CPU", {}) if gpu is None else ("CUDA", {"device_id": str(gpu)})
         self.session = ort.InferenceSession(model, options, [(f"{provider}ExecutionProvider", settings)])
         if f"{provider}ExecutionProvider" not in self.session.get_providers():
-            raise RuntimeError(f"onnxruntime has no {provider} here")  # it would go on without
+            raise RuntimeError(f"onnxruntime does not support {provider} here")  # it would run without
 
     @method(out=lambda x: ((x.shape[0], 3), "float32"), refuses=(ValueError, InvalidArgument))
     def predict(self, x: Array, out: Array = None) -> None:
-        """Run the session. On CUDA it reads x and writes out where they are."""
+        """Run the session. On CUDA, it reads x and writes out in device memory, without copies."""
         if self.gpu is None:
             out[...] = self.session.run(["y"], {"x": x})[0].reshape(out.shape)
             return
@@ -41,7 +41,7 @@ class OnnxModel:
         binding, (at, to) = self.session.io_binding(), (each.__cuda_array_interface__ for each in (x, out))
         if x.dtype != np.float32 or x.shape[1:] != (4,) or at["strides"]:  # a binding does not check this
             raise ValueError("x must be float32 of shape (rows, 4), without gaps")
-        Stream.from_handle(at["stream"]).sync()  # the session has another stream
+        Stream.from_handle(at["stream"]).sync()  # the session uses another stream
         binding.bind_input("x", "cuda", self.gpu, np.float32, x.shape, at["data"][0])
         binding.bind_output("y", "cuda", self.gpu, np.float32, out.shape, to["data"][0])
         self.session.run_with_iobinding(binding)
@@ -62,7 +62,7 @@ async def main(backend: str) -> bool:
         gpu = None if device.info.backend == "cpu" else device.info.index
         async with ta.open_program(device, OnnxModel, network(), gpu) as program:
             for number in range(10):
-                if number == 5:  # the worker dies with the next request, which another one answers
+                if number == 5:  # kill the worker at the next request; another worker answers it
                     ta.testing.inject_fault(device, program.operation(OnnxModel.predict), kill=True)
                 x = np.random.default_rng(number).standard_normal((8, 4), "f")
                 y = await (await program.ask(OnnxModel.predict, x)).to_host()
@@ -73,7 +73,7 @@ async def main(backend: str) -> bool:
 
 
 if __name__ == "__main__":
-    import onnx_model  # by the name that workers import it by
+    import onnx_model  # because workers cannot import its class from `__main__`
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--backend", default="cpu", help="device to use, such as cpu or cuda:1")

@@ -1,6 +1,6 @@
-"""A library of your own with kernels: a clipped weighted sum, on the CPU and on CUDA devices.
+"""Your own library with kernels: a clipped weighted sum, on the CPU and on CUDA devices.
 
-The device finds kernels and actor by the name of this module; `blend.py` is a program that uses it.
+The device finds the kernels and the actor by the name of this module. `blend.py` uses them.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ class BlendSpec(ops.OperationSpec):
     terms: tuple[ops.ArraySpec, ...] = ops.reads(variadic=True)
     bias: ops.ArraySpec | None = ops.reads(optional=True)
     out: ops.ArraySpec = ops.writes()
-    counts: ops.StatusArray = ops.status()  # how many elements were clipped, and how many are NaN
+    counts: ops.StatusArray = ops.status()  # the counts of clipped elements and NaN
 
     def check_status(self) -> None:
-        """Refuse results with NaN."""
+        """Raise an error if the result contains NaN."""
         if self.counts[1]:
             raise ta.LibraryError(f"{self.counts[1]} elements are NaN", library="blend", code="nan")
 
 
 class Blended(NamedTuple):
-    """The reply: the array, and how many of its elements were clipped."""
+    """The reply: the array, and the number of its clipped elements."""
 
     array: ta.AccelRef
     clipped: int
 
 
 class BlendActor(LibraryActor):
-    """Serves this module's kernels, on a stream of its own."""
+    """The actor that runs this module's kernels, on a separate stream."""
 
     library = "own_kernel"
 
 
 @attrs.frozen(eq=False)
 class Blend(Operation[BlendActor, Blended]):
-    """The weighted sum of some vectors, clipped to -1 and 1."""
+    """The weighted sum of vectors, clipped to the range from -1 to 1."""
 
     terms: tuple[Operand, ...]
     weights: tuple[float, ...]
@@ -57,7 +57,7 @@ class Blend(Operation[BlendActor, Blended]):
     library: ClassVar[str] = "own_kernel:BlendActor"
 
     def plan(self, planner: Planner) -> Planned[Blended]:
-        """Plan in the caller's task: an error raised here launches nothing."""
+        """Plan the operation in the caller's task. If this raises an error, nothing is launched."""
         terms = tuple(planner.read(f"terms[{i}]", term) for i, term in enumerate(self.terms))
         bias = None if self.bias is None else planner.read("bias", self.bias)
         arrays = {(array.shape, array.dtype) for array in (*terms, *filter(None, [bias]))}
@@ -70,7 +70,7 @@ class Blend(Operation[BlendActor, Blended]):
 
 @kernel(BlendSpec, backend="cpu")
 def blend_cpu(spec: BlendSpec, call: HostCall) -> None:
-    """Compute in the thread of the stream."""
+    """Compute the sum in the stream's thread."""
     terms, out = [call.array(term) for term in spec.terms], call.array(spec.out)
     bias = 0.0 if spec.bias is None else call.array(spec.bias)
     total = sum((weight * term for weight, term in zip(spec.weights, terms, strict=True)), bias)
@@ -93,7 +93,7 @@ extern "C" __global__ void clip(double* out, int* counts, long long n) {
 
 
 def compiled(spec: BlendSpec, device: KernelDevice) -> ObjectCode:
-    """Made once, off the event loop."""
+    """Compile the kernels; called once, outside the event loop."""
     from cuda.core import Device, Program, ProgramOptions
 
     return Program(SOURCE, "c++", ProgramOptions(arch=f"sm_{Device(device.info.index).arch}")).compile(
@@ -103,7 +103,7 @@ def compiled(spec: BlendSpec, device: KernelDevice) -> ObjectCode:
 
 @kernel(BlendSpec, backend="cuda", plan=compiled)
 def blend_cuda(spec: BlendSpec, call: DeviceCall[ObjectCode]) -> None:
-    """Enqueue on the call's stream; its memory is kept until the work is done."""
+    """Enqueue the kernels on the call's stream. The arrays stay allocated until the work is done."""
     from cuda.core import LaunchConfig, Stream, launch
 
     n, out = spec.out.size, call.result(spec.out)

@@ -1,4 +1,4 @@
-"""An operation and a library actor of your own: the Gram matrix of measurements, real or complex.
+"""Your own operation and library actor: the Gram matrix of real or complex measurements.
 
 Run it with: python own_library.py --rows 1000 --columns 8 --isolation process
 """
@@ -20,20 +20,20 @@ from trio_accel.devices import LibraryActor, Operand, Operation, Planned, Planne
 
 
 class StatisticsActor(LibraryActor):
-    """Serves the operations of this module, on a separate stream next to the other libraries' streams."""
+    """The actor that runs this module's operations, on a separate stream."""
 
     library = "blas"  # the backend's library for its launches
 
 
 @attrs.frozen(eq=False)
 class Gram(Operation[StatisticsActor, ta.AccelRef]):
-    """``a.conj().T @ a``; replies with a new array of the columns' inner products."""
+    """The inner products of the columns, ``a.conj().T @ a``, as a new array."""
 
     a: Operand
     library: ClassVar[str] = "own_library:StatisticsActor"
 
     def plan(self, planner: Planner) -> Planned[ta.AccelRef]:
-        """Plan in the caller's task: an error raised here launches nothing."""
+        """Plan the operation in the caller's task. If this raises an error, nothing is launched."""
         a = planner.read("a", self.a)
         if a.ndim != 2:
             raise ValueError(f"{planner.name}: a must have two axes, got shape {a.shape}")
@@ -46,7 +46,7 @@ class Gram(Operation[StatisticsActor, ta.AccelRef]):
 
 
 async def run(rows: int, columns: int, isolation: Literal["inline", "process"], backend: str | None) -> float:
-    """Returns the largest relative error."""
+    """Return the largest relative error."""
     rng, errors = np.random.default_rng(0), list[float]()
     counts, real, imaginary = rng.integers(0, 100, (rows, columns)), *rng.normal(size=(2, rows, columns))
     options = ta.DeviceOptions(isolation=isolation)
@@ -60,10 +60,10 @@ async def run(rows: int, columns: int, isolation: Literal["inline", "process"], 
 
 
 def main() -> int:
-    """Returns the exit code: 0 if the result is right."""
-    parser = argparse.ArgumentParser(description="An operation of one's own.")
+    """Return the exit code: 0 if the result is right."""
+    parser = argparse.ArgumentParser(description="Your own operation.")
     parser.add_argument("--rows", type=int, default=1000, help="samples")
-    parser.add_argument("--columns", type=int, default=8, help="what was measured of each")
+    parser.add_argument("--columns", type=int, default=8, help="measured quantities of each sample")
     parser.add_argument("--isolation", choices=("inline", "process"), default="inline")
     parser.add_argument("--backend", help="device to use, such as cpu or cuda:1")
     error = trio.run(partial(run, **vars(parser.parse_args())))

@@ -1,6 +1,6 @@
-"""An operation of one's own, declared once: the exponential of matrices, by SciPy on the CPU.
+"""Your own operation, declared once: the matrix exponential, computed by SciPy on the CPU.
 
-`decay.py` is a program that uses it.
+`decay.py` uses it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from trio_accel.devices import DeclaredSpec, LibraryActor, Operand, operation
 
 
 class ExponentialActor(LibraryActor):
-    """Serves this module's kernels, on a stream of its own."""
+    """The actor that runs this module's kernels, on a separate stream."""
 
     library = "own_operation"
 
@@ -27,7 +27,7 @@ class ExponentialActor(LibraryActor):
     status="holds a NaN or an infinity",
 )
 async def expm(a: Operand) -> ta.AccelRef:
-    """Exponential of matrices, as `scipy.linalg.expm`: ``sum(a**k / k!)``.
+    """Compute the exponential of matrices, as `scipy.linalg.expm`: ``sum(a**k / k!)``.
 
     Args:
         a: Array of shape (..., n, n), of float32, float64, complex64 or complex128.
@@ -43,7 +43,7 @@ async def expm(a: Operand) -> ta.AccelRef:
 
 @kernel(expm, backend="cpu")
 def expm_cpu(spec: DeclaredSpec, call: HostCall) -> None:
-    """Compute in the thread of the stream."""
+    """Compute the exponentials in the stream's thread."""
     a, out = call.array(spec.a), call.array(spec.out)
     spec.info[:] = ~np.isfinite(a).all((-2, -1)).ravel()
     if out.size and not spec.info.any():

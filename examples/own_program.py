@@ -1,4 +1,4 @@
-"""A class of your own on a device: a classifier with weights that outlive its process."""
+"""Your own class on a device: a classifier with weights that outlive its worker process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Classifier:
 
     @ta.programs.method(updates=["self.weights"])
     def learn(self, x: Array, labels: Array) -> float:
-        """One step down the gradient, in place; returns the loss."""
+        """Take a step of gradient descent in place, and return the loss."""
         shares, chosen = self._shares(x), (np.arange(len(x)), labels)
         loss = -np.log(shares[chosen]).mean()
         shares[chosen] -= 1.0
@@ -28,7 +28,7 @@ class Classifier:
 
     @ta.programs.method(out=lambda x: ((x.shape[0],), "int64"))
     def classify(self, x: Array) -> Array:
-        """The likeliest class of each row."""
+        """Return the likeliest class of each row."""
         return self._shares(x).argmax(axis=1)
 
     def _shares(self, x: Array) -> Array:
@@ -37,7 +37,7 @@ class Classifier:
 
 
 def samples(count: int) -> tuple[Array, Array]:
-    """Points around three centres, with a column of ones; and which centre it is."""
+    """Return points around three centres, with a column of ones, and the number of each point's centre."""
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 3, count)
     points = np.array([[0.0, 2.0, 1.0], [2.0, -1.0, 1.0], [-2.0, -1.0, 1.0]])[labels]
@@ -45,14 +45,14 @@ def samples(count: int) -> tuple[Array, Array]:
 
 
 async def run(steps: int, faults: int) -> bool:
-    """Return whether the weights equal the weights of a run without a device."""
+    """Return whether the weights equal the result of a run without a device."""
     (x, labels), options = samples(600), ta.DeviceOptions(isolation="process", retry=1)
     async with ta.open_system("own") as system, system.open_device("cpu", options=options) as device:
         weights = await device.zeros((3, 3))
         async with ta.open_program(device, Classifier, weights) as program:
             for step in range(steps):
                 await program.ask(Classifier.learn, x, labels)
-                if step < faults:  # the next worker finds the weights where they are
+                if step < faults:  # the next worker continues with the same weights
                     ta.testing.inject_fault(device, program.operation(Classifier.classify), kill=True)
                     await program.ask(Classifier.classify, x)
             loss = await program.ask(Classifier.learn, x, labels)
@@ -66,15 +66,15 @@ async def run(steps: int, faults: int) -> bool:
 
 
 def main() -> int:
-    """Returns the exit code: 0 if the result is right."""
+    """Return the exit code: 0 if the result is right."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--faults", type=int, default=2, help="how often its worker is killed")
+    parser.add_argument("--faults", type=int, default=2, help="how many times to kill the worker")
     is_wrong = not trio.run(run, 39, parser.parse_args().faults)
     print("weights as without a device:", "WRONG" if is_wrong else "right")
     return is_wrong
 
 
 if __name__ == "__main__":
-    import own_program  # by the name that workers import it by
+    import own_program  # because workers cannot import its class from `__main__`
 
     raise SystemExit(own_program.main())

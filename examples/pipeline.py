@@ -1,6 +1,6 @@
-"""Tones of recordings, by a pipeline: one file is read while another's spectrum is computed.
+"""Find the tones in recordings with a pipeline, which reads a file while it computes another's spectrum.
 
-Run it by `trio-accel trace`, and open trace.json at https://ui.perfetto.dev, to see the stages overlap.
+Run it with `trio-accel trace`, and open trace.json at https://ui.perfetto.dev, to see the stages overlap.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ async def spectrum(device: ta.Device, samples: np.ndarray) -> ta.AccelRef:
 
 
 async def strongest(magnitudes: ta.AccelRef) -> np.ndarray:
-    """Return the bins of the strongest tones, in order."""
+    """Return the bins of the strongest tones, in ascending order."""
     return np.sort(await (await ta.arrays.top_k(magnitudes, TONES)).indices.to_host())
 
 
 async def run(paths: list[Path], bins: np.ndarray, backend: str | None) -> int:
-    """Return 0 if all tones were found, each at the place of its file, and one file was refused."""
+    """Return 0 if all tones were found, in the order of the files, and only the invalid file failed."""
     async with ta.open_system("tones") as system, system.open_device(backend) as device:
         stages = PipelineStage(read, workers=2), partial(spectrum, device)
         pipeline = await system.spawn(Pipeline, *stages, strongest)
@@ -67,9 +67,9 @@ async def run(paths: list[Path], bins: np.ndarray, backend: str | None) -> int:
 
 def main() -> int:
     """Return the exit code."""
-    parser = argparse.ArgumentParser(description="Tones of recordings, by a pipeline.")
-    parser.add_argument("--recordings", type=int, default=64, help="how many files")
-    parser.add_argument("--samples", type=int, default=1 << 18, help="samples of each")
+    parser = argparse.ArgumentParser(description="Find the tones in recordings with a pipeline.")
+    parser.add_argument("--recordings", type=int, default=64, help="number of files")
+    parser.add_argument("--samples", type=int, default=1 << 18, help="samples in each file")
     parser.add_argument("--backend", help="device to use, such as cpu or cuda:1")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

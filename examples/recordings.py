@@ -1,6 +1,6 @@
-"""The five strongest tones of each of 64 recordings: spectra stay on the device, a small answer is fetched.
+"""Find the five strongest tones in each of 64 recordings. Only their bins leave the device, not the spectra.
 
-For comparison of the numbers and the time, NumPy finds the same tones in copied spectra.
+To compare the results and the time, NumPy finds the same tones in copied spectra.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import trio_accel as ta
 RECORDINGS, TONES = 64, 5
 WEIGHTS = np.array([0.25, 0.5, 0.25], np.float32)
 
-# 0 where a bin is not a peak, so that the largest values are peaks.
+# Set bins other than peaks to 0, so that the largest values are peaks.
 PEAKS = ta.jit.elementwise(
     "h = s[i(0), i(1)]; out = where(h > s[i(0), maximum(i(1) - 1, 0)] and h >= s[i(0), i(1) + 1], h, 0)"
 )
 
 
 def make_recordings(samples: int) -> tuple[np.ndarray, np.ndarray]:
-    """Make recordings of five tones and noise; return them, and the tones' bins in order."""
+    """Return recordings of five tones and noise, and the bins of the tones in ascending order."""
     rng = np.random.default_rng(7)
     there = np.tile(np.arange(20, samples // 2 - 20, 16), (RECORDINGS, 1))
     bins = np.sort(rng.permuted(there, axis=1)[:, :TONES], axis=1)
@@ -34,7 +34,7 @@ def make_recordings(samples: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 async def find_on_device(sounds: ta.AccelRef) -> np.ndarray:
-    """Return the bins of each recording's strongest peaks, in order."""
+    """Return the bins of each recording's strongest peaks, in ascending order."""
     magnitudes = await abs(ta.fft.rfft(sounds))
     windows = ta.arrays.sliding_window_view(magnitudes, WEIGHTS.size, axis=1)  # a view, no copy
     smooth = await ta.linalg.vecdot(windows, WEIGHTS)
@@ -43,7 +43,7 @@ async def find_on_device(sounds: ta.AccelRef) -> np.ndarray:
 
 
 def find_on_host(spectra: np.ndarray) -> np.ndarray:
-    """Find the same by NumPy."""
+    """Find the same bins with NumPy."""
     smooth = np.lib.stride_tricks.sliding_window_view(np.abs(spectra), WEIGHTS.size, axis=1) @ WEIGHTS
     beside = np.pad(smooth, ((0, 0), (1, 1)))
     peaks = np.where((smooth > beside[:, :-2]) & (smooth >= beside[:, 2:]), smooth, 0)
@@ -51,7 +51,7 @@ def find_on_host(spectra: np.ndarray) -> np.ndarray:
 
 
 async def run(samples: int, backend: str | None) -> bool:
-    """Print how long both ways take; return whether all tones were found."""
+    """Print the time of both methods, and return whether they found all tones."""
     host, bins = make_recordings(samples)
     async with ta.open_system("recordings") as system, system.open_device(backend) as device:
         sounds = await device.put(host)

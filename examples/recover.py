@@ -1,4 +1,4 @@
-"""A fault crashes the actor that serves the products; who asked learns of it, everyone else is served.
+"""Faults crash the actor that computes products. The affected callers get an error, and all others a product.
 
 Run it with: python recover.py --requests 20 --faults 2
 """
@@ -15,7 +15,7 @@ import trio_accel as ta
 
 
 async def ask(device: ta.Device, left: np.ndarray, right: ta.AccelRef, fates: list[str]) -> None:
-    """Ask for one product and write down what became of it."""
+    """Request one product, and record the outcome."""
     try:
         product = await (left @ right).to_host()
     except ta.ActorFailedError as error:
@@ -26,7 +26,7 @@ async def ask(device: ta.Device, left: np.ndarray, right: ta.AccelRef, fates: li
 
 
 async def run(requests: int, faults: int, backend: str | None) -> list[str]:
-    """Returns the fate of every request."""
+    """Return the outcome of every request."""
     generator = np.random.default_rng(0)
     fates: list[str] = []
     async with ta.open_system("recover") as system, system.open_device(backend) as device:
@@ -36,16 +36,16 @@ async def run(requests: int, faults: int, backend: str | None) -> list[str]:
             for _ in range(requests):
                 left = generator.standard_normal((64, 64), np.float32)
                 nursery.start_soon(ask, device, left, right, fates)
-        # The others were served without it, but a product has to wait for its restart.
+        # The other requests did not need the crashed actor, but this product waits for its restart.
         await ta.linalg.matmul(right, right)
         print(system.tree())
     return fates
 
 
 def main() -> int:
-    """Returns the exit code: 0 if every request has a fate and exactly the faults have failed."""
+    """Return the exit code: 0 if every request has an outcome, and exactly the faulty ones failed."""
     parser = argparse.ArgumentParser(description="An actor crashes and recovers under load.")
-    parser.add_argument("--requests", type=int, default=20, help="products asked for at once")
+    parser.add_argument("--requests", type=int, default=20, help="products requested at once")
     parser.add_argument("--faults", type=int, default=2, help="products that crash the actor, at most 3")
     parser.add_argument("--backend", help="device to use, such as cpu or cuda:1")
     arguments = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Serve a model. Ask it by `curl --json '[3, 4]' http://127.0.0.1:8000/predict`; Ctrl-C ends it."""
+"""Serve a model. Query it with `curl --json '[3, 4]' http://127.0.0.1:8000/predict`; Ctrl-C stops it."""
 
 import argparse
 from functools import partial
@@ -21,7 +21,7 @@ Predictions = Batcher[Point, Array]
 
 
 class Distances:
-    """The model: a class of your own. Its arrays outlive the process that it runs in."""
+    """The model, which is your own class. Its arrays outlive its worker process."""
 
     def __init__(self, centres: Array) -> None:
         self.centres = centres
@@ -50,5 +50,5 @@ async def main(port: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--port", type=int, default=8000, help="0 for any (default: 8000)")
+    parser.add_argument("--port", type=int, default=8000, help="0 for any free port (default: 8000)")
     run(main, parser.parse_args().port)

@@ -1,4 +1,4 @@
-"""Stream results as server-sent events. Watch them by `curl -N http://127.0.0.1:8000/`; Ctrl-C ends it."""
+"""Stream results as server-sent events. Watch them with `curl -N http://127.0.0.1:8000/`; Ctrl-C stops it."""
 
 import argparse
 import json
@@ -17,13 +17,13 @@ import trio_accel as ta
 from trio_accel import linalg
 from trio_accel.http import run, serve
 
-# Proxies end a connection after a silence of about a minute.
+# Proxies close a connection after about a minute of silence.
 KEEP_ALIVE = 15.0
 Source = Callable[["trio.MemorySendChannel[object]"], Awaitable[None]]
 
 
 class Events(Response):
-    """Sends what a source makes, each as one event. When the client leaves, `serve` cancels the source."""
+    """A response with an event for each value of a source, which `serve` cancels when the client leaves."""
 
     media_type = "text/event-stream"
 
@@ -33,8 +33,8 @@ class Events(Response):
         self.source = source
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send until the source ends: `Response` of Starlette."""
-        # Without room: the source makes the next event when the client has taken the last one.
+        """Send events until the source ends; see Starlette's `Response`."""
+        # Do not buffer, so that the source computes an event only after the client has taken the last one.
         into, out = trio.open_memory_channel[object](0)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.source, into)
@@ -80,5 +80,5 @@ async def main(port: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--port", type=int, default=8000, help="0 for any (default: 8000)")
+    parser.add_argument("--port", type=int, default=8000, help="0 for any free port (default: 8000)")
     run(main, parser.parse_args().port)

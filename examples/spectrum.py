@@ -1,6 +1,6 @@
 """The strongest tones of a recording, found with the device's FFT and checked against NumPy.
 
-Without a file it analyses a chord that it makes itself. Run it with: python spectrum.py recording.wav
+Without a file, it analyses a computed chord. Run it with: python spectrum.py recording.wav
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ WINDOW = 4096
 
 
 def read_samples(path: Path | None) -> tuple[int, np.ndarray]:
-    """Sampling rate and one channel of samples; one second of a chord without a path."""
+    """Return the sampling rate and a single channel of samples; without a path, a second of a chord."""
     if path is not None:
         rate, samples = wavfile.read(path)
         return rate, np.asarray(samples, np.float32).reshape(len(samples), -1).mean(axis=1)
@@ -29,7 +29,7 @@ def read_samples(path: Path | None) -> tuple[int, np.ndarray]:
 
 
 async def run(rate: int, samples: np.ndarray, count: int, backend: str | None) -> float:
-    """Prints the strongest tones; returns the relative error of all spectra."""
+    """Print the strongest tones, and return the relative error of all spectra."""
     samples = np.pad(samples, (0, max(0, WINDOW - samples.size)))
     frames = np.lib.stride_tricks.sliding_window_view(samples, WINDOW)[:: WINDOW // 2]
     frames = (frames * np.hanning(WINDOW)).astype(np.float32)
@@ -48,10 +48,10 @@ async def run(rate: int, samples: np.ndarray, count: int, backend: str | None) -
 
 
 def main() -> int:
-    """Returns the exit code: 0 if the spectra are right."""
+    """Return the exit code: 0 if the spectra are right."""
     parser = argparse.ArgumentParser(description="The strongest tones of a recording.")
-    parser.add_argument("audio", nargs="?", type=Path, help="WAV file; a chord without it")
-    parser.add_argument("--count", type=int, default=3, help="how many tones to print")
+    parser.add_argument("audio", nargs="?", type=Path, help="WAV file (default: a chord)")
+    parser.add_argument("--count", type=int, default=3, help="number of tones to print")
     parser.add_argument("--backend", help="device to use, such as cpu or cuda:1")
     arguments = parser.parse_args()
     rate, samples = read_samples(arguments.audio)

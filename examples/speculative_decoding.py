@@ -6,39 +6,41 @@ distributions at all of these positions in one call. Tokens are accepted by a ru
 distribution exactly (Leviathan et al. 2023, Chen et al. 2023). So a poor draft costs only time. Use the step
 in a `ContinuousBatcher`, which continues many texts at once.
 
-Here the draft knows which letter follows a letter, and the verifier which letter follows two letters. Its
-table is an array of a device, and a call is one product there.
+Here the draft predicts the next letter from one letter, and the verifier from two letters. The verifier's
+table is a device array, and each call is a product on the device.
 
-Models: Both take a list of `Score`, one for each text: async callables, or addresses of actors for `Submit`.
+Models: Async callables, or addresses of actors for `Submit`. Both take a list of `Score`, one for each text.
     ``score.tokens`` is the text so far, and ``score.count`` the number of wanted distributions. The result
-    has an array of shape (count, vocabulary) for each, of NumPy or of a device. Its last row is the
+    has a NumPy array or a device array of shape (count, vocabulary) for each text. Its last row is the
     distribution of the token after all of ``tokens``, the row before it the distribution of the last token
-    given the earlier ones, and so on. The draft is asked for one row at a time, the verifier for one more
-    than there are proposals. A model with a cache of attention finds the text in it by ``tokens``, because
-    rejected proposals are not in the next request. Rows are probabilities; if a sum deviates by at most 0.01,
-    it is normalised to 1. With ``logits=True`` the step applies the softmax, and -inf forbids a token.
+    given the earlier ones, and so on. The step asks the draft for one row at a time, and the verifier for one
+    row more than the number of proposals. A model with an attention cache must find the text by ``tokens``,
+    because the next request does not contain rejected proposals. Rows are probabilities; if a sum deviates by
+    at most 0.01, it is normalised to 1. With ``logits=True``, the step applies the softmax, and -inf forbids
+    a token.
 
 Requests: ``Generate(prompt, ...)`` takes ``max_tokens`` (128), tokens that end the text (``stop``), a
     ``temperature`` (1; 0 is greedy: the verifier's own text, token by token) and a ``seed``. The same seed
-    gives the same text, whatever other texts are in the batch. The reply is a tuple of tokens. ``statistics``
-    of the step counts.
+    gives the same text, whatever other texts are in the batch. The reply is a tuple of tokens. The step has
+    counters in ``statistics``.
 
-Streaming: `open_parts` is an async context manager around an async iterator. A slow reader holds up only its
-    own text. When the block ends early, the text leaves the batch. The iterator raises an error of a model
-    after the tokens before it. Do not send one streamed request to two batchers, as a hedged pool does: the
-    second one refuses it.
+Streaming: `open_parts` is an async context manager around an async iterator. A slow reader delays only its
+    own text. When the block ends early, the text leaves the batch. If a model fails, the iterator first
+    yields the earlier tokens, and then raises the error. Do not send one streamed request to two batchers, as
+    a hedged pool does, because the second one refuses it.
 
-How many proposals: If one is accepted with the probability a, a round of k gives (1 - a**(k + 1)) / (1 - a)
-tokens on average, for k calls of the draft and one of the verifier. Choose ``lookahead`` by
-``acceptance_rate`` and ``tokens_per_round``. The rules are computed on the host, in the loop's thread. On an
-AMD EPYC with 2 busy cores, a round with 4 proposals took 0.3 ms for a vocabulary of 1000; for one of 32000 it
-took 2 ms, 4 ms at a temperature of 0.8, and 0.2 ms more for the softmax of each distribution. So let a
-model with a large vocabulary apply the softmax on its device.
+How many proposals: If a proposal is accepted with the probability a, a round of k proposals gives
+(1 - a**(k + 1)) / (1 - a) tokens on average, for k calls of the draft and one call of the verifier. Choose
+``lookahead`` by ``acceptance_rate`` and ``tokens_per_round``. The host computes the rules, in the event
+loop's thread. On an AMD EPYC with 2 busy cores, a round with 4 proposals took 0.3 ms for a vocabulary of
+1000; for one of 32000 it took 2 ms, 4 ms at a temperature of 0.8, and 0.2 ms more for the softmax of each
+distribution. So let a model with a large vocabulary apply the softmax on its device.
 
-What is refused: Rows with NaN, infinity, negative numbers or a sum other than 1, another number of rows, and
+Errors: Rows with NaN, infinity, negative numbers or a sum other than 1, another number of rows, and
 vocabularies of different sizes raise a `ModelOutputError`, which names the model. A prompt with a token
-outside the vocabulary raises a ValueError. The caller gets an error of the verifier, and an error of the
-draft: with ``draft_may_fail=True`` the round continues without it, and ``draft_failures`` counts it.
+outside the vocabulary raises a ValueError. The caller gets an error of the verifier. The caller also gets an
+error of the draft, unless ``draft_may_fail=True``: then the round continues without the draft, and
+``draft_failures`` counts the error.
 
 Run it with: python speculative_decoding.py --tokens 60 --lookahead 4
 """
@@ -67,7 +69,7 @@ Array = npt.NDArray[Any]
 
 
 def tables() -> tuple[Array, Array]:
-    """Return the probabilities of the letter after one letter, and after two."""
+    """Return the probabilities of the next letter after one letter, and after two letters."""
     pairs, triples = np.full((V, V), 0.01), np.full((V * V, V), 0.01)
     numbers = [NUMBERS[letter] for letter in TEXT + TEXT[:2]]
     for one, two, three in zip(numbers, numbers[1:], numbers[2:], strict=False):
@@ -95,7 +97,7 @@ class Verifier:
 
 
 async def run(tokens: int, lookahead: int, backend: str | None) -> None:
-    """Write a text, and one letter by letter until a full stop."""
+    """Generate a text, and then stream another text up to a full stop."""
     pairs, triples = tables()
 
     async def draft(scores: list[Score]) -> list[Array]:
@@ -120,10 +122,10 @@ async def run(tokens: int, lookahead: int, backend: str | None) -> None:
 
 
 def main() -> None:
-    """Read the arguments."""
+    """Read the command line, and generate texts."""
     parser = argparse.ArgumentParser(description="Speculative decoding.")
     parser.add_argument("--tokens", type=int, default=60)
-    parser.add_argument("--lookahead", type=int, default=4, help="proposals of a round")
+    parser.add_argument("--lookahead", type=int, default=4, help="proposals in a round")
     parser.add_argument("--backend", help="device to use, such as cpu or cuda:1")
     trio.run(partial(run, **vars(parser.parse_args())))
 

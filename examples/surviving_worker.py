@@ -1,4 +1,4 @@
-"""Worker processes are killed under load; their arrays outlive them, and every right answer is checked.
+"""Kill worker processes under load. Their arrays outlive them, and every product is checked.
 
 Run it with: python surviving_worker.py --kills 3 --mebibytes 64
 """
@@ -19,25 +19,25 @@ import trio_accel as ta
 
 
 async def client(right: ta.AccelRef, host: npt.NDArray[np.float32], kills: int, fates: Counter[str]) -> None:
-    """Ask for products until the last worker serves; write down what became of each."""
+    """Request products until the last worker has started, and record each outcome."""
     left = np.random.default_rng().standard_normal((64, 1024), np.float32)
     expected = left.astype(np.float64) @ host.astype(np.float64)
     while right.device.generation <= kills:
         try:
             product = await (left @ right).to_host()
         except ta.ContextLostError:
-            fates["lost"] += 1  # it was in flight when a worker died; `retry=1` would run it again
+            fates["lost"] += 1  # the request ran when a worker died; `retry=1` would run it again
         else:
             fates["right" if np.allclose(product, expected, rtol=1e-3, atol=1e-3) else "WRONG"] += 1
 
 
 async def kill(device: ta.Device, kills: int) -> None:
-    """Kill one worker after the other, each while it serves."""
+    """Kill one worker after another, each during a product."""
     async with aclosing(device.watch_generation()) as generations:
         async for generation in generations:
             if generation > kills:
                 break
-            await trio.sleep(0.1)  # let it serve for a while
+            await trio.sleep(0.1)  # let the worker run for a while
             ta.testing.inject_fault(device, ta.linalg.Matmul, kill=True)
 
 
@@ -47,7 +47,7 @@ async def digest(array: ta.AccelRef) -> str:
 
 
 async def run(kills: int, clients: int, mebibytes: int, backend: str | None) -> bool:
-    """Return whether the arrays are unchanged, every answer was right, and every kill was survived."""
+    """Return whether the array is unchanged, every product was right, and the device survived every kill."""
     options = ta.DeviceOptions(isolation="process")
     fates = Counter[str]()
     async with ta.open_system("survive") as system, system.open_device(backend, options=options) as device:
@@ -65,10 +65,10 @@ async def run(kills: int, clients: int, mebibytes: int, backend: str | None) -> 
 
 
 def main() -> int:
-    """Returns the exit code: 0 if everything survived."""
+    """Return the exit code: 0 if everything survived."""
     parser = argparse.ArgumentParser(description="Worker processes are killed under load.")
-    parser.add_argument("--kills", type=int, default=3, help="workers that are killed")
-    parser.add_argument("--clients", type=int, default=4, help="tasks that ask at the same time")
+    parser.add_argument("--kills", type=int, default=3, help="number of workers to kill")
+    parser.add_argument("--clients", type=int, default=4, help="tasks that multiply at the same time")
     parser.add_argument("--mebibytes", type=int, default=64, help="size of the array that must survive")
     parser.add_argument("--backend", help="device to use, such as cpu or cuda:1")
     arguments = parser.parse_args()

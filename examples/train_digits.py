@@ -22,7 +22,7 @@ LARGEST = {"calls": 1e-12, "torch": 1e-10}
 
 
 def batches(rows: int, first: int) -> Iterator[train.Batch]:
-    """Yield batches; each epoch has every image once, in an order of its own."""
+    """Yield batches. Each epoch has every image once, in a different order."""
     table = np.loadtxt(DIGITS, delimiter=",")
     x, y = table[:, :-1] / 16, table[:, -1].astype(np.int64)
     each = -(-len(x) // rows)
@@ -34,14 +34,14 @@ def batches(rows: int, first: int) -> Iterator[train.Batch]:
 
 
 def main() -> int:
-    """Train by the command line; return 0 if the losses equal the losses of one device."""
+    """Train as the command line requests, and return 0 if the losses equal a single device's losses."""
     parser = arguments(__doc__, devices=2, steps=200)
     parser.add_argument("--model", choices=["mlp", "transformer"], default="mlp")
     parser.add_argument(
-        "--by", choices=["calls", "torch"], default="calls", help="own operations, or PyTorch"
+        "--by", choices=["calls", "torch"], default="calls", help="the package's operations, or PyTorch"
     )
     parser.add_argument("--rows", type=int, default=128, help="images in a batch")
-    parser.add_argument("--rate", type=float, default=1e-2, help="of learning")
+    parser.add_argument("--rate", type=float, default=1e-2, help="learning rate")
     given = parser.parse_args()
     module = getattr(
         import_module(f"digits_{'models' if given.by == 'calls' else 'torch'}"), given.model.title()

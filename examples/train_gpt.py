@@ -1,6 +1,6 @@
 """Train a GPT on several devices, while their workers are killed and stopped.
 
-Its text is the project's pages.
+The text is this project's documentation.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ SIZES = {
 
 
 def batches(text: npt.NDArray[np.uint8], rows: int, length: int, first: int) -> Iterator[train.Batch]:
-    """Yield pieces of the text; a batch of a number always has the same ones."""
+    """Yield batches with pieces of the text. A batch with a given number always has the same pieces."""
     for number in itertools.count(first):
         starts = np.random.default_rng((1, number)).integers(0, len(text) - length - 1, rows)
         yield {"ids": np.stack([text[start : start + length + 1] for start in starts]).astype(np.int64)}
 
 
 def main() -> int:
-    """Train by the command line; return the exit code."""
+    """Train as the command line requests, and return the exit code."""
     parser = arguments(__doc__, devices=2, steps=50)
     parser.add_argument("--size", choices=SIZES, default="tiny")
     parser.add_argument("--rows", type=int, default=16, help="pieces of text in a batch")
-    parser.add_argument("--rate", type=float, default=1e-3, help="of learning, after the first steps")
-    parser.add_argument("--dtype", default="float32", help="in which the model computes: float32 or bfloat16")
+    parser.add_argument("--rate", type=float, default=1e-3, help="learning rate after the warm-up")
+    parser.add_argument("--dtype", default="float32", help="dtype of the computation: float32 or bfloat16")
     given = parser.parse_args()
     sizes = SIZES[given.size]
     text = np.frombuffer(b"".join(path.read_bytes() for path in sorted(PAGES.rglob("*.md"))), np.uint8)

@@ -1,4 +1,4 @@
-"""The examples of training share this: faults, the curve of losses, and the command line."""
+"""The common part of the training examples: faults, the loss curve, and the command line."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ async def disturb(devices: Sequence[ta.Device], every: float) -> None:
         try:
             if kind == "poison":
                 ta.testing.poison(device)
-            elif (pid := (await device.statistics()).pid) is not None:  # 0 would be this program's group
+            elif (pid := (await device.statistics()).pid) is not None:  # pid 0 would be this process group
                 os.kill(pid, signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
         except (ta.AccelError, ProcessLookupError):
-            continue  # the device is about to come back from another loss
+            continue  # the device is still recovering from another loss
 
 
 def names(backend: str, count: int) -> list[str]:
@@ -40,19 +40,19 @@ def names(backend: str, count: int) -> list[str]:
 
 
 def arguments(description: str | None, **defaults: int) -> argparse.ArgumentParser:
-    """Make a command line with the options of all trainings."""
+    """Return a parser with the options of all training examples."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--devices", type=int, default=defaults["devices"], help="how many ranks")
-    parser.add_argument("--backend", default="cpu", help="their kind, such as cpu or cuda")
+    parser.add_argument("--devices", type=int, default=defaults["devices"], help="number of ranks")
+    parser.add_argument("--backend", default="cpu", help="kind of the devices, such as cpu or cuda")
     parser.add_argument("--steps", type=int, default=defaults["steps"])
-    parser.add_argument("--faults", type=float, metavar="SECONDS", help="from one fault to the next")
+    parser.add_argument("--faults", type=float, metavar="SECONDS", help="time between faults")
     parser.add_argument(
-        "--shard", action="store_true", help="each rank keeps its part of the optimizer's arrays"
+        "--shard", action="store_true", help="each rank keeps only its part of the optimizer's arrays"
     )
     parser.add_argument(
-        "--checkpoints", type=Path, help="folder of checkpoints; the newest one is gone on from"
+        "--checkpoints", type=Path, help="folder of checkpoints; continues from the newest one"
     )
-    parser.add_argument("--curve", type=Path, help="PNG file for the curve of losses")
+    parser.add_argument("--curve", type=Path, help="PNG file for the loss curve")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     return parser
 
@@ -74,7 +74,7 @@ async def trained(
         losses = [step.loss async for step in steps]
         seconds = trio.current_time() - began
         parameters = await trainer.parameters()
-        # Faults end before the trainer does.
+        # Stop the faults before the trainer closes.
         nursery.cancel_scope.cancel(reason="the training is over")
         told = f"{len(losses)} steps from {first} on in {seconds:.1f} s, {trainer.workers_lost} workers lost"
         print(f"{given.devices} ranks: {told}, loss {losses[-1] if losses else float('nan'):.6f}")
@@ -84,8 +84,8 @@ async def trained(
 
 
 def draw(losses: Sequence[float], first: int, path: Path) -> None:
-    """Draw the curve of losses."""
-    from matplotlib.figure import Figure  # an extra of the project: `plot`
+    """Draw the loss curve."""
+    from matplotlib.figure import Figure  # needs the project's extra `plot`
 
     figure: Any = Figure(figsize=(7, 4), layout="constrained")
     axes: Any = figure.subplots()

@@ -300,7 +300,7 @@ auxiliary loss 1[.]027
         "--devices 3",
         """
 3 ranks, right by [0-9e+-]+, the same bits
-refused: all_reduce.Sum: terms must have one shape and dtype
+refused: all_reduce.Sum: terms must have the same shape and dtype
 """,
     ),
     (

@@ -1,6 +1,6 @@
-"""Answer questions about this project's documentation: `python examples/agent/agent.py`. Ctrl-C ends it.
+"""Answer questions about this project's documentation: `python examples/agent/agent.py`. Ctrl-C stops it.
 
-Ask by `curl -N --json '{"question": "How do I test without a GPU?"}' http://127.0.0.1:8000/ask`.
+Ask with `curl -N --json '{"question": "How do I test without a GPU?"}' http://127.0.0.1:8000/ask`.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ OPTIONS = ta.DeviceOptions(
 )
 # An answer may take minutes.
 LIMITS = Limits(body=4096, answer=math.inf)
-# Products have `EXACT` rows, so that neither other sequences nor a restart change a token; the most answers
-# at once.
+# Products have `EXACT` rows, so that neither other sequences nor a restart change a token. At most `AT_ONCE`
+# answers run at once.
 EXACT, AT_ONCE, CACHE_PAGES = 8, 4, 512
 
 
 @attrs.frozen(kw_only=True)
 class Options:
-    """The command line."""
+    """The options of the command line."""
 
     port: int
     pages: str
@@ -87,7 +87,7 @@ async def open_agent(system: ta.System, given: Options) -> AsyncGenerator[Agent]
 
 
 async def answers(flow: Workflow, questions: Sequence[str]) -> list[Mapping[str, Any]]:
-    """Answer several questions, some of them at once, and return the results of all steps."""
+    """Answer questions, `AT_ONCE` of them concurrently, and return the results of all steps."""
     found: list[Mapping[str, Any]] = [{}] * len(questions)
     numbers = iter(range(len(questions)))
 
@@ -102,7 +102,7 @@ async def answers(flow: Workflow, questions: Sequence[str]) -> list[Mapping[str,
 
 
 async def break_under_load(agent: Agent, flow: Workflow, given: Options) -> int:
-    """Answer all questions twice, the second time while the worker is killed, and count what differs."""
+    """Answer all questions twice, the second time under kills; return 1 if an answer differs."""
     questions, pages = zip(*QUESTIONS[: given.questions], strict=True)
     device = agent.generation.model.caches[0].device
 
@@ -151,13 +151,13 @@ async def main(given: Options) -> int:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--port", type=int, default=8000, help="0 for any (default: 8000)")
-    parser.add_argument("--pages", default="guide/*.md", help="pages of docs (default: guide/*.md)")
+    parser.add_argument("--port", type=int, default=8000, help="0 for any free port (default: 8000)")
+    parser.add_argument("--pages", default="guide/*.md", help="pages in docs (default: guide/*.md)")
     parser.add_argument("--dashboard", action="store_true", help="show models, runs and steps in a browser")
     home = Path(tempfile.gettempdir()) / "trio_accel_agent"
-    parser.add_argument("--folder", type=Path, default=home, help="for the index and the runs")
-    parser.add_argument("--tokens", type=int, default=48, help="of an answer at most (default: 48)")
-    parser.add_argument("--random", action="store_true", help="small models of random weights")
-    parser.add_argument("--faults", type=float, help="kill the worker so often, in seconds, and compare")
-    parser.add_argument("--questions", type=int, default=20, help="of --faults (default: 20)")
+    parser.add_argument("--folder", type=Path, default=home, help="folder of the index and the runs")
+    parser.add_argument("--tokens", type=int, default=48, help="maximum per answer (default: 48)")
+    parser.add_argument("--random", action="store_true", help="use small models with random weights")
+    parser.add_argument("--faults", type=float, help="seconds between kills; compares answers")
+    parser.add_argument("--questions", type=int, default=20, help="number for --faults (default: 20)")
     run(main, Options(**vars(parser.parse_args())))

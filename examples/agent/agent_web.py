@@ -23,16 +23,16 @@ LONGEST = 1000
 
 
 def application(flow: Workflow, store: SqliteStore) -> Starlette:
-    """Make the application. A question with the key of an earlier one continues its answer."""
+    """Return the application. A question with an earlier question's key continues that answer."""
 
     async def ask(request: Request) -> Response:
         try:
             question, key = _read(await request.body())
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            told = f"send a JSON object with question, and key if you like, of at most {LONGEST} bytes each"
+            told = f"send a JSON object with question, and optionally key, of at most {LONGEST} bytes each"
             return JSONResponse({"error": told}, 400)
         if key in flow.runs:
-            return JSONResponse({"error": "this key is being answered"}, 409)
+            return JSONResponse({"error": "a question with this key is being answered"}, 409)
         return Events(partial(_events, flow, store, key, question))
 
     async def picture(request: Request) -> Response:
@@ -45,9 +45,9 @@ def _read(body: bytes) -> tuple[str, str]:
     """Return the question and the key in a body; raise an error for anything else."""
     given = json.loads(body)
     question, key = given["question"], given.get("key", uuid.uuid4().hex)
-    # Halves of surrogate pairs raise a ValueError, and values other than texts an AttributeError.
+    # Lone surrogates raise a ValueError, and values other than strings an AttributeError.
     if not (0 < len(question.encode()) <= LONGEST and 0 < len(key.encode()) <= LONGEST):
-        raise ValueError(f"texts must have 1 to {LONGEST} bytes")
+        raise ValueError(f"question and key must have 1 to {LONGEST} bytes")
     return question, key
 
 

@@ -26,7 +26,7 @@ SYSTEM = "You answer questions about the Python library trio_accel in one or two
 
 @attrs.frozen
 class Answer:
-    """An answer, and the tokens that it was made of."""
+    """The text of an answer, and its tokens."""
 
     text: str
     tokens: tuple[int, ...]
@@ -34,7 +34,7 @@ class Answer:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Agent:
-    """The models and the index; an answer has `most` tokens at most."""
+    """The models and the index. An answer has at most `most` tokens."""
 
     encoder: Encoder
     index: VectorIndex
@@ -43,7 +43,7 @@ class Agent:
     most: int
 
     def prompt(self, question: str, sources: list[Passage]) -> list[int]:
-        """Return the tokens of a question with its sources, the best one last."""
+        """Return the tokens of a prompt: the two best sources, the best one last, and the question."""
         quoted = "\n\n".join(f"{one.title}: {one.text[:QUOTED]}" for one in reversed(sources[:2]))
         messages: list[Mapping[str, Any]] = [
             {"role": "system", "content": SYSTEM},
@@ -53,7 +53,7 @@ class Agent:
 
 
 def workflow(agent: Agent) -> Workflow:
-    """Make the workflow of an agent."""
+    """Return the workflow of an agent."""
     flow = Workflow("answers")
     embed = Cache(partial(embedding, agent.encoder), max_entries=10_000)
 
@@ -75,7 +75,7 @@ def workflow(agent: Agent) -> Workflow:
 
             async def next_token() -> int | None:
                 if not streams:
-                    # After a restart of the program, the stored tokens are the end of the prompt.
+                    # After a restart of the program, append the stored tokens to the prompt.
                     rest = agent.most - len(tokens)
                     asked = Prompt(tokens=[*prompt, *tokens], most=rest, sampling=GREEDY)
                     opening = open_parts(agent.generation.batcher, asked)

@@ -32,7 +32,7 @@ _WORD = re.compile(r"[a-z0-9]+")
 
 @attrs.frozen
 class Passage:
-    """Some paragraphs of a page's section."""
+    """Consecutive paragraphs in a section of a page."""
 
     page: str
     title: str
@@ -40,17 +40,17 @@ class Passage:
 
     @cached_property
     def words(self) -> frozenset[str]:
-        """Its words, without the ends of plurals."""
+        """The set of its words, as from `words_of`."""
         return frozenset(words_of(f"{self.title} {self.text}"))
 
 
 def words_of(text: str) -> list[str]:
-    """Return the words of a text in lower case."""
+    """Return the words of a text in lower case, without a final s."""
     return [word.removesuffix("s") for word in _WORD.findall(text.lower())]
 
 
 def passages_of(pattern: str, folder: Path = DOCS) -> list[Passage]:
-    """Cut pages into passages, without their programs. Blocking."""
+    """Cut pages into passages, without their code blocks. Blocking."""
     return [
         passage
         for path in sorted(folder.glob(pattern))
@@ -74,13 +74,13 @@ def _cut(page: str, text: str) -> Iterator[Passage]:
 
 @attrs.frozen
 class Passages:
-    """All passages, and how rare their words are."""
+    """All passages, and the rarity of their words."""
 
     all: Sequence[Passage]
 
     @cached_property
     def rarity(self) -> dict[str, float]:
-        """The weight of each word: rare ones count more."""
+        """The weight of each word. Rare words count more."""
         counts = Counter(word for passage in self.all for word in passage.words)
         return {word: math.log(len(self.all) / count) for word, count in counts.items()}
 
@@ -111,7 +111,7 @@ async def embedding(encoder: Encoder, text: str) -> np.ndarray[tuple[int], np.dt
 async def open_index(
     device: ta.Device, encoder: Encoder, passages: Sequence[Passage], folder: Path
 ) -> VectorIndex:
-    """Read the index of some passages from a folder, or make it there at first, which may take minutes."""
+    """Read the index of passages from a folder. If it is missing, create it, which may take minutes."""
     known_by = hashlib.blake2b(repr((encoder.name, passages)).encode(), digest_size=8).hexdigest()
     path = folder / f"index-{known_by}.safetensors"
     if path.exists():

@@ -1,6 +1,6 @@
 """Accounts and a sharded index over several nodes: `python examples/cluster/accounts.py --nodes 3 --faults`.
 
-Clients add to accounts while agents are killed. At the end each total must be what was acknowledged.
+Clients add to accounts while agents are killed. At the end, each total must equal the acknowledged additions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from trio_accel import cluster
 
 
 async def run(nodes: int, seconds: float, *, has_faults: bool, folder: Path) -> bool:
-    """Run clients and faults for a while; return whether the totals equal the acknowledged ones."""
+    """Run clients and faults for some seconds; return whether the totals equal the acknowledged additions."""
     local = cluster.LocalNodes(nodes)
     store = cluster.SqliteStore(folder / "bank.db")
     options = cluster.ClusterOptions(devices=("cpu",), device=ta.DeviceOptions(isolation="inline"))
@@ -69,7 +69,7 @@ async def run(nodes: int, seconds: float, *, has_faults: bool, folder: Path) -> 
 
 
 async def index(bank: cluster.Cluster) -> None:
-    """Fill a part of an index on each node, and ask all of them for the nearest rows of a vector."""
+    """Fill a part of an index on each node, and search all parts for the rows nearest to a vector."""
     shards = bank.replicas(Shard)
     for seed, shard in enumerate(shards.values()):
         await shard.ask(Fill(seed, 10_000))
@@ -87,7 +87,7 @@ async def index(bank: cluster.Cluster) -> None:
 
 
 def main() -> int:
-    """Read the command line; returns 0 if all totals are right."""
+    """Run as the command line requests, and return 0 if all totals are right."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nodes", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=10.0)

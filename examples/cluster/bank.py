@@ -16,7 +16,7 @@ Found = list[tuple[float, int]]
 
 @attrs.frozen
 class Add(ta.Request["Account", float]):
-    """Add an amount to each day's balance; the reply is the last one."""
+    """Add an amount to each day's balance; the reply is the last day's balance."""
 
     amount: float
 
@@ -32,7 +32,7 @@ class Account(cluster.DurableEntity):
         self.days = await self.home.device.put(days)
 
     async def save(self) -> cluster.Saved:
-        """Return what is to be saved; arrays of the device are copied to the host."""
+        """Return the state to save. The cluster copies device arrays to the host."""
         return {"days": self.days}
 
     @ta.handles(Add)
@@ -44,7 +44,7 @@ class Account(cluster.DurableEntity):
 
 @attrs.frozen
 class Fill(ta.Request["Shard", int]):
-    """Make this node's part of an index again, from a seed; the reply is its number of rows."""
+    """Compute this node's part of an index from a seed; the reply is its number of rows."""
 
     seed: int
     rows: int
@@ -52,7 +52,7 @@ class Fill(ta.Request["Shard", int]):
 
 @attrs.frozen
 class Search(ta.Request["Shard", Found]):
-    """Find the nearest rows: pairs of a score and a number."""
+    """Find the nearest rows; the reply has a score and a row number for each."""
 
     query: npt.NDArray[Any]
     count: int

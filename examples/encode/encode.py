@@ -1,4 +1,4 @@
-"""Finds the sentences of a text that are nearest to others, by a sentence encoder that runs as a program.
+"""Find the sentences of a text nearest to queries, with a sentence encoder that runs as a program.
 
 `python examples/encode/encode.py --help` lists the options.
 """
@@ -33,9 +33,9 @@ BATCH = 32
 NEAREST = 3
 # The number of sentences also computed in float64, including the queries.
 COMPARED = 6
-# Of float32 sums of 384 and 1536 terms in six layers; measured are 2e-7.
+# The largest allowed difference: float32 sums of 384 and 1536 terms in six layers differed by 2e-7.
 TOLERANCE = 1e-5
-# The number of letters to show from a sentence.
+# The maximum number of letters to show from a sentence.
 SHOWN = 70
 
 
@@ -45,7 +45,7 @@ class Nearest:
 
     Attributes:
         sentence: The sentence.
-        similarity: Cosine of the angle between both embeddings.
+        similarity: The cosine of the angle between both embeddings.
     """
 
     sentence: str
@@ -72,17 +72,17 @@ class EncodeData:
     Attributes:
         model: The model.
         layers: The number of its layers.
-        width: The numbers of an embedding.
+        width: The size of an embedding.
         program: The program's class.
         arrays: The number of weight arrays on the device.
-        nbytes: The bytes of these.
+        nbytes: Their total size in bytes.
         loading_seconds: The time to load them.
         text: The text.
         sentences: The number of sentences.
         tokens: The number of their tokens.
         encoding_seconds: The time to encode all sentences, in batches.
         queries: The queries with their nearest sentences.
-        load: The results of the faults; None without.
+        load: The results under faults; None without faults.
     """
 
     model: str
@@ -110,8 +110,8 @@ class Work:
     cls: type[Encoder]
 
     async def encode(self, sentences: Sequence[str]) -> tuple[npt.NDArray[np.float32], int]:
-        """Embeddings of sentences, and how many tokens they have."""
-        # Those of one length take the least room together.
+        """Return the embeddings of sentences, and the total number of their tokens."""
+        # Batches of sentences with similar lengths need the least padding.
         order = sorted(range(len(sentences)), key=lambda number: len(sentences[number]))
         found = np.empty((len(sentences), self.model.shape.width), np.float32)
         tokens = 0
@@ -126,7 +126,7 @@ class Work:
     async def look_for(
         self, queries: Sequence[str], embeddings: npt.NDArray[np.float32], sentences: Sequence[str]
     ) -> tuple[npt.NDArray[np.float32], list[Query]]:
-        """Embeddings of queries, and which sentences are nearest to each."""
+        """Return the embeddings of queries, and the nearest sentences of each query."""
         found, _ = await self.encode(queries)
         text = await self.device.put(embeddings)
         product = await (found @ text.T).to_host()
@@ -144,7 +144,7 @@ async def in_thread(function: Callable[..., Any], *arguments: object) -> Any:
 
 
 async def check_weights(model: Model) -> None:
-    """Look whether the file of weights has what the encoder needs, before a device is opened."""
+    """Raise an error if the weights file does not fit the encoder, before a device is opened."""
     path = model.weights
     try:
         contents = await ta.weights.inspect(path)
@@ -156,7 +156,7 @@ async def check_weights(model: Model) -> None:
         found = contents.tensors.get(name)
         if found is None or found.shape != shape or not found.format.startswith(("F", "BF")):
             got = "none" if found is None else f"{found.format} {found.shape}"
-            raise InputError(f"{path} must have floating {name!r} of shape {shape}, got {got}")
+            raise InputError(f"{path} must have floating-point {name!r} of shape {shape}, got {got}")
 
 
 async def encode(
@@ -166,7 +166,7 @@ async def encode(
     given: argparse.Namespace,
     tell: Callable[[str], object],
 ) -> tuple[EncodeData, list[Check]]:
-    """Load, open the program, encode, compare; then break it, if requested."""
+    """Load the weights, encode the text, and compare with float64; then inject faults, if requested."""
     cls, shape, (text_name, sentences) = program_for(device), model.shape, text
     queries = given.query or QUERIES
     start = trio.current_time()
@@ -218,7 +218,7 @@ async def encode(
 
 
 def program_for(device: ta.Device) -> type[Encoder]:
-    """NumPy on the CPU backend, PyTorch on CUDA."""
+    """Return the class of the program: NumPy on the CPU backend, PyTorch on CUDA."""
     if device.info.backend == "cpu":
         return Encoder
     if find_spec("torch") is None:
@@ -245,12 +245,12 @@ def worst(
         np.abs(embed_one(wide, model.shape, model.batch([sentence]).ids[0]) - embedding).max()
         for sentence, embedding in zip(sentences, embeddings, strict=True)
     ]
-    # `max` of NumPy's keeps NaN.
+    # NumPy's `max` returns NaN if there is one.
     return float(np.max(differences))
 
 
 def printable(text: str) -> str:
-    """Replace what a terminal would take for a command: a text may come from anywhere."""
+    """Replace unprintable characters, because an untrusted text could send commands to the terminal."""
     return "".join(char if char.isprintable() else "?" for char in text)
 
 
@@ -282,10 +282,10 @@ async def main(given: argparse.Namespace) -> int:
     isolation: Literal["inline", "process"] | None = given.isolation or ("process" if given.faults else None)
     options = ta.DeviceOptions(
         isolation=isolation,
-        # A request does not cause the faults, so it also runs again after one.
+        # Requests do not cause the faults, so even a suspected request may run again.
         retry=1 if given.faults else 0,
         retry_suspects=True,
-        # Faults come every second and on purpose: no supervisor is to wait.
+        # The faults are deliberate and happen every second, so the supervisor must not wait.
         backoff=ta.Backoff(initial=0.0, base=0.0, jitter=0.0),
         close_grace=0.2,
     )
@@ -311,22 +311,22 @@ async def main(given: argparse.Namespace) -> int:
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the options."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--query", action="append", help="what to look for; may be given several times")
-    parser.add_argument("--text", type=Path, help="text in UTF-8; by default the beginning of a novel")
+    parser.add_argument("--query", action="append", help="sentence to search for; may be repeated")
+    parser.add_argument("--text", type=Path, help="text in UTF-8 (default: the beginning of a novel)")
     parser.add_argument(
-        "--model", type=Path, help="folder of a BERT: config.json, model.safetensors, tokenizer.json"
+        "--model", type=Path, help="folder of a BERT model: config.json, model.safetensors, tokenizer.json"
     )
     parser.add_argument(
-        "--faults", action="store_true", help="poison the context under load, a second or two for each round"
+        "--faults", action="store_true", help="poison the context under load; a round takes a second or two"
     )
-    parser.add_argument("--rounds", type=int, default=5, help="how often; default 5")
-    parser.add_argument("--clients", type=int, default=32, help="tasks that ask meanwhile; default 32")
-    parser.add_argument("--backend", help="device, such as cpu or cuda:1; by default the best there is")
+    parser.add_argument("--rounds", type=int, default=5, help="number of faults (default: 5)")
+    parser.add_argument("--clients", type=int, default=32, help="clients under faults (default: 32)")
+    parser.add_argument("--backend", help="device, such as cpu or cuda:1 (default: the best one)")
     parser.add_argument("--isolation", choices=["inline", "process"], help="where the device computes")
-    parser.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
+    parser.add_argument("--json", action="store_true", help="print only a JSON document")
     found = parser.parse_args(given)
     if found.faults and found.isolation == "inline":
-        parser.error("--faults needs a worker process: inline, weights are lost with their context")
+        parser.error("--faults needs a worker process, because inline weights are lost with their context")
     if not (1 <= found.rounds <= 64 and 1 <= found.clients <= 64):
         parser.error("--rounds and --clients must be 1 to 64")
     return found
@@ -340,11 +340,11 @@ def run(given: Sequence[str] | None = None) -> int:
 def run_program(
     name: str, program: Callable[[argparse.Namespace], Awaitable[int]], given: argparse.Namespace
 ) -> int:
-    """Run a program; an error becomes one line and an exit code."""
+    """Run a program, and turn an error into a line and an exit code."""
     try:
         return trio.run(program, given)
     except (Exception, KeyboardInterrupt, BaseExceptionGroup) as raised:
-        # The groups of nurseries surround the error; Ctrl-C may have been pressed at the same time.
+        # Nurseries put errors into groups, which may also contain a KeyboardInterrupt.
         errors = tuple(leaves(raised))
         code, text = 1, str(errors[0])
         if any(isinstance(error, KeyboardInterrupt) for error in errors):

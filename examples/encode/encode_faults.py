@@ -1,4 +1,4 @@
-"""The load of ``--faults``: clients that ask for embeddings while contexts are lost."""
+"""The load for ``--faults``: clients that request embeddings while contexts are lost."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ __all__ = [
 _BEFORE = 32
 # Seconds between two faults.
 _BETWEEN = 1.0
-# A fault that nobody has recovered from by then never will be.
+# Seconds until a fault without recovery counts as permanent.
 _PATIENCE = 60.0
 
 
@@ -68,10 +68,10 @@ class EncodeFate:
         client: The number of the client, from 1.
         request: The number of its request, from 1.
         begun: The generation of the device at the request.
-        ended: The generation of the device when its fate was known.
-        outcome: ``"answered"``, ``"answered after a loss"`` if a context was lost meanwhile: the request ran
-            again or had waited; or the class of the error that the client got.
-        is_same: Whether the embedding equals the one before the faults, bit for bit; None without one.
+        ended: The generation of the device at its end.
+        outcome: ``"answered"``; ``"answered after a loss"`` if a context was lost meanwhile, so that the
+            request ran again or waited; or the class of the client's error.
+        is_same: Whether the embedding has the same bits as before the faults; None without an embedding.
     """
 
     client: int
@@ -89,8 +89,8 @@ class EncodeFault:
     Attributes:
         generation_before: The generation of the device before it.
         generation_after: The generation that answered again.
-        recovery_ms: The time from its injection to the first answer of the next context; None if there was
-            none.
+        recovery_ms: The time from its injection to the first answer of the next context, in milliseconds;
+            None without an answer.
     """
 
     generation_before: int
@@ -103,13 +103,13 @@ class Outcome:
     """The results of all faults.
 
     Attributes:
-        fault: The part that was made to fail.
+        fault: The kind of the faults.
         clients: The number of concurrent clients.
         requests: The requests of all clients.
-        outcomes: The number of requests by fate.
+        outcomes: The number of requests by outcome.
         faults: The effect of each fault.
-        weights_lost: The number of weight arrays that were lost or changed, by their hashes.
-        fates: Every request, in the order of their ends.
+        weights_lost: The number of lost or changed weight arrays, by their hashes.
+        fates: The fate of every request, in the order of their ends.
     """
 
     fault: str
@@ -122,12 +122,12 @@ class Outcome:
 
     @property
     def recovery_ms(self) -> float | None:
-        """The median of all faults; None if nobody has recovered from one."""
+        """The median of all faults; None if one of them has not recovered."""
         times = [fault.recovery_ms for fault in self.faults if fault.recovery_ms is not None]
         return median(times) if len(times) == len(self.faults) else None
 
     def checks(self) -> list[Check]:
-        """Everything that must hold."""
+        """Return the conditions that must hold."""
         unlike = sum(fate.is_same is False for fate in self.fates)
         failed = sum(fate.is_same is None for fate in self.fates)
         names = {(fate.client, fate.request) for fate in self.fates}
@@ -145,7 +145,7 @@ class Outcome:
         ]
 
     def summarize(self) -> str:
-        """One line."""
+        """Return the results in one line."""
         answered = sum(fate.is_same is not None for fate in self.fates)
         text = f"{len(self.faults)} faults, {self.requests} requests: {answered} answered"
         return text if self.recovery_ms is None else f"{text}, again after {self.recovery_ms:.0f} ms"
@@ -157,7 +157,7 @@ def _unlike(requests: int, names: set[tuple[int, int]], fates: Sequence[EncodeFa
 
 @attrs.define(eq=False)
 class EncodeLoad:
-    """Clients that ask all the time for the embedding of one sentence."""
+    """Clients that continuously request embeddings, one sentence at a time."""
 
     device: ta.Device
     program: ta.programs.Program[Encoder]
@@ -177,23 +177,23 @@ class EncodeLoad:
             self._expected.append((await self._embed(batch)).tobytes())
 
     def start(self, nursery: trio.Nursery, clients: int) -> None:
-        """Have clients ask, as tasks of a nursery."""
+        """Start clients, as tasks of a nursery."""
         for client in range(1, clients + 1):
             nursery.start_soon(self._ask_on, client)
 
     def stop(self) -> None:
-        """Ask for nothing new."""
+        """Stop sending new requests."""
         self._is_over = True
 
     async def wait_settled(self, seconds: float) -> None:
-        """Wait for `seconds` and for all current requests, so that nothing is hit twice."""
+        """Wait for `seconds` and for all current requests, so that no request meets two faults."""
         under_way = dict(self._asking)
         await trio.sleep(seconds)
         while any(self._asking.get(client) == request for client, request in under_way.items()):
             await self.wait_change()
 
     async def wait_change(self) -> None:
-        """Wait until another request has its fate."""
+        """Wait until another request has ended."""
         await self._changed.wait()
 
     async def _ask_on(self, client: int) -> None:
@@ -291,14 +291,14 @@ async def _break(load: EncodeLoad) -> EncodeFault:
 
 
 async def strike(load: EncodeLoad) -> None:
-    """Poison the context: on CUDA by an index out of range in the program's own code."""
+    """Poison the context; on CUDA, with an index out of range in the program's own code."""
     look_up = getattr(load.cls, "look_up", None)
     if look_up is None:
-        # There are no kernels that could fault: the next request finds a lost context.
+        # Inject a fault, because the CPU backend does not run kernels that could fail.
         ta.testing.inject_fault(load.device, load.program.operation(load.cls.encode), poison=True)
         return
     ids = await load.device.put(np.array([1 << 40], np.int64))
-    # Its fate is an error. The generation shows whether the context is lost.
+    # The request ends with an error. The generation shows whether the context is lost.
     with suppress(ta.AccelError, ta.ActorError):
         await load.program.ask(look_up, ids)
 
@@ -324,7 +324,7 @@ def _hash(host: Any) -> str:
 
 
 async def changed_since(weights: Mapping[str, ta.AccelRef], before: Mapping[str, str]) -> int:
-    """Count the arrays that are lost or have changed."""
+    """Return the number of lost or changed arrays."""
     try:
         after = await hashes_of(weights)
     except ta.StaleRefError:

@@ -1,4 +1,4 @@
-"""Serves a sentence encoder of the package's own operations, while its context is poisoned every few seconds.
+"""Serve a sentence encoder in the package's operations, while its context is poisoned every few seconds.
 
 `python examples/encode/encode_operations.py --random 2` needs neither a model nor another package.
 """
@@ -36,33 +36,33 @@ Embeddings: TypeAlias = npt.NDArray[np.float32]
 RANDOM = Shape(layers=1, heads=4, width=64, inner=256, words=1000, places=64, types=2, epsilon=1e-12)
 OPTIONS = ta.DeviceOptions(
     isolation="process",
-    # The batch does not cause the faults, so it also runs again after one.
+    # Batches do not cause the faults, so even a suspected batch may run again.
     retry=1,
     retry_suspects=True,
-    # And they come on purpose: no supervisor is to wait.
+    # The faults are deliberate, so the supervisor must not wait.
     backoff=ta.Backoff(initial=0.0, base=0.0, jitter=0.0),
 )
-# Of a fault, until somebody is answered again.
+# Seconds to wait for an answer after a fault.
 PATIENCE = 60.0
 # The number of sentences also computed in float64, and the largest allowed difference.
 COMPARED, TOLERANCE = 6, 1e-5
-# Of an embedding before the faults from one later, which may have been computed in a batch of another size.
+# The largest allowed change of an embedding. Batches of other sizes may round differently.
 CHANGE = 1e-6
 
 
 @attrs.frozen(kw_only=True)
 class Served:
-    """The results of a time under faults.
+    """The results of a run under faults.
 
     Attributes:
-        requests: Requests of all clients.
-        answered: Requests that got an embedding.
-        errors: The errors of the others.
-        change: The largest difference between an embedding and the one before the faults.
-        same: The number of embeddings that are equal bit for bit.
+        requests: The number of requests by all clients.
+        answered: The number of requests with an embedding as answer.
+        errors: The number of other requests, by the class of their error.
+        change: The largest difference of an embedding from its value before the faults.
+        same: The number of embeddings with the same bits as before the faults.
         seconds: The duration.
         losses: The number of lost contexts.
-        recoveries: For each, seconds from the fault to the next answer.
+        recoveries: For each fault, the seconds to the next context's first answer.
     """
 
     requests: int
@@ -75,7 +75,7 @@ class Served:
     recoveries: Sequence[float]
 
     def checks(self) -> list[Check]:
-        """Everything that must hold."""
+        """Return the conditions that must hold."""
         return [
             Check(name="requests lost", value=self.requests - self.answered, limit=0),
             Check(name="faults not felt", value=len(self.recoveries) - self.losses, limit=0),
@@ -93,7 +93,7 @@ class Served:
 
 @attrs.define(eq=False)
 class _Clients:
-    """Tasks that ask for the embedding of one sentence after the other."""
+    """Tasks that request the embeddings of sentences, one after another."""
 
     device: ta.Device
     batcher: ta.Ref[Batcher[Tokens, Embeddings]]
@@ -108,7 +108,7 @@ class _Clients:
     _answered: trio.Event = attrs.field(factory=trio.Event)
 
     async def ask(self, client: int) -> None:
-        """Ask until it is over."""
+        """Send requests until the run is over."""
         number = client
         while not self.is_over:
             number = (number + 1) % len(self.sentences)
@@ -126,7 +126,7 @@ class _Clients:
             self._answered = trio.Event()
 
     async def poison(self, every: float, faults: int) -> None:
-        """Poison the context under a batch, and take the time until somebody is answered by the next one."""
+        """Poison the context during a batch, and measure the time until the next context answers."""
         for _ in range(faults):
             await trio.sleep(every)
             start, generation = trio.current_time(), self.device.generation
@@ -148,15 +148,15 @@ async def serve(
     faults: int,
     every: float,
 ) -> tuple[Embeddings, Served]:
-    """Have clients ask a batcher for embeddings while contexts are lost.
+    """Run clients that request embeddings from a batcher while contexts are lost.
 
     Args:
         system: The system of the device.
         encoder: The encoder; its device computes in a worker process, with `OPTIONS`.
-        sentences: The requested sentences, again and again.
-        clients: Tasks that ask at once.
-        faults: How often the context is poisoned.
-        every: Seconds between two faults.
+        sentences: The sentences, which each client requests in turn.
+        clients: The number of concurrent clients.
+        faults: The number of faults.
+        every: The seconds between two faults.
 
     Returns:
         The embeddings before the faults, and the fates of the requests.
@@ -203,7 +203,7 @@ async def write_random(device: ta.Device, path: Path, shape: Shape) -> None:
 async def worst(
     device: ta.Device, path: Path, shape: Shape, sentences: Sequence[Tokens], found: Embeddings
 ) -> float:
-    """Return the largest difference of some embeddings from those in float64."""
+    """Return the largest difference between some embeddings and float64 references."""
     weights = await on_host(await ta.weights.load(device, path, names=weights_of(shape)))
     wide = {name: array.astype(np.float64) for name, array in weights.items()}
     pairs = list(zip(sentences, found, strict=True))[:COMPARED]
@@ -253,15 +253,15 @@ async def main(given: argparse.Namespace) -> int:
 def run(given: Sequence[str] | None = None) -> int:
     """Run the program and return its exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path, help="folder of a BERT, as of encode.py")
+    parser.add_argument("--model", type=Path, help="folder of a BERT model, as for encode.py")
     parser.add_argument(
-        "--random", type=int, default=0, help="layers of a random model, in place of a real one"
+        "--random", type=int, default=0, help="layers of a random model instead of a real one"
     )
-    parser.add_argument("--text", type=Path, help="text in UTF-8; by default the beginning of a novel")
-    parser.add_argument("--clients", type=int, default=16, help="tasks that ask at once; default 16")
-    parser.add_argument("--faults", type=int, default=3, help="how often the context is poisoned; default 3")
-    parser.add_argument("--every", type=float, default=2.0, help="seconds between two faults; default 2")
-    parser.add_argument("--backend", help="device, such as cpu or cuda:1; by default the best there is")
+    parser.add_argument("--text", type=Path, help="text in UTF-8 (default: the beginning of a novel)")
+    parser.add_argument("--clients", type=int, default=16, help="concurrent clients (default: 16)")
+    parser.add_argument("--faults", type=int, default=3, help="number of faults (default: 3)")
+    parser.add_argument("--every", type=float, default=2.0, help="seconds between two faults (default: 2)")
+    parser.add_argument("--backend", help="device, such as cpu or cuda:1 (default: the best one)")
     found = parser.parse_args(given)
     if not (found.random >= 0 and 1 <= found.clients <= 64 and 0 <= found.faults <= 64 and found.every > 0):
         parser.error("--random, --clients, --faults or --every is out of range")

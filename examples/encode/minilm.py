@@ -25,12 +25,12 @@ class Shape:
     Attributes:
         layers: The number of layers.
         heads: The number of attention heads.
-        width: The numbers of an embedding.
-        inner: The width between the two products after the attention.
+        width: The size of an embedding.
+        inner: The width of the hidden layer after the attention.
         words: The number of tokens in the vocabulary.
         places: The maximum number of tokens in a sentence.
-        types: The number of sentence kinds.
-        epsilon: Added to variances.
+        types: The number of token types.
+        epsilon: The number added to variances.
     """
 
     layers: int
@@ -47,7 +47,7 @@ _TABLES = ("word", "position", "token_type")
 
 
 def weights_of(shape: Shape) -> dict[str, tuple[int, ...]]:
-    """Return names and shapes of an encoder's weights, as in its file."""
+    """Return the names and shapes of an encoder's weights, as in its file."""
     width, inner = shape.width, shape.inner
     dense = {
         "attention.self.query": (width, width),
@@ -72,18 +72,18 @@ def weights_of(shape: Shape) -> dict[str, tuple[int, ...]]:
 
 
 def embeddings_of(ids: ta.programs.Array, mask: ta.programs.Array, width: int) -> tuple[Any, str]:
-    """Shape and dtype of embeddings: one for each sentence."""
+    """Return the shape and dtype of the sentences' embeddings."""
     return (ids.shape[0], width), "float32"
 
 
 class Encoder:
-    """Makes embeddings of sentences.
+    """A sentence encoder in NumPy.
 
     Args:
-        weights: Arrays by the names of `weights_of`, float32.
-        layers: Layers.
-        heads: Heads of the attention.
-        epsilon: Added to variances.
+        weights: Float32 arrays, by the names of `weights_of`.
+        layers: The number of layers.
+        heads: The number of attention heads.
+        epsilon: The number added to variances.
     """
 
     def __init__(self, weights: Mapping[str, Any], *, layers: int, heads: int, epsilon: float) -> None:
@@ -94,14 +94,14 @@ class Encoder:
 
     @ta.programs.method(out=embeddings_of)
     def encode(self, ids: ta.programs.Array, mask: ta.programs.Array, width: int) -> ta.programs.Array:
-        """Embeddings of length 1.
+        """Return embeddings, which are unit vectors.
 
         Args:
-            ids: Numbers of tokens, int64, a row for each sentence.
-            mask: Which of these are tokens: float32, 1 or 0.
-            width: Numbers of an embedding.
+            ids: The token numbers, int64, with a row for each sentence.
+            mask: 1 for tokens and 0 for padding, float32.
+            width: The size of an embedding.
         """
-        # Masked tokens have no share: the exponential is 0.
+        # The weights of masked tokens are 0, because the exponential of -inf is 0.
         hidden = np.where(mask > 0, np.float32(0), np.float32(-np.inf))[:, None, None, :]
         x = self._layered(ids, hidden)
         mean = np.einsum("btw,bt->bw", x, mask) / np.sum(mask, axis=1, keepdims=True)
@@ -126,7 +126,7 @@ class Encoder:
         return self._normalised(f"{name}output.LayerNorm", self._dense(f"{name}output.dense", inner) + x)
 
     def _split(self, x: Any) -> Any:
-        """The heads of each token: sentence, head, token, number."""
+        """Return the heads of each token, with the axes sentence, head, token and number."""
         return x.reshape(*x.shape[:2], self._heads, -1).swapaxes(1, 2)
 
     def _joined(self, x: Any) -> Any:
@@ -142,7 +142,7 @@ class Encoder:
         return shares @ value
 
     def _dense(self, name: str, x: Any) -> Any:
-        # As one product, and not one for each sentence.
+        # Use a single product instead of one for each sentence.
         rows = x.reshape(-1, x.shape[-1]) @ self._weights[f"{name}.weight"].T
         rows += self._weights[f"{name}.bias"]
         return rows.reshape(*x.shape[:-1], -1)

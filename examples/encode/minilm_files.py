@@ -24,14 +24,14 @@ _TEXT = "sense_and_sensibility.txt"
 _MOST_CONFIG = 1 << 20
 _MOST_TEXT = 1 << 20
 _MOST_SENTENCES = 5000
-# The maximum of the publisher's training (sentence_bert_config.json).
+# The maximum in the publisher's training (sentence_bert_config.json).
 _MOST_TOKENS = 256
 # The end of a sentence: not after a title, and including closing quotes.
 _END = re.compile(r"(?<!\bMr)(?<!\bMrs)(?<!\bDr)[.!?][\"”)]*(?:--)?\s(?=[\"“(]?[A-Z])")
 
 
 class InputError(Exception):
-    """Input of the user cannot be used; the text gives the reason."""
+    """The user's input cannot be used; the message gives the reason."""
 
 
 def describe_os_error(error: OSError) -> str:
@@ -41,10 +41,10 @@ def describe_os_error(error: OSError) -> str:
 
 @attrs.frozen
 class Batch:
-    """Sentences as their model takes them.
+    """The tokens of sentences.
 
     Attributes:
-        ids: Numbers of tokens, a row for each sentence; int64.
+        ids: The token numbers, with a row for each sentence; int64.
         mask: 1 for a token, 0 after the end of a sentence; float32.
     """
 
@@ -68,7 +68,7 @@ class Model:
     _tokenizer: Any = attrs.field(alias="tokenizer")
 
     def batch(self, sentences: Sequence[str]) -> Batch:
-        """Cut sentences into tokens; long ones lose their ends. Blocking."""
+        """Convert sentences to tokens, and truncate long sentences. Blocking."""
         encodings = self._tokenizer.encode_batch(list(sentences))
         return Batch(
             np.array([encoding.ids for encoding in encodings], np.int64),
@@ -80,7 +80,7 @@ def find_model(folder: Path | None) -> Model:
     """Open the user's model, or the installed one. Blocking.
 
     Raises:
-        InputError: It is not installed, or its files are not what they should be.
+        InputError: The model is not installed, or its files are invalid.
     """
     if find_spec("tokenizers") is None:
         raise InputError("this program needs the package tokenizers: pip install tokenizers")
@@ -99,7 +99,7 @@ def read_sentences(path: Path | None) -> tuple[str, list[str]]:
     """Return the name of the user's text, or of the included one, and its sentences. Blocking.
 
     Raises:
-        InputError: It cannot be read, is not text, or is too long.
+        InputError: The text cannot be read, is not UTF-8, does not contain a sentence, or is too long.
     """
     source = Path(__file__).with_name(_TEXT) if path is None else path
     try:
@@ -108,11 +108,11 @@ def read_sentences(path: Path | None) -> tuple[str, list[str]]:
     except OSError as error:
         raise InputError(f"cannot read {source}: {describe_os_error(error)}") from error
     if len(content) > _MOST_TEXT:
-        raise InputError(f"{source} is too large: texts of at most {_MOST_TEXT >> 20} MiB are read")
+        raise InputError(f"{source} is too large: a text must have at most {_MOST_TEXT >> 20} MiB")
     try:
         text = content.decode()
     except UnicodeDecodeError as error:
-        raise InputError(f"{source} is no text in UTF-8: {error.reason} at byte {error.start}") from None
+        raise InputError(f"{source} is not a text in UTF-8: {error.reason} at byte {error.start}") from None
     sentences = [
         sentence
         for paragraph in re.split(r"\n\s*\n", text)
@@ -120,7 +120,7 @@ def read_sentences(path: Path | None) -> tuple[str, list[str]]:
         if any(map(str.isalpha, sentence))
     ]
     if not sentences:
-        raise InputError(f"{source} has no sentence")
+        raise InputError(f"{source} does not contain a sentence")
     if len(sentences) > _MOST_SENTENCES:
         raise InputError(f"{source} has more than {_MOST_SENTENCES} sentences")
     return (_TEXT if path is None else str(path)), sentences
@@ -154,9 +154,9 @@ def _read_config(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise InputError(f"cannot read {path}: {describe_os_error(error)}") from error
     except (ValueError, RecursionError):
-        raise InputError(f"{path} is no JSON") from None
+        raise InputError(f"{path} is not JSON") from None
     if not isinstance(config, dict):
-        raise InputError(f"{path} is no configuration of a model")
+        raise InputError(f"{path} is not the configuration of a model")
     return cast("dict[str, Any]", config)
 
 
@@ -187,7 +187,7 @@ def _shape_of(config: dict[str, Any], path: Path) -> Shape:
 def _size(config: dict[str, Any], name: str, path: Path) -> int:
     value = config.get(name)
     if type(value) is not int or not 1 <= value < 1 << 24:
-        raise InputError(f"{path}: {name} must be a size, got {value!r:.60}")
+        raise InputError(f"{path}: {name} must be an integer from 1 to {(1 << 24) - 1}, got {value!r:.60}")
     return value
 
 
@@ -196,7 +196,7 @@ def _open_tokenizer(path: Path, shape: Shape) -> Any:
 
     try:
         tokenizer = cast("Any", Tokenizer.from_file(str(path)))
-    except Exception as error:  # noqa: BLE001  # it has no class of its own
+    except Exception as error:  # noqa: BLE001  # tokenizers raises Exception itself
         raise InputError(f"cannot read {path}: {error!s:.200}") from None
     if tokenizer.get_vocab_size() > shape.words:
         raise InputError(

@@ -1,4 +1,4 @@
-"""The embedding of one sentence in float64: loops over heads and tokens, no batch, no padding, no mask."""
+"""The embedding of one sentence in float64, by loops over heads and tokens, without batches and masks."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def embed_one(weights: Mapping[str, Any], shape: Shape, ids: npt.NDArray[np.int6
     """Compute `Encoder.encode` by independent code, for comparison.
 
     Args:
-        weights: In float64; only the table of words, of which few rows are taken, may be in float32.
+        weights: The weights in float64. Only the word table may be float32, because few of its rows are used.
         shape: The shape of the encoder.
-        ids: Tokens of the sentence only.
+        ids: The tokens of the sentence, without padding.
     """
     tables = {
         name: weights[f"embeddings.{name}_embeddings.weight"] for name in ("word", "position", "token_type")

@@ -1,7 +1,7 @@
-"""The sentence encoder with only the package's operations: one code for all backends, no other library.
+"""The sentence encoder in the package's operations: the same code on all backends, without another library.
 
-A pass is recorded as a graph for each length of a batch. So a batch is one request of the device, which a
-loss cuts off and `retry` repeats as a whole.
+The encoder records its pass as a graph for each length of a batch. So a batch is a single request to the
+device, which `retry` repeats as a whole after a loss.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ __all__ = ["NOTHING", "Attention", "OperationsEncoder", "attention", "fused_atte
 Array: TypeAlias = ta.AccelRef | ta.Call[ta.AccelRef]
 Attention: TypeAlias = Callable[[ta.AccelRef, ta.AccelRef, ta.AccelRef, ta.AccelRef], Awaitable[ta.AccelRef]]
 NOTHING = -1
-"""In place of a token, behind the end of a sentence."""
+"""The padding after the end of a sentence."""
 
 _SHORTEST = 16
 
-# A row for each token; if there is none, the row of word 0, which is ignored.
+# A row for each token. Padding gets the row of word 0, which is ignored.
 _embed = jit.elementwise(
     "words[maximum(tokens, 0), i(2)] + places[i(1), i(2)] + types[0, i(2)]",
     inputs=("tokens", "words", "places", "types"),
@@ -41,7 +41,7 @@ _pool = jit.reduction(
 
 @functools.cache
 def _rounded(name: str, dtype: str) -> jit.Elementwise[ta.AccelRef]:
-    """Make an expression in float32, rounded once to the dtype of the weights."""
+    """Return an expression in float32, rounded once to the dtype of the weights."""
     text = {
         "bias": "float32(x) + float32(bias)",
         "bias_residual": "float32(x) + float32(bias) + float32(residual)",
@@ -55,7 +55,7 @@ def _rounded(name: str, dtype: str) -> jit.Elementwise[ta.AccelRef]:
 async def attention(
     query: ta.AccelRef, key: ta.AccelRef, value: ta.AccelRef, lengths: ta.AccelRef
 ) -> ta.AccelRef:
-    """Attention of two products and a softmax, which keeps all scores in memory.
+    """Compute attention by two products and a softmax, with all scores in memory.
 
     Args:
         query: Array of shape (sentences, heads, tokens, numbers).
@@ -71,17 +71,18 @@ async def attention(
 async def fused_attention(
     query: ta.AccelRef, key: ta.AccelRef, value: ta.AccelRef, lengths: ta.AccelRef
 ) -> ta.AccelRef:
-    """The same as one operation, if the backend supports it: see `attention`."""
+    """Compute the same as `attention` in one operation, if the backend supports it."""
     return await nn.scaled_dot_product_attention(query, key, value, key_lengths=lengths)
 
 
 class OperationsEncoder:
-    """Makes embeddings of sentences.
+    """A sentence encoder in the package's operations.
 
     Args:
-        weights: Arrays on a device, by the names of `weights_of` and as `load_encoder` joins them.
+        weights: Device arrays by the names of `weights_of`, joined as by `load_encoder`.
         shape: The shape of the encoder.
-        batch: Sentences of a batch. Smaller ones are filled up, so that there is one graph for each length.
+        batch: The number of sentences in a batch. Smaller batches are padded, so that there is only one graph
+            for each length.
         attention: The attention: `attention` or `fused_attention`.
     """
 
@@ -117,7 +118,7 @@ class OperationsEncoder:
         x = await self._normalised("embeddings.LayerNorm", embedded).reshape((-1, size[2]))
         for layer in range(self._shape.layers):
             x = await self._layer(f"encoder.layer.{layer}.", x, lengths)
-        # After the normalisation to length 1, the sum of the tokens equals their mean.
+        # Use the sum of the tokens, because it equals their mean after the normalisation to length 1.
         total = _pool(tokens[..., None], x.reshape(size), axis=1)
         return await ta.arrays.rms_norm(total, size[2] ** -0.5, eps=0.0)
 
@@ -130,27 +131,27 @@ class OperationsEncoder:
         return found
 
     async def embed(self, sentences: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.float32]:
-        """Compute the embeddings of sentences, together: the model of a `ta.patterns.Batcher`.
+        """Compute the embeddings of sentences in one batch: the model of a `ta.patterns.Batcher`.
 
         Args:
-            sentences: Tokens of each, as `check` takes them; not more than a batch has.
+            sentences: The tokens of each sentence, valid for `check`; at most `batch` sentences.
         """
         tokens = np.full((self.batch, max(map(self.check, sentences))), NOTHING)
         for row, sentence in zip(tokens, sentences, strict=False):
             row[: len(sentence)] = sentence
-        # The padding also has a token, because the softmax of nothing is NaN.
+        # The padding sentences need a token, because the softmax of nothing is NaN.
         tokens[len(sentences) :, 0] = 0
         graph = await self.graph(tokens.shape[1])
         found: npt.NDArray[np.float32] = await (await graph(tokens)).to_host()
         return found[: len(sentences)]
 
     def check(self, sentence: npt.NDArray[np.int64]) -> int:
-        """Return the length that a sentence is filled up to: the key of a `ta.patterns.Batcher`.
+        """Return the length of a sentence with padding: the key of a `ta.patterns.Batcher`.
 
-        It is a power of two, so that there are few.
+        It is a power of two or the maximum, so that there are few lengths.
 
         Raises:
-            ValueError: It has zero tokens, too many, or an invalid token.
+            ValueError: The sentence is empty, too long, or has an invalid token.
         """
         length, words, places = len(sentence), self._shape.words, self._shape.places
         if not 1 <= length <= places:
@@ -161,7 +162,7 @@ class OperationsEncoder:
 
     async def _layer(self, name: str, x: ta.AccelRef, lengths: ta.AccelRef) -> ta.AccelRef:
         sentences, heads = lengths.shape[0], self._shape.heads
-        # The bias is added where the heads of queries, keys and values are set apart: one launch for both.
+        # Add the bias in the launch that separates the heads of queries, keys and values.
         apart = self._product(f"{name}{_JOINED}", x).reshape((sentences, -1, 3, heads, x.shape[1] // heads))
         bias = self._weights[f"{name}{_JOINED}.bias"].reshape((3, 1, heads, 1, -1))
         each = await self._expression("bias")(apart.transpose(2, 0, 3, 1, 4), bias)
@@ -201,14 +202,14 @@ async def load_encoder(
     batch: int = 8,
     attention: Attention = attention,
 ) -> OperationsEncoder:
-    """Load weights into arrays of a device, and join queries, keys and values to one product.
+    """Load weights onto a device, and join queries, keys and values into one product.
 
     Args:
         device: The device.
         path: A safetensors file with the names and shapes of `weights_of`.
         shape: The shape of the encoder.
         dtype: float32, float16 or bfloat16.
-        batch: Sentences of a batch.
+        batch: The number of sentences in a batch.
         attention: The attention: `attention` or `fused_attention`.
     """
     loaded = await ta.weights.load(device, path, names=weights_of(shape), packed=True, dtype=dtype)

@@ -18,14 +18,14 @@ __all__ = ["TorchEncoder"]
 torch: Any = import_module("torch")  # without types, because PyTorch is not a dependency
 functional: Any = import_module("torch.nn.functional")
 
-# Read when cuBLAS is first used: a stream has a workspace of its own, and sums have one order.
+# Read at the first use of cuBLAS. With a separate workspace for each stream, sums have a fixed order.
 _WORKSPACE = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-# Sentences and tokens.
+# The sizes of batches for the warm-up: sentences and tokens.
 _WARM = ((1, 16), (4, 32))
 
 
 class TorchEncoder(Encoder):
-    """As `Encoder`, in PyTorch. Its numbers are the same bit for bit in each run with the same batch."""
+    """`Encoder` in PyTorch. The same batch gives the same bits in each run."""
 
     def __init__(self, weights: Mapping[str, Any], *, layers: int, heads: int, epsilon: float) -> None:
         os.environ.setdefault(*_WORKSPACE)
@@ -34,7 +34,7 @@ class TorchEncoder(Encoder):
         self._words: Any = tensors["embeddings.word_embeddings.weight"]
 
     def warm_up(self) -> None:
-        """Load cuBLAS and its kernels, which differ with the size of a batch, before a request waits."""
+        """Load cuBLAS and its kernels, which depend on the size of a batch, before the first request."""
         for sentences, tokens in _WARM:
             ids = torch.ones((sentences, tokens), dtype=torch.int64, device=self._words.device)
             self.encode(ids, torch.ones_like(ids, dtype=torch.float32), self._words.shape[1])
@@ -50,12 +50,12 @@ class TorchEncoder(Encoder):
 
     @ta.programs.method(updates=["ids"])
     def look_up(self, ids: ta.programs.Array) -> None:
-        """Look words up, unchecked: an index out of range is a failed assertion in a kernel.
+        """Look up words without a check, so that an index out of range fails an assertion in a kernel.
 
-        It is declared to change its argument, so that it is never run twice.
+        The declaration claims that the argument changes, so that this never runs twice.
         """
         with torch.inference_mode():
-            # Of one column, since each thread prints a line.
+            # Read only one column, because each failing thread prints a line.
             self._words[:, 0][_tensor(ids)]
 
     def _attend(self, query: Any, key: Any, value: Any, hidden: Any) -> Any:
@@ -73,6 +73,6 @@ class TorchEncoder(Encoder):
 
 
 def _tensor(array: Any) -> Any:
-    """An array of the device as a tensor over the same memory."""
+    """Return a device array as a tensor over the same memory."""
     device = "cuda" if hasattr(array, "__cuda_array_interface__") else None
     return torch.as_tensor(array, device=device)

@@ -1,6 +1,6 @@
-"""Fine-tune SmolLM2-135M by adapters (LoRA) on a short text, while workers are killed and stopped.
+"""Fine-tune SmolLM2-135M with adapters (LoRA) on a short text, while workers are killed and stopped.
 
-It writes the adapter, a curve of the losses, checkpoints and a table of the steps to a folder.
+It writes the adapter, a loss curve, checkpoints and a table of the steps to a folder.
 """
 
 from __future__ import annotations
@@ -34,41 +34,41 @@ TEXT = HERE.parent / "encode" / "sense_and_sensibility.txt"
 SMALL = Config(
     layers=2, heads=4, groups=2, width=16, inner=128, words=320, context=512, base=10_000.0, epsilon=1e-5
 )
-# A step of the model may take seconds on a few cores, so a stopped worker counts as lost after 30.
+# A step may take seconds on a few cores, so a stopped worker counts as lost only after 30 s.
 OPTIONS = ta.DeviceOptions(isolation="process", spares=1, stuck_after=30.0, intensity=ta.Intensity(99, 1.0))
 
 
 def arguments() -> ArgumentParser:
-    """Make the command line."""
+    """Return the parser of the command line."""
     parser = ArgumentParser(description=__doc__)
-    parser.add_argument("--devices", type=int, default=2, help="how many ranks")
-    parser.add_argument("--backend", default="cpu", help="their kind, such as cpu or cuda")
+    parser.add_argument("--devices", type=int, default=2, help="number of ranks")
+    parser.add_argument("--backend", default="cpu", help="kind of the devices, such as cpu or cuda")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--rows", type=int, default=4, help="pieces of text in a batch")
     parser.add_argument("--length", type=int, default=32, help="tokens in a piece")
-    parser.add_argument("--rate", type=float, default=5e-4, help="of learning, after the first steps")
-    parser.add_argument("--rank", type=int, default=8, help="of the adapters")
-    parser.add_argument("--faults", type=float, metavar="SECONDS", help="from one fault to the next")
-    parser.add_argument("--every", type=int, default=50, help="steps from one validation to the next")
+    parser.add_argument("--rate", type=float, default=5e-4, help="learning rate after the warm-up")
+    parser.add_argument("--rank", type=int, default=8, help="rank of the adapters")
+    parser.add_argument("--faults", type=float, metavar="SECONDS", help="time between faults")
+    parser.add_argument("--every", type=int, default=50, help="steps between validations")
     parser.add_argument("--text", type=Path, default=TEXT, help="the text, in UTF-8")
-    parser.add_argument("--folder", type=Path, default=Path("finetuned"), help="where results go")
-    parser.add_argument("--random-weights", action="store_true", help="a small model without a download")
-    parser.add_argument("--dtype", default="float32", help="in which the model computes")
-    parser.add_argument("--check", action="store_true", help="compare with a loop of PyTorch alone")
+    parser.add_argument("--folder", type=Path, default=Path("finetuned"), help="folder for the results")
+    parser.add_argument("--random-weights", action="store_true", help="a small model, without a download")
+    parser.add_argument("--dtype", default="float32", help="dtype of the computation")
+    parser.add_argument("--check", action="store_true", help="compare with a loop in only PyTorch")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     return parser
 
 
 def pieces(tokens: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.int64]:
-    """Cut tokens into rows, each with the first token of the next one at its end."""
+    """Cut tokens into rows. Each row ends with the first token of the next row."""
     count = (len(tokens) - 1) // length
     if count < 1:
-        raise InputError(f"the text has {len(tokens)} tokens, which is less than a piece of {length + 1}")
+        raise InputError(f"the text must have at least {length + 1} tokens, got {len(tokens)}")
     return np.stack([tokens[at * length : (at + 1) * length + 1] for at in range(count)])
 
 
 def batches(rows: npt.NDArray[np.int64], size: int, first: int) -> Iterator[train.Batch]:
-    """Yield batches; a batch of a number always has the same rows."""
+    """Yield batches. A batch with a given number always has the same rows."""
     while True:
         yield {"ids": rows[np.random.default_rng((3, first)).integers(0, len(rows), size)]}
         first += 1
@@ -110,7 +110,7 @@ async def finetune(
         losses = [step.loss async for step in steps]
         after = math.exp((await trainer.validate())["loss"])
         lora.save(folder / "adapter.safetensors", await trainer.parameters(), base=trainer.base)
-        # Faults end before the trainer does.
+        # Stop the faults before the trainer closes.
         nursery.cancel_scope.cancel(reason="the training is over")
         print(
             f"{given.devices} ranks, {len(losses)} steps from {first} on, {trainer.workers_lost} workers lost"
@@ -121,12 +121,12 @@ async def finetune(
 
 
 def rates(given: Namespace) -> train.Schedule:
-    """Return the schedule of the rate."""
+    """Return the schedule of the learning rate."""
     return train.warmup_cosine(given.rate, min(10, given.steps // 2), given.steps + 1)
 
 
 def main() -> int:
-    """Fine-tune by the command line; return 0, or 1 if a check fails."""
+    """Fine-tune as the command line requests. Return 0, 1 if a check fails, or 2 if the input is unusable."""
     given = arguments().parse_args()
     try:
         loaded = load_random(SMALL) if given.random_weights else load_file()
@@ -136,11 +136,11 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 2
     given.folder.mkdir(parents=True, exist_ok=True)
-    # The last tenth of the text is not trained with.
+    # Keep the last tenth of the text for the validation.
     rows, rest = np.split(whole, [len(whole) - max(len(whole) // 10, 1)])
     held_out: list[train.Batch] = [{"ids": rest[at : at + 8]} for at in range(0, len(rest), 8)]
     with TemporaryDirectory() as folder:
-        # Workers map one file, so that a new one begins soon.
+        # All workers map the same file, so that a new worker starts quickly.
         weights = str(Path(folder) / "weights.safetensors")
         wide = np.float64 if given.dtype == "float64" else np.float32
         save: Any = import_module("safetensors.numpy").save_file
@@ -164,14 +164,14 @@ def check(
     rows: npt.NDArray[np.int64],
     held_out: list[train.Batch],
 ) -> int:
-    """Compare with a loop of only PyTorch; return the exit code."""
+    """Compare with a loop in only PyTorch, and return the exit code."""
     import plain
 
     rate = rates(given)
     schedule = [rate(number) for number in range(1, given.steps + 1)]
     losses, perplexity = plain.trained(options, beginning, batches(rows, given.rows, 0), held_out, schedule)
     if len(found[0]) != given.steps:
-        print("a training that goes on from a checkpoint cannot be checked")
+        print("--check compares all steps, so the training must not continue from a checkpoint")
         return 1
     gap = float(np.abs(np.subtract(found[0], losses)).max())
     is_right = abs(found[1] - perplexity) <= 1e-4

@@ -13,8 +13,8 @@ torch: Any = import_module("torch")
 parametrize: Any = import_module("torch.nn.utils.parametrize")
 
 
-class Low(torch.nn.Module):  # type: ignore[misc]  # without types, as PyTorch is no dependency
-    """A weight with a product of two small matrices added."""
+class Low(torch.nn.Module):  # type: ignore[misc]  # without types, because PyTorch is not a dependency
+    """A weight plus the product of two small matrices."""
 
     def __init__(self, weight: Any, rank: int, alpha: float) -> None:
         torch.nn.Module.__init__(self)
@@ -34,14 +34,14 @@ def trained(
     validation: Sequence[Mapping[str, Any]],
     rates: Sequence[float],
 ) -> tuple[list[float], float]:
-    """Train for as many steps as there are rates.
+    """Train with a step for each rate.
 
     Args:
         options: The arguments of `Finetuned.configure`.
         beginning: The adapters before the first step, by name.
         batches: Batches of tokens.
         validation: The batches of the validation.
-        rates: The rate of each step.
+        rates: The learning rate of each step.
 
     Returns:
         The losses, and the perplexity of the validation after the last step.

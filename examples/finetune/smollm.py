@@ -13,12 +13,12 @@ nn: Any = import_module("torch.nn")
 functional: Any = import_module("torch.nn.functional")
 load_file: Any = import_module("safetensors.torch").load_file
 
-# Products that read the same numbers are joined to one.
+# Products with the same input are joined into one.
 TARGETS = ("layers.*.query_key_value", "layers.*.attention_output", "layers.*.gate_up", "layers.*.down")
 
 
 class Layer(nn.Module):  # type: ignore[misc]  # without types, as above
-    """Attention and a gated product, each next to an identity."""
+    """Attention and a gated product, each with a residual connection."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         nn.Module.__init__(self)
@@ -32,12 +32,12 @@ class Layer(nn.Module):  # type: ignore[misc]  # without types, as above
         self.down = nn.Linear(inner, numbers, bias=False)
 
     def forward(self, x: Any, cosines: Any, sines: Any) -> Any:
-        """Compute the next layer's input, of shape (rows, length, numbers)."""
+        """Return the next layer's input, of shape (rows, length, numbers)."""
         rows, length, _ = x.shape
         made = self.query_key_value(self.attention_norm(x)).view(rows, length, -1, self.width).transpose(1, 2)
         turning = self.heads + self.groups
         turned = made[:, :turning]
-        # Neighbours turn, as the weights of a GGUF file want it.
+        # Rotate pairs of adjacent numbers, as the weights of a GGUF file require.
         swapped = turned.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
         turned = turned * cosines + swapped * sines
         query, key, value = turned[:, : self.heads], turned[:, self.heads :], made[:, turning:]
@@ -48,7 +48,7 @@ class Layer(nn.Module):  # type: ignore[misc]  # without types, as above
 
 
 class SmolLM(nn.Module):  # type: ignore[misc]
-    """Scores of the next token at each position; the token embedding is also the last layer."""
+    """A model that scores the next token at each position. The token embedding is also its last layer."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         nn.Module.__init__(self)
@@ -58,7 +58,7 @@ class SmolLM(nn.Module):  # type: ignore[misc]
         self.norm = nn.RMSNorm(config["heads"] * config["width"], config["epsilon"])
 
     def forward(self, ids: Any) -> Any:
-        """Compute scores of shape (rows, length, words) for ids of shape (rows, length)."""
+        """Return scores of shape (rows, length, words) for ids of shape (rows, length)."""
         x = self.words(ids)
         pairs = torch.arange(0, self.config["width"], 2, device=ids.device).double() / self.config["width"]
         angles = torch.arange(ids.shape[1], device=ids.device)[:, None] * self.config["base"] ** -pairs
@@ -72,7 +72,7 @@ class SmolLM(nn.Module):  # type: ignore[misc]
 
 
 def model_of(config: Mapping[str, Any], weights: str) -> Any:
-    """Make the model of a safetensors file with the names of `llama.weights_of`."""
+    """Load the model from a safetensors file with the names of `llama.weights_of`."""
     with torch.device("meta"):
         model = SmolLM(config)
     found = load_file(weights)
@@ -87,13 +87,13 @@ def model_of(config: Mapping[str, Any], weights: str) -> Any:
 
 
 def cross_entropy(model: Any, ids: Any) -> Any:
-    """Return the mean loss of each next token; rows of ids have an additional token for the last position."""
+    """Return the mean loss of the next tokens. Rows of ids end with an extra token, the last target."""
     scores = model(ids[:, :-1])
     return functional.cross_entropy(scores.reshape(-1, scores.shape[-1]).float(), ids[:, 1:].reshape(-1))
 
 
 class Finetuned(train.Module):
-    """The model of the trainer, of which only the adapters are trained."""
+    """The model for a trainer, which trains only the adapters."""
 
     def configure(
         self, *, shape: Mapping[str, Any], weights: str, rank: int, alpha: float, targets: list[str]

@@ -1,7 +1,7 @@
-"""Adapters (LoRA) of the model: their files, and their swap into a service that runs.
+"""Adapters (LoRA) of the model: their files, and their swap in a running service.
 
-A swap makes a second set of weights on the device, and changes no weight in use. So sequences that have begun
-end with the weights of their first step. The set is released when the last of them has ended.
+A swap puts a second set of weights on the device, and does not change the weights in use. So running
+sequences end with the weights of their first step. A set is released when its last sequence has ended.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from trio_accel import train
 __all__ = ["Adapter", "Adapters", "admin_route", "open_adapters", "read_adapter"]
 
 _logger = logging.getLogger("generate")
-# The layers of `examples/finetune` have this before the names of `weights_of`.
+# The layer names of `examples/finetune` are the names of `weights_of` with this prefix.
 _PREFIX = "layers."
 _PARTS = (".lora_A.weight", ".lora_B.weight")
 OFF = "is off here: start the service with --admin-key FILE and --adapters FOLDER"
-BUSY = ApiError("another swap is under way: try again when it has ended", None, "swap_under_way", 409)
-ENDING = ApiError("the service is ending, and swaps no adapter", None, "ending", 503)
-UNDER_FAULTS = ApiError("with --faults, all texts must have the weights of the start", None, "faults", 409)
+BUSY = ApiError("another swap is in progress: try again later", None, "swap_under_way", 409)
+ENDING = ApiError("the service is shutting down, so it does not swap adapters", None, "ending", 503)
+UNDER_FAULTS = ApiError("with --faults, all texts must have the initial weights", None, "faults", 409)
 FULL = ApiError(
-    "the device has no memory for a second set of weights: try again when streams have ended",
+    "the device lacks memory for a second set of weights: try again when streams have ended",
     None,
     "out_of_memory",
     503,
@@ -55,7 +55,7 @@ class Adapter:
     Attributes:
         name: The name of its file.
         lora: Its rank and scale.
-        arrays: A and B of each weight, by the names of `weights_of`.
+        arrays: The matrices A and B of each weight, by the names of `weights_of`.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Adapter:
     arrays: Mapping[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]]
 
     def added(self, name: str, weight: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """Return a weight with the change of the adapter, which may be infinite."""
+        """Return a weight plus the adapter's change, which may overflow to infinity."""
         if name not in self.arrays:
             return weight
         layer = f"{_PREFIX}{name}"
@@ -87,8 +87,8 @@ async def read_adapter(
 
     Raises:
         FileNotFoundError: The file does not exist.
-        AdapterError: It is damaged, not an adapter, or belongs to another model; the text does not name the
-            folder.
+        AdapterError: The file is damaged, is not an adapter, or belongs to another model. The message does
+            not name the folder.
     """
     try:
         return await _read(device, path, weights_of(config), weights)
@@ -114,11 +114,11 @@ async def _read(
     placed = await ta.weights.load(device, path, dtype="float32")
     found = {name: np.asarray(await array.to_host(), np.float32) for name, array in placed.items()}
     if contents != await ta.weights.inspect(path):
-        raise train.AdapterError("it was changed while it was read")
+        raise train.AdapterError("the file changed while it was read")
     if not all(np.isfinite(array).all() for array in found.values()):
-        raise train.AdapterError("it has numbers that are not finite")
+        raise train.AdapterError("it contains NaN or infinity")
     if base and not await trio.to_thread.run_sync(_is_base, base, weights):
-        raise train.AdapterError("it is of another model: the weights that it adapts differ")
+        raise train.AdapterError("it belongs to another model: the adapted weights differ")
     return Adapter(path.name, lora, {name: (found[one], found[two]) for name, (one, two) in pairs.items()})
 
 
@@ -129,7 +129,7 @@ def _settings(metadata: Mapping[str, str]) -> tuple[train.Lora, int]:
         lora = train.Lora(about["targets"], rank=about["rank"], alpha=about["alpha"])
         return lora, int(about["base"])
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
-        raise train.AdapterError("it has no rank and scale, as train.Lora.save writes them") from None
+        raise train.AdapterError("its rank and scale are missing: write it with train.Lora.save") from None
 
 
 def _pairs(
@@ -142,15 +142,15 @@ def _pairs(
         weight = layer.removeprefix(_PREFIX)
         shape = shapes.get(weight, ()) if layer.startswith(_PREFIX) else ()
         if len(shape) != 2:
-            raise train.AdapterError(f"it is of another model: it adapts {shown(name)}")
+            raise train.AdapterError(f"it belongs to another model: it adapts {shown(name)}")
         one, two = (layer + part for part in _PARTS)
         for part, wanted in ((one, (rank, shape[1])), (two, (shape[0], rank))):
             if found.get(part) != wanted:
-                what = f"it is of another model or rank: {shown(part)} has the shape {found.get(part)}"
-                raise train.AdapterError(f"{what}, and {wanted} is wanted")
+                what = f"it belongs to another model or rank: {shown(part)} has the shape {found.get(part)}"
+                raise train.AdapterError(f"{what}, but must have {wanted}")
         pairs[weight] = one, two
     if not pairs:
-        raise train.AdapterError("it has no arrays")
+        raise train.AdapterError("it does not contain arrays")
     return pairs
 
 
@@ -163,7 +163,7 @@ def _is_base(base: int, weights: Mapping[str, npt.NDArray[np.float32]]) -> bool:
             for name, array in weights.items()
         }
 
-    # The model may have computed in either of them.
+    # The training may have used either dtype.
     return any(train.Lora.base_of(named(dtype)) == base for dtype in ("float32", "float64"))
 
 
@@ -174,7 +174,7 @@ async def open_adapted(
     """Open the model with an adapter: a second set of the weights that it adapts, over the same cache.
 
     Raises:
-        AdapterError: Numbers overflow in the element type of the weights.
+        AdapterError: An adapted weight overflows in the dtype of the weights.
         OutOfMemoryError: The device lacks memory for them.
     """
     first = next(iter(model.weights.values()))
@@ -187,7 +187,7 @@ async def open_adapted(
         return made
 
     try:
-        # One after the other, so that the host does not need memory for a second set.
+        # Adapt one weight at a time, so that the host does not need memory for a second set.
         for name in adapter.arrays:
             placed[name] = await first.device.put(await trio.to_thread.run_sync(changed, name))
         async with model.with_weights(placed) as adapted:
@@ -199,11 +199,11 @@ async def open_adapted(
 
 @attrs.define(eq=False)
 class Adapters:
-    """The adapter of a service, and its swap. `open_adapters` opens it.
+    """The current adapter of a service, and its swap. `open_adapters` opens it.
 
     Attributes:
         generation: The generation of answers.
-        key: The key of the administration; None if the paths are off.
+        key: The administration key; None if the paths are off.
         folder: The folder of the adapters; None if the paths are off.
         has_faults: Whether streams are compared with an undisturbed run, so that nothing is swapped.
         is_ending: Whether the service is ending, so that nothing is swapped.
@@ -220,36 +220,36 @@ class Adapters:
     _is_swapping: bool = attrs.field(default=False, init=False)
 
     def check(self, request: Request) -> None:
-        """Refuse a request without the administration's key."""
+        """Raise an error for a request without the administration key."""
         if self.key is None or self.folder is None:
             raise ApiError(f"{request.url.path} {OFF}", None, "admin_disabled", 403)
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
         given = key.strip() if scheme.lower() == "bearer" else ""
         if not secrets.compare_digest(given.encode(), self.key.encode()):
-            what = f"{request.url.path} needs the key of the administration: Authorization: Bearer KEY"
+            what = f"{request.url.path} needs the administration key: send Authorization: Bearer KEY"
             raise ApiError(what, code="invalid_api_key", status=401)
 
     async def swap_to(self, name: object) -> None:
         """Swap to an adapter of the folder.
 
         Raises:
-            ApiError: It cannot be, and why. Then nothing has changed.
+            ApiError: The swap failed, for the reason in the message. Nothing has changed.
         """
         if self.folder is None or not isinstance(name, str) or not name.isprintable():
             raise ApiError(f"adapter must be the name of a file, got {shown(name)}", "adapter")
-        # Nothing outside of the folder is accessed, so errors reveal nothing about other files.
+        # Access nothing outside of the folder, so that errors reveal nothing about other files.
         if name in {"", ".", ".."} or "/" in name or "\\" in name or len(name.encode()) > 255:
             what = "adapter must be the name of a file in the folder of adapters, without a path"
             raise ApiError(f"{what}, got {shown(name)}", "adapter")
         await self.swap(self.folder / name)
 
     async def swap(self, path: Path | None) -> None:
-        """Have sequences that begin from now on computed with an adapter, or with none.
+        """Use an adapter, or none, for sequences that begin from now on.
 
-        If it fails or is cancelled, nothing has changed.
+        If this fails or is cancelled, nothing has changed.
 
         Raises:
-            ApiError: It cannot be, and why.
+            ApiError: The swap failed, for the reason in the message.
         """
         self._check_ending()
         if self.has_faults:
@@ -282,7 +282,7 @@ class Adapters:
             raise FULL from None
 
     async def _hold(self, adapter: Adapter, *, task_status: trio.TaskStatus[None]) -> None:
-        """Begin with an adapter, and have its weights on the device as long as sequences need them."""
+        """Swap to an adapter, and keep its weights on the device while sequences need them."""
         is_open = False
         try:
             async with open_adapted(self._base, self.generation.loaded.weights, adapter) as model:
@@ -295,18 +295,18 @@ class Adapters:
         except (ta.AccelError, ta.ActorError, ValueError):
             if not is_open:
                 raise
-            # The others go on.
+            # The other sequences continue.
             _logger.exception("the weights of %s may still take memory", adapter.name)
 
     def weights(self) -> Mapping[str, npt.NDArray[np.float32]]:
-        """Return the weights of sequences that begin from now on, on the host. Blocking."""
+        """Return the host's copy of the weights for sequences that begin from now on. Blocking."""
         adapter, weights = self._adapters.get(self.generation.model), self.generation.loaded.weights
         return (
             weights if adapter is None else {name: adapter.added(name, one) for name, one in weights.items()}
         )
 
     def state(self) -> dict[str, Any]:
-        """Return the answer of the paths: the adapter, and the number of begun streams with each."""
+        """Return the answer of the paths: the adapter, and the number of running streams with each."""
         names = {self._base: None, **{model: one.name for model, one in self._adapters.items()}}
         streams = [
             {"adapter": name, "streams": self.generation.count(model)}
@@ -317,7 +317,7 @@ class Adapters:
 
 
 def admin_route(adapters: Adapters, fields_of: Callable[[bytes], dict[str, Any]]) -> Route:
-    """Make the path of the administration: it swaps to an adapter, or to none, and returns the state."""
+    """Return the administration's route, which swaps to an adapter or to none, and answers with the state."""
 
     async def answer(request: Request) -> Response:
         adapters.check(request)
@@ -339,13 +339,13 @@ async def open_adapters(
     path: Path | None = None,
     has_faults: bool = False,
 ) -> AsyncGenerator[Adapters]:
-    """Open the swap of adapters.
+    """Open the adapters of a service.
 
     Args:
         generation: The generation of answers.
         key: See `Adapters.key`.
         folder: See `Adapters.folder`.
-        path: The adapter to begin with; None for none.
+        path: The file of the initial adapter; None for none.
         has_faults: See `Adapters.has_faults`.
 
     Raises:

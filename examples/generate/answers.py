@@ -1,4 +1,4 @@
-"""Answers to requests for text: whole, or as server-sent events."""
+"""Answers to requests for text: complete, or as server-sent events."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Piece:
 
     Attributes:
         index: The index of the text.
-        text: The text that can be shown by now.
+        text: The new text that can be shown.
         tokens: The tokens since the previous part.
         reason: Why the text has ended; None if it continues.
     """
@@ -68,7 +68,7 @@ class Answer:
         self._choices = [_choice_of(asked, generation.loaded.text) for _ in prompts]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Make the texts, and send them. When the client leaves, the sequences leave the batch."""
+        """Generate the texts, and send them. When the client leaves, the sequences leave the batch."""
         with self._counted():
             await self._answer(scope, receive, send)
 
@@ -86,7 +86,7 @@ class Answer:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self.pieces() as pieces:
-            first = await anext(pieces)  # an earlier error is a response of its own, not an event
+            first = await anext(pieces)  # an error up to here is sent as a response, not as an event
             if self.asked.stream:
                 async with aclosing(self.events(first, pieces)) as events:
                     headers = {"Cache-Control": "no-store"}
@@ -101,7 +101,7 @@ class Answer:
 
     @asynccontextmanager
     async def pieces(self) -> AsyncGenerator[AsyncIterator[Piece]]:
-        """Yield the parts of all texts, as they come."""
+        """Yield the parts of all texts, as they arrive."""
         if len(self.prompts) == 1:
             async with self._open(0) as tokens, aclosing(self.texts(0, tokens)) as pieces:
                 yield pieces
@@ -115,7 +115,7 @@ class Answer:
             try:
                 async with receiving, aclosing(_raised(receiving)) as pieces:
                     yield pieces
-            # Out of the nursery it would come in a group.
+            # Raise it after the nursery, which would put it into a group.
             except Exception as error:  # noqa: BLE001
                 failed = error
             nursery.cancel_scope.cancel()
@@ -135,7 +135,7 @@ class Answer:
         return ta.patterns.open_parts(self.generation.batcher, self.prompts[index])
 
     async def texts(self, index: int, tokens: _Tokens) -> AsyncGenerator[Piece, None]:
-        """The parts of a text: one at least."""
+        """Yield the parts of a text, at least one."""
         prompt, stop, made = self.prompts[index], self.asked.stop, 0
         shown = Shown(self.generation.loaded.text, [stop] if isinstance(stop, str) else stop)
         async for token in tokens:
@@ -147,7 +147,7 @@ class Answer:
         yield Piece(index=index, text=shown.finish(), reason="length" if made == prompt.most else "stop")
 
     async def events(self, first: Piece, pieces: AsyncIterator[Piece]) -> AsyncGenerator[str, None]:
-        """The texts as server-sent events."""
+        """Yield the texts as server-sent events."""
         try:
             for fields in self._choices[first.index].parts(first):
                 yield self.event(first.index, fields)
@@ -161,11 +161,11 @@ class Answer:
             yield _event(told_of(error).form())
 
     def event(self, index: int, fields: _Fields) -> str:
-        """A part of an answer as a server-sent event."""
+        """Return a part of an answer as a server-sent event."""
         return _event({**self.head, "choices": [{"index": index, **fields}]})
 
     def usage(self) -> dict[str, int]:
-        """Return the numbers of tokens read and made."""
+        """Return the numbers of tokens in the prompts and in the answers."""
         prompt = sum(one.length() for one in self.prompts)
         return {"prompt_tokens": prompt, "completion_tokens": self.made, "total_tokens": prompt + self.made}
 
@@ -173,7 +173,7 @@ class Answer:
 async def _raised(
     receiving: trio.MemoryReceiveChannel[Piece | Exception],
 ) -> AsyncGenerator[Piece, None]:
-    """Yield what is received, and raise errors."""
+    """Yield the received pieces, and raise received errors."""
     async for piece in receiving:
         if isinstance(piece, Exception):
             raise piece
@@ -181,7 +181,7 @@ async def _raised(
 
 
 def _event(said: _Fields) -> str:
-    """A server-sent event."""
+    """Return fields as a server-sent event."""
     return f"data: {json.dumps(said)}\n\n"
 
 
@@ -195,16 +195,16 @@ class _Text:
         self._offset = 0
 
     def add(self, piece: Piece) -> None:
-        """Take a part of the text."""
+        """Add a part of the text."""
         self._pieces.append(piece)
 
     def whole(self) -> _Fields:
-        """Return the choice."""
+        """Return the complete choice."""
         tokens = [token for piece in self._pieces for token in piece.tokens]
         return self._fields("".join(piece.text for piece in self._pieces), tokens, self._pieces[-1].reason)
 
     def parts(self, piece: Piece) -> list[_Fields]:
-        """Return the choices of the events that a part makes."""
+        """Return the choice in each event for a part."""
         if not piece.text and piece.reason is None and self._most is None:
             return []
         return [self._fields(piece.text, piece.tokens, piece.reason)]
@@ -230,7 +230,7 @@ class _Text:
         found = self._text.bytes_of(token)
         try:
             return found.decode()
-        except UnicodeDecodeError:  # other bytes would have the same name
+        except UnicodeDecodeError:  # a replacement would give other bytes the same name
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in found)
 
 
@@ -246,12 +246,12 @@ class _Message:
         self._reason: str | None = None
 
     def add(self, piece: Piece) -> None:
-        """Take a part of the message."""
+        """Add a part of the message."""
         self._deltas += self._read(piece)
         self._likely += self._likely_of(piece)
 
     def whole(self) -> _Fields:
-        """Return the choice."""
+        """Return the complete choice."""
         calls: list[_Fields] = []
         said = [delta["content"] for delta in self._deltas if delta.get("content") is not None]
         for call in (call for delta in self._deltas for call in delta.get("tool_calls", ())):
@@ -266,7 +266,7 @@ class _Message:
         return {"message": message, "logprobs": likely, "finish_reason": self._reason}
 
     def parts(self, piece: Piece) -> list[_Fields]:
-        """Return the choices of the events that a part makes."""
+        """Return the choice in each event for a part."""
         deltas, likely = self._read(piece), self._likely_of(piece)
         if not self._has_begun:
             self._has_begun = True

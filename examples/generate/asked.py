@@ -15,15 +15,15 @@ from tools import Choice, Name, Named, Tool, Tools, calls_as_text, grammar_of, i
 __all__ = ["Asked", "AskedChat", "AskedEmbeddings", "AskedText", "checked"]
 
 LONGEST_BODY = 1 << 20
-# Messages of a chat, or parts of a message; prompts; calls of a message. A body has room for 100 000 of them,
-# which are not looked at.
+# The maximum numbers of messages in a chat or parts in a message, of prompts, and of calls in a message. A
+# body has space for 100 000, but longer lists are not read.
 MOST_LISTED, MOST_PROMPTS, MOST_CALLS = 8192, 128, 128
 LONGEST_STOP = 1000
 MOST_LIKELY, MOST_LIKELY_IN_TEXTS = 20, 5
-# Pydantic reads only texts with a bound, so it refuses a lone surrogate.
+# The bound makes Pydantic read the text, so that it refuses a lone surrogate.
 Written: TypeAlias = Annotated[str, Field(max_length=LONGEST_BODY)]
 Stop: TypeAlias = Annotated[str, Field(max_length=LONGEST_STOP)]
-# A list with `fail_fast` reports one error, but others report one for each element.
+# Without `fail_fast`, a list reports an error for each element.
 Stops: TypeAlias = Annotated[list[Stop], Field(max_length=4, fail_fast=True)]
 Tokens: TypeAlias = Annotated[list[int], Field(min_length=1, fail_fast=True)]
 ManyTexts: TypeAlias = Annotated[list[Written], Field(min_length=1, max_length=MOST_PROMPTS, fail_fast=True)]
@@ -34,7 +34,7 @@ _AskedT = TypeVar("_AskedT", bound=BaseModel)
 
 
 def number(least: int, most: int, default: float | None, kind: str = "a number") -> Any:
-    """A field with a number in a range."""
+    """Return a field for a number in a range."""
     return Field(default, ge=least, le=most, description=f"{kind} from {least} to {most}")
 
 
@@ -61,7 +61,7 @@ class Called(BaseModel, strict=True):
 
 
 class Call(BaseModel, strict=True):
-    """A call that a model has made."""
+    """A call by a model."""
 
     id: Written
     type: Literal["function"]
@@ -80,25 +80,25 @@ class Message(BaseModel, strict=True):
     )
     content: Written | Parts | None = Field(
         None,
-        description=f"a text, or at most {MOST_LISTED} parts that have text alone: images, audio and files "
-        "are not supported here; only an assistant's may be null",
+        description=f"a text, or at most {MOST_LISTED} parts with only text: images, audio and files "
+        "are not supported here; only an assistant's content may be null",
     )
     tool_calls: Calls | None = Field(
         None, description=f"at most {MOST_CALLS} calls of functions, each with id, type, name and arguments"
     )
     tool_call_id: Written | None = Field(None, description="the id of a call, a text")
-    # An assistant's message as it was answered has these, null.
+    # An assistant's message has these null fields in an answer, which clients send back.
     audio: None = None
     function_call: None = None
 
     def known(self, where: str, text: Text) -> dict[str, Any]:
-        """The message as templates know it."""
+        """Return the message in the form that templates expect."""
         if self.content is None and self.role != "assistant":
             raise _wrong(Message, f"{where}.content", "content", None)
         if self.role == "tool" and self.tool_call_id is None:
             raise _wrong(Message, f"{where}.tool_call_id", "tool_call_id", None)
         if self.tool_calls and self.role != "assistant":
-            raise ApiError(f"{where}.tool_calls must be an assistant's", f"{where}.tool_calls")
+            raise ApiError(f"{where}.tool_calls must be in a message of an assistant", f"{where}.tool_calls")
         parts = self.content if isinstance(self.content, list) else None
         content = "".join(part.text for part in parts) if parts is not None else self.content or ""
         role = "system" if self.role == "developer" else self.role
@@ -106,17 +106,17 @@ class Message(BaseModel, strict=True):
         if self.tool_calls and text.has_tools:
             made["tool_calls"] = [_known_call(call) for call in self.tool_calls]
         elif self.tool_calls:
-            # The template would leave calls out.
+            # Put the calls into the text, because the template would omit them.
             said = calls_as_text([call.function.model_dump() for call in self.tool_calls])
             made["content"] = "\n".join(filter(None, (made["content"], said)))
         return made
 
 
 def _known_call(call: Call) -> dict[str, Any]:
-    """Return a call as templates know it: arguments are an object, unless they were cut."""
+    """Return a call in the form that templates expect: with arguments as an object, unless they were cut."""
     try:
         arguments: object = json.loads(call.function.arguments)
-        json.dumps(arguments, ensure_ascii=False).encode()  # which refuses a lone surrogate
+        json.dumps(arguments, ensure_ascii=False).encode()  # raises an error for a lone surrogate
     except (ValueError, RecursionError):
         arguments = call.function.arguments
     return {
@@ -148,7 +148,7 @@ class Asked(BaseModel, extra="forbid", strict=True):
     model: str
     stream: bool = Field(False, description="true or false")
     stream_options: dict[Literal["include_usage"], Literal[False, True]] = Field(
-        {}, description="an object with include_usage alone"
+        {}, description="an object with only include_usage"
     )
     stop: Stop | Stops = Field(
         [], description=f"a text, or a list of at most 4 stop strings, of at most {LONGEST_STOP} letters each"
@@ -157,7 +157,7 @@ class Asked(BaseModel, extra="forbid", strict=True):
     top_p: float = number(0, 1, 1)
     seed: int | None = number(-(1 << 63), (1 << 63) - 1, None, "an integer")
     max_tokens: int | None = number(1, 1 << 31, None, "an integer")
-    # These are not here, and have the values that ask for nothing.
+    # These are not supported, and must have the values without an effect.
     n: Literal[1] = 1
     frequency_penalty: Literal[0] = 0
     logit_bias: dict[str, Any] = Field({}, max_length=0)
@@ -204,11 +204,11 @@ class AskedChat(Asked):
     def likely(self) -> int | None:
         """Return the number of alternatives with logarithms for each token; None for no logarithms."""
         if self.top_logprobs and not self.logprobs:
-            raise ApiError("top_logprobs must come with logprobs, true", "top_logprobs")
+            raise ApiError("top_logprobs requires logprobs to be true", "top_logprobs")
         return self.top_logprobs if self.logprobs else None
 
     def prompts(self, text: Text, most: int) -> list[list[int]]:
-        """The tokens of the prompt. Blocking."""
+        """Return the tokens of the prompt. Blocking."""
         messages = [message.known(f"messages[{place}]", text) for place, message in enumerate(self.messages)]
         tools = self.offered()
         if tools and not text.has_tools:
@@ -217,32 +217,32 @@ class AskedChat(Asked):
         return [text.chat(messages, most, [tool.model_dump(exclude_none=True) for tool in tools])]
 
     def offered(self) -> list[Tool]:
-        """The tools that the answer may call."""
+        """Return the tools that the answer may call."""
         if isinstance(self.tool_choice, Named):
             name = self.tool_choice.function.name
             return [tool for tool in self.tools if tool.function.name == name]
         return [] if self.tool_choice == "none" else self.tools
 
     def is_free(self) -> bool:
-        """Whether the answer may be a text although there are tools."""
+        """Return whether the answer may be a text although there are tools."""
         return self.tool_choice == "auto"
 
     def grammar(self, grammars: Grammars, text: Text) -> Grammar | None:
-        """The form of the answer; None for any. Blocking."""
+        """Return the required form of the answer; None for any form. Blocking."""
         names = [tool.function.name for tool in self.tools]
         if len(set(names)) < len(names):
-            raise ApiError("tools must have different names, got one twice", "tools")
+            raise ApiError("tools must have different names, got a name twice", "tools")
         if tools := self.offered():
             if self.is_free() and not text.has_tools:
-                what = "tool_choice must be required, none or a function: this model's template has no tools"
-                raise ApiError(f"{what}, so it cannot choose by itself", "tool_choice")
+                what = "tool_choice must be required, none or a function: this model's template lacks tools"
+                raise ApiError(f"{what}, so the model cannot choose on its own", "tool_choice")
             if self.is_free() and self.response_format.type != "text":
-                raise ApiError("response_format must be text where tool_choice is auto", "response_format")
+                raise ApiError("response_format must be text if tool_choice is auto", "response_format")
             return grammars.lark(grammar_of(tools, self.is_free()))
         if isinstance(self.tool_choice, Named):
             raise ApiError(f"tool_choice must name one of the tools, which are {shown(names)}", "tool_choice")
         if self.tool_choice == "required":
-            raise ApiError("tool_choice required must come with tools, got none", "tool_choice")
+            raise ApiError("tool_choice required needs tools, got none", "tool_choice")
         wanted = self.response_format
         if wanted.type == "text":
             return None
@@ -254,7 +254,7 @@ class AskedChat(Asked):
 
 
 def _instructed(messages: list[dict[str, Any]], said: str) -> list[dict[str, Any]]:
-    """Put an instruction into the message of the system, or into one before the others."""
+    """Add an instruction to the system message, or put a system message with it before the others."""
     if messages[0]["role"] == "system":
         return [{**messages[0], "content": f"{messages[0]['content']}\n{said}"}, *messages[1:]]
     return [{"role": "system", "content": said}, *messages]
@@ -280,19 +280,19 @@ class AskedText(Asked):
         return self.logprobs
 
     def prompts(self, text: Text, most: int) -> list[list[int]]:
-        """The tokens of the prompts. Blocking."""
+        """Return the tokens of the prompts. Blocking."""
         return [text.encode(one, most) if isinstance(one, str) else one for one in listed(self.prompt)]
 
     def offered(self) -> Sequence[Tool]:
-        """The tools that the answer may call."""
+        """Return the tools that the answer may call."""
         return ()
 
     def is_free(self) -> bool:
-        """Whether the answer may be a text although there are tools."""
+        """Return whether the answer may be a text although there are tools."""
         return True
 
     def grammar(self, grammars: Grammars, text: Text) -> Grammar | None:
-        """The form of the answer; None for any."""
+        """Return the required form of the answer; None for any form."""
         return None
 
 
@@ -306,7 +306,7 @@ class AskedEmbeddings(BaseModel, extra="forbid", strict=True):
 
 
 def checked(kind: type[_AskedT], fields: dict[str, Any]) -> _AskedT:
-    """Check the fields of a request, and name the first wrong one, its valid values, and its value."""
+    """Check the fields of a request. An error names the first wrong field, its value and valid values."""
     # An unknown field is reported first, because the client may want another interface.
     unknown = next((name for name in fields if name not in kind.model_fields), None)
     if unknown is not None:
@@ -324,7 +324,7 @@ def checked(kind: type[_AskedT], fields: dict[str, Any]) -> _AskedT:
 
 
 def _wrong(kind: type[BaseModel], name: str, field: str, got: object) -> ApiError:
-    """Make the error of a field with a wrong value."""
+    """Return the error for a field with a wrong value."""
     said = kind.model_fields[field].description
     if said is None:
         return unsupported(name, "unsupported_value")

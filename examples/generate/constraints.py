@@ -1,7 +1,7 @@
-"""Texts of a required form, such as JSON by a schema: the tokens that may come next.
+"""Texts of a required form, such as JSON with a schema: the allowed next tokens.
 
-`llguidance` decides that (Microsoft, 2025). A schema is sent by a stranger, so `schemas.py` bounds its cost,
-and so do the limits of `llguidance` here.
+`llguidance` (Microsoft, 2025) finds these tokens. Strangers send the schemas, so `schemas.py` and the limits
+of `llguidance` bound their cost.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ LIMITS: Any = {
     "step_max_items": 3_000,
     "max_lexer_states": 10_000,
 }
-"""The work of a grammar and of a token, as `llguidance` counts it; a state of the lexer has 2 kB."""
+"""The maximum work for a grammar and for a token, in units of `llguidance`. A lexer state takes 2 kB."""
 _MAX_KEPT = 64
-# The number of tokens tried before a grammar is accepted: some become too large only after their first
-# letters.
+# The number of tokens to try before a grammar is accepted, because some grammars become too large only after
+# their first letters.
 _TRIED = 4
 
 
@@ -42,15 +42,15 @@ class Constraint:
     """The form of one text. It consumes each token once, in order.
 
     Args:
-        matcher: An `LLMatcher` of its own.
-        words: Tokens that there are.
+        matcher: An `LLMatcher` for this text only.
+        words: The number of tokens in the vocabulary.
     """
 
     def __init__(self, matcher: LLMatcher, words: int) -> None:
         self._matcher, self._words, self._seen = matcher, words, 0
 
     def mask(self, tokens: Sequence[int]) -> npt.NDArray[np.int32]:
-        """Return a bit for each token, 32 in a number: 1 if it may come next.
+        """Return a bit for each token, 32 in each integer: 1 if the token is allowed next.
 
         Args:
             tokens: The text so far: the tokens of the last call, and perhaps more.
@@ -72,7 +72,7 @@ class Constraint:
 
 @attrs.frozen(eq=False)
 class Grammar:
-    """A form of texts, compiled."""
+    """A compiled form of texts."""
 
     _matcher: LLMatcher
     _words: int
@@ -83,7 +83,7 @@ class Grammar:
 
 
 class Grammars:
-    """Compiles grammars for a model, and keeps the last ones. To make it takes half a second.
+    """A compiler of a model's grammars, with a cache. Creating an instance takes half a second.
 
     Args:
         loaded: The model.
@@ -105,24 +105,24 @@ class Grammars:
         self._lock = Lock()
 
     def json(self, schema: Mapping[str, Any]) -> Grammar:
-        """Return the grammar of JSON by a schema, without spaces between its tokens. Blocking.
+        """Return the grammar of JSON with a schema, without spaces between its tokens. Blocking.
 
         Raises:
-            ConstraintError: The schema is wrong, too large, endless, or has something unknown.
+            ConstraintError: The schema is wrong, too large, endless, or uses an unknown keyword.
         """
         source = checked_schema(schema)
         try:
             grammar = self._matcher.grammar_from_json_schema(source, overrides=OPTIONS)
-        except ValueError as error:  # such as an integer that no float holds
+        except ValueError as error:  # such as an integer too large for a float
             raise ConstraintError(f"{error!s:.200}") from None
         return self.compiled(grammar)
 
     def lark(self, source: str) -> Grammar:
-        """Return a grammar that `llguidance` has as a text; each `%json` in it is a `checked_schema`."""
+        """Return the grammar of a source in Lark syntax. Each `%json` in it must be a `checked_schema`."""
         return self.compiled(self._matcher.grammar_from_lark(source))
 
     def compiled(self, source: str) -> Grammar:
-        """Compile a grammar, unless it is one of the last. Blocking."""
+        """Compile a grammar, unless it is in the cache. Blocking."""
         with self._lock:
             if found := self._kept.get(source):
                 self._kept.move_to_end(source)

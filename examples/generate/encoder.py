@@ -1,4 +1,4 @@
-"""Embeddings of texts, by the encoder of `examples/encode` and a `Batcher`, in fair shares."""
+"""Embeddings of texts, from the encoder of `examples/encode` and a `Batcher`, in fair shares."""
 
 from __future__ import annotations
 
@@ -29,33 +29,33 @@ from minilm_operations import load_encoder
 
 __all__ = ["Encoder", "open_encoder"]
 
-# The publisher has trained all-MiniLM-L6-v2 with that many (sentence_bert_config.json).
+# The maximum in the publisher's training of all-MiniLM-L6-v2 (sentence_bert_config.json).
 MOST_TOKENS = 256
-# Texts of one tenant that wait; one more is refused.
+# The maximum number of a tenant's waiting texts.
 MOST_WAITING = 4096
 _Tokens: TypeAlias = npt.NDArray[np.int64]
 _Embedding: TypeAlias = npt.NDArray[np.float32]
 
 
 class Tokenize(Protocol):
-    """Makes tokens of texts. Blocking."""
+    """A tokenizer of texts. Blocking."""
 
     def __call__(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the tokens of each text; empty for a text without any."""
+        """Return the tokens of each text; an empty list for a text without tokens."""
         ...
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class Encoder:
-    """Makes embeddings of texts.
+    """An encoder of texts.
 
     Attributes:
-        name: What to call it.
-        width: Numbers of an embedding.
-        words: Tokens that there are.
-        most: The most tokens of a text.
-        tokenize: Makes the tokens.
-        turns: Makes an embedding of tokens, in the fair turn of its tenant.
+        name: The name of the model.
+        width: The size of an embedding.
+        words: The number of tokens in the vocabulary.
+        most: The maximum number of tokens in a text.
+        tokenize: Converts texts to tokens.
+        turns: Converts tokens to an embedding, in the fair turn of their tenant.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Encoder:
     turns: ta.Ref[FairScheduler[_Tokens, _Embedding]]
 
     def tokens(self, given: Given) -> list[list[int]]:
-        """Return the tokens of each text, and refuse texts with none or too many. Blocking."""
+        """Return the tokens of each text, or raise an error if there are none or too many. Blocking."""
         texts = listed(given)
         rows = [one if isinstance(one, list) else None for one in texts]
         made = iter(self.tokenize([one for one in texts if isinstance(one, str)]))
@@ -81,7 +81,7 @@ class Encoder:
         return found
 
     async def answer(self, rows: Sequence[Sequence[int]], form: str, tenant: str = "") -> dict[str, Any]:
-        """Return the embeddings of a tenant's texts in the form of the interface."""
+        """Return the embeddings of a tenant's texts as the interface describes them."""
         found: list[Any] = [None] * len(rows)
 
         async def embed(number: int) -> None:
@@ -102,7 +102,7 @@ class Encoder:
 
 
 def _as(form: str, embedding: _Embedding) -> list[float] | str:
-    """Return an embedding as numbers, or as base64 of its float32, as clients ask by default."""
+    """Return an embedding as a list, or as the base64 of its float32, which clients request by default."""
     if form == "base64":
         return base64.b64encode(embedding.astype("<f4").tobytes()).decode()
     found: list[float] = embedding.astype(np.float64).tolist()
@@ -122,7 +122,7 @@ async def open_encoder(
         system: The system of the batcher.
         device: The device.
         folder: The model: see `minilm_files.find_model`. None for the installed one.
-        random: Makes the tokens of a small encoder with random weights; None for a model.
+        random: The tokenizer of a small encoder with random weights; None for a model from a file.
         weights: Shares of the tenants; None for any tenant, with equal shares.
 
     Returns:
@@ -155,7 +155,7 @@ async def open_encoder(
     turns: ta.Ref[FairScheduler[_Tokens, _Embedding]] = await system.spawn(
         FairScheduler,
         batcher,
-        # A batch runs, and the next one waits for it.
+        # One batch runs, while the next one waits.
         max_in_flight=2 * encoder.batch,
         weights=weights,
         max_queued=MOST_WAITING,
@@ -169,7 +169,7 @@ def _encode(text: Text, texts: Sequence[str]) -> list[list[int]]:
 
 
 def _tokenizer(path: Path) -> Tokenize:
-    """Open a tokenizer that cuts nothing off."""
+    """Open a tokenizer without truncation."""
     from tokenizers import Tokenizer
 
     opened: Any = Tokenizer.from_file(str(path))

@@ -1,9 +1,9 @@
 """Streams under faults: the context is lost again and again, and no token may be wrong.
 
-An exact model makes the tokens of the undisturbed run. Another model may round a row of a product differently
-next to other rows, so two tokens may swap if their likelihoods are equal up to rounding. Clients decide the
-batches. So a stream that differs from the undisturbed run is compared with a reference on the host: rounding
-must allow each token after the tokens before it.
+An exact model generates the same tokens as in the undisturbed run. Another model may round a row of a product
+differently next to other rows, so two tokens may swap if their likelihoods are equal up to rounding. The
+clients' requests determine the other rows. So a stream that differs from the undisturbed run is compared with
+a reference on the host, which decides whether rounding explains each token, given the tokens before it.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ import trio_accel as ta
 __all__ = ["Faults", "Reference", "is_possible"]
 
 STREAMS, MOST = 30, 12
-# How far rounding may move a logit. The forwards of float32 are 1e-4 apart. The bounds of half precision are
-# estimates, which nobody has measured on a device yet.
+# How far rounding may move a logit. The implementations differ by 1e-4 in float32. The bounds of half
+# precision are estimates, not measured on a device yet.
 ROUNDING = {"float32": 5e-4, "float16": 0.1, "bfloat16": 0.5}
 
 
 @attrs.define(eq=False)
 class Faults:
-    """Runs its own streams concurrently with the streams of clients.
+    """Streams under faults, which run concurrently with the streams of clients.
 
     Attributes:
         generation: The source of the streams.
         weights: Returns its weights on the host, for the reference. Blocking.
-        seconds: Time between two faults: a kill of the worker, and a poisoned context, in turns.
+        seconds: The time between two faults, which alternately kill the worker and poison the context.
         dtype: The dtype of weights and cache.
         is_exact: Whether a stream that differs from the undisturbed run is wrong, whatever the reason.
         wrong: The number of streams that broke, or had a token that rounding cannot explain.
@@ -53,7 +53,7 @@ class Faults:
     gap: float = 0.0
 
     async def run(self) -> None:
-        """Run rounds until it is cancelled, and print the results of each."""
+        """Run rounds until cancelled, and print the results of each round."""
         loaded, device = self.generation.loaded, self.generation.model.caches[0].device
         expected = await self._round()
         weights = await trio.to_thread.run_sync(self.weights)
@@ -149,7 +149,7 @@ class Reference:
         )
 
     def _logits(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
-        # The cache has one page, for this sequence alone.
+        # The cache is a single page, for only this sequence.
         config, size = self._config, len(tokens)
         shape = config.cache_shape(1, size)
         self._model.caches = [np.zeros(shape, np.float32) for _ in range(config.layers)]

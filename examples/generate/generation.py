@@ -50,7 +50,7 @@ class Prompt:
         sampling: How they are chosen.
         tenant: The tenant, for fair shares and for sharing pages.
         grammar: The required form of the text; None for any.
-        is_asked: Whether its tokens are of `Token`.
+        is_asked: Whether its tokens are instances of `Token`.
     """
 
     tokens: list[int]
@@ -66,7 +66,7 @@ class Prompt:
 
 
 class _Shown(ta.Actor):
-    """Shows the figures of pages in the metrics."""
+    """An actor that shows the figures of pages in the metrics."""
 
     def __init__(self, pages: Pages) -> None:
         self._pages = pages
@@ -81,27 +81,28 @@ def _has_grammar(sequences: Iterable[_Sequence]) -> bool:
     return any(one.item.grammar is not None and one.gives_part for one in sequences)
 
 
-# The number of pages reserved at a time, while there are many; and of random numbers made.
+# The number of pages to reserve in advance if many are free, and of random numbers to draw at a time.
 _MORE_PAGES, _MORE_DRAWS = 4, 64
-# One page in this number is left to short prompts that begin.
+# One in this many pages stays free for short new prompts.
 _SPARE = 64
 
 
 class WrongTokensError(ta.NotExecutedError):
-    """A step has taken tokens that the step before it has not chosen: it is to run again."""
+    """A step took tokens that the previous step has not chosen, so it must run again."""
 
 
 class _Company:
-    """Sequences with one token each in a step. Most steps have the same sequences as the previous step.
+    """Sequences with one token each in a step.
 
-    So their data is in arrays, and changes only when a sequence gets a page.
+    Most steps have the same sequences as the previous step. So their data is in arrays, and changes only when
+    a sequence gets a page.
 
     Attributes:
         sequences: The sequences.
         tables: The pages of each.
-        rooms: The position up to which each has pages.
-        lasts: The last position at which each gets a token.
-        asked: The lines of the sequences with tokens of `Token`; None if there are none.
+        rooms: The number of positions in the pages of each.
+        lasts: The position of the last input token of each.
+        asked: The lines of the sequences with `Prompt.is_asked`; None if there are none.
         is_constrained: Whether some have a grammar.
     """
 
@@ -120,7 +121,7 @@ class _Company:
         self.is_constrained = any(one.item.grammar is not None for one in sequences)
         self._hows: list[Sampling] | None = hows if any(how.temperature > 0 for how in hows) else None
         self._draws = np.zeros((len(sequences), _MORE_DRAWS), np.float32)
-        # The position of the first draw; initially, none has any.
+        # The position of each sequence's first draw; initially, there are no draws.
         self._drawn: _Ints = np.full(len(sequences), -_MORE_DRAWS)
 
     def _look_at(self, line: int) -> None:
@@ -146,12 +147,12 @@ class _Company:
             self._look_at(line)
 
     def places(self, starts: _Ints) -> _Ints:
-        """The places of these positions in the cache."""
+        """Return the slots of these positions in the cache."""
         pages = self.tables[self.lines, starts // self._size]
         return pages * self._size + starts % self._size
 
     def sampling(self, starts: _Ints) -> npt.NDArray[np.float32] | None:
-        """Return how each chooses the token after a position; see `Llama.step`."""
+        """Return the sampling of the token after each position; see `Llama.step`."""
         if self._hows is None:
             return None
         places = starts + 1 - self._drawn
@@ -220,8 +221,8 @@ class Generation:
             tokens may differ then, unless the model is exact.
         shares: Whether tenants share pages of common prefixes: see `Pages.open` for the information that this
             reveals.
-        open: Texts that are made or wait, by tenant: callers of the batcher count and bound them.
-        batcher: The batcher: `ta.patterns.open_parts` of it has the tokens of a `Prompt`.
+        open: The number of running and waiting texts, by tenant. Callers of the batcher count and bound them.
+        batcher: The batcher. `ta.patterns.open_parts` streams the tokens of a `Prompt` from it.
     """
 
     loaded: Loaded
@@ -245,12 +246,12 @@ class Generation:
         return min(self.loaded.config.context, self.pages.count * self.size)
 
     async def step(self, batch: list[_Sequence]) -> list[StepResult[int]]:
-        """Have the model make one step of each sequence. A step that failed is made again: see `Run`."""
+        """Compute one step of each sequence. The batcher repeats a failed step: see `Llama.step`."""
         try:
             return await self._step(batch)
         except ta.StaleRefError as error:
             stale = error
-        # A lost copy has damaged pages that no sequence has, so the array cannot be read as a whole.
+        # A lost copy damaged pages outside of all sequences, so the array as a whole cannot be read.
         await self.pages.heal()
         raise ta.NotExecutedError("pages were damaged by a lost copy; the step runs again") from stale
 
@@ -277,15 +278,15 @@ class Generation:
         going = starts <= company.lasts
         if going.all():
             return await self._decode(lane, company, starts)
-        # Steps called in advance do not know yet that these have their last tokens.
+        # A step called in advance cannot know yet that these sequences have their last tokens.
         rest = [one for one, is_going in zip(batch, going, strict=True) if is_going]
         results = dict(zip(rest, await self._step_of(lane, rest) if rest else [], strict=True))
         return [results.get(one, []) for one in batch]
 
     async def _decode(self, lane: _Lane, company: _Company, starts: _Ints) -> list[StepResult[int]]:
-        """Put one token of each sequence through the model."""
+        """Run the model on one token of each sequence."""
         batch, width = company.sequences, lane.model.width
-        # If the previous step is running, the token is on the device, and not known here.
+        # While the previous step is running, its tokens are only on the device.
         tokens = np.array([0 if one.steps_ahead else one.parts[-1] for one in batch])
         is_ahead = np.array([one.steps_ahead > 0 for one in batch])
         masks, wrong = None, _NOTHING_WRONG
@@ -295,12 +296,12 @@ class Generation:
                 if company.is_constrained:
                     found, wrong = await trio.to_thread.run_sync(self._masks, batch)
                     masks = joined_masks([found.get(one) for one in batch])
-        # From here on nothing waits until the request is sent, so steps are sent in their order.
+        # Do not wait for anything before the request is sent, so that steps are sent in order.
         before = lane.last
         sources = np.where(is_ahead, before.places(batch), -1) if is_ahead.any() else np.full(len(batch), -1)
         made = lane.last = _Made(batch, (before.place + width) % (SLOTS * width) if width else 0)
         rows = [tokens, starts, company.places(starts)]
-        # The device has slots for the tokens of a step called in advance, which limit its sequences.
+        # The slots for tokens on the device limit the sequences of a step called in advance.
         if len(batch) <= width:
             rows += [sources, made.place + company.lines]
         tables = company.tables[:, : int(starts.max()) // self.size + 1]
@@ -323,16 +324,16 @@ class Generation:
         ]
 
     def _check(self, before: _Made, tokens: _Ints, sources: _Ints, found: int) -> None:
-        """Refuse a step that ran without the previous step's tokens, because that step failed or was late."""
+        """Raise an error if a step ran without the previous step's tokens, which failed or was late."""
         if before.tokens is not None:
             taken = np.where(sources < 0, tokens, before.tokens[np.maximum(sources - before.place, 0)])
             if checksum(taken) == found:
                 return
-        raise WrongTokensError("a step has run without the tokens of the step before it; it runs again")
+        raise WrongTokensError("a step ran without the tokens of the previous step; it runs again")
 
     async def _prefill(self, batch: list[_Sequence]) -> list[StepResult[int]]:
-        """Put parts of prompts through the model, and one token of each other sequence."""
-        # Pages may be exchanged for equal ones.
+        """Run the model on parts of prompts, and on one token of each other sequence."""
+        # Equal pages may replace others, so the tables become outdated.
         self._forget_companies()
         runs = {one: run for one in batch if (run := await self._run(one))}
         masks, wrong = await trio.to_thread.run_sync(self._masks, runs) if _has_grammar(runs) else ({}, {})
@@ -342,7 +343,7 @@ class Generation:
         for lane in list(self._lanes.values()):
             if part := {one: run for one, run in runs.items() if self._bound[one] is lane}:
                 tokens |= zip(part, await lane.model.step(list(part.values())), strict=True)
-        # Not before all have come back: the step is called again as a whole.
+        # Record no tokens before all requests have returned, because a failed step is repeated as a whole.
         for one, run in runs.items():
             one.state.wrote(run.tokens)
         return [
@@ -353,9 +354,9 @@ class Generation:
         ]
 
     def _masks(self, sequences: Iterable[_Sequence]) -> tuple[dict[_Sequence, _Mask], _Errors]:
-        """Return the tokens that may come next, and errors of grammars that cannot continue. Blocking.
+        """Return masks of the allowed next tokens, and errors of grammars that cannot continue. Blocking.
 
-        They depend only on the parts of a sequence, so a repeated step has the same ones.
+        Both depend only on the parts of a sequence, so a repeated step has the same masks.
         """
         masks, wrong = dict[_Sequence, _Mask](), _Errors()
         for one in sequences:
@@ -371,7 +372,7 @@ class Generation:
         return masks, wrong
 
     async def _run(self, sequence: _Sequence) -> Run | None:
-        """Return the part that a sequence computes now; None where another one has computed it already."""
+        """Return the part of a sequence to compute now; None if another sequence has already computed it."""
         prompt = sequence.item
         if sequence not in self._bound:
             self._bind(sequence)
@@ -384,7 +385,7 @@ class Generation:
             return None
         if table.room < end:
             await table.reserve(end)
-        # An equal beginning, such as the message of the system, is in the pages already, and is left out.
+        # Skip a common prefix, such as a system message, because the pages already contain it.
         return Run(
             tokens=self._tokens(sequence, table.length, end),
             start=table.length,
@@ -402,8 +403,8 @@ class Generation:
     def _tell(self, sequence: _Sequence) -> None:
         """Record the tokens of a sequence in its pages.
 
-        The pages may be exchanged for equal ones, so no step with them may be running. Otherwise, a page that
-        a step reads could belong to another sequence when the step is repeated.
+        Equal pages may replace these pages, so no step with them may be running. Otherwise, a page of a
+        repeated step could belong to another sequence by then.
         """
         table = sequence.state
         if table.length < sequence.done:
@@ -414,25 +415,25 @@ class Generation:
         return [*prompt[begin:end], *sequence.parts[max(begin - length, 0) : max(end - length, 0)]]
 
     def _tenant(self, sequence: _Sequence) -> Hashable:
-        """Return who shares pages with a sequence; models with other weights never share."""
+        """Return the key by which sequences share pages; models with other weights never share."""
         lane = self._bound.get(sequence)
         number = (self.model if lane is None else lane.model).number
         tenant = None if self.shares else sequence.item.tenant
         return (number, tenant) if number else tenant
 
-    # How models with other weights take turns.
+    # Several models, which have different weights.
 
     def use(self, model: Model) -> None:
-        """Have another model compute the sequences that begin from now on; the cache must be the same."""
+        """Use another model, with the same cache, for the sequences that begin from now on."""
         self.model = model
         self._ended.unpark_all()
 
     def count(self, model: Model) -> int:
-        """Return the number of a model's begun sequences."""
+        """Return the number of a model's running sequences."""
         return self._lanes[model].count if model in self._lanes else 0
 
     async def wait_unused(self, model: Model) -> None:
-        """Wait until no sequence has a model, and none that begins gets it."""
+        """Wait until neither a running sequence nor a new one uses a model."""
         while self.model is model or model in self._lanes:
             await self._ended.park()
 
@@ -453,7 +454,7 @@ class Generation:
             self._ended.unpark_all()
 
     def _look_for_parts(self) -> None:
-        # A mask depends on all tokens before it. D232: with several models, no step is called in advance.
+        # A mask depends on all earlier tokens. With several models, no step is called in advance (D232).
         for one in self._bound:
             one.needs_parts = one.item.grammar is not None or len(self._lanes) > 1
 
@@ -461,21 +462,21 @@ class Generation:
         for lane in self._lanes.values():
             lane.company = None
 
-    # The methods of a `ta.patterns.Room`: by them the batcher shares the pages out.
+    # The methods of a `ta.patterns.Room`, by which the batcher distributes the pages.
 
     @property
     def total(self) -> int:
-        """All pages."""
+        """The number of pages."""
         return self.pages.count
 
     @property
     def free(self) -> int:
-        """Free pages."""
+        """The number of free pages."""
         return self.pages.free
 
     @property
     def spare(self) -> int:
-        """Pages that stay free: one for each sequence that runs, and some for short prompts."""
+        """The number of pages to keep free: one for each running sequence, and some for short prompts."""
         return self._kept + self._running
 
     @property
@@ -483,24 +484,24 @@ class Generation:
         return -(-self.pages.count // _SPARE)
 
     def held(self, sequence: _Sequence) -> int:
-        """Count the pages that only this sequence has."""
+        """Return the number of pages that only this sequence uses."""
         return 0 if sequence.state is None else sequence.state.exclusive_pages
 
     def demand(self, sequence: _Sequence) -> int:
-        """Count the pages that a sequence takes until its next token."""
+        """Return the number of pages that a sequence takes until its next token."""
         table: PageTable | None = sequence.state
         most = max(sequence.length, sequence.done) // self.size + 1
         if table is not None and not table.is_spilled:
             return max(most - len(table.pages), 0)
         if most <= self.pages.free or most > self.pages.count:
             return most
-        # Others may have some of them. It takes longer to find that out.
+        # Look for pages that other sequences already have, which takes longer.
         return self.pages.demand(self._tokens(sequence), tenant=self._tenant(sequence))
 
     async def set_aside(self, sequence: _Sequence) -> None:
         """Copy the pages of a sequence to the host, or compute it again later."""
         table: PageTable | None = sequence.state
-        # Steps must not use outdated tables.
+        # The tables of these sequences are outdated after this.
         self._forget_companies()
         if table is None:
             return
@@ -515,13 +516,13 @@ class Generation:
             sequence.begin_again(len(self._tokens(sequence)))
 
     async def bring_back(self, sequence: _Sequence) -> None:
-        """Copy its pages back, if there are any."""
+        """Copy the pages of a sequence back to the device, if there are any."""
         self._forget_companies()
         if sequence.state is not None:
             await sequence.state.restore()
 
     def leave(self, sequence: _Sequence) -> None:
-        """Give pages back."""
+        """Release the pages of a sequence."""
         self._constraints.pop(sequence, None)
         self._unbind(sequence)
         if sequence.state is not None:
@@ -553,18 +554,18 @@ async def open_generation(
         sequences: The maximum number of sequences in a step.
         positions: The maximum number of tokens in a step; None for 512, or one for each sequence if these are
             more.
-        ahead: Whether a step is called while the previous one runs; None for True on GPUs. On a processor
-            this would take cores from the model.
-        host: The maximum number of pages in host memory, of sequences set aside because the cache is full.
+        ahead: Whether a step is called while the previous one runs; None for True on GPUs. On a CPU, this
+            would take cores from the model.
+        host: The maximum number of pages in host memory, for sequences set aside while the cache is full.
         recompute: See `Generation.recompute`. Without it, give `host` many pages, because the last sequence
-            ends with an error if both are full.
+            ends with an error if the cache and the host's pages are full.
         shares: See `Generation.shares`.
     """
     size = model.caches[0].shape[1]
     if ahead is None:
         ahead = model.caches[0].device.info.backend != "cpu" and sequences <= model.width
     elif ahead and sequences > model.width:
-        raise ValueError(f"steps ahead have at most {model.width} sequences, got sequences={sequences}")
+        raise ValueError(f"sequences must be at most {model.width} for steps in advance, got {sequences}")
     pages = Pages(model.caches, size=size, host=host)
     made = Generation(loaded, model, pages, size, recompute, shares)
     made.batcher = await system.spawn(
@@ -577,7 +578,7 @@ async def open_generation(
         max_sequences=sequences,
         max_positions=max(512, sequences) if positions is None else positions,
         steps_ahead=int(ahead),
-        # Each tenant has a bound of its own: see `Generation.open`.
+        # Callers bound the texts of each tenant instead: see `Generation.open`.
         capacity=None,
         leave=made.leave,
         name="batcher",

@@ -1,4 +1,4 @@
-"""A Llama in NumPy as a program: a step of several sequences together, over a cache in pages.
+"""A Llama in NumPy as a program, which computes a step of several sequences over a paged cache.
 
 Touvron et al., "LLaMA", 2023; Su et al., "RoFormer", 2021 (rotary embeddings); Ainslie et al., "GQA", 2023;
 Kwon et al., "PagedAttention", 2023.
@@ -34,13 +34,13 @@ __all__ = [
 ]
 
 SLOTS = 4
-"""Steps whose tokens stay on the device: of two that run, the second reads those of the first."""
+"""The number of steps with tokens on the device. The second of two running steps reads the first's tokens."""
 
 KEYS = 256
-"""Keys of each part of an attention, where texts are exact; see `Llama`."""
+"""The number of keys in each part of an exact model's attention; see `Llama`."""
 
 LIKELIEST = 20
-"""Alternatives to a token whose logarithms of probability a step returns."""
+"""The number of likely tokens for which a step returns log probabilities."""
 
 
 @attrs.frozen(kw_only=True)
@@ -51,12 +51,12 @@ class Config:
         layers: The number of layers.
         heads: The number of query heads.
         groups: The number of key heads, and of value heads; each serves ``heads / groups`` query heads.
-        width: The numbers of a head, even. A token has ``heads * width`` numbers.
-        inner: The width between the products after the attention.
+        width: The size of a head, an even number. A token has ``heads * width`` numbers.
+        inner: The width of the hidden layer after the attention.
         words: The number of tokens in the vocabulary.
         context: The maximum number of tokens in a sequence.
         base: The base of the frequencies of rotary embeddings.
-        epsilon: Added to mean squares.
+        epsilon: The number added to mean squares.
     """
 
     layers: int
@@ -75,7 +75,7 @@ class Config:
 
 
 def weights_of(config: Config) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the weights. Products that read the same numbers are joined to one."""
+    """Return the names and shapes of the weights. Products with the same input are joined into one."""
     numbers = config.heads * config.width
     found: dict[str, tuple[int, ...]] = {"words": (config.words, numbers), "norm": (numbers,)}
     for layer in range(config.layers):
@@ -91,7 +91,7 @@ def weights_of(config: Config) -> dict[str, tuple[int, ...]]:
 
 
 def random_weights(config: Config, seed: int = 0) -> dict[str, npt.NDArray[np.float32]]:
-    """Make weights of the right shapes, float32, so that numbers neither vanish nor grow on their way."""
+    """Return random float32 weights, scaled so that numbers neither vanish nor grow through the layers."""
     random = np.random.default_rng(seed)
     made: dict[str, npt.NDArray[np.float32]] = {}
     for name, shape in weights_of(config).items():
@@ -102,10 +102,10 @@ def random_weights(config: Config, seed: int = 0) -> dict[str, npt.NDArray[np.fl
 
 
 def rotations(config: Config) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """Cosines and sines by which each position turns the numbers of a head: two arrays (context, width).
+    """Return the cosines and sines of each position's rotation: two arrays of shape (context, width).
 
-    Neighbours turn, numbers 2i and 2i + 1, as the weights of a GGUF file want it. Each sine has the sign of
-    its number: ``x * cosine + x[neighbour] * sine``.
+    The rotation turns pairs of numbers, 2i and 2i + 1, as the weights of a GGUF file require. Each sine has
+    the sign of its number: ``x * cosine + x[neighbour] * sine``.
     """
     rates = config.base ** (-np.arange(0, config.width, 2) / config.width)
     angles = np.repeat((np.arange(config.context)[:, None] * rates).astype(np.float32), 2, axis=1)
@@ -114,19 +114,19 @@ def rotations(config: Config) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.f
 
 
 def rounded(count: int) -> int:
-    """The next of 1, 2, 3, 4, 6, 8, 12, 16, 24, ...: at most a third is there for nothing."""
+    """Round up to 1, 2, 3, 4, 6, 8, 12, 16, 24 and so on, so that at most a third is padding."""
     power = 1 << max(count - 1, 0).bit_length()
     return power * 3 // 4 if power >= 4 and count <= power * 3 // 4 else power
 
 
 @lru_cache
 def multipliers(count: int) -> npt.NDArray[np.int64]:
-    """Odd numbers by which tokens count in a `checksum`."""
+    """Return the odd factors of tokens in a `checksum`."""
     return np.random.default_rng(count).integers(0, 1 << 62, count) * 2 + 1
 
 
 def checksum(tokens: npt.NDArray[np.int64]) -> int:
-    """A number of 64 bits that other tokens do not have, up to chance."""
+    """Return a 64-bit number, which differs for other tokens except by chance."""
     return int((tokens * multipliers(len(tokens))).sum()) % (1 << 64)
 
 
@@ -136,13 +136,13 @@ def packed(made: npt.NDArray[np.int64]) -> bytes:
 
 
 def allowed_of(masks: npt.NDArray[np.int32], words: int) -> npt.NDArray[np.bool_]:
-    """Return which tokens masks allow, for masks of `Llama.step`: an array of shape (masks, words)."""
+    """Return which tokens the masks of `Llama.step` allow: an array of shape (masks, words)."""
     bits = np.ascontiguousarray(masks[:, 1:]).view(np.uint8)
     return np.unpackbits(bits, axis=1, count=words, bitorder="little").view(np.bool_)
 
 
 def likely_of(logits: Any, chosen: Any) -> npt.NDArray[np.float64]:
-    """Return the likelihoods of tokens before anything forbids or sharpens them.
+    """Return the log probabilities of tokens before masks, temperature and top-p.
 
     Args:
         logits: Array of shape (rows, words).
@@ -165,12 +165,12 @@ _Group: TypeAlias = tuple[int, int, Any, Any]  # first row, end, pages, mask
 
 
 class Llama:
-    """Computes next tokens. All of it is float32.
+    """A model that computes next tokens in float32.
 
-    A library chooses how it sums a product by the number of its rows, and the next token may depend on the
-    last bit of a sum. So the other sequences in a batch could decide the text of a sequence. An exact model
-    (D223) has the same bits next to any others: each product has an equal number of rows, whatever they
-    contain, and each attention processes blocks of `KEYS` keys in their order. A prompt is processed in the
+    A library chooses the order of the sums in a product by the number of its rows, and the next token may
+    depend on the last bit of a sum. So the other sequences in a batch could change the text of a sequence. An
+    exact model (D223) computes the same bits next to any other sequences, because each product has the same
+    number of rows, and each attention processes blocks of `KEYS` keys in order. A prompt is processed in the
     same way as generated tokens, so its chunks and shared prefixes do not change a bit either.
 
     Args:
@@ -179,7 +179,7 @@ class Llama:
         made: The tokens chosen by the last steps: `SLOTS` times the number of sequences in a step. None if no
             step takes tokens from there.
         config: The configuration, by `attrs.asdict`.
-        exact: The number of rows in each product of an exact model; 0 for another one.
+        exact: The number of rows in each product of an exact model; 0 for other models.
     """
 
     xp: Any = np
@@ -213,25 +213,25 @@ class Llama:
     ) -> bytes:
         """Put tokens of several sequences into the cache, and choose the next token of each.
 
-        It writes the same numbers to the same places when it runs again, so a lost step is repeated.
+        A repeated step writes the same numbers to the same slots, so a lost step runs again.
 
         Args:
             rows: Array of shape (3, n), int64: for each token its number, its position in its sequence, and
                 the slot of its key and value: ``page * size + offset``. The tokens of a sequence are
                 adjacent, and their positions follow one another. If each sequence has one token, there may be
-                two rows more: the slot in `made` with the token, or -1; and the slot there for the next
-                token. So a step can be requested while the one before it runs.
+                two more rows: the slot of `made` with the token, or -1; and the slot of `made` for the next
+                token. So a step can be requested while the previous step runs.
             tables: Array of shape (sequences, most), int64: the pages of each, padded with any page.
             ends: Array of shape (sequences,), int64: the index of each sequence's last token in `rows`; None
                 if each sequence has a single token.
             sampling: Array of shape (3, sequences), float32: temperature, top-p, and a draw from 0 to 1; or
                 None, if all take the likeliest token.
             counts: For each sequence the number of its tokens in `rows`, and their total number, including
-                these. It is empty if each sequence has a single token: such requests differ only in their
-                arrays, and are sent to a worker as a template.
+                these. It is empty if each sequence has a single token, because such requests differ only in
+                their arrays, and are sent to a worker as a template.
             masks: Array of shape (constrained, 1 + words / 32), int32: the number of a sequence, and then a
-                bit for each token, 1 if it may come next. None if all may.
-            asked: Array of int64: numbers of sequences with a wanted `likely_of`.
+                bit for each token, 1 if it is allowed next. None if all tokens are allowed.
+            asked: Array of int64: the numbers of the sequences that need `likely_of`.
 
         Returns:
             The next token of each sequence: see `packed`. The numbers of `likely_of` follow.
@@ -247,11 +247,11 @@ class Llama:
 
     @ta.programs.method(updates=["self.caches"], idempotent=True)
     def logits(self, rows: Array, tables: Array, ends: Array, counts: Sequence[Sequence[int]]) -> Array:
-        """As `step`, but return the logits: float32, of shape (sequences, words)."""
+        """Compute a step as `step`, but return the logits: float32, of shape (sequences, words)."""
         return self.forward(rows, tables, ends, counts)
 
     def forward(self, rows: Any, tables: Any, ends: Any | None, counts: Sequence[Sequence[int]]) -> Any:
-        """Put tokens into the cache, and return the logits, as arrays of the library that computes."""
+        """Put tokens into the cache, and return the logits, as arrays of the library `xp`."""
         if not self.exact:
             return self.layers(rows, tables, ends, counts)
         parts = self._parts(rows, tables, counts)
@@ -261,7 +261,7 @@ class Llama:
     def _parts(self, rows: Any, tables: Any, counts: Sequence[Sequence[int]]) -> Iterator[tuple[Any, Any]]:
         """Yield the tokens in parts, each with the pages of its sequence.
 
-        The last part repeats the last token, which writes what is written anyway.
+        The last part repeats the last token, which writes the same numbers again.
         """
         number, pages, per = len(rows[0]), tables.shape[1], self._pages_of_part()
         owners = (
@@ -278,16 +278,16 @@ class Llama:
         return max(KEYS // size, 1)
 
     def _pass(self, rows: Any, tables: Any) -> Any:
-        """Put a part through the layers."""
+        """Run the layers on a part."""
         return self.layers(rows, tables, None, ())
 
     def layers(self, rows: Any, tables: Any, ends: Any | None, counts: Sequence[Sequence[int]]) -> Any:
-        """Put tokens through the layers, all at once."""
+        """Run the layers on all tokens at once."""
         config, weights = self.config, self.weights
         tokens, positions, places = rows
         cosines, sines = self._cosines[positions][:, None], self._sines[positions][:, None]
         groups = [] if self.exact else self._groups(tables, positions, counts)
-        turning = config.heads + config.groups  # Values do not turn.
+        turning = config.heads + config.groups  # Values are not rotated.
         x = weights["words"][tokens]
         for layer, cache in enumerate(self.caches):
             made = self._dense(f"{layer}.query_key_value", self._norm(f"{layer}.attention_norm", x))
@@ -314,7 +314,7 @@ class Llama:
         return cast("Any", np.where(rows[3] < 0, rows[0], self.made[rows[3]]))
 
     def _groups(self, tables: Any, positions: Any, counts: Sequence[Sequence[int]]) -> list[_Group]:
-        """Neighbours with equally many tokens are attended together: there are few such groups."""
+        """Return groups of adjacent sequences with equal numbers of tokens, to attend together."""
         found: list[_Group] = []
         size, row, first = self.caches[0].shape[1], 0, 0
         counts = counts or [[1, tables.shape[1] * size]] * len(tables)
@@ -333,7 +333,7 @@ class Llama:
         heads, width, kinds = self.config.heads, self.config.width, self.config.groups
         made = self._empty_like(query).reshape(len(query), -1)
         for row, stop, pages, mask in groups:
-            # Query heads that share a key head are its queries: nothing is repeated.
+            # Query heads that share a key head become its queries, so that keys are not repeated.
             asked = query[row:stop].reshape(len(pages), -1, kinds, heads // kinds * width).swapaxes(1, 2)
             kept = cache[pages].reshape(len(pages), -1, 2 * kinds, width).swapaxes(1, 2)
             asked = asked.reshape(len(pages), kinds, -1, width)
@@ -343,10 +343,10 @@ class Llama:
         return made
 
     def _attend_in_parts(self, query: Any, cache: Any, tables: Any, positions: Any) -> Any:
-        """Attend with each query to its own keys, part after part.
+        """Attend with each query to its own keys, one part after another.
 
         This is the softmax of Milakov and Gimelshein ("Online normalizer calculation for softmax", 2018). A
-        part without a key of a query changes nothing: it is multiplied by 1, and 0 is added.
+        part without keys for a query changes nothing: the result is multiplied by 1, and 0 is added.
         """
         xp, config, size, per = self.xp, self.config, cache.shape[1], self._pages_of_part()
         kinds, rows = config.groups, len(query)
@@ -372,18 +372,18 @@ class Llama:
         return self._like((mixed / total).reshape(rows, -1), query)
 
     def _array(self, numbers: npt.NDArray[np.int64]) -> Any:
-        """Make an array of the library."""
+        """Return numbers as an array of the library."""
         return numbers
 
     def _range(self, start: int, stop: int) -> Any:
         return np.arange(start, stop)
 
     def _wide(self, x: Any) -> Any:
-        """Return it in float32."""
+        """Return an array in float32."""
         return x
 
     def _like(self, x: Any, other: Any) -> Any:
-        """Return it in the dtype of another one."""
+        """Return an array in the dtype of another array."""
         return x.astype(other.dtype)
 
     def _masked(self, logits: Any, masks: Any) -> Any:
@@ -402,7 +402,7 @@ class Llama:
         return chosen
 
     def _mask(self, keys: int, own: Any) -> Any:
-        """Which keys queries at the positions `own` see, for each head of queries that shares one of keys."""
+        """Return the keys that queries at the positions `own` see, for each query head of a key head."""
         own = own.repeat(self.config.heads // self.config.groups, axis=1)[:, None, :, None]
         return np.where(np.arange(keys) > own, np.float32(-np.inf), np.float32(0))
 
@@ -430,11 +430,11 @@ class Llama:
 
 
 def _draw(logits: Any, temperature: Any, top_p: Any, draw: Any) -> Any:
-    """One token among the likeliest that make `top_p` together (Holtzman et al., nucleus sampling, 2020)."""
+    """Draw one of the likeliest tokens with the share `top_p` (Holtzman et al., nucleus sampling, 2020)."""
     order = np.argsort(-logits, kind="stable")
     shares = np.exp((logits[order] - logits[order[0]]) / temperature, dtype=np.float64)
     sums = np.cumsum(shares)
-    # A token is kept if those before it make less than `top_p`, so one always is.
+    # A token is kept if the likelier tokens sum to less than `top_p`, so at least one token is kept.
     kept = max(int(np.count_nonzero(sums - shares < top_p * sums[-1])), 1)
     place = int(np.count_nonzero(sums <= draw * sums[kept - 1]))
     return order[min(place, kept - 1)]

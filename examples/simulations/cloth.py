@@ -1,8 +1,8 @@
-"""Cloth that hangs by two corners and falls onto a ball, by Verlet's method or by XPBD.
+"""Cloth that hangs by two corners and falls onto a ball, with Verlet's method or with XPBD.
 
-Each particle has 12 springs: along the threads, across them, and to the next but one. XPBD runs one iteration
-in each small step, in which all springs correct their particles at once. Its tests compare both with free
-fall and with NumPy step for step, and Verlet's with the energy, which it keeps.
+Each particle has 12 springs: along the threads, diagonally, and to the second neighbours along the threads.
+XPBD runs one iteration in each small step, in which all springs correct their particles at once. The tests
+compare both methods with free fall, and with NumPy step by step. Verlet's method must also conserve energy.
 Sources: L. Verlet, 1967; M. Macklin et al., XPBD, 2016, and Small Steps in Physics Simulation, 2019.
 
 Run it with: python cloth.py --solver xpbd --out cloth.apng
@@ -23,13 +23,13 @@ import trio_accel as ta
 NEIGHBOURS = [(a, b) for a, b in product(range(-2, 3), repeat=2) if 0 < a * a + b * b <= 4]
 SMALL_STEPS = 16
 BALL, RADIUS = (0.0, 0.5, -0.6), 0.25
-# In units of a small step: pull of a spring, part of a correction, compliance, share of the speed to keep,
-# fall.
+# In units of a small step: stiffness of a spring, share of a correction to apply, compliance, share of the
+# speed to keep, fall.
 STIFFNESS, SHARE, COMPLIANCE, KEPT, FALL = 0.1, 0.125, 1e-3, 0.9995, 0.01
 
 
 def make(*lines: str) -> ta.jit.Elementwise[tuple[ta.AccelRef, ...]]:
-    """An expression of the places and the places before; its results are new places."""
+    """Return an expression that computes new positions from the current and the previous positions."""
     text = "; ".join(["at = vector(x, y, z)", *lines, "nx = new.x; ny = new.y; nz = new.z"])
     names = ("free", *"xyz", "px", "py", "pz") if "px" in text else ("free", *"xyz")
     return ta.jit.elementwise(text, inputs=names, outputs=("nx", "ny", "nz"), name="cloth")
@@ -48,10 +48,10 @@ def pulls(n: int, strength: str) -> str:
 
 
 def step_of(free: ta.AccelRef, solver: str, *, kept: float = KEPT, radius: float = RADIUS) -> Step:
-    """Return the step of free (1) and held (0) particles: float64 of shape (n, n)."""
+    """Return the step of particles; `free` is 1 for free and 0 for held ones, float64 of shape (n, n)."""
     n = free.shape[0]
     fly = f"speed = (at - vector(px, py, pz))*{kept} - vector(0, 0, {FALL / n / n})"
-    # The ball pushes out what is in it.
+    # The ball pushes particles out.
     out = f"ball = vector{BALL}; out = new - ball; new = ball + out*maximum(1, {radius} / length(out))"
     verlet = make(fly, pulls(n, "1"), f"new = at + free*(speed + {STIFFNESS}*pull)", out)
     foresee = make(fly, "new = at + free*speed")
@@ -82,7 +82,7 @@ async def start(device: ta.Device, size: int, seed: int, *, solver: str = "verle
 
 
 def picture(x: np.ndarray, y: np.ndarray, z: np.ndarray, *_: np.ndarray) -> np.ndarray:
-    """Cloth and ball."""
+    """Return a picture of the cloth and the ball."""
     turn, tilt = np.mgrid[0 : 2 * np.pi : 25j, 0 : np.pi : 13j]
     ball = np.stack([np.cos(turn) * np.sin(tilt), np.sin(turn) * np.sin(tilt), np.cos(tilt)])
     every = max(1, len(x) // 64)
@@ -94,7 +94,7 @@ SIMULATION = Simulation(start=start, picture=picture)
 
 
 def main() -> int:
-    """Returns the exit code."""
+    """Return the exit code."""
     parser = command(__doc__, size=32, steps=200)
     parser.add_argument("--solver", choices=["verlet", "xpbd"], default="verlet")
     arguments = parser.parse_args()

@@ -24,7 +24,7 @@ def write(path: Path, pictures: Sequence[np.ndarray]) -> None:
 
 
 def coloured(values: np.ndarray, colours: str) -> np.ndarray:
-    """A picture of values from 0 to 1, in colours of Matplotlib."""
+    """Return a picture of values from 0 to 1, in a colour map of Matplotlib."""
     return np.ascontiguousarray(mpl.colormaps[colours](values, bytes=True)[..., :3])
 
 

@@ -1,7 +1,7 @@
 """Image filters, one after another, over the frames of a camera that pans: a drawing with dark lines.
 
 A bilateral filter, Sobel edges and a tone curve are one graph, which returns the next frame and its drawing.
-Its tests compare them with SciPy and NumPy. Source: C. Tomasi, R. Manduchi, Bilateral Filtering for Gray and
+The tests compare them with SciPy and NumPy. Source: C. Tomasi, R. Manduchi, Bilateral Filtering for Gray and
 Color Images, 1998.
 
 Run it with: python filters.py --size 1080 --steps 20 --out drawing.png
@@ -21,9 +21,9 @@ REACH, FAR, UNLIKE = 2, 2.0, 0.1  # bilateral filter: pixels, deviations by dist
 
 
 def bilateral(height: int, width: int) -> ta.jit.Elementwise[ta.AccelRef]:
-    """Return a mean of the surrounding pixels, weighted by similar colour; for (3, h, w).
+    """Return an expression that averages similar neighbours of each pixel, for images of shape (3, h, w).
 
-    `ta.ndimage.bilateral_filter` takes one plane; this one takes all three in one launch.
+    `ta.ndimage.bilateral_filter` takes one plane; this expression takes all three in one launch.
     """
     lines, around = ["c = x[i(0), i(1), i(2)]"], list(product(range(-REACH, REACH + 1), repeat=2))
     for k, (a, b) in enumerate(around):
@@ -40,7 +40,7 @@ def bilateral(height: int, width: int) -> ta.jit.Elementwise[ta.AccelRef]:
 GREY = ta.jit.elementwise(
     "0.299*x[0, i(0), i(1)] + 0.587*x[1, i(0), i(1)] + 0.114*x[2, i(0), i(1)]", inputs=("x",), name="grey"
 )
-# More contrast in the middle, and dark lines along the edges.
+# Increase the contrast of middle values, and darken the edges.
 TONE = ta.jit.elementwise(
     "t = clip(x, 0, 1); y = uint8(255 * t*t*(3 - 2*t) * clip(1.3 - 1.5*hypot(down, right), 0, 1))",
     inputs=("x", "down", "right"),
@@ -64,7 +64,7 @@ def step_of(height: int, width: int) -> Step:
 
 
 def scene(height: int, width: int, seed: int) -> np.ndarray:
-    """Balls before a sky, and noise: float32 of shape (3, h, w)."""
+    """Return balls in front of a sky, with noise: float32 of shape (3, h, w)."""
     rng = np.random.default_rng(seed)
     down, right = np.indices((height, width)) / height
     image = np.stack([0.9 - 0.5 * down, 0.7 - 0.2 * down, 0.5 + 0.4 * down])
@@ -86,7 +86,7 @@ async def start(device: ta.Device, size: int, seed: int) -> tuple[State, Step]:
 
 
 def picture(image: np.ndarray, drawing: np.ndarray) -> np.ndarray:
-    """The drawing below the frame that it is of."""
+    """Return the frame, with its drawing below."""
     both = np.concatenate([(255 * image).astype(np.uint8), drawing], axis=1)
     return np.ascontiguousarray(np.moveaxis(both, 0, -1))
 

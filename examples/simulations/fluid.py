@@ -1,9 +1,9 @@
-"""Smoke that rises in a box, by stable fluids: any step of time is stable, however fast it flows.
+"""Smoke that rises in a box, by stable fluids: any time step is stable, however fast the flow.
 
-A stream function gives the velocity of an incompressible fluid; sine transforms find it from the vorticity,
-which moves with the flow (J. Stam, Stable Fluids, 1999, in the form with vorticity). Viscosity is exact. Its
-tests compare it with the Taylor-Green vortex, which decays as exp(-2 nu pi^2 t), and with SciPy step for
-step.
+A stream function gives the velocity of an incompressible fluid. Sine transforms compute it from the
+vorticity, which moves with the flow (J. Stam, Stable Fluids, 1999, in the form with vorticity). Viscosity is
+exact. The tests compare it with the Taylor-Green vortex, which decays as exp(-2 nu pi^2 t), and with SciPy
+step by step.
 
 Run it with: python fluid.py --size 256 --steps 600 --out smoke.apng
 """
@@ -19,7 +19,7 @@ from simulation import Simulation, State, Step, program
 import trio_accel as ta
 
 VISCOSITY, BUOYANCY = 2e-5, 4.0
-# Weights of the points around a place between two of them: by a line, and by Catmull and Rom.
+# The weights of the surrounding points in an interpolation: linear, and by Catmull and Rom.
 LINEAR = {0: "1 - {t}", 1: "{t}"}
 CUBIC = {
     -1: "{t}*(-0.5 + {t}*(1 - 0.5*{t}))",
@@ -50,7 +50,7 @@ async def step_of(source: ta.AccelRef, viscosity: float = VISCOSITY) -> Step:
     n, device = source.shape[0], source.device
     time = 1 / n
     last, scale, rise = n - 1, time * (n + 1) ** 2 / 2, BUOYANCY * time * (n + 1) / 2
-    # Velocities are in points a step, to the right (u) and down (v). The stream of walls is 0.
+    # Velocities are in points per step, to the right (u) and down (v). The stream function of walls is 0.
     velocity = ta.jit.elementwise(
         f"below = where(i(0) < {last}, p[minimum(i(0) + 1, {last}), i(1)], 0); "
         "above = where(i(0) > 0, p[maximum(i(0) - 1, 0), i(1)], 0); "
@@ -86,7 +86,7 @@ async def step_of(source: ta.AccelRef, viscosity: float = VISCOSITY) -> Step:
 
 
 def source_of(size: int, seed: int) -> np.ndarray:
-    """Smoke at the bottom, a little uneven."""
+    """Return a slightly uneven source of smoke at the bottom."""
     down, right = np.indices((size, size)) / size
     uneven = 1 + 0.1 * np.random.default_rng(seed).standard_normal((size, size))
     near = np.exp(-((down - 0.92) ** 2 + (right - 0.5) ** 2) / 0.03**2)
@@ -95,13 +95,13 @@ def source_of(size: int, seed: int) -> np.ndarray:
 
 
 async def start(device: ta.Device, size: int, seed: int) -> tuple[State, Step]:
-    """Still air, and a source of smoke."""
+    """Start with still air, and a source of smoke."""
     still = [await device.put(np.zeros((size, size))) for _ in range(3)]
     return tuple(still), await step_of(await device.put(source_of(size, seed)))
 
 
 def picture(_: np.ndarray, __: np.ndarray, smoke: np.ndarray) -> np.ndarray:
-    """The smoke, as dark as it is thick."""
+    """Return a picture of the smoke, which is bright if dense."""
     return coloured(smoke, "magma")
 
 

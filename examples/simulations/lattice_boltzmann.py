@@ -1,7 +1,7 @@
-"""The flow around a cylinder by a lattice Boltzmann method: D2Q9, one relaxation time (BGK), pulled.
+"""The flow around a cylinder by a lattice Boltzmann method: D2Q9, one relaxation time (BGK), pull scheme.
 
-Its tests compare it with the Taylor-Green vortex, with a speed that decays as exp(-2 nu k^2 t), and with the
-sums of mass and momentum, which collisions keep. Source: T. Krueger et al., The Lattice Boltzmann Method,
+The tests compare it with the Taylor-Green vortex, with a speed that decays as exp(-2 nu k^2 t), and with the
+sums of mass and momentum, which collisions conserve. Source: T. Krueger et al., The Lattice Boltzmann Method,
 2017.
 
 Run it with: python lattice_boltzmann.py --size 96 --steps 8000 --out street.png
@@ -17,7 +17,7 @@ from simulation import Simulation, State, Step, program
 
 import trio_accel as ta
 
-# Directions (down, right), their weights, and the number of the opposite one.
+# Directions (down, right), their weights, and the numbers of the opposite directions.
 DIRECTIONS = ((0, 0), (0, 1), (1, 0), (0, -1), (-1, 0), (1, 1), (1, -1), (-1, -1), (-1, 1))
 WEIGHTS = (4 / 9, *[1 / 9] * 4, *[1 / 36] * 4)
 OPPOSITE = (0, 3, 4, 1, 2, 7, 8, 5, 6)
@@ -39,7 +39,7 @@ def update_of(height: int, width: int) -> ta.jit.Elementwise[State]:
     for k, (down, right) in enumerate(DIRECTIONS):
         lines += [f"c{k} = ({right})*u + ({down})*v"]
         lines += [f"fluid{k} = g{k} + omega*({WEIGHTS[k]}*rho*(rest + 3*c{k} + 4.5*c{k}*c{k}) - g{k})"]
-        # A wall reflects the incoming flow; the inlet has the inflow.
+        # A wall reflects the incoming flow; the inlet always has the same inflow.
         new = WEIGHTS[k] * (1 - 1.5 * SPEED**2 + 3 * right * SPEED + 4.5 * (right * SPEED) ** 2)
         lines += [f"o{k} = where(kind == {FLUID}, fluid{k}, where(kind == {SOLID}, g{OPPOSITE[k]}, {new}))"]
     return ta.jit.elementwise(
@@ -61,14 +61,14 @@ def step_of(kind: ta.AccelRef, omega: float) -> Step:
 
 
 def equilibrium(rho: np.ndarray, v: np.ndarray, u: np.ndarray) -> list[np.ndarray]:
-    """Return the flows in all directions at rest with this density and these velocities down and right."""
+    """Return the flows of the equilibrium with this density and these velocities down and right."""
     along = [down * v + right * u for down, right in DIRECTIONS]
     rest = 1 - 1.5 * (u * u + v * v)
     return [w * rho * (rest + 3 * c + 4.5 * c * c) for w, c in zip(WEIGHTS, along, strict=True)]
 
 
 def moments(*flows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Density, and velocities down and right."""
+    """Return the density, and the velocities down and right."""
     rho = np.sum(flows, axis=0)
     v, u = (sum(each[axis] * f for each, f in zip(DIRECTIONS, flows, strict=True)) / rho for axis in (0, 1))
     return rho, v, u
@@ -84,7 +84,7 @@ def cylinder(size: int) -> tuple[np.ndarray, float]:
 
 
 async def start(device: ta.Device, size: int, seed: int) -> tuple[State, Step]:
-    """A stream around a cylinder, which a little noise keeps from being symmetric."""
+    """Start a stream around a cylinder, with a little noise to break the symmetry."""
     kind, omega = cylinder(size)
     noise = 1e-3 * np.random.default_rng(seed).standard_normal(kind.shape)
     flows = equilibrium(np.ones(kind.shape), noise, np.where(kind == SOLID, 0.0, SPEED))
@@ -93,7 +93,7 @@ async def start(device: ta.Device, size: int, seed: int) -> tuple[State, Step]:
 
 
 def picture(*flows: np.ndarray) -> np.ndarray:
-    """The vorticity: blue turns to the left, red to the right."""
+    """Return a picture of the vorticity: blue turns counterclockwise, red clockwise."""
     _, v, u = moments(*flows)
     curl = np.gradient(v, axis=1) - np.gradient(u, axis=0)
     return coloured(0.5 + 0.5 * curl / (0.25 * SPEED), "RdBu_r")

@@ -25,23 +25,23 @@ const next = () => setTimeout(() => { document.images[0].src = `frame.png?${Date
 
 
 class Newest:
-    """Frames, of which each takes the place of the one before."""
+    """The newest frame of a simulation, and a page that shows it."""
 
     def __init__(self) -> None:
         self.png = b""
         self.is_there = trio.Event()
 
     async def page(self, _: Request) -> Response:
-        """The page, which asks for frame after frame."""
+        """Return the page, which requests frame after frame."""
         return HTMLResponse(PAGE)
 
     async def frame(self, _: Request) -> Response:
-        """The newest frame."""
+        """Return the newest frame."""
         await self.is_there.wait()
         return Response(self.png, 200, {"Cache-Control": "no-store"}, media_type="image/png")
 
     async def make(self, arguments: Namespace, simulation: Simulation) -> None:
-        """Make frames without end. With faults, the worker is killed at three of them, and nobody sees it."""
+        """Make frames until cancelled. With faults, kill the worker at three frames, which nobody sees."""
         options = ta.DeviceOptions(isolation="process", retry=1)
         async with (
             ta.open_system("page") as system,
@@ -61,13 +61,13 @@ class Newest:
 
 
 def png_of(picture: np.ndarray) -> bytes:
-    """The file of a picture."""
+    """Return a picture as a PNG file."""
     Image.fromarray(picture).save(file := io.BytesIO(), "png")
     return file.getvalue()
 
 
 async def serve(arguments: Namespace, simulation: Simulation) -> int:
-    """Serve the page until Ctrl-C; returns the exit code."""
+    """Serve the page until Ctrl-C, and return the exit code."""
     newest = Newest()
     app = Starlette(routes=[Route("/", newest.page), Route("/frame.png", newest.frame)])
     listeners = await trio.open_tcp_listeners(arguments.port, host="127.0.0.1")

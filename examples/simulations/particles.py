@@ -1,7 +1,8 @@
-"""Grains that fall, pile up and push one another apart, found by cells: a step is a sort and two expressions.
+"""Grains that fall, pile up and push one another apart: a step is a sort by cells and two expressions.
 
-Only grains of the nine cells around can touch. Three of these are adjacent in a list sorted by cells, so
-forces are sums over three ranges. Its tests compare it with plain Python, bit for bit, and with the momentum.
+Only grains in the nine surrounding cells can touch. Three cells in a row are adjacent in a list sorted by
+cells, so forces are sums over three ranges. The tests compare it with plain Python, bit for bit, and check
+the momentum.
 Source: P. Cundall, O. Strack, A Discrete Numerical Model for Granular Assemblies, 1979.
 
 Run it with: python particles.py --size 20000 --steps 2000 --out grains.apng
@@ -17,7 +18,7 @@ from simulation import Simulation, State, Step, program
 
 import trio_accel as ta
 
-# The unit is the distance at which grains touch, which is also the extent of a cell.
+# The unit is the distance at which grains touch, and the edge of a cell.
 STIFFNESS, DAMPING, BOUNCE = 0.1, 0.05, 0.3
 NAMES = ("y", "x", "v", "u", "tag")  # places and speeds, down and to the right
 SORT = ta.jit.elementwise(
@@ -74,7 +75,7 @@ async def start(device: ta.Device, size: int, seed: int) -> tuple[State, Step]:
 
 
 def picture(y: np.ndarray, x: np.ndarray, _: np.ndarray, __: np.ndarray, tag: np.ndarray) -> np.ndarray:
-    """Grains, in the colours of the layers where they began."""
+    """Return a picture of the grains, coloured by their initial layers."""
     cells = int(np.sqrt(2 * len(x))) + 2
     scale = max(1, 400 // cells)
     image = np.zeros((scale * (cells + 1), scale * (cells + 1), 3), np.uint8)

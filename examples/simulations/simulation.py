@@ -21,7 +21,7 @@ Step = Callable[..., Awaitable[State]]
 
 @attrs.frozen(kw_only=True)
 class Simulation:
-    """A simulation of a size, from a seed.
+    """A simulation, which starts with a size and a seed.
 
     Attributes:
         start: Puts the first state on a device, and returns it with the step: a function that takes the
@@ -55,7 +55,7 @@ async def run(
     kills: int = 0,
     pictures: int = 0,
 ) -> Run:
-    """Run the steps of a simulation, with kills and pictures at equal distances."""
+    """Run the steps of a simulation, with kills and pictures at equal intervals."""
     state, step = await simulation.start(device, size, seed)
     if simulation.operation is ta.graphs.Replay:
         step = await ta.graphs.capture(device, step, *state)
@@ -73,12 +73,12 @@ async def run(
 
 
 async def to_host(state: State) -> tuple[np.ndarray, ...]:
-    """Copy the arrays of a state."""
+    """Copy the arrays of a state to the host."""
     return tuple([await array.to_host() for array in state])
 
 
 async def simulate(arguments: argparse.Namespace, simulation: Simulation) -> int:
-    """Run by the command line; return the exit code: 1 if a kill has changed a bit."""
+    """Run as the command line requests, and return the exit code: 1 if a kill has changed a bit."""
     options = ta.DeviceOptions(isolation="process" if arguments.faults else "inline", retry=1)
     what = (simulation, arguments.size, arguments.steps, arguments.seed)
     pictures = min(arguments.steps, 1 if arguments.out and arguments.out.suffix == ".png" else 100)
@@ -100,17 +100,17 @@ async def simulate(arguments: argparse.Namespace, simulation: Simulation) -> int
 
 
 def command(description: str | None, *, size: int, steps: int) -> argparse.ArgumentParser:
-    """The options that every simulation has."""
+    """Return a parser with the options of every simulation."""
     parser = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
     parser.add_argument("--backend", default="cpu", help="device to use, such as cpu or cuda:1")
-    parser.add_argument("--size", type=int, default=size, help=f"how large it is (default: {size})")
-    parser.add_argument("--steps", type=int, default=steps, help=f"how many steps (default: {steps})")
-    parser.add_argument("--seed", type=int, default=0, help="of what is random at the start")
+    parser.add_argument("--size", type=int, default=size, help=f"size (default: {size})")
+    parser.add_argument("--steps", type=int, default=steps, help=f"number of steps (default: {steps})")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random start")
     parser.add_argument("--faults", action="store_true", help="kill the worker three times, and compare")
     parser.add_argument("--out", type=Path, help=".png for the last picture; .apng, .gif or .mp4 for a film")
     return parser
 
 
 def program(description: str | None, simulation: Simulation, *, size: int, steps: int) -> int:
-    """The program of a simulation; returns its exit code."""
+    """Run the program of a simulation, and return its exit code."""
     return trio.run(simulate, command(description, size=size, steps=steps).parse_args(), simulation)

@@ -1,6 +1,6 @@
-"""Video effects as one graph: lights leave trails in the picture before, which turns and shrinks, and glow.
+"""Video effects as one graph: glowing lights leave trails, which turn and grow from frame to frame.
 
-The step returns new arrays, so a frame that a kill cuts off is drawn again. Its tests compare it with SciPy,
+The step returns new arrays, so a frame interrupted by a kill is drawn again. The tests compare it with SciPy,
 frame by frame. With --port, a page shows the newest frame until Ctrl-C; a slow browser skips frames.
 
 Run it with: python video.py --size 240 --port 8000 --faults
@@ -59,7 +59,7 @@ def step_of(height: int, width: int) -> Step:
 
 
 async def start(device: ta.Device, size: int, seed: int) -> tuple[State, Step]:
-    """Dark, at some time."""
+    """Start with a dark screen, at a random time."""
     shape = 3, size, size * 16 // 9
     time = np.random.default_rng(seed).uniform(0, 100)
     arrays = np.asarray(time), np.zeros(shape, np.float32), np.zeros(shape, np.uint8)
@@ -75,9 +75,9 @@ SIMULATION = Simulation(start=start, picture=picture)
 
 
 def main() -> int:
-    """Returns the exit code."""
+    """Return the exit code."""
     parser = command(__doc__, size=90, steps=100)
-    parser.add_argument("--port", type=int, help="of a page with the newest frame; 0 for any")
+    parser.add_argument("--port", type=int, help="port of a page with the newest frame; 0 for any free port")
     arguments = parser.parse_args()
     return trio.run(simulate if arguments.port is None else serve, arguments, SIMULATION)
 

@@ -327,10 +327,10 @@ def test_a_device_that_is_not_there(refused: Refused, model: Path) -> None:
     [
         ({"model_type": "gpt2"}, "model_type must be 'bert', got 'gpt2'"),
         ({"hidden_act": None}, "hidden_act must be 'gelu'"),
-        ({"num_hidden_layers": 0}, "num_hidden_layers must be a size, got 0"),
-        ({"hidden_size": "24"}, "hidden_size must be a size"),
-        ({"hidden_size": True}, "hidden_size must be a size"),
-        ({"vocab_size": 1 << 30}, "vocab_size must be a size"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers must be an integer from 1 to 16777215, got 0"),
+        ({"hidden_size": "24"}, "hidden_size must be an integer"),
+        ({"hidden_size": True}, "hidden_size must be an integer"),
+        ({"vocab_size": 1 << 30}, "vocab_size must be an integer"),
         ({"num_attention_heads": 5}, "5 heads do not divide 24 numbers"),
         ({"layer_norm_eps": float("nan")}, "layer_norm_eps must be a number"),
         ({"intermediate_size": 41}, "encoder.layer.0.intermediate.dense.weight' of shape (41, 24)"),
@@ -369,11 +369,11 @@ def test_files_of_a_model_that_cannot_be_used(refused: Refused, model: Path) -> 
 def test_texts_that_cannot_be_used(refused: Refused, tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
     for content, said in (
-        (b"", "has no sentence"),
-        (b"1. 2. 3.", "has no sentence"),
-        (b"\xff", "is no text in UTF-8"),
+        (b"", "does not contain a sentence"),
+        (b"1. 2. 3.", "does not contain a sentence"),
+        (b"\xff", "is not a text in UTF-8"),
         (b"A. " * 6000, "more than 5000 sentences"),
-        (b"a" * ((1 << 20) + 1), "texts of at most 1 MiB"),
+        (b"a" * ((1 << 20) + 1), "a text must have at most 1 MiB"),
     ):
         path.write_bytes(content)
         assert said in refused("--text", path)

@@ -356,7 +356,7 @@ async def test_requests_that_are_not_the_administrations(folder: Path) -> None:
         ):
             status, code, message = error_of(await send(method, {"adapter": "one"}, key))
             assert (status, code) == (401, "invalid_api_key")
-            assert message.startswith("/admin/adapter needs the key of the administration")
+            assert message.startswith("/admin/adapter needs the administration key")
         assert adapters.state()["adapter"] is None
         assert error_of(await send("PUT"))[0] == 405
     for place, key in ((folder, None), (None, KEY)):
@@ -389,23 +389,29 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "cut": (lambda path: damage(write(path, 1), lambda data: data[:-5]), "cannot be used"),
     "a folder": (lambda path: path.mkdir(), "cannot be used"),
     "a pipe": (os.mkfifo, "cannot be used"),
-    "of a weight file": (lambda path: path.write_bytes(header(__metadata__={})), "it has no rank and scale"),
-    "without arrays": (lambda path: path.write_bytes(header(__metadata__=ABOUT)), "it has no arrays"),
+    "of a weight file": (
+        lambda path: path.write_bytes(header(__metadata__={})),
+        "its rank and scale are missing",
+    ),
+    "without arrays": (
+        lambda path: path.write_bytes(header(__metadata__=ABOUT)),
+        "it does not contain arrays",
+    ),
     "of no rank": (
         lambda path: damage(write(path, 1), lambda data: data.replace(b'\\"rank\\": 2', b'\\"rank\\": 0')),
-        "it has no rank and scale",
+        "its rank and scale are missing",
     ),
     "of another rank": (
         lambda path: damage(write(path, 1), lambda data: data.replace(b'\\"rank\\": 2', b'\\"rank\\": 3')),
-        "lora_A.weight' has the shape (2, 40), and (3, 40) is wanted",
+        "lora_A.weight' has the shape (2, 40), but must have (3, 40)",
     ),
-    "of more layers": (lambda path: write(path, 1, config=OTHER), "of another model: it adapts 'layers.2."),
+    "of more layers": (lambda path: write(path, 1, config=OTHER), "another model: it adapts 'layers.2."),
     "of another width": (
         lambda path: write(path, 1, config=WIDE),
-        "'layers.0.down.lora_A.weight' has the shape (2, 48), and (2, 40) is wanted",
+        "'layers.0.down.lora_A.weight' has the shape (2, 48), but must have (2, 40)",
     ),
-    "of other weights": (lambda path: write(path, 1, base=7), "the weights that it adapts differ"),
-    "not a number": (lambda path: numbers(write(path, 1), np.nan), "it has numbers that are not finite"),
+    "of other weights": (lambda path: write(path, 1, base=7), "the adapted weights differ"),
+    "not a number": (lambda path: numbers(write(path, 1), np.nan), "it contains NaN or infinity"),
     "too large": (lambda path: numbers(write(path, 1), 3e38), "overflows"),
     "long": (lambda path: write(path, 1, rank=2000), "it is larger than the model"),
 }
@@ -518,7 +524,7 @@ async def test_a_device_without_memory_for_a_second_set(folder: Path) -> None:
     async with admin(folder, exact=0, options=options) as (send, adapters):
         status, code, message = error_of(await send("POST", {"adapter": "one"}))
         assert (status, code) == (503, "out_of_memory")
-        assert message.startswith("the device has no memory for a second set of weights")
+        assert message.startswith("the device lacks memory for a second set of weights")
         assert adapters.state()["in_use"] == [{"adapter": None, "streams": 0}]
         await settled(device_of(adapters), used)
         assert await ask(adapters.generation, 0) == text

@@ -174,7 +174,7 @@ async def test_a_step_ahead_has_no_more_sequences_than_the_device_keeps_tokens_o
 ) -> None:
     opening = open_model(device, TINY, LOADED.weights, pages=8, size=4, forward="numpy", width=2)
     async with opening as model:
-        with pytest.raises(ValueError, match="at most 2 sequences, got sequences=3"):
+        with pytest.raises(ValueError, match="sequences must be at most 2 for steps in advance, got 3"):
             async with open_generation(system, model, LOADED, sequences=3, ahead=True):
                 raise AssertionError
         async with open_generation(system, model, LOADED, sequences=2, positions=70, ahead=True) as made:

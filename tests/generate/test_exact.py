@@ -181,7 +181,7 @@ async def test_texts_that_are_set_aside_are_the_same(system: ta.System, device: 
 
 
 async def test_functions_of_the_package_are_not_exact(device: ta.Device) -> None:
-    with pytest.raises(ta.NotSupportedError, match="exact: the functions of the package"):
+    with pytest.raises(ta.NotSupportedError, match="exact: the package's functions"):
         async with open_model(device, TINY, WEIGHTS, pages=9, forward="operations", exact=8):
             pass
 
@@ -196,6 +196,6 @@ async def test_a_device_whose_rows_depend_on_their_places_is_refused(
         return made
 
     monkeypatch.setattr(Llama, "_dense", dense)
-    with pytest.raises(ta.NotSupportedError, match="other bits beside other rows or elsewhere"):
+    with pytest.raises(ta.NotSupportedError, match="depend on the other rows or its index"):
         async with open_model(device, TINY, WEIGHTS, pages=99, forward="numpy", exact=8):
             pass

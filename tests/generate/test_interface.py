@@ -351,7 +351,7 @@ REFUSED: dict[str, Refused] = {
     "a user's call": Refused(
         lambda c: chat(c, [{"role": "user", "content": "", "tool_calls": [CALL]}]),
         "messages[0].tool_calls",
-        "must be an assistant's",
+        "must be in a message of an assistant",
     ),
     "a pattern that explodes": Refused(
         lambda c: chat(c, **schema(type="string", pattern="^(a{1000}b{1000}){1000}$")),
@@ -359,7 +359,7 @@ REFUSED: dict[str, Refused] = {
         "too many expressions",
     ),
     "a schema without end": Refused(
-        lambda c: chat(c, **schema(**{"$ref": "#"})), "response_format", "it has no end"
+        lambda c: chat(c, **schema(**{"$ref": "#"})), "response_format", "it never ends"
     ),
     "a schema that is too large": Refused(
         lambda c: chat(c, **schema(enum=[A_MEGABYTE[:20_000]])), "response_format", "at most 16384 letters"
@@ -373,18 +373,16 @@ REFUSED: dict[str, Refused] = {
     "21 top_logprobs": Refused(
         lambda c: chat(c, logprobs=True, top_logprobs=21), "top_logprobs", "from 0 to 20, got 21"
     ),
-    "top_logprobs alone": Refused(
-        lambda c: chat(c, top_logprobs=2), "top_logprobs", "must come with logprobs"
-    ),
+    "top_logprobs alone": Refused(lambda c: chat(c, top_logprobs=2), "top_logprobs", "requires logprobs"),
     "logprobs beyond the vocabulary": Refused(
         lambda c: text(c, logprobs=100_000), "logprobs", "from 0 to 5, got 100000"
     ),
     "10 000 prompts": Refused(lambda c: text(c, ["a"] * 10_000), "prompt", "a list of at most 128"),
     "a prompt without tokens among others": Refused(
-        lambda c: text(c, ["a", ""]), "prompt", "must have a token", code="empty_string"
+        lambda c: text(c, ["a", ""]), "prompt", "must have at least one token", code="empty_string"
     ),
     "a prompt without tokens": Refused(
-        lambda c: text(c, ""), "prompt", "must have a token", code="empty_string"
+        lambda c: text(c, ""), "prompt", "must have at least one token", code="empty_string"
     ),
     "no prompts": Refused(lambda c: text(c, []), "prompt", "prompt must be", code="empty_array"),
     "no messages": Refused(lambda c: chat(c, []), "messages", "at least one", code="empty_array"),
@@ -394,14 +392,14 @@ REFUSED: dict[str, Refused] = {
     "responses": Refused(
         lambda c: c.responses.create(model="random", input="Hi"), None, "use /v1/chat/completions", 404
     ),
-    "images": Refused(lambda c: c.images.generate(prompt="x"), None, "writes text alone", 404),
+    "images": Refused(lambda c: c.images.generate(prompt="x"), None, "writes only text", 404),
     "speech": Refused(
-        lambda c: c.audio.speech.create(model="random", voice="x", input="x"), None, "writes text alone", 404
+        lambda c: c.audio.speech.create(model="random", voice="x", input="x"), None, "writes only text", 404
     ),
     "files": Refused(lambda c: c.files.list(), None, "send texts in messages", 404),
-    "batches": Refused(lambda c: c.batches.list(), None, "send requests at once", 404),
-    "moderations": Refused(lambda c: c.moderations.create(input="x"), None, "there are /v1/chat/", 404),
-    "fine-tuning": Refused(lambda c: c.fine_tuning.jobs.list(), None, "there are /v1/chat/", 404),
+    "batches": Refused(lambda c: c.batches.list(), None, "send requests concurrently", 404),
+    "moderations": Refused(lambda c: c.moderations.create(input="x"), None, "the paths are /v1/chat/", 404),
+    "fine-tuning": Refused(lambda c: c.fine_tuning.jobs.list(), None, "the paths are /v1/chat/", 404),
     "a model that there is not": Refused(
         lambda c: c.models.retrieve("gpt-4"), "model", "only 'random' and 'random-encoder'", 404
     ),

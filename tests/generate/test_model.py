@@ -211,9 +211,9 @@ async def test_a_kill_in_any_step_changes_no_token(
 @pytest.mark.parametrize(
     ("run", "said"),
     [
-        (Run(tokens=[], start=0, pages=[1]), "1 to 4 tokens behind 0 .* got 0"),
-        (Run(tokens=[1] * 5, start=0, pages=[1]), "1 to 4 tokens behind 0 .* got 5"),
-        (Run(tokens=[1], start=4, pages=[1]), "1 to 0 tokens behind 4 .* got 1"),
+        (Run(tokens=[], start=0, pages=[1]), "1 to 4 tokens after 0 .* got 0"),
+        (Run(tokens=[1] * 5, start=0, pages=[1]), "1 to 4 tokens after 0 .* got 5"),
+        (Run(tokens=[1], start=4, pages=[1]), "1 to 0 tokens after 4 .* got 1"),
         (Run(tokens=[1], start=-1, pages=[1]), "behind -1"),
         (Run(tokens=[1], start=128, pages=range(40)), "at most 128 tokens"),
         (Run(tokens=[1, 300], start=0, pages=[1]), "tokens must be 0 to 299, got 1 to 300"),
@@ -228,5 +228,5 @@ def test_runs_that_cannot_be(run: Run, said: str) -> None:
 
 async def test_a_step_of_nobody(device: ta.Device) -> None:
     async with open_model(device, TINY, WEIGHTS, pages=4, forward="operations") as model:
-        with pytest.raises(ValueError, match="a step must have a sequence"):
+        with pytest.raises(ValueError, match="a step must have at least one sequence"):
             await model.step([])

@@ -166,11 +166,11 @@ def test_contents_may_be_parts_and_fields_may_ask_for_nothing(service: Serving) 
         ({"seed": 1.5}, "seed", "seed must be an integer"),
         ({"max_tokens": 0}, "max_tokens", "max_tokens must be an integer from 1"),
         ({"max_tokens": True}, "max_tokens", "max_tokens must be an integer from 1"),
-        ({"max_tokens": 5000}, "messages", "at most 4800, got 24 and 5000"),
+        ({"max_tokens": 5000}, "messages", "at most 4800 tokens, got 24 and 5000"),
         ({"stop": ["a"] * 5}, "stop", "at most 4 stop strings"),
         ({"stop": [1]}, "stop", "stop must be a text"),
         ({"stream": "yes"}, "stream", "stream must be true or false"),
-        ({"stream_options": {"x": 1}}, "stream_options", "include_usage alone"),
+        ({"stream_options": {"x": 1}}, "stream_options", "only include_usage"),
         ({"messages": []}, "messages", "at least one message"),
         ({"messages": "Hello"}, "messages", "messages must be a list"),
         ({"messages": [5]}, "messages[0].role", "must be one of system, "),
@@ -179,7 +179,7 @@ def test_contents_may_be_parts_and_fields_may_ask_for_nothing(service: Serving) 
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
             "messages[0].content",
-            "text alone",
+            "only text",
         ),
         ({"messages": [{"role": "user", "content": "x" * 5000}]}, "messages", "at most 4800"),
     ],
@@ -436,12 +436,12 @@ def children(process: int) -> list[int]:
 @pytest.mark.parametrize(
     ("keys", "says"),
     [
-        (b"\n \n", "there must be a key"),
-        (b"a\n=3\n", "none may be empty"),
+        (b"\n \n", "there must be at least one key"),
+        (b"a\n=3\n", "keys must not be empty"),
         (b"a=b\n", "could not convert string to float: 'b'"),
         (b"a=-1\n", "the weight of 'a' must be a finite number"),
         (b"a=nan\n", "the weight of 'a' must be a finite number"),
-        (b"\xff\n", "ASCII letters alone"),
+        (b"\xff\n", "only ASCII characters"),
     ],
 )
 def test_keys_that_are_wrong(tmp_path: Path, keys: bytes, says: str) -> None:
@@ -482,7 +482,7 @@ def test_an_option_out_of_range_is_named(name: str, value: str, capsys: pytest.C
         (("--gguf", "missing.gguf"), "cannot read missing.gguf as a GGUF file"),
         (("--random-weights", "--layers", "1", "--backend", "bogus"), "bogus"),
         (("--random-weights", "--layers", "1", "--keys", "missing.txt"), "missing.txt"),
-        (("--host", "192.0.2.1"), "cannot listen at 192.0.2.1, port 0: "),
+        (("--host", "192.0.2.1"), "cannot listen on 192.0.2.1, port 0: "),
     ],
 )
 def test_what_a_user_can_do_something_about(tmp_path: Path, options: tuple[str, ...], says: str) -> None:

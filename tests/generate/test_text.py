@@ -172,8 +172,8 @@ def test_a_file_is_read(tmp_path: Path) -> None:
     [
         ((), {"architecture": "gpt2"}, "the model must be a llama, got 'gpt2'"),
         ((), {"tokenizer.ggml.pre": "llama-bpe"}, "tokenizer.ggml.pre must be 'smollm', got 'llama-bpe'"),
-        (("llama.context_length",), {}, "has no 'llama.context_length'"),
-        (("blk.1.ffn_up",), {}, "has no 'blk.1.ffn_up.weight'"),
+        (("llama.context_length",), {}, "'llama.context_length' is missing"),
+        (("blk.1.ffn_up",), {}, "'blk.1.ffn_up.weight' is missing"),
         (
             (),
             {"llama.feed_forward_length": 41},
