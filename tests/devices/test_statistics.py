@@ -87,7 +87,7 @@ async def test_plans_and_templates_are_counted(system: ta.System, isolation: Iso
         statistics = await device.statistics()
         counted = statistics.libraries.get(BLAS, LibraryStatistics())
         # The CPU's libraries keep no plans.
-        plans = CacheStatistics(found=10, made=2) if BACKEND == "cuda" else CacheStatistics()
+        plans = CacheStatistics(hits=10, created=2) if BACKEND == "cuda" else CacheStatistics()
         assert counted.plans == plans
         assert kept(statistics, "application") == (0, 0, 0, 0)
         ta.testing.poison(device, "for the test")
@@ -102,7 +102,7 @@ async def test_plans_and_templates_are_counted(system: ta.System, isolation: Iso
             await (x + 1.0 + x)
         statistics = await device.statistics()
         counted = statistics.libraries.get(BLAS, LibraryStatistics())
-        made = CacheStatistics(made=1) if BACKEND == "cuda" else CacheStatistics()
+        made = CacheStatistics(created=1) if BACKEND == "cuda" else CacheStatistics()
         assert counted.plans == made
         assert kept(statistics, "link")[3] == 0
         assert kept(statistics, "application") == (0, 1, 3, 0)
@@ -123,7 +123,7 @@ async def test_draws_that_differ_in_their_place_have_one_plan_and_one_template(
             await generator.normal((8,))
         statistics = await device.statistics()
         counted = statistics.libraries.get(RANDOM, LibraryStatistics())
-        plans = CacheStatistics(found=11, made=1) if BACKEND == "cuda" else CacheStatistics()
+        plans = CacheStatistics(hits=11, created=1) if BACKEND == "cuda" else CacheStatistics()
         assert counted.plans == plans
         if isolation == "process":
             seen, recorded, found, _ = kept(statistics, "link")

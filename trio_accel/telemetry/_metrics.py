@@ -141,7 +141,7 @@ device_age          gauge     seconds device age How old the figures are that a 
 device_launches     counter   -       device * Operations launched by the current context of a device.
 device_in_flight    gauge     -       device * Operations that a device has now.
 device_requests     gauge     -       device,library,state * Requests of the libraries of a device.
-device_plans        counter   -       device,library,event * Plans of the libraries of the current context of a device: found, made, evicted.
+device_plans        counter   -       device,library,event * Plans of the libraries of the current context of a device: hits, created, evicted.
 device_kept         counter   -       device,side,event * Plans that are kept for the requests of a device, and what became of them.
 device_memory       gauge     bytes   device,kind * Memory of a device by what it is taken for.
 device_arrays       gauge     bytes   device,path * Memory of the arrays of a device by the actor that made them.

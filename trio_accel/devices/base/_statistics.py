@@ -80,19 +80,19 @@ class CacheStatistics:
     """Counts for the entries of a cache.
 
     Attributes:
-        found: The number of lookups that found an entry.
-        made: The number of new entries.
+        hits: The number of lookups that found an entry.
+        created: The number of new entries.
         evicted: The number of evicted entries.
     """
 
-    found: int = 0
-    made: int = 0
+    hits: int = 0
+    created: int = 0
     evicted: int = 0
 
     @classmethod
     def of(cls, counts: CacheCounts) -> Self:
         """Make the statistics of a counter."""
-        return cls(found=counts.found, made=counts.made, evicted=counts.evicted)
+        return cls(hits=counts.hits, created=counts.created, evicted=counts.evicted)
 
 
 @attrs.frozen(kw_only=True)

@@ -71,13 +71,13 @@ class CacheCounts:
     """Counts of a cache's entries; its owner counts, and others read.
 
     Attributes:
-        found: The number of look-ups that found an entry.
-        made: The number of entries made.
+        hits: The number of look-ups that found an entry.
+        created: The number of entries made.
         evicted: The number of entries removed to make room for others.
     """
 
-    found: int = 0
-    made: int = 0
+    hits: int = 0
+    created: int = 0
     evicted: int = 0
 
 
