@@ -69,7 +69,7 @@ async def test_counts_are_true_at_every_moment(system: ta.System, isolation: Iso
 
 def kept(counted: ta.DeviceStatistics, side: str) -> tuple[int, int, int, int]:
     row = counted.kept.get(side, KeptStatistics())
-    return row.seen, row.recorded, row.found, row.evicted
+    return row.unplanned, row.recorded, row.hits, row.evicted
 
 
 async def test_plans_and_templates_are_counted(system: ta.System, isolation: Isolation) -> None:

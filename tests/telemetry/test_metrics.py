@@ -175,10 +175,10 @@ async def test_kept_plans_in_metrics() -> None:
             await recorder.refresh()
             rows = {row.side: row for row in recorder.snapshot().devices[0].kept}
             assert set(rows) == {"application", "link", "executor"}
-            assert rows["application"] == KeptRow(side="application", recorded=1, found=2)
+            assert rows["application"] == KeptRow(side="application", recorded=1, hits=2)
             assert (rows["link"].recorded, rows["link"].evicted) == (2, 0)
             found = values(parse_openmetrics(openmetrics(recorder)))
-    for event in ("seen", "found", "recorded", "bound", "armed", "refused", "evicted"):
+    for event in ("unplanned", "hits", "recorded", "bound", "armed", "refused", "evicted"):
         for side, row in rows.items():
             labels = {"system": "shop", "device": "shop/cpu:0", "side": side, "event": event}
             assert found["trio_accel_device_kept_total", frozenset(labels.items())] == getattr(row, event)

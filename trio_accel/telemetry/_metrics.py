@@ -100,7 +100,7 @@ def _arrays(snapshot: SystemSnapshot) -> Iterator[Sample]:
 def _kept_events(snapshot: SystemSnapshot) -> Iterator[Sample]:
     for device in snapshot.devices:
         for row in device.kept:
-            for event in ("seen", "found", "recorded", "bound", "armed", "refused", "evicted"):
+            for event in ("unplanned", "hits", "recorded", "bound", "armed", "refused", "evicted"):
                 yield (device.path, row.side, event), getattr(row, event)
 
 

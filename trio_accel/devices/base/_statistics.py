@@ -100,8 +100,8 @@ class KeptStatistics:
     """Counts for a table of kept plans.
 
     Attributes:
-        seen: The requests without a plan, because their structure was new.
-        found: The requests that found their plan.
+        unplanned: The requests without a plan, because their structure was new.
+        hits: The requests that found their plan.
         recorded: The new plans.
         bound: The bindings of plans to blocks.
         armed: The bindings with prepared kernels.
@@ -109,8 +109,8 @@ class KeptStatistics:
         evicted: The plans that were evicted.
     """
 
-    seen: int = 0
-    found: int = 0
+    unplanned: int = 0
+    hits: int = 0
     recorded: int = 0
     bound: int = 0
     armed: int = 0

@@ -116,7 +116,7 @@ class TemplateTable:
                 launch.allocations[-1][1] if launch.allocations else 0
             ):
                 framed.is_used = True
-                self.kept.counts.found += 1
+                self.kept.counts.hits += 1
                 order = tuple(map(_BLOCK, spec.read + spec.updated + spec.written))
                 return framed.number, order, (spec.given,)
         parts = _spec_key(launch.spec, host)
@@ -143,10 +143,10 @@ class TemplateTable:
         plan = cache.plans.get(full_key)
         if plan is not None:
             plan.is_used = True
-            cache.counts.found += 1
+            cache.counts.hits += 1
         elif not cache.see(full_key):
             # Many launches occur only once, so the second makes the template.
-            cache.counts.seen += 1
+            cache.counts.unplanned += 1
             return None
         else:
             plain = _encode(launch, positions, host)

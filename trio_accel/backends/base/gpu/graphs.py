@@ -282,7 +282,7 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
             plan.is_used = True
             host.fill()
             if self._launch_graph(plan.value):
-                self._captured.counts.found += 1
+                self._captured.counts.hits += 1
                 self._plans.note_launch(chain)
                 if host.address:
                     stream.after(host.end)
