@@ -68,7 +68,7 @@ async def test_counts_are_true_at_every_moment(system: ta.System, isolation: Iso
 
 
 def kept(counted: ta.DeviceStatistics, side: str) -> tuple[int, int, int, int]:
-    row = counted.kept.get(side, KeptStatistics())
+    row = counted.plan_caches.get(side, KeptStatistics())
     return row.unplanned, row.recorded, row.hits, row.evicted
 
 
@@ -107,7 +107,7 @@ async def test_plans_and_templates_are_counted(system: ta.System, isolation: Iso
         assert kept(statistics, "link")[3] == 0
         assert kept(statistics, "application") == (0, 1, 3, 0)
         # Recipes are recorded, and bound to blocks.
-        assert statistics.kept["executor"].bound > 0
+        assert statistics.plan_caches["executor"].bound > 0
 
 
 async def test_draws_that_differ_in_their_place_have_one_plan_and_one_template(

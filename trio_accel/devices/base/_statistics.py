@@ -152,10 +152,10 @@ class DeviceStatistics:
         memory: The memory of the device's arrays.
         losses: The number of the device's lost contexts since it was opened.
         libraries: The libraries that have made plans in this generation, or hold memory, by import path.
-        kept: The retained plans, by their place. ``"application"`` has chains of calls over all generations.
-            ``"link"`` has the launch templates of the worker process; the second operation of its kind makes
-            one. ``"executor"`` has their bindings, and the bindings of chains and graphs, in the launching
-            process.
+        plan_caches: The caches of plans, by their place. ``"application"`` has chains of calls over all
+            generations. ``"link"`` has the launch templates of the worker process; the second operation of
+            its kind makes one. ``"executor"`` has their bindings, and the bindings of chains and graphs, in
+            the launching process.
         actors: The bytes of arrays by the path of the actor whose task made them. ``""`` is for all other
             tasks, including a handler's tasks in a nursery.
         process: The memory and processor time of the process that serves it, the worker or the program; None
@@ -171,7 +171,7 @@ class DeviceStatistics:
     memory: MemoryStatistics
     losses: int
     libraries: Mapping[str, LibraryStatistics] = attrs.field(factory=dict[str, LibraryStatistics])
-    kept: Mapping[str, KeptStatistics] = attrs.field(factory=dict[str, KeptStatistics])
+    plan_caches: Mapping[str, KeptStatistics] = attrs.field(factory=dict[str, KeptStatistics])
     actors: Mapping[str, int] = attrs.field(factory=dict[str, int])
     process: ProcessStatistics | None = None
 
