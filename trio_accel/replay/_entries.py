@@ -529,7 +529,7 @@ def plain_launch(launch: Launch, recipes: Recipes, host: HostEncoder) -> Entry:
         encode(spec, _read if type(spec) is CopyToHostSpec else host),
         launch.allocations,
         tuple([encode(copy, host) for copy in launch.staged]) if launch.staged else (),
-        tuple([encode(copy, host) for copy in launch.behind]) if launch.behind else (),
+        tuple([encode(copy, host) for copy in launch.result_copies]) if launch.result_copies else (),
         tuple(outputs),
         tuple(uses),
     )

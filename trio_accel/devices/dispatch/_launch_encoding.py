@@ -60,7 +60,7 @@ def encode_launch(launch: Launch, read: HostEncoder, write: HostEncoder, fill: H
         encode_spec(launch.spec, host, fill),
         launch.allocations,
         tuple([encode_spec(staged, read) for staged in launch.staged]) if launch.staged else (),
-        tuple([encode_spec(copy, read) for copy in launch.behind]) if launch.behind else (),
+        tuple([encode_spec(copy, read) for copy in launch.result_copies]) if launch.result_copies else (),
         tuple(map(_ID, launch.outputs)),
         tuple([(argument, block.id) for argument, block in launch.uses]),
         None if launch.fault is None else encode_fault(launch.fault.fault),
@@ -106,7 +106,7 @@ class TemplateTable:
         Raises:
             TypeError: Other processes cannot import the specification's class.
         """
-        if launch.staged or launch.behind or launch.fault is not None or not self._is_on:
+        if launch.staged or launch.result_copies or launch.fault is not None or not self._is_on:
             return None
         frame = launch.frame
         spec: Any = launch.spec
