@@ -372,7 +372,7 @@ def _windows_of_means(
     windows = _windows(spec, x, out, (1,) * len(spec.window))
     if spec.divisor:
         return windows, spec.divisor
-    paddings_after = spec.behind if spec.count_include_pad else (None,) * len(windows)
+    paddings_after = spec.padding_after if spec.count_include_pad else (None,) * len(windows)
     divisor = np.ones((1,) * len(windows), np.int64)
     for axis, (window, padding_after) in enumerate(zip(windows, paddings_after, strict=True)):
         divisor = divisor * window.counts(padding_after).reshape(-1, *(1,) * (len(windows) - axis - 1))

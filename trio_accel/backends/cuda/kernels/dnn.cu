@@ -26,7 +26,7 @@ struct PoolArguments {
     i64 *indices;
     i64 count;
     Grid grid;
-    i64 behind[SPATIAL];
+    i64 padding_after[SPATIAL];
     i64 divisor;
     int counts_padding, is_adaptive, kind, is_mean;
 };
@@ -212,7 +212,7 @@ __device__ i64 divisor_of(const PoolArguments &arguments, const i64 *window)
     for (int axis = 0; axis < SPATIAL; axis++) {
         Span span(arguments, axis, window[axis]);
         if (arguments.counts_padding) {
-            const i64 end = arguments.grid.extent[axis] + arguments.behind[axis];
+            const i64 end = arguments.grid.extent[axis] + arguments.padding_after[axis];
             count *= (span.stop < end ? span.stop : end) - span.start;
         } else {
             span.clip(arguments.grid.extent[axis]);

@@ -147,7 +147,7 @@ class _Means(OperationSpec):
     window: Ints = exact()
     stride: Ints = exact()
     padding: Ints = exact()
-    behind: Ints = exact()
+    padding_after: Ints = exact()
     divisor: int = exact()
     count_include_pad: bool = exact()
 
@@ -160,9 +160,9 @@ class AvgPoolSpec(_Means):
         window: See `MaxPoolSpec`, as for all fields without a description here.
         stride: Steps from window to window.
         padding: Zeros before the first element.
-        behind: Zeros after the last element; a window may also reach past these.
+        padding_after: Zeros after the last element; a window may also reach past these.
         divisor: The divisor of the sums; 0 for the number of the window's elements.
-        count_include_pad: Whether that number includes the zeros of `padding` and `behind`.
+        count_include_pad: Whether that number includes the zeros of `padding` and `padding_after`.
         x: ``(n, c, *spatial)``.
         out: ``(n, c, *windows)``.
     """
