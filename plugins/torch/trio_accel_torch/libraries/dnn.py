@@ -297,10 +297,10 @@ class _Attention:
         spec = self._spec
         own = rows[:, None] + (keys - queries if spec.alignment == "lower_right" else 0)
         hidden = (rows[:, None] >= queries) | (columns >= keys)
-        if spec.left >= 0:
-            hidden = hidden | (columns - own < -spec.left)
-        if spec.right >= 0:
-            hidden = hidden | (columns - own > spec.right)
+        if spec.window_left >= 0:
+            hidden = hidden | (columns - own < -spec.window_left)
+        if spec.window_right >= 0:
+            hidden = hidden | (columns - own > spec.window_right)
         return hidden
 
 

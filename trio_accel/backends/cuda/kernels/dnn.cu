@@ -469,7 +469,7 @@ struct ScoresArguments {
     char *logs;
     const char *mask;
     const int *query_lengths, *key_lengths;
-    i64 count, piece, first, rows, columns, shared, served, left, right, mask_row, mask_column;
+    i64 count, piece, first, rows, columns, shared, served, window_left, window_right, mask_row, mask_column;
     double scale;
     int is_double, is_lower, mask_kind, ndim;
     i64 shape[AXES], mask_strides[AXES];
@@ -484,8 +484,8 @@ struct Band {
         const i64 rows = given.query_lengths ? given.query_lengths[n] : given.rows;
         const i64 columns = given.key_lengths ? given.key_lengths[n] : given.columns;
         const i64 own = row + (is_lower ? columns - rows : 0);
-        first = given.left < 0 || own < given.left ? 0 : own - given.left;
-        stop = given.right < 0 || own + given.right >= columns ? columns : own + given.right + 1;
+        first = given.window_left < 0 || own < given.window_left ? 0 : own - given.window_left;
+        stop = given.window_right < 0 || own + given.window_right >= columns ? columns : own + given.window_right + 1;
         if (row >= rows)
             stop = 0;
     }
@@ -642,7 +642,8 @@ struct FusedArguments {
     float *logs;
     const int *query_lengths, *key_lengths;
     i64 strides[FUSED][3];
-    i64 count, queries, keys, heads, shared, rows, columns, e, f, left, right, is_lower, is_grad, infinite;
+    i64 count, queries, keys, heads, shared, rows, columns, e, f, window_left, window_right;
+    i64 is_lower, is_grad, infinite;
     double scale;
 };
 

@@ -192,8 +192,8 @@ Alignment: TypeAlias = Literal["upper_left", "lower_right"]
 class _Scores(OperationSpec):
     """Fields that select the scores of an attention; see `AttentionSpec`."""
 
-    left: int = exact()
-    right: int = exact()
+    window_left: int = exact()
+    window_right: int = exact()
     alignment: Alignment = exact()
     scale: float = scalar()
 
@@ -206,8 +206,8 @@ class AttentionSpec(_Scores):
     length or block out of range fails the operation before it is used.
 
     Attributes:
-        left: The number of keys before its own that each query sees; -1 for all.
-        right: The number of keys after its own; -1 for all, and 0 for a causal attention.
+        window_left: The number of keys before its own that each query sees; -1 for all.
+        window_right: The number of keys after its own; -1 for all, and 0 for a causal attention.
         alignment: Whether query i is aligned with key i, or the last query with the last key.
         scale: Factor of the products.
         query: ``(..., heads, rows, e)``. The axis of heads may be missing from all arrays.
