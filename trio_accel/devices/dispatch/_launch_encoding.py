@@ -118,7 +118,7 @@ class TemplateTable:
                 framed.is_used = True
                 self.kept.counts.hits += 1
                 order = tuple(map(_BLOCK, spec.read + spec.updated + spec.written))
-                return framed.number, order, (spec.given,)
+                return framed.number, order, (spec.host_data,)
         parts = _spec_key(launch.spec, host)
         if parts is None:
             return None

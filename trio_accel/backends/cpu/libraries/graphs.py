@@ -67,8 +67,8 @@ class CpuGraphLibrary(CpuLibrary):
     def _run_chain(self, spec: ChainSpec, call: ComputingCall) -> None:
         run = self._prepared(self.name, spec, call)
         began = thread_time_ns()
-        if spec.given:
-            call.array(spec.written[-1])[: len(spec.given)] = np.frombuffer(spec.given, np.uint8)
+        if spec.host_data:
+            call.array(spec.written[-1])[: len(spec.host_data)] = np.frombuffer(spec.host_data, np.uint8)
         run()
         if spec.words is not None:
             result = call.array(spec.result_at(), write=False)
