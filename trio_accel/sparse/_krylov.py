@@ -350,7 +350,7 @@ async def _extend_basis(
     second: AccelRef,
     size: AccelRef,
     unit: AccelRef,
-    least: float,
+    smallest_divisor: float,
 ) -> tuple[AccelRef, AccelRef, AccelRef, AccelRef]:
     """Take the parts of a vector along a basis off, twice, and divide the rest by its length.
 
@@ -362,8 +362,8 @@ async def _extend_basis(
         first: Its components along the basis.
         second: The components that roundings have left.
         size: The length of the rest.
-        unit: The rest divided by its length, or by `least` if that is larger.
-        least: The smallest divisor.
+        unit: The rest divided by its length, or by `smallest_divisor` if that is larger.
+        smallest_divisor: The rest is divided by at least this number.
     """
     ...
 

@@ -520,7 +520,9 @@ def extend_basis(spec: Any, call: HostCall) -> None:
         call.array(noted)[...] = parts
     length = norm_of(remainder, spec.size.dtype)
     call.array(spec.size)[...] = length
-    np.divide(remainder, remainder.dtype.type(np.maximum(length, spec.least)), out=call.array(spec.unit))
+    np.divide(
+        remainder, remainder.dtype.type(np.maximum(length, spec.smallest_divisor)), out=call.array(spec.unit)
+    )
 
 
 def _eliminate(
