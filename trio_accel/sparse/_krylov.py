@@ -369,12 +369,12 @@ async def _extend_basis(
 
 
 @operation(
-    "h(m, m), sizes: real(m), size: real(), made: real() -> y(m), count: real()",
+    "h(m, m), sizes: real(m), size: real(), step_count: real() -> y(m), count: real()",
     actor=SparseActor,
     dtypes=NATIVE,
 )
 async def _least_residual(
-    h: Operand, sizes: Operand, size: Operand, made: Operand, wanted: float
+    h: Operand, sizes: Operand, size: Operand, step_count: Operand, tolerance: float
 ) -> tuple[AccelRef, AccelRef]:
     """Find the combination of the first vectors that makes the residual small enough, or least.
 
@@ -385,8 +385,8 @@ async def _least_residual(
         h: Row by row, the components of a product along the previous vectors.
         sizes: The length of each product's rest.
         size: The norm of the residual that gave the first vector.
-        made: Steps made before.
-        wanted: The largest norm of the residual.
+        step_count: Steps made before.
+        tolerance: The largest norm of the residual.
 
     Returns:
         Factors of the vectors, zeros after the last step that counts; and how many steps were made by then.

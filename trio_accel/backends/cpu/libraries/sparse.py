@@ -497,11 +497,11 @@ def least_residual(spec: Any, call: HostCall) -> None:
         with NUMPY.for_work(steps**3):
             y = np.linalg.lstsq(part, target[: count + 1])[0]
             residual = float(np.linalg.norm(target[: count + 1] - part @ y))
-        if residual <= spec.wanted / 2 or sizes[count - 1] <= limit:
+        if residual <= spec.tolerance / 2 or sizes[count - 1] <= limit:
             break
     out.fill(0)
     out[: len(y)] = y
-    call.array(spec.count)[...] = call.array(spec.made) + count
+    call.array(spec.count)[...] = call.array(spec.step_count) + count
 
 
 @kernel("sparse.cg_steps", backend="cpu")
