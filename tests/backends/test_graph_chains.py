@@ -107,7 +107,7 @@ class Graphs(ChainLibrary):
             usage_of=lambda library: LibraryUsage(),
             pinned=Pinned(),
             blocks=SimpleNamespace(blocks={}, freed=0),
-            kept=KeptCounts(),
+            plan_counts=KeptCounts(),
         )
         super().__init__(device)
         self.base = self.freed = 0

@@ -26,7 +26,7 @@ class GraphLibrary(TorchLibrary):
     def __init__(self, name: str, device: TorchDevice, kernels: Mapping[str, KernelEntry]) -> None:
         super().__init__(name, device, kernels)
         self._libraries: dict[str, TorchLibrary] = {}
-        self._chains = KeptChains(device.blocks, device.kept)
+        self._chains = KeptChains(device.blocks, device.plan_counts)
 
     @kernel(ops.GraphSpec, backend=BACKEND)
     @kernel(ops.BranchSpec, backend=BACKEND)

@@ -369,7 +369,7 @@ class AccelDevice(Protocol):
         ...
 
     @property
-    def kept(self) -> KeptCounts:
+    def plan_counts(self) -> KeptCounts:
         """Counts of the plans that its libraries keep, but for `usage`."""
         ...
 

@@ -123,9 +123,9 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
     def __init__(self, device: Any) -> None:
         super().__init__(device)
         self._libraries: dict[str, Any] = {self.name: self}
-        self._chains = KeptChains(device.blocks, device.kept)
+        self._chains = KeptChains(device.blocks, device.plan_counts)
         # Any graph can be discarded at any time, because the driver lets a graph in flight run to its end.
-        self._captured = CapturedLaunches(device.kept, self._discard, _MAX_GRAPHS)
+        self._captured = CapturedLaunches(device.plan_counts, self._discard, _MAX_GRAPHS)
         # The number of enqueued operations.
         self._enqueued = 0
         # The last query for a key, and the key.

@@ -54,7 +54,7 @@ class CpuGraphLibrary(CpuLibrary):
         self._quick: dict[bytes, int] = {}
         self._limit = 0
         untyped_device: Any = device
-        self._chains = KeptChains(untyped_device.blocks, untyped_device.kept)
+        self._chains = KeptChains(untyped_device.blocks, untyped_device.plan_counts)
 
     @kernel(GraphSpec, backend="cpu")
     @kernel(BranchSpec, backend="cpu")
