@@ -92,7 +92,7 @@ INTERNAL: Mapping[str, frozenset[str]] = {
         "Lent Stay poll_answers PeerCopy PeerCopyActor available exclusive copy_error by_key by_load "
         "check_device describe_workers is_traced lend opened overlaps record refuse_recording run_together "
         "DECLARED operation_like Chain ArrayFunction arguments_of called composed refuse_value "
-        "clamped integer is_several real refuse_dtypes said shown what_to_do whole wholes"
+        "bounded_integer bounded_integers clamped integer is_several real refuse_dtypes said shown what_to_do"
     ),
     "trio_accel.programs": _names("ProgramActor"),
     "trio_accel.train": _names("grad value_and_grad"),  # of `gradients`

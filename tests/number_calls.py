@@ -676,7 +676,7 @@ CALLS: dict[str, Use] = {
     "sparse.Spmm": lambda at, given: at.device.ask(ta.sparse.Spmm(at.matrix, at.plane, **given)),
     "sparse.LeastResidual": lambda at, given: at.device.ask(
         ta.sparse.LeastResidual(
-            **over({"h": np.eye(3), "sizes": np.ones(3), "size": 2, "made": 1, "wanted": 1}, given)
+            **over({"h": np.eye(3), "sizes": np.ones(3), "size": 2, "step_count": 1, "tolerance": 1}, given)
         )
     ),
     **each(
@@ -749,7 +749,7 @@ UNSAID: dict[str, tuple[str, ...]] = {
     "sparse.TakeRows": ("size",),
     "sparse.Spgemm": ("size",),
     "sparse.Spmm": ("alpha", "beta"),
-    "sparse.LeastResidual": ("made", "wanted"),
+    "sparse.LeastResidual": ("step_count", "tolerance"),
     "jit.Kernel": ("grid", "block", "shared", "cluster"),
     "jit.TensorMap": ("box", "element_strides"),
     "Elementwise of numbers": ("n",),

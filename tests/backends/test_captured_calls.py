@@ -161,4 +161,4 @@ def test_what_is_seen_once_takes_no_place() -> None:
     for _ in range(5):
         turn(captured, keys_of(3000))
     assert not captured.plans
-    assert captured.counts.seen == 15_000
+    assert captured.counts.unplanned == 15_000

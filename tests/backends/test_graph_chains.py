@@ -107,7 +107,7 @@ class Graphs(ChainLibrary):
             usage_of=lambda library: LibraryUsage(),
             pinned=Pinned(),
             blocks=SimpleNamespace(blocks={}, freed=0),
-            kept=KeptCounts(),
+            plan_counts=KeptCounts(),
         )
         super().__init__(device)
         self.base = self.freed = 0
@@ -226,8 +226,8 @@ def test_conditions_are_read_where_they_are_not_captured() -> None:
     assert library.conditions == [0]
 
 
-def request(*values: int, words: Any, given: bytes = b"abc") -> ChainSpec:
-    return ChainSpec(recipe(*values), (0, 8, 5), given, (), (), (WHERE,), words)
+def request(*values: int, words: Any, host_data: bytes = b"abc") -> ChainSpec:
+    return ChainSpec(recipe(*values), (0, 8, 5), host_data, (), (), (WHERE,), words)
 
 
 def test_host_arrays_travel_by_one_piece_of_pinned_memory_with_the_chain() -> None:

@@ -212,7 +212,7 @@ class ManualDevice:
     blocks: CpuMemory
     libraries: tuple[str, ...] = LIBRARIES
     validated_blocks: frozenset[int] = frozenset()
-    kept: KeptCounts = attrs.field(factory=KeptCounts)
+    plan_counts: KeptCounts = attrs.field(factory=KeptCounts)
     is_held: bool = False
     failure: Exception | None = None
     refuse: dict[type[OperationSpec], Callable[[], Exception]] = attrs.field(factory=dict)

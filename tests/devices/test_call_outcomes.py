@@ -189,10 +189,10 @@ async def test_a_lost_context_takes_the_arrays_and_no_structure(system: ta.Syste
             with pytest.raises(ta.StaleRefError, match=r"x1( of arrays\.add)?: its memory was lost"):
                 await (((x + 1.0) @ x) * 2.0).to_host()
         x = await device.put(np.eye(3))
-        found, made = chains_of(device).kept.counts.found, chains_of(device).kept.counts.recorded
+        found, made = chains_of(device).kept.counts.hits, chains_of(device).kept.counts.recorded
         result = await (((x + 1.0) @ x) * 2.0).to_host()
         np.testing.assert_array_equal(result, (np.eye(3) + 1.0) * 2.0)
-        assert (chains_of(device).kept.counts.found, chains_of(device).kept.counts.recorded) == (
+        assert (chains_of(device).kept.counts.hits, chains_of(device).kept.counts.recorded) == (
             found + 1,
             made,
         )
@@ -289,10 +289,10 @@ async def test_an_array_that_goes_while_its_chain_is_recorded(device: ta.Device,
     del asker, found
     # Others of its structure have a template.
     counts = chains_of(device).kept.counts
-    before = counts.found + counts.recorded
+    before = counts.hits + counts.recorded
     for _ in range(TURNS):
         assert (await ((y + 1.0) * y).to_host()).tolist() == [2.0] * 3
-    assert (counts.recorded, counts.found + counts.recorded) == (1, before + TURNS)
+    assert (counts.recorded, counts.hits + counts.recorded) == (1, before + TURNS)
     await nothing_left(device, 1)
 
 

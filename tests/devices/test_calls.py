@@ -44,7 +44,7 @@ def same(found: Any, expected: Any) -> None:
 def is_kept(device: ta.Device) -> bool:
     """Whether a chain of this device has run by a template."""
     chains: Any = device.chains  # type: ignore[attr-defined]
-    return chains.kept.counts.found > 0
+    return chains.kept.counts.hits > 0
 
 
 async def test_a_nested_expression_has_the_bits_of_its_steps(device: ta.Device) -> None:
@@ -313,7 +313,7 @@ async def test_solvers_are_steps_too(device: ta.Device) -> None:
         with pytest.raises(ta.LinAlgError, match=r"^linalg\.cholesky: the matrix is not positive definite"):
             await (linalg.cholesky(x @ x.T * -1.0) + 1.0).to_host()
     chains: Any = device.chains  # type: ignore[attr-defined]  # an open device has them
-    assert chains.kept.counts.found + chains.kept.counts.recorded == 3 * TURNS
+    assert chains.kept.counts.hits + chains.kept.counts.recorded == 3 * TURNS
     assert device.generation == 1
 
 
@@ -440,7 +440,7 @@ async def test_what_was_used_last_is_kept(device: ta.Device, monkeypatch: pytest
         await ((x + 0.5) * 2.0)
         await ((x + 0.5) ** float(number))
     # The one that comes again is made once, and again to join its steps; each other one is made for itself.
-    assert (chains.kept.counts.recorded, chains.kept.counts.found) == (1 + 37 + 1, 37 - 2)
+    assert (chains.kept.counts.recorded, chains.kept.counts.hits) == (1 + 37 + 1, 37 - 2)
     assert len(chains.kept.plans) <= 8
 
 

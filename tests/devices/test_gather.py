@@ -43,7 +43,7 @@ def numbers(turn: int, *shape: int) -> Host:
 def found(device: ta.Device) -> int:
     """How many requests of this device ran by a template."""
     chains: Any = device.chains  # type: ignore[attr-defined]
-    return chains.kept.counts.found + chains.kept.counts.recorded  # type: ignore[no-any-return]
+    return chains.kept.counts.hits + chains.kept.counts.recorded  # type: ignore[no-any-return]
 
 
 async def blocks(device: ta.Device) -> int:

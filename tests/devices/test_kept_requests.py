@@ -279,7 +279,7 @@ class Asks:
     @property
     def served(self) -> int:
         counts = self._counts
-        return int(counts.seen + counts.found + counts.recorded + counts.refused)
+        return int(counts.unplanned + counts.hits + counts.recorded + counts.refused)
 
 
 async def search(
@@ -310,9 +310,9 @@ async def search(
             machine: Any = type("Machine", (Requests,), attributes)
             run = settings(max_examples=most, stateful_step_count=12, deadline=None, derandomize=True)
             await trio.to_thread.run_sync(lambda: run_state_machine_as_test(machine, settings=run))
-        counts = (await device.statistics()).kept["application"]
-        assert asks.count == asks.served == counts.seen + counts.found + counts.recorded + counts.refused
-        assert min(counts.seen, counts.found, counts.recorded, counts.refused, counts.evicted) > 0
+        counts = (await device.statistics()).plan_caches["application"]
+        assert asks.count == asks.served == counts.unplanned + counts.hits + counts.recorded + counts.refused
+        assert min(counts.unplanned, counts.hits, counts.recorded, counts.refused, counts.evicted) > 0
         device.chains.blocks.spare = None  # type: ignore[attr-defined]
         gc.collect()
         await device.synchronize()

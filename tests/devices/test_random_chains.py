@@ -26,7 +26,7 @@ KINDS = [kind for kind in STEPS if not (IS_STAND_IN and kind == "solve")]
 async def check(device: ta.Device, program: Program) -> int:
     """Compare all turns; returns how many ran by a template."""
     chains: Any = device.chains  # type: ignore[attr-defined]
-    before = chains.kept.counts.found
+    before = chains.kept.counts.hits
     mine, plain = await program.put(device, 0), await program.put(device, 0)
     for turn in range(TURNS):
         if turn == TURNS - 2:
@@ -38,7 +38,7 @@ async def check(device: ta.Device, program: Program) -> int:
         expected = await outcome(step_by_step(program.call(plain)))
         assert await outcome(program.call(mine)) == expected
         assert await contents(mine) == await contents(plain)
-    found: int = chains.kept.counts.found - before
+    found: int = chains.kept.counts.hits - before
     return found
 
 

@@ -68,8 +68,8 @@ async def test_counts_are_true_at_every_moment(system: ta.System, isolation: Iso
 
 
 def kept(counted: ta.DeviceStatistics, side: str) -> tuple[int, int, int, int]:
-    row = counted.kept.get(side, KeptStatistics())
-    return row.seen, row.recorded, row.found, row.evicted
+    row = counted.plan_caches.get(side, KeptStatistics())
+    return row.unplanned, row.recorded, row.hits, row.evicted
 
 
 async def test_plans_and_templates_are_counted(system: ta.System, isolation: Isolation) -> None:
@@ -87,7 +87,7 @@ async def test_plans_and_templates_are_counted(system: ta.System, isolation: Iso
         statistics = await device.statistics()
         counted = statistics.libraries.get(BLAS, LibraryStatistics())
         # The CPU's libraries keep no plans.
-        plans = CacheStatistics(found=10, made=2) if BACKEND == "cuda" else CacheStatistics()
+        plans = CacheStatistics(hits=10, created=2) if BACKEND == "cuda" else CacheStatistics()
         assert counted.plans == plans
         assert kept(statistics, "application") == (0, 0, 0, 0)
         ta.testing.poison(device, "for the test")
@@ -102,12 +102,12 @@ async def test_plans_and_templates_are_counted(system: ta.System, isolation: Iso
             await (x + 1.0 + x)
         statistics = await device.statistics()
         counted = statistics.libraries.get(BLAS, LibraryStatistics())
-        made = CacheStatistics(made=1) if BACKEND == "cuda" else CacheStatistics()
+        made = CacheStatistics(created=1) if BACKEND == "cuda" else CacheStatistics()
         assert counted.plans == made
         assert kept(statistics, "link")[3] == 0
         assert kept(statistics, "application") == (0, 1, 3, 0)
         # Recipes are recorded, and bound to blocks.
-        assert statistics.kept["executor"].bound > 0
+        assert statistics.plan_caches["executor"].bound > 0
 
 
 async def test_draws_that_differ_in_their_place_have_one_plan_and_one_template(
@@ -123,7 +123,7 @@ async def test_draws_that_differ_in_their_place_have_one_plan_and_one_template(
             await generator.normal((8,))
         statistics = await device.statistics()
         counted = statistics.libraries.get(RANDOM, LibraryStatistics())
-        plans = CacheStatistics(found=11, made=1) if BACKEND == "cuda" else CacheStatistics()
+        plans = CacheStatistics(hits=11, created=1) if BACKEND == "cuda" else CacheStatistics()
         assert counted.plans == plans
         if isolation == "process":
             seen, recorded, found, _ = kept(statistics, "link")

@@ -36,7 +36,7 @@ async def search(device: ta.Device, most: int) -> None:
     await trio.to_thread.run_sync(run)
     assert device.generation == 1
     # Most of them are templates, and inline on the host most of these are computed in place.
-    assert chains.kept.counts.found > most
+    assert chains.kept.counts.hits > most
     place = device.dispatch.in_place("trio_accel.graphs:GraphsActor")  # type: ignore[attr-defined]
     if device.info.backend == "cpu" and device.isolation == "inline":
         assert place.computed > most

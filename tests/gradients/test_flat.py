@@ -55,7 +55,7 @@ async def test_it_has_the_bits_of_value_and_grad(device: ta.Device) -> None:
 def asked(device: Any) -> int:
     """Count the chains that were asked as one request."""
     counts = device.chains.kept.counts
-    return int(counts.found + counts.recorded)
+    return int(counts.hits + counts.recorded)
 
 
 async def test_what_follows_is_part_of_the_request(device: ta.Device) -> None:

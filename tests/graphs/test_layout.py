@@ -94,7 +94,7 @@ def test_each_run_has_status_words_of_its_own() -> None:
     # A stream has the same binding each time, because a library keeps what it has prepared with it.
     assert [kept.find(chain, stream).binding.nodes[0] for stream in streams] == bound
     counts = kept.plans.counts
-    assert (counts.recorded, counts.bound, counts.found) == (3, 2, 2)
+    assert (counts.recorded, counts.bound, counts.hits) == (3, 2, 2)
 
 
 def test_a_binding_ends_with_the_place_of_a_block() -> None:

@@ -493,9 +493,9 @@ async def test_what_takes_several_steps_is_one_request(xp: ArrayApi, device: ta.
             lambda: operator.setitem(x, mask, 2.0),
         ):
             steps()
-            before = chains.kept.counts.found
+            before = chains.kept.counts.hits
             steps()
-            assert chains.kept.counts.found == before + 1
+            assert chains.kept.counts.hits == before + 1
         assert np.asarray(x).tolist() == (2 * np.eye(3)).tolist()
 
     await in_thread(work)

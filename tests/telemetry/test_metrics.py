@@ -163,7 +163,7 @@ async def test_a_device_in_metrics() -> None:
             assert value("trio_accel_device_arrays_bytes", path="") == array.nbytes
 
 
-async def test_kept_plans_in_metrics() -> None:
+async def test_plan_caches_in_metrics() -> None:
     options = ta.DeviceOptions(isolation="process")
     async with ta.open_system("shop") as system, system.open_device("cpu", options=options) as device:
         with record(system) as recorder:
@@ -173,15 +173,17 @@ async def test_kept_plans_in_metrics() -> None:
             for _ in range(3):
                 await (x + 1.0).to_host()
             await recorder.refresh()
-            rows = {row.side: row for row in recorder.snapshot().devices[0].kept}
+            rows = {row.side: row for row in recorder.snapshot().devices[0].plan_caches}
             assert set(rows) == {"application", "link", "executor"}
-            assert rows["application"] == KeptRow(side="application", recorded=1, found=2)
+            assert rows["application"] == KeptRow(side="application", recorded=1, hits=2)
             assert (rows["link"].recorded, rows["link"].evicted) == (2, 0)
             found = values(parse_openmetrics(openmetrics(recorder)))
-    for event in ("seen", "found", "recorded", "bound", "armed", "refused", "evicted"):
+    for event in ("unplanned", "hits", "recorded", "bound", "armed", "refused", "evicted"):
         for side, row in rows.items():
             labels = {"system": "shop", "device": "shop/cpu:0", "side": side, "event": event}
-            assert found["trio_accel_device_kept_total", frozenset(labels.items())] == getattr(row, event)
+            assert found["trio_accel_device_plan_caches_total", frozenset(labels.items())] == getattr(
+                row, event
+            )
     assert not any(name.startswith("trio_accel_device_plans") for name, _ in found)
 
 

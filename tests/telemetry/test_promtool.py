@@ -116,7 +116,7 @@ async def test_all_names_follow_the_rules(recorder: Recorder) -> None:
         "batch_size",
         "sequences",
         "model_swaps",
-        "device_kept",
+        "device_plan_caches",
         "device_arrays",
     ):
         assert f"# TYPE trio_accel_{name}" in text

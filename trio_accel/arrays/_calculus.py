@@ -11,7 +11,7 @@ import numpy as np
 from ..backends.base import DType
 from ..devices import AccelRef, Operand, composed
 from ..expressions import Contract, Elementwise, ExpressionArgument, Out, Reduction, axes_of
-from ._checks import axis_of, check_number, check_real, placed, whole
+from ._checks import axis_of, bounded_integer, check_number, check_real, placed
 from ._elementwise import add
 from ._reductions import mean
 from ._scans import cumulative_sum
@@ -133,7 +133,7 @@ async def cov(x: Operand, *, correction: int = 1) -> AccelRef:
     """
     name = "arrays.cov"
     [x] = await placed(name, x=x)
-    if not 0 < x.ndim < 3 or x.shape[-1] <= whole("arrays.cov", "correction", correction):
+    if not 0 < x.ndim < 3 or x.shape[-1] <= bounded_integer("arrays.cov", "correction", correction):
         requirement = f"variables and more observations than {correction}, got shape {x.shape}"
         raise ValueError(f"{name}: x must be of {requirement}")
     centred = await _CENTRED.ask(_CENTRED.compute(x.reshape((-1, x.shape[-1])), axis=1))
@@ -503,7 +503,7 @@ async def vander(x: Operand, n: int | None = None, *, increasing: bool = False) 
     [x] = await placed(name, x=x)
     if x.ndim != 1:
         raise ValueError(f"{name}: x must be a vector, got shape {x.shape}")
-    count = x.size if n is None else whole(name, "n", n)
+    count = x.size if n is None else bounded_integer(name, "n", n)
     if count < 0:
         raise ValueError(f"{name}: n must be at least 0, got {n}")
     # NumPy has powers of integers so.

@@ -12,19 +12,21 @@ from ..devices import (
     AccelRef,
     Operand,
     Planner,
+    bounded_integer,
+    bounded_integers,
     clamped,
     device_of,
     integer,
     is_several,
     shown,
-    whole,
-    wholes,
 )
 from ..devices.base._views import reshaped
 from ..expressions import axis_of, check_ref, on_device
 
 __all__ = [
     "axis_of",
+    "bounded_integer",
+    "bounded_integers",
     "check_number",
     "check_real",
     "check_ref",
@@ -35,8 +37,6 @@ __all__ = [
     "is_several",
     "placed",
     "summed_dtype",
-    "whole",
-    "wholes",
 ]
 
 

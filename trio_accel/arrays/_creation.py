@@ -20,7 +20,7 @@ from ..actors import arguments_of
 from ..backends.base import DType, DTypeLike, Ints, check_conversion, element, host_array
 from ..devices import AccelRef, Device, Operand, check_device, composed
 from ..expressions import Elementwise, Out
-from ._checks import check_number, check_ref, clamped, flag, placed, whole, wholes
+from ._checks import bounded_integer, bounded_integers, check_number, check_ref, clamped, flag, placed
 
 __all__ = [
     "arange",
@@ -97,7 +97,7 @@ async def _full(
 ) -> AccelRef:
     operation = f"arrays.{name}"
     check_device(operation, device)
-    extents = wholes(operation, "shape", shape)
+    extents = bounded_integers(operation, "shape", shape)
     if any(extent < 0 for extent in extents):
         raise ValueError(f"{operation}: shape must be integers of at least 0, got {shape!r}")
     check_number(operation, "fill_value", fill_value)
@@ -297,7 +297,7 @@ async def _spaced(
 ) -> AccelRef:
     """Make the evenly spaced numbers between two ends, for the function with this name."""
     name = f"arrays.{function}"
-    count, is_complex = whole(name, "num", num), np.iscomplexobj(ends)
+    count, is_complex = bounded_integer(name, "num", num), np.iscomplexobj(ends)
     result_dtype = DType.of(("complex128" if is_complex else "float64") if dtype is None else dtype)
     _check_inexact(name, result_dtype, is_complex=is_complex)
     if not 0 <= count < 1 << 63:
@@ -344,8 +344,8 @@ async def _diagonal(
 ) -> AccelRef:
     """Compute a matrix by an expression of its indices ``i(0)``, ``i(1)`` and a diagonal ``k``."""
     full_name = f"arrays.{name}"
-    rows = whole(full_name, "n_rows", n_rows)
-    shape = (rows, rows if n_cols is None else whole(full_name, "n_cols", n_cols))
+    rows = bounded_integer(full_name, "n_rows", n_rows)
+    shape = (rows, rows if n_cols is None else bounded_integer(full_name, "n_cols", n_cols))
     # A diagonal further outside gives the same matrix, but the sum of `k` and an index might overflow.
     clamped_k = max(-shape[0], min(clamped(full_name, "k", k), shape[1]))
     return await _computed(device, name, text, shape, dtype, k=clamped_k)
@@ -396,7 +396,7 @@ async def diag(x: Operand, *, k: int = 0) -> AccelRef:
     [x] = await placed("arrays.diag", x=x)
     if not x.ndim:
         raise ValueError("arrays.diag: x must have an axis, got shape ()")
-    k = whole("arrays.diag", "k", k)
+    k = bounded_integer("arrays.diag", "k", k)
     size = x.shape[-1] + abs(k)
     leading = [f"i({axis})" for axis in range(x.ndim - 1)]
     if not x.shape[-1]:

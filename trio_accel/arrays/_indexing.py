@@ -18,7 +18,7 @@ from ..backends.base import DType, DTypeLike, Ints
 from ..backends.base.contract.ops import ArraySpec, Reduce, common_shape
 from ..devices import AccelRef, Operand, composed, refuse_value
 from ..expressions import Elementwise, ExpressionArgument, Out, Scatter, axis_of, check_array
-from ._checks import placed, wholes
+from ._checks import bounded_integers, placed
 
 __all__ = [
     "gather_nd",
@@ -238,7 +238,7 @@ async def unravel_index(x: Operand, shape: int | Sequence[int]) -> tuple[AccelRe
         ValueError: `shape` has no axes, or one without elements.
     """
     name = "arrays.unravel_index"
-    extents = wholes(name, "shape", shape)
+    extents = bounded_integers(name, "shape", shape)
     [x] = await placed(name, x=x)
     if x.dtype.kind not in ("int", "uint"):
         raise TypeError(f"{name}: x must have an integer dtype, got {x.dtype}")

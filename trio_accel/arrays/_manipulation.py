@@ -26,7 +26,7 @@ from ..devices import (
 from ..devices.base._views import indexed
 from ..devices.operations._plan_source import written
 from ..expressions import Elementwise, Out, promoted_dtype
-from ._checks import axis_of, check_ref, flat, integer, is_several, whole, wholes
+from ._checks import axis_of, bounded_integer, bounded_integers, check_ref, flat, integer, is_several
 from ._views import broadcast_to, reshape, split
 
 __all__ = [
@@ -72,7 +72,7 @@ async def stack(arrays: Sequence[Operand], *, axis: int = 0, out: Out = None) ->
         out: Array to write to, of any strides.
     """
     operands = tuple(arrays)
-    whole("arrays.stack", "axis", axis)
+    bounded_integer("arrays.stack", "axis", axis)
     return await device_of("arrays.stack", *operands, out).ask(_Join("stack", operands, axis, out))
 
 
@@ -156,11 +156,11 @@ async def roll(
         ValueError: An axis out of range, or not one number for each.
     """
     check_ref("arrays.roll", "x", x)
-    shifts = wholes("arrays.roll", "shift", shift, take=integer)
+    shifts = bounded_integers("arrays.roll", "shift", shift, take=integer)
     if axis is None:
         flat = await reshape(x, -1)
         return (await roll(flat, shift, axis=0)).reshape(x.shape)
-    axes = [axis_of("arrays.roll", x.spec, entry) for entry in wholes("arrays.roll", "axis", axis)]
+    axes = [axis_of("arrays.roll", x.spec, entry) for entry in bounded_integers("arrays.roll", "axis", axis)]
     if not is_several(shift):
         shifts *= len(axes)
     if len(shifts) != len(axes):
@@ -194,7 +194,7 @@ async def tile(x: AccelRef, repetitions: int | Sequence[int], /) -> AccelRef:
         ValueError: A negative number.
     """
     check_ref("arrays.tile", "x", x)
-    counts = wholes("arrays.tile", "repetitions", repetitions)
+    counts = bounded_integers("arrays.tile", "repetitions", repetitions)
     _check_counts("arrays.tile: repetitions", repetitions, counts)
     counts = (1,) * (x.ndim - len(counts)) + counts
     shape = (1,) * (len(counts) - x.ndim) + x.shape
@@ -229,7 +229,8 @@ async def repeat(x: AccelRef, repeats: int | AccelRef, /, *, axis: int | None = 
         )
     if axis is None:
         return await repeat(await reshape(x, -1), repeats, axis=0)
-    count, axis_index = whole("arrays.repeat", "repeats", repeats), axis_of("arrays.repeat", x.spec, axis)
+    count = bounded_integer("arrays.repeat", "repeats", repeats)
+    axis_index = axis_of("arrays.repeat", x.spec, axis)
     _check_counts("arrays.repeat: repeats", repeats, (count,))
     leading, trailing = x.shape[: axis_index + 1], x.shape[axis_index + 1 :]
     expanded = x[(*(slice(None),) * (axis_index + 1), None)]

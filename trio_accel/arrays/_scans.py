@@ -23,7 +23,7 @@ from ..devices import (
 )
 from ..expressions import Elementwise, ExpressionArgument, check_array, on_device, promoted_dtype
 from ._actor import ArraysActor
-from ._checks import axis_of, check_real, flag, placed, summed_dtype, whole
+from ._checks import axis_of, bounded_integer, check_real, flag, placed, summed_dtype
 from ._manipulation import concat
 
 __all__ = [
@@ -224,7 +224,7 @@ async def diff(
         NotSupportedError: float8.
     """
     device = device_of("arrays.diff", x, prepend, append)
-    n = whole("arrays.diff", "n", n)
+    n = bounded_integer("arrays.diff", "n", n)
     if n < 0:
         raise ValueError(f"arrays.diff: n must not be negative, got {n}")
     if DType.of(x.dtype) is DType.bool:

@@ -31,7 +31,7 @@ from ..devices import (
 from ..devices.base._views import reshaped
 from ..expressions import ARRAYS, Elementwise, ExpressionArgument, Reduction
 from ._actor import ArraysActor
-from ._checks import check_number, check_real, flat, whole
+from ._checks import bounded_integer, check_number, check_real, flat
 from ._creation import linspace
 from ._manipulation import stack
 
@@ -455,7 +455,7 @@ async def bincount(x: Operand, weights: Operand | None = None, *, minlength: int
     """
     name = "arrays.bincount"
     device = device_of(name, x, weights)
-    minlength = whole(name, "minlength", minlength)
+    minlength = bounded_integer(name, "minlength", minlength)
     if x.ndim != 1 or minlength < 0:
         raise ValueError(
             f"{name}: x must be a vector, and minlength not negative, got shape {x.shape}, {minlength}"
@@ -509,7 +509,7 @@ async def histogram(
             raise ValueError(f"{name}: bins must be edges in ascending order, got {bins}")
         edges = bins if isinstance(bins, AccelRef) else await device.put(bins)
     else:
-        count = whole(name, "bins", bins, "an integer or an array of edges")
+        count = bounded_integer(name, "bins", bins, "an integer or an array of edges")
         if count < 1:
             raise ValueError(f"{name}: bins must be at least 1, got {bins}")
         ends = await _range(name, x, range)

@@ -30,7 +30,7 @@ from ..devices import (
 )
 from ..expressions import Elementwise, Reduction, axes_of, promoted_dtype, reduced
 from ._actor import ArraysActor
-from ._checks import axis_of, check_number, check_real, flag, placed, whole
+from ._checks import axis_of, bounded_integer, check_number, check_real, flag, placed
 from ._indexing import take_along_axis
 from ._manipulation import concat
 from ._numeric import CLOSE
@@ -80,7 +80,7 @@ def _plan_sort(message: Any, planner: Planner, *, returns_indices: bool) -> Plan
 
 def _plan_top_k(message: Any, planner: Planner) -> Planned[TopKResult]:
     x, axis = _ordered(message, planner)
-    k, count = whole(planner.name, "k", message.k), x.shape[axis]
+    k, count = bounded_integer(planner.name, "k", message.k), x.shape[axis]
     if not 0 <= k <= count:
         raise ValueError(f"{planner.name}: k must be from 0 to the {count} elements along the axis, got {k}")
     shape = (*x.shape[:axis], k, *x.shape[axis + 1 :])

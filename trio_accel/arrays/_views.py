@@ -17,7 +17,7 @@ from ..backends.base import HostArray
 from ..devices import AccelRef, composed
 from ..devices.base._views import NoViewError, permuted, view_layout
 from ..expressions import diagonal_of
-from ._checks import axis_of, check_ref, flag, integer, is_several, whole, wholes
+from ._checks import axis_of, bounded_integer, bounded_integers, check_ref, flag, integer, is_several
 
 __all__ = [
     "broadcast_arrays",
@@ -52,7 +52,7 @@ def permute_dims(x: AccelRef, axes: Sequence[int]) -> AccelRef:
     Raises:
         ValueError: These are not all axes, each once.
     """
-    order = wholes("arrays.permute_dims", "axes", axes)
+    order = bounded_integers("arrays.permute_dims", "axes", axes)
     check_ref("arrays.permute_dims", "x", x)
     return AccelRef(x.block, permuted(x.spec, order))
 
@@ -64,7 +64,7 @@ def moveaxis(x: AccelRef, source: int | Sequence[int], destination: int | Sequen
         ValueError: An axis out of range, or twice, or not as many in both.
     """
     axes = [
-        wholes("arrays.moveaxis", *argument)
+        bounded_integers("arrays.moveaxis", *argument)
         for argument in (("source", source), ("destination", destination))
     ]
     return _view("moveaxis", x, lambda array: np.moveaxis(array, *axes))
@@ -85,7 +85,7 @@ def squeeze(x: AccelRef, axis: int | Sequence[int]) -> AccelRef:
     Raises:
         ValueError: An axis out of range, or one of another length.
     """
-    axes = wholes("arrays.squeeze", "axis", axis)
+    axes = bounded_integers("arrays.squeeze", "axis", axis)
     return _view("squeeze", x, lambda array: np.squeeze(array, axes))
 
 
@@ -95,7 +95,7 @@ def expand_dims(x: AccelRef, axis: int | Sequence[int] = 0) -> AccelRef:
     Raises:
         ValueError: A place that there is not.
     """
-    axes = wholes("arrays.expand_dims", "axis", axis)
+    axes = bounded_integers("arrays.expand_dims", "axis", axis)
     return _view("expand_dims", x, lambda array: np.expand_dims(array, axes))
 
 
@@ -105,7 +105,7 @@ def flip(x: AccelRef, axis: int | Sequence[int] | None = None) -> AccelRef:
     Raises:
         ValueError: An axis out of range, or twice.
     """
-    axes = None if axis is None else wholes("arrays.flip", "axis", axis)
+    axes = None if axis is None else bounded_integers("arrays.flip", "axis", axis)
     # NumPy copies a 0-d array.
     return _view("flip", x, lambda array: np.flip(array, axes) if array.ndim or axes else array)
 
@@ -118,7 +118,7 @@ def broadcast_to(x: AccelRef, shape: int | Sequence[int]) -> AccelRef:
     Raises:
         ValueError: `x` does not broadcast to this shape.
     """
-    extents = wholes("arrays.broadcast_to", "shape", shape)
+    extents = bounded_integers("arrays.broadcast_to", "shape", shape)
     return _view("broadcast_to", x, lambda array: np.broadcast_to(array, extents))
 
 
@@ -185,7 +185,7 @@ def rot90(x: AccelRef, k: int = 1, axes: Sequence[int] = (0, 1)) -> AccelRef:
     Raises:
         ValueError: These are not two axes that there are.
     """
-    times, plane = integer("arrays.rot90", "k", k) % 4, wholes("arrays.rot90", "axes", axes)
+    times, plane = integer("arrays.rot90", "k", k) % 4, bounded_integers("arrays.rot90", "axes", axes)
     return _view("rot90", x, lambda array: np.rot90(array, times, cast("Any", plane)))
 
 
@@ -195,7 +195,8 @@ def swapaxes(x: AccelRef, axis1: int, axis2: int) -> AccelRef:
     Raises:
         ValueError: An axis out of range.
     """
-    axes = whole("arrays.swapaxes", "axis1", axis1), whole("arrays.swapaxes", "axis2", axis2)
+    name = "arrays.swapaxes"
+    axes = bounded_integer(name, "axis1", axis1), bounded_integer(name, "axis2", axis2)
     return _view("swapaxes", x, lambda array: array.swapaxes(*axes))
 
 
@@ -216,8 +217,8 @@ def sliding_window_view(
         ValueError: An axis is out of range, the numbers of axes and sizes differ, or a window is larger than
             the array or smaller than one element.
     """
-    sizes = wholes("arrays.sliding_window_view", "window_shape", window_shape)
-    axes = None if axis is None else wholes("arrays.sliding_window_view", "axis", axis)
+    sizes = bounded_integers("arrays.sliding_window_view", "window_shape", window_shape)
+    axes = None if axis is None else bounded_integers("arrays.sliding_window_view", "axis", axis)
     if any(size < 1 for size in sizes):
         raise ValueError(f"arrays.sliding_window_view: window_shape must be at least 1, got {window_shape!r}")
     return _view("sliding_window_view", x, lambda array: _windows(array, sizes, axes))
@@ -249,7 +250,7 @@ def split(x: AccelRef, indices_or_sections: int | Sequence[int], axis: int = 0) 
     """
     axis_index = axis_of("arrays.split", x, axis)
     moved = _view("split", x, lambda array: np.moveaxis(array, axis_index, 0))
-    bounds = wholes("arrays.split", "indices_or_sections", indices_or_sections)
+    bounds = bounded_integers("arrays.split", "indices_or_sections", indices_or_sections)
     if not is_several(indices_or_sections):
         [parts] = bounds
         if parts < 1 or len(moved) % parts:
@@ -283,7 +284,7 @@ async def reshape(x: AccelRef, shape: int | Sequence[int], *, copy: bool | None 
     """
     name = "arrays.reshape"
     check_ref(name, "x", x)
-    extents = wholes(name, "shape", shape)
+    extents = bounded_integers(name, "shape", shape)
     if copy is None:
         try:
             return x.reshape(extents)

@@ -21,7 +21,16 @@ from ..backends.base.expressions import (
     Weak,
     pack_scalars,
 )
-from ..devices import AccelRef, Operand, Operation, Planner, shown, what_to_do, whole, wholes
+from ..devices import (
+    AccelRef,
+    Operand,
+    Operation,
+    Planner,
+    bounded_integer,
+    bounded_integers,
+    shown,
+    what_to_do,
+)
 from ._views import check_ref
 
 __all__ = [
@@ -473,7 +482,7 @@ def axis_of(operation: str, x: Operand | ArraySpec, axis: object) -> int:
         TypeError: The axis is not an integer.
         ValueError: The axis is out of range.
     """
-    number = axis if type(axis) is int else whole(operation, "axis", axis)
+    number = axis if type(axis) is int else bounded_integer(operation, "axis", axis)
     if not -x.ndim <= number < x.ndim:
         problem = f"axis {shown(number)} is not there in an array of shape {x.shape}"
         raise np.exceptions.AxisError(f"{operation}: {problem}")
@@ -496,7 +505,9 @@ def axes_of(operation: str, shape: Ints, axis: int | Sequence[int] | None, *, is
     if axis is None:
         return tuple(range(len(shape)))
     ndim = len(shape)
-    numbers = (axis,) if type(axis) is int else wholes(operation, "axis", axis, "an integer, or several")
+    numbers = (
+        (axis,) if type(axis) is int else bounded_integers(operation, "axis", axis, "an integer, or several")
+    )
     for number in numbers:
         if not -ndim <= number < ndim:
             problem = f"axis {shown(number)} is not there in an array of shape {shape}"

@@ -19,7 +19,7 @@ from ..backends.base.contract.subscripts import (
     find_path,
     parse_subscripts,
 )
-from ..devices import AccelRef, Device, Operand, Operation, Planned, Planner, device_of, whole
+from ..devices import AccelRef, Device, Operand, Operation, Planned, Planner, bounded_integer, device_of
 from ._expression import Elementwise
 from ._reduction import Reduction
 from ._views import check_operands, intermediates, on_device, permuted, viewed
@@ -266,7 +266,7 @@ def _planned(
 ) -> tuple[list[ContractionFactor], str, ContractionPath]:
     """Parse subscripts, and find the path; also return the factors and the letters of the result."""
     factors, output, extents = factors_of(name, subscripts, operands)
-    if memory_limit is not None and whole(name, "memory_limit", memory_limit) < 0:
+    if memory_limit is not None and bounded_integer(name, "memory_limit", memory_limit) < 0:
         raise ValueError(f"{name}: memory_limit must be a number of bytes, got {memory_limit!r}")
     if not factors:
         raise TypeError(f"{name}: there is no operand")

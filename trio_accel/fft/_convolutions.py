@@ -19,7 +19,7 @@ import numpy as np
 from ..actors import arguments_of
 from ..backends.base import DType, NotSupportedError, host_array
 from ..backends.base.contract.ops import complex_of
-from ..devices import AccelRef, Operand, composed, device_of, refuse_dtypes, whole, wholes
+from ..devices import AccelRef, Operand, bounded_integer, bounded_integers, composed, device_of, refuse_dtypes
 from ..expressions import Elementwise, Out, intermediates, on_device
 from ._functions import (
     Fft,
@@ -286,11 +286,11 @@ def _points(
     """Check the arguments of a transform along an axis; return the axis, and the number of points."""
     device_of(name, x, out)
     check_floating(name, "x", x, is_real=is_real)
-    axis_index = axis_of(name, "axis", whole(name, "axis", axis), x)
+    axis_index = axis_of(name, "axis", bounded_integer(name, "axis", axis), x)
     if points is None:
         count = extent_of(name, axis_index, x, "x")
     else:
-        count = whole(name, argument, points, "an integer or None")
+        count = bounded_integer(name, argument, points, "an integer or None")
     if count < 1:
         raise ValueError(f"{name}: {argument} must be at least 1, got {points}")
     check_out(
@@ -495,7 +495,7 @@ def _added(ndim: int, axis: int) -> Elementwise[AccelRef]:
 def _chosen(name: str, in1: Operand, in2: Operand, axes: _Axes) -> list[int]:
     """Return the axes to convolve along, and hold the shapes along the others against each other."""
     ndim = len(in1.shape)
-    requested_axes = range(ndim) if axes is None else wholes(name, "axes", axes)
+    requested_axes = range(ndim) if axes is None else bounded_integers(name, "axes", axes)
     chosen = [axis_of(name, "axes:", axis, in1) for axis in requested_axes]
     if len(set(chosen)) < len(chosen):
         raise ValueError(f"{name}: axes must be distinct, got {axes!r}")

@@ -17,9 +17,9 @@ from ..devices import (
     Operand,
     Planned,
     Planner,
+    bounded_integer,
+    bounded_integers,
     operation,
-    whole,
-    wholes,
 )
 from ..expressions import Out, check_array, check_ref, like
 
@@ -118,9 +118,11 @@ class FftTransform:
         chosen: Ints | None
         if isinstance(self.default_axes, int):
             argument = "n"
-            axis = message.axis if type(message.axis) is int else whole(name, "axis", message.axis)
+            axis = message.axis if type(message.axis) is int else bounded_integer(name, "axis", message.axis)
             axes = (axis_of(name, "axis", axis, source),)
-            chosen = None if message.n is None else (whole(name, "n", message.n, "an integer or None"),)
+            chosen = (
+                None if message.n is None else (bounded_integer(name, "n", message.n, "an integer or None"),)
+            )
         else:
             argument, requested_lengths = "s", all_whole(name, "s", message.s)
             axes = axes_of(name, source, all_whole(name, "axes", message.axes), requested_lengths)
@@ -229,7 +231,7 @@ def extent_of(name: str, axis: int, source: ArraySpec | Operand, argument: str =
 
 def all_whole(name: str, argument: str, values: object) -> Ints | None:
     """Take an integer, several, or None."""
-    return None if values is None else wholes(name, argument, values, _NUMBERS)
+    return None if values is None else bounded_integers(name, argument, values, _NUMBERS)
 
 
 ParametersP = ParamSpec("ParametersP")

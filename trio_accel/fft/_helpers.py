@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 from ..backends.base import DType, DTypeLike
-from ..devices import AccelRef, Device, check_device, composed, whole, wholes
+from ..devices import AccelRef, Device, bounded_integer, bounded_integers, check_device, composed
 from ..expressions import Elementwise, Out, check_ref
 from ._functions import axis_of
 
@@ -94,12 +94,12 @@ def next_fast_len(target: int, real: bool = False) -> int:
     # It takes longer to import than the package.
     from scipy.fft import next_fast_len as found
 
-    return found(whole("fft.next_fast_len", "target", target), real)
+    return found(bounded_integer("fft.next_fast_len", "target", target), real)
 
 
 async def _frequencies(name: str, device: Device, n: int, d: float, dtype: DTypeLike) -> AccelRef:
     check_device(f"fft.{name}", device)
-    n = whole(name, "n", n)
+    n = bounded_integer(name, "n", n)
     if n < 1 or math.fabs(d) == 0:
         raise ValueError(f"{name}: n must be at least 1, and d not 0, got n {n} and d {d}")
     chosen = DType.of(dtype)
@@ -123,7 +123,7 @@ async def _shifted(
     name: str, x: AccelRef, axes: int | Sequence[int] | None, offset: int, out: Out
 ) -> AccelRef:
     check_ref(name, "x", x)
-    requested_axes = range(x.ndim) if axes is None else wholes(name, "axes", axes)
+    requested_axes = range(x.ndim) if axes is None else bounded_integers(name, "axes", axes)
     chosen = {axis_of(name, "axes:", axis, x) for axis in requested_axes}
     shifts = {
         f"s{axis}": (extent + offset) // 2 if axis in chosen else 0 for axis, extent in enumerate(x.shape)

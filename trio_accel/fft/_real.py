@@ -20,7 +20,7 @@ import numpy as np
 from ..actors import arguments_of
 from ..backends.base import DType, Ints
 from ..backends.base.contract.ops import FftNorm
-from ..devices import AccelRef, Operand, composed, device_of, whole
+from ..devices import AccelRef, Operand, bounded_integer, composed, device_of
 from ..expressions import Elementwise, Out, intermediates, on_device
 from ._functions import (
     all_whole,
@@ -256,8 +256,10 @@ async def _one_axis(name: str, a: Operand, n: int | None, axis: int, out: Out, *
     """Check the arguments of a function along one axis."""
     device_of(name, a, out)
     check_floating(name, "a", a)
-    axis_index = axis_of(name, "axis", whole(name, "axis", axis), a)
-    length = extent_of(name, axis_index, a) if n is None else whole(name, "n", n, "an integer or None")
+    axis_index = axis_of(name, "axis", bounded_integer(name, "axis", axis), a)
+    length = (
+        extent_of(name, axis_index, a) if n is None else bounded_integer(name, "n", n, "an integer or None")
+    )
     return await _along(name, a, [length], (axis_index,), out, **how)
 
 

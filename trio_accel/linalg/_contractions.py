@@ -13,7 +13,7 @@ from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 
 from ..backends.base import DType, DTypeLike
 from ..backends.base.contract.subscripts import Optimize
-from ..devices import AccelRef, Operand, composed, device_of, is_several, said, whole
+from ..devices import AccelRef, Operand, bounded_integer, composed, device_of, is_several, said
 from ..devices.base._views import NoViewError
 from ..expressions import (
     Contract,
@@ -193,7 +193,7 @@ async def tensordot(
     check_operands(name, x1=x1, x2=x2)
     pair: Any = axes
     if not is_several(axes):
-        count = whole(name, "axes", axes)
+        count = bounded_integer(name, "axes", axes)
         if not 0 <= count <= min(x1.ndim, x2.ndim):
             raise ValueError(f"{name}: axes must be from 0 to {min(x1.ndim, x2.ndim)}, got {axes}")
         pair = range(x1.ndim - count, x1.ndim), range(count)

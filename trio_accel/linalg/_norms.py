@@ -11,7 +11,7 @@ import numpy as np
 
 from ..backends.base import DType
 from ..backends.base.contract.ops import common_shape
-from ..devices import AccelRef, Operand, composed, device_of, real, whole
+from ..devices import AccelRef, Operand, bounded_integer, composed, device_of, real
 from ..expressions import Elementwise, Out, Reduction, check_operands, intermediates, on_device
 from ._blas import matmul
 from ._spectra import svd, svdvals
@@ -185,7 +185,7 @@ async def matrix_power(x: Operand, n: int, /) -> AccelRef:
     """
     name = "matrix_power"
     dtype = check_matrices(name, x, square=True)
-    n = whole(name, "n", n)
+    n = bounded_integer(name, "n", n)
     if n == 0:
         return await device_of(name, x).ask(_identity(dtype.value).compute(shape=x.shape))
     if n == 1:

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 
 from ..backends.base import DType, DTypeLike, HostArray
-from ..devices import AccelRef, whole
+from ..devices import AccelRef, bounded_integer
 from ..expressions import Elementwise, check_ref
 
 __all__ = ["Mode", "Output"]
@@ -54,7 +54,7 @@ def require(is_right: object, message: str) -> None:
 def integer(argument: str, value: Any) -> int:
     """Take an integer. Raises `TypeError`."""
     # `named` writes the function's name in place of this one.
-    return whole("ndimage.function", argument, value)
+    return bounded_integer("ndimage.function", argument, value)
 
 
 def real(argument: str, value: Any) -> float:

@@ -19,9 +19,9 @@ from ..devices import (
     Operation,
     Planned,
     Planner,
+    bounded_integer,
     message_of,
     operation,
-    whole,
 )
 from ..expressions import Out
 from ._library import MAX_INT32, DnnActor, check_dtypes, check_shape
@@ -85,7 +85,9 @@ def _check_numbers(name: str, message: Any, query: ArraySpec) -> _Numbers:
     if not is_pair or not all(type(side) is int and side >= -1 for side in window):
         raise ValueError(f"{name}: window_size must be two integers of at least -1, got {window!r}")
     # No sequence is longer, and libraries add to it.
-    window_left, window_right = (min(whole(name, "window_size", side), MAX_INT32 - 1) for side in window)
+    window_left, window_right = (
+        min(bounded_integer(name, "window_size", side), MAX_INT32 - 1) for side in window
+    )
     if scale is None:
         scale = 1 / math.sqrt(query.shape[-1])
     elif isinstance(scale, bool) or not isinstance(scale, (int, float)) or not math.isfinite(scale):

@@ -23,11 +23,11 @@ from ..devices import (
     Operand,
     Planned,
     Planner,
+    bounded_integer,
     composed,
     device_of,
     operation,
     refuse_value,
-    whole,
 )
 from ..devices.base._views import NoViewError, reshaped
 from ..expressions import Elementwise, Out, Scatter, check_array
@@ -288,7 +288,7 @@ async def embedding_grad(
     """
     name = "nn.embedding_grad"
     check_array(name, grad=grad, indices=indices)
-    count = whole(name, "num_embeddings", num_embeddings)
+    count = bounded_integer(name, "num_embeddings", num_embeddings)
     padding = _check(name, indices, count, padding_idx)
     if grad.ndim != indices.ndim + 1 or grad.shape[:-1] != indices.shape:
         raise ValueError(
@@ -310,7 +310,7 @@ def _check(name: str, indices: Operand, length: int, padding_idx: int | None) ->
         raise TypeError(f"{name}: indices must be integers, got {indices.dtype}")
     if padding_idx is None:
         return None
-    row = whole(name, "padding_idx", padding_idx, "an integer or None")
+    row = bounded_integer(name, "padding_idx", padding_idx, "an integer or None")
     if not -length <= row < length:
         raise ValueError(f"{name}: padding_idx must be a row of {length}, got {padding_idx}")
     return row % length

@@ -15,7 +15,7 @@ import attrs
 import numpy as np
 
 from ..backends.base import ArraySpec, DType, Ints, OutOfRangeError
-from ..devices import LibraryActor, Planner, real, refuse_value, shown, whole
+from ..devices import LibraryActor, Planner, bounded_integer, real, refuse_value, shown
 from ..expressions import ExpressionArgument, Reduction
 
 __all__ = ["DnnActor"]
@@ -159,7 +159,7 @@ def at_least(name: str, argument: str, value: object, minimum: int) -> int:
         TypeError: It is not an integer.
         ValueError: It is too small.
     """
-    number = whole(name, argument, value)
+    number = bounded_integer(name, argument, value)
     if number < minimum:
         raise ValueError(f"{name}: {argument} must be at least {minimum}, got {value!r}")
     return number

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..backends.base import DType, Ints
-from ..devices import AccelRef, Operand, composed, device_of, whole
+from ..devices import AccelRef, Operand, bounded_integer, composed, device_of
 from ..expressions import (
     Axis,
     Elementwise,
@@ -532,7 +532,7 @@ def _spread(value: ExpressionArgument, shape: Ints) -> ExpressionArgument:
 
 def _apart(name: str, x: Operand, groups: int) -> Ints:
     """Return the shape of `x` with its channels in groups."""
-    channels, count = x.shape[1], whole(name, "num_groups", groups)
+    channels, count = x.shape[1], bounded_integer(name, "num_groups", groups)
     if count < 1 or channels % count:
         raise ValueError(f"{name}: num_groups must divide the {channels} channels of x, got {groups}")
     return (x.shape[0], count, channels // count, *x.shape[2:])

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 from ..actors import arguments_of
 from ..backends.base import DType, Strs
-from ..devices import AccelRef, Operand, composed, what_to_do, whole
+from ..devices import AccelRef, Operand, bounded_integer, composed, what_to_do
 from ..expressions import Elementwise, Out, Reduction, check_array
 from ._library import check_range
 
@@ -492,7 +492,7 @@ def _rated(name: str, lr: Rate, step: StepNumber = 1) -> dict[str, Any]:
                 )
         elif argument == "lr":
             check_range(name, 0, math.inf, lr=value)
-        elif whole(name, "step", value) < 1:
+        elif bounded_integer(name, "step", value) < 1:
             raise ValueError(f"{name}: step must be at least 1, got {value}")
     is_array = isinstance(lr, AccelRef) or isinstance(step, AccelRef)
     return {"rate": lr, "number": step} if is_array else {"lr": lr}

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import trio
 
 from ..backends.base import DType, DTypeLike
-from ..devices import AccelRef, Operand, composed, whole
+from ..devices import AccelRef, Operand, bounded_integer, composed
 from ..devices.operations._named import named_methods
 from ..expressions import Elementwise, Out
 from ._distributions import Distributions, after
@@ -212,7 +212,7 @@ class Generator(Distributions):
             if not x.ndim:
                 raise ValueError(f"random.{name}: an array must have an axis, got one without")
             return x.shape[0], x
-        count = whole(f"random.{name}", "the number", x)
+        count = bounded_integer(f"random.{name}", "the number", x)
         if count < 0:
             raise ValueError(f"random.{name}: the number must be at least 0, got {x!r}")
         return count, None

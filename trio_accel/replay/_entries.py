@@ -387,9 +387,9 @@ class Again(Operation[Any, "Again"]):
     def _check_ends(self, chain: ChainSpec, sizes: Sequence[int]) -> None:
         """Check the positions of a chain's host arrays and of its result."""
         label = self.entry.label
-        if chain.given:
+        if chain.host_data:
             given_spec = attrs.evolve(
-                chain.written[-1], dtype=DType.uint8, shape=(len(chain.given),), strides=(1,)
+                chain.written[-1], dtype=DType.uint8, shape=(len(chain.host_data),), strides=(1,)
             )
             check_inside(label, given_spec, sizes[-1])
         if chain.result:
@@ -529,7 +529,7 @@ def plain_launch(launch: Launch, recipes: Recipes, host: HostEncoder) -> Entry:
         encode(spec, _read if type(spec) is CopyToHostSpec else host),
         launch.allocations,
         tuple([encode(copy, host) for copy in launch.staged]) if launch.staged else (),
-        tuple([encode(copy, host) for copy in launch.behind]) if launch.behind else (),
+        tuple([encode(copy, host) for copy in launch.result_copies]) if launch.result_copies else (),
         tuple(outputs),
         tuple(uses),
     )

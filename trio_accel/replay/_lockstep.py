@@ -79,8 +79,8 @@ class _Chain:
         self._blocks = {block.id: block for block in map(player.blocks.__getitem__, asked.blocks)}
         self.nodes = graph_recipe(spec.recipe).nodes
         await self._copy(asked.staged)
-        if isinstance(spec, ChainSpec) and spec.given:
-            target, content = spec.written[-1], np.frombuffer(spec.given, np.uint8)
+        if isinstance(spec, ChainSpec) and spec.host_data:
+            target, content = spec.written[-1], np.frombuffer(spec.host_data, np.uint8)
             await player.device.ask(write_block(self._blocks[target.block], content, target.offset))
 
     async def run(self, node: GraphNode) -> list[tuple[str, ArraySpec]]:

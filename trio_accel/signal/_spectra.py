@@ -11,7 +11,7 @@ import numpy.typing as npt
 from ..arrays import imag, mean, moveaxis, pad, real, sliding_window_view
 from ..arrays._checks import check_number
 from ..backends.base import DType, HostArray
-from ..devices import AccelRef, composed, whole
+from ..devices import AccelRef, bounded_integer, composed
 from ..expressions import Elementwise, axis_of, check_ref
 from ..fft import fft, irfft, rfft
 
@@ -65,7 +65,7 @@ def _segments(
     count: int = x.shape[axis_index]
     nperseg, noverlap, nfft = lengths
     rate = float(check_number(name, "fs", fs, is_real=True))
-    window_length = min(256, count) if nperseg is None else whole(name, "nperseg", nperseg)
+    window_length = min(256, count) if nperseg is None else bounded_integer(name, "nperseg", nperseg)
     if not 0 < rate < np.inf or not 0 < window_length <= count:
         raise ValueError(
             f"{name}: fs must be above 0, and nperseg from 1 to the {count} elements of the signal, got "
@@ -77,8 +77,8 @@ def _segments(
         window = scipy.signal.get_window(window, window_length)
     window = np.asarray(window)
     size, is_real = window.size, x.dtype.kind != "complex"
-    overlap = size // 2 if noverlap is None else whole(name, "noverlap", noverlap)
-    length = size if nfft is None else whole(name, "nfft", nfft)
+    overlap = size // 2 if noverlap is None else bounded_integer(name, "noverlap", noverlap)
+    length = size if nfft is None else bounded_integer(name, "nfft", nfft)
     if scaling not in ("density", "spectrum"):
         raise ValueError(f"{name}: scaling must be 'density' or 'spectrum', got {scaling!r}")
     if window.shape != (nperseg or size,) or not 0 <= overlap < size <= min(length, count):
@@ -260,7 +260,7 @@ async def resample(x: AccelRef, num: int, axis: int = 0) -> AccelRef:
         ValueError: The axis is out of range, it has no elements, or `num` is less than 1.
     """
     check_ref("resample", "x", x)
-    axis_index, size = axis_of("resample", x, axis), whole("resample", "num", num)
+    axis_index, size = axis_of("resample", x, axis), bounded_integer("resample", "num", num)
     count = x.shape[axis_index]
     if size < 1 or not count:
         raise ValueError(f"resample: num must be at least 1, and the axis not empty, got {num} for {count}")

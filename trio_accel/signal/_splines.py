@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ..arrays import asarray, concat, flip, linear_recurrence, moveaxis, reshape, searchsorted, stack
 from ..backends.base import DType, HostArray
-from ..devices import AccelRef, Operand, composed, whole
+from ..devices import AccelRef, Operand, bounded_integer, composed
 from ..expressions import Elementwise, axis_of, check_ref
 
 __all__ = ["BoundaryType", "CubicSpline", "cubic_spline", "evaluate_spline"]
@@ -160,7 +160,7 @@ async def evaluate_spline(spline: CubicSpline, x: Operand, nu: int = 0) -> Accel
         TypeError: `x` is not an array of real numbers.
         ValueError: The derivative does not exist.
     """
-    order = whole("evaluate_spline", "nu", nu)
+    order = bounded_integer("evaluate_spline", "nu", nu)
     if not 0 <= order < len(_PIECES):
         raise ValueError(f"evaluate_spline: nu must be from 0 to 3, got {nu}")
     device, c = spline.c.device, spline.c

@@ -14,7 +14,7 @@ import trio
 
 from ..backends.base import NATIVE, HostArray, LinAlgError, NotSupportedError
 from ..backends.base.contract.ops import real_of
-from ..devices import AccelRef, Operand, composed, refuse_value, whole
+from ..devices import AccelRef, Operand, bounded_integer, composed, refuse_value
 from ..graphs import Graph, capture
 from ..linalg import Gemm, Nrm2
 from ._conversions import add, tocsr
@@ -291,14 +291,14 @@ async def eigsh(
         shifted = await _shifted(problem, sigma, unit)
         problem.a = (await factor(shifted)).solve
     n = len(problem.b)
-    k = whole("sparse.eigsh", "k", k)
+    k = bounded_integer("sparse.eigsh", "k", k)
     if not 0 < k < n:
         raise ValueError(f"sparse.eigsh: k must be above 0 and below {n}, got {k}")
     if which not in ("LM", "LA", "SA"):
         refuse_value("sparse.eigsh", "which", ("LM", "LA", "SA"), which)
     # Longer rounds have fewer looks of the host; shorter ones, fewer calls of a function.
     usual = max(2 * k + 1, 20 if callable(problem.a) else 40)
-    steps = min(n, usual) if ncv is None else whole("sparse.eigsh", "ncv", ncv)
+    steps = min(n, usual) if ncv is None else bounded_integer("sparse.eigsh", "ncv", ncv)
     if not k < steps <= n:
         raise ValueError(f"sparse.eigsh: ncv must be above {k} and at most {n}, got {ncv}")
     max_rounds = 10 * n if maxiter is None else check_bound("eigsh", "maxiter", maxiter, is_whole=True)

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from ..devices import AccelRef, Operand, composed, refuse_value, whole
+from ..devices import AccelRef, Operand, bounded_integer, composed, refuse_value
 from ..expressions import Elementwise, Reduction, Scatter, on_device
 from ..linalg import nrm2
 from ._formats import CsrMatrix, check_csr
@@ -102,7 +102,7 @@ async def diagonal(matrix: CsrMatrix, k: int = 0) -> AccelRef:
         LibraryError: The structure is wrong.
     """
     check_csr("diagonal", matrix)
-    k, (m, n) = whole("sparse.diagonal", "k", k), matrix.shape
+    k, (m, n) = bounded_integer("sparse.diagonal", "k", k), matrix.shape
     if not -m < k < n and (k or (m and n)):
         raise ValueError(f"sparse.diagonal: k must be above {-m} and below {n}, got {k}")
     first, device = -k if k < 0 else 0, matrix.device
@@ -137,9 +137,9 @@ async def rows(matrix: CsrMatrix, start: int, stop: int) -> CsrMatrix:
         LibraryError: A wrong structure.
     """
     check_csr("rows", matrix)
-    first, end, _ = slice(whole("sparse.rows", "start", start), whole("sparse.rows", "stop", stop)).indices(
-        matrix.shape[0]
-    )
+    first, end, _ = slice(
+        bounded_integer("sparse.rows", "start", start), bounded_integer("sparse.rows", "stop", stop)
+    ).indices(matrix.shape[0])
     end = int(np.maximum(first, end))
     await matrix.device.ask(CheckStructure(matrix))
     low, high = int(await matrix.indptr[first].item()), int(await matrix.indptr[end].item())

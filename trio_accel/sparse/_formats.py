@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NoReturn, TypeAlias, cast
 import attrs
 
 from ..backends.base import DType, Strs
-from ..devices import AccelRef, Device, whole
+from ..devices import AccelRef, Device, bounded_integer
 
 __all__ = ["BsrMatrix", "CooMatrix", "CscMatrix", "CsrMatrix", "SparseMatrix"]
 
@@ -29,7 +29,7 @@ class _SparseArrays:
         index = getattr(getattr(self, self.operand_fields[1]), "dtype", None)
         limit = (1 << (31 if index is DType.int32 else 63)) - 1
         for extent in self.shape:
-            if not 0 <= whole(name, "shape", extent) <= limit:
+            if not 0 <= bounded_integer(name, "shape", extent) <= limit:
                 raise ValueError(f"{name}: shape must have numbers from 0 to {limit}, got {shape}")
 
     def __repr__(self) -> str:

@@ -30,12 +30,12 @@ from ..devices import (
     Operand,
     Operation,
     Pending,
+    bounded_integer,
     composed,
     device_of,
     real,
     refuse_dtypes,
     refuse_value,
-    whole,
 )
 from ..expressions import Elementwise, Out, Reduction, on_device
 from ..graphs import Graph, capture
@@ -285,7 +285,7 @@ def check_bound(name: str, argument: str, value: Any, *, is_whole: bool = False)
     """
     full_name = f"sparse.{name}"
     if is_whole:
-        count = whole(full_name, argument, value)
+        count = bounded_integer(full_name, argument, value)
         if count < 1:
             raise ValueError(f"{full_name}: {argument} must be at least 1, got {value!r}")
         return count

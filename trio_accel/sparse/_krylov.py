@@ -350,7 +350,7 @@ async def _extend_basis(
     second: AccelRef,
     size: AccelRef,
     unit: AccelRef,
-    least: float,
+    smallest_divisor: float,
 ) -> tuple[AccelRef, AccelRef, AccelRef, AccelRef]:
     """Take the parts of a vector along a basis off, twice, and divide the rest by its length.
 
@@ -362,19 +362,19 @@ async def _extend_basis(
         first: Its components along the basis.
         second: The components that roundings have left.
         size: The length of the rest.
-        unit: The rest divided by its length, or by `least` if that is larger.
-        least: The smallest divisor.
+        unit: The rest divided by its length, or by `smallest_divisor` if that is larger.
+        smallest_divisor: The rest is divided by at least this number.
     """
     ...
 
 
 @operation(
-    "h(m, m), sizes: real(m), size: real(), made: real() -> y(m), count: real()",
+    "h(m, m), sizes: real(m), size: real(), step_count: real() -> y(m), count: real()",
     actor=SparseActor,
     dtypes=NATIVE,
 )
 async def _least_residual(
-    h: Operand, sizes: Operand, size: Operand, made: Operand, wanted: float
+    h: Operand, sizes: Operand, size: Operand, step_count: Operand, tolerance: float
 ) -> tuple[AccelRef, AccelRef]:
     """Find the combination of the first vectors that makes the residual small enough, or least.
 
@@ -385,8 +385,8 @@ async def _least_residual(
         h: Row by row, the components of a product along the previous vectors.
         sizes: The length of each product's rest.
         size: The norm of the residual that gave the first vector.
-        made: Steps made before.
-        wanted: The largest norm of the residual.
+        step_count: Steps made before.
+        tolerance: The largest norm of the residual.
 
     Returns:
         Factors of the vectors, zeros after the last step that counts; and how many steps were made by then.

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias, cast
 import numpy as np
 
 from ..backends.base import NATIVE, DType, Ints, LibraryError, ops
-from ..devices import Operand, Planned, Planner, composed, operation, operation_like, whole
+from ..devices import Operand, Planned, Planner, bounded_integer, composed, operation, operation_like
 from ._formats import BsrMatrix, CooMatrix, CscMatrix, CsrMatrix, SparseMatrix, refuse_format
 from ._products import SparseActor
 
@@ -115,7 +115,7 @@ def _plan(
         spec = MadeSpec(function, numbers, tuple(arrays), None, None, None, count)
         return Planned(spec, finish=lambda: ops.number_of(count))
     limit = int(np.iinfo(index.dtype).max)
-    size = whole(planner.name, "size", size)
+    size = bounded_integer(planner.name, "size", size)
     if size < 0:
         raise ValueError(f"{planner.name}: size must not be negative, got {size}")
     if size > limit:
@@ -152,7 +152,7 @@ def _of_one(
         matrix, arrays = message.matrix, _read(planner, "matrix", message.matrix, of)
         values = (
             *matrix.shape,
-            *[whole(planner.name, parameter, getattr(message, parameter)) for parameter in numbers],
+            *[bounded_integer(planner.name, parameter, getattr(message, parameter)) for parameter in numbers],
         )
         return _plan(
             planner,
@@ -172,7 +172,7 @@ def _plan_to_bsr(message: Any, planner: Planner) -> Planned[Any]:
     block = cast("tuple[object, ...]", message.blocksize)
     if type(block) is not tuple or len(block) != 2:
         raise TypeError(f"{planner.name}: blocksize must be a pair of integers, got {block!r}")
-    rows, columns = (whole(planner.name, "blocksize", extent) for extent in block)
+    rows, columns = (bounded_integer(planner.name, "blocksize", extent) for extent in block)
     if rows < 1 or columns < 1 or matrix.shape[0] % rows or matrix.shape[1] % columns:
         raise ValueError(f"{planner.name}: blocks of shape {block} do not fit into shape {matrix.shape}")
     numbers = (*matrix.shape, rows, columns)

@@ -9,7 +9,7 @@ from trio.lowlevel import enable_ki_protection
 
 from ..arrays import argsort, compress, take
 from ..backends.base import AccelError, DType, DTypeLike, element
-from ..devices import AccelRef, Device, Operand, check_device, composed, whole
+from ..devices import AccelRef, Device, Operand, bounded_integer, check_device, composed
 from ..devices.operations._named import named_methods
 from ..expressions import Elementwise
 from ._contents import NAME, FrozenArrays
@@ -240,7 +240,7 @@ class HashMap:
 
 
 def _slots(capacity: int) -> int:
-    count = whole("HashMap", "capacity", capacity)
+    count = bounded_integer("HashMap", "capacity", capacity)
     if count < 1:
         raise ValueError(f"HashMap: capacity must be at least 1, got {capacity}")
     return 1 << (count * 4 // 3).bit_length()

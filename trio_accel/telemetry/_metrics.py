@@ -97,10 +97,10 @@ def _arrays(snapshot: SystemSnapshot) -> Iterator[Sample]:
             yield (device.path, actor.path), actor.used
 
 
-def _kept_events(snapshot: SystemSnapshot) -> Iterator[Sample]:
+def _plan_cache_events(snapshot: SystemSnapshot) -> Iterator[Sample]:
     for device in snapshot.devices:
-        for row in device.kept:
-            for event in ("seen", "found", "recorded", "bound", "armed", "refused", "evicted"):
+        for row in device.plan_caches:
+            for event in ("unplanned", "hits", "recorded", "bound", "armed", "refused", "evicted"):
                 yield (device.path, row.side, event), getattr(row, event)
 
 
@@ -141,8 +141,8 @@ device_age          gauge     seconds device age How old the figures are that a 
 device_launches     counter   -       device * Operations launched by the current context of a device.
 device_in_flight    gauge     -       device * Operations that a device has now.
 device_requests     gauge     -       device,library,state * Requests of the libraries of a device.
-device_plans        counter   -       device,library,event * Plans of the libraries of the current context of a device: found, made, evicted.
-device_kept         counter   -       device,side,event * Plans that are kept for the requests of a device, and what became of them.
+device_plans        counter   -       device,library,event * Plans of the libraries of the current context of a device: hits, created, evicted.
+device_plan_caches  counter   -       device,side,event * Plans that are cached for the requests of a device, and what became of them.
 device_memory       gauge     bytes   device,kind * Memory of a device by what it is taken for.
 device_arrays       gauge     bytes   device,path * Memory of the arrays of a device by the actor that made them.
 device_workspace    gauge     bytes   device,library * Memory that the libraries of a device hold for themselves.
@@ -163,7 +163,7 @@ _READ: Mapping[str, Samples] = {
         _of_libraries, lambda row: {"waiting": row.waiting, "in_flight": row.in_flight}
     ),
     "device_plans": partial(_of_libraries, lambda row: _cache(row.plans)),
-    "device_kept": _kept_events,
+    "device_plan_caches": _plan_cache_events,
     "device_memory": _memory,
     "device_arrays": _arrays,
     "device_workspace": partial(_of_libraries, lambda row: {"": row.workspace} if row.workspace else {}),

@@ -548,10 +548,10 @@ def _row(device: Device, device_state: _DeviceState, actors: dict[str, ActorSnap
                 for library in sorted(statistics.queues.keys() | statistics.libraries.keys())
             ]
         ),
-        kept=tuple(
+        plan_caches=tuple(
             [
                 KeptRow(side=side, **attrs.asdict(row))
-                for side, row in statistics.kept.items()
+                for side, row in statistics.plan_caches.items()
                 if row != _NONE_KEPT
             ]
         ),

@@ -137,7 +137,7 @@ class KeptRow(KeptStatistics):
     """A device's table of cached plans.
 
     Attributes:
-        side: The process that has it, see `DeviceStatistics.kept`.
+        side: The process that has it, see `DeviceStatistics.plan_caches`.
     """
 
     side: str
@@ -185,7 +185,7 @@ class DeviceRow:
         in_flight: Operations that the backend has.
         memory: The memory of its arrays.
         libraries: Libraries that have requests, have planned something, or hold workspace.
-        kept: The tables of cached plans that were used.
+        plan_caches: The tables of cached plans that were used.
         actors: The memory of arrays by actor, the largest first; the sum is all used memory.
     """
 
@@ -208,7 +208,7 @@ class DeviceRow:
     in_flight: int = 0
     memory: MemoryStatistics | None = None
     libraries: tuple[LibraryRow, ...] = ()
-    kept: tuple[KeptRow, ...] = ()
+    plan_caches: tuple[KeptRow, ...] = ()
     actors: tuple[ActorMemoryRow, ...] = ()
 
 

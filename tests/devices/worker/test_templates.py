@@ -337,7 +337,7 @@ def test_the_worker_knows_exactly_the_numbers_that_were_sent_and_not_forgotten(
             assert len(known) <= 4
             assert len(worker.bindings.plans) <= 4
             counts = worker.table.kept.counts
-            assert counts.found + counts.recorded + counts.seen == asked
+            assert counts.hits + counts.recorded + counts.unplanned == asked
             assert counts.recorded - counts.evicted == len(known)
     numbers = [message[1] for message in worker.told if message[0] == "template"]
     assert numbers == sorted(set(numbers))
@@ -352,7 +352,7 @@ def test_a_template_in_use_stays_however_many_come_once() -> None:
         assert worker.across(other) is None
         assert worker.across(other) is not None
     counts = worker.table.kept.counts
-    assert (counts.recorded, counts.found, counts.evicted) == (36, 33, 32)
+    assert (counts.recorded, counts.hits, counts.evicted) == (36, 33, 32)
 
 
 def test_bindings_to_other_blocks_make_way() -> None:

@@ -105,7 +105,7 @@ class CpuDevice(BlockDevice[CpuStream, HostArray, HostArray]):
             now - then for now, then in zip(_compiler.counts.now(), self._before, strict=True)
         )
         return (
-            {"arrays": LibraryUsage(CacheCounts(found=max(0, lookups - compilations), made=compilations))}
+            {"arrays": LibraryUsage(CacheCounts(hits=max(0, lookups - compilations), created=compilations))}
             if lookups
             else {}
         )

@@ -17,6 +17,8 @@ from ...backends.base import DType, Ints
 from ...backends.base.contract.foreign_names import counterpart, instead_of
 
 __all__ = [
+    "bounded_integer",
+    "bounded_integers",
     "clamped",
     "integer",
     "is_several",
@@ -25,8 +27,6 @@ __all__ = [
     "said",
     "shown",
     "what_to_do",
-    "whole",
-    "wholes",
 ]
 
 _AWAITED = "; it was not awaited: write `await` before the call that makes it"
@@ -182,7 +182,7 @@ for _special, _text in _REFUSED.items():
 
 
 def integer(name: str, argument: str, value: object, allowed: str = "an integer") -> int:
-    """Return an integer of any size, from Python or NumPy; see `whole`."""
+    """Return an integer of any size, from Python or NumPy; see `bounded_integer`."""
     # Nearly all values are ints, and Python 3.11 takes tens of microseconds to check a protocol.
     if type(value) is int:
         return value
@@ -194,11 +194,11 @@ def integer(name: str, argument: str, value: object, allowed: str = "an integer"
 
 
 def clamped(name: str, argument: str, value: object) -> int:
-    """Return an integer, such as an offset, clamped to 64 bits without a change of meaning; see `whole`."""
+    """Return an integer, such as an offset, clamped to 64 bits; see `bounded_integer`."""
     return max(_MIN_SSIZE, min(integer(name, argument, value), sys.maxsize))
 
 
-def whole(name: str, argument: str, value: object, allowed: str = "an integer") -> int:
+def bounded_integer(name: str, argument: str, value: object, allowed: str = "an integer") -> int:
     """Return an integer, from Python or NumPy, that fits into 64 signed bits.
 
     Args:
@@ -225,10 +225,14 @@ def is_several(value: object) -> bool:
     return (isinstance(value, Sequence) and not is_text) or (isinstance(value, np.ndarray) and value.ndim > 0)
 
 
-def wholes(
-    name: str, argument: str, value: object, allowed: str = "an integer", take: Callable[..., int] = whole
+def bounded_integers(
+    name: str,
+    argument: str,
+    value: object,
+    allowed: str = "an integer",
+    take: Callable[..., int] = bounded_integer,
 ) -> Ints:
-    """Return integers, from a sequence or a single integer; `take` converts each. See `whole`.
+    """Return integers, from a sequence or a single integer; `take` converts each. See `bounded_integer`.
 
     Raises:
         TypeError: It is neither.

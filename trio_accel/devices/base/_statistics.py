@@ -80,19 +80,19 @@ class CacheStatistics:
     """Counts for the entries of a cache.
 
     Attributes:
-        found: The number of lookups that found an entry.
-        made: The number of new entries.
+        hits: The number of lookups that found an entry.
+        created: The number of new entries.
         evicted: The number of evicted entries.
     """
 
-    found: int = 0
-    made: int = 0
+    hits: int = 0
+    created: int = 0
     evicted: int = 0
 
     @classmethod
     def of(cls, counts: CacheCounts) -> Self:
         """Make the statistics of a counter."""
-        return cls(found=counts.found, made=counts.made, evicted=counts.evicted)
+        return cls(hits=counts.hits, created=counts.created, evicted=counts.evicted)
 
 
 @attrs.frozen(kw_only=True)
@@ -100,8 +100,8 @@ class KeptStatistics:
     """Counts for a table of kept plans.
 
     Attributes:
-        seen: The requests without a plan, because their structure was new.
-        found: The requests that found their plan.
+        unplanned: The requests without a plan, because their structure was new.
+        hits: The requests that found their plan.
         recorded: The new plans.
         bound: The bindings of plans to blocks.
         armed: The bindings with prepared kernels.
@@ -109,8 +109,8 @@ class KeptStatistics:
         evicted: The plans that were evicted.
     """
 
-    seen: int = 0
-    found: int = 0
+    unplanned: int = 0
+    hits: int = 0
     recorded: int = 0
     bound: int = 0
     armed: int = 0
@@ -152,10 +152,10 @@ class DeviceStatistics:
         memory: The memory of the device's arrays.
         losses: The number of the device's lost contexts since it was opened.
         libraries: The libraries that have made plans in this generation, or hold memory, by import path.
-        kept: The retained plans, by their place. ``"application"`` has chains of calls over all generations.
-            ``"link"`` has the launch templates of the worker process; the second operation of its kind makes
-            one. ``"executor"`` has their bindings, and the bindings of chains and graphs, in the launching
-            process.
+        plan_caches: The caches of plans, by their place. ``"application"`` has chains of calls over all
+            generations. ``"link"`` has the launch templates of the worker process; the second operation of
+            its kind makes one. ``"executor"`` has their bindings, and the bindings of chains and graphs, in
+            the launching process.
         actors: The bytes of arrays by the path of the actor whose task made them. ``""`` is for all other
             tasks, including a handler's tasks in a nursery.
         process: The memory and processor time of the process that serves it, the worker or the program; None
@@ -171,7 +171,7 @@ class DeviceStatistics:
     memory: MemoryStatistics
     losses: int
     libraries: Mapping[str, LibraryStatistics] = attrs.field(factory=dict[str, LibraryStatistics])
-    kept: Mapping[str, KeptStatistics] = attrs.field(factory=dict[str, KeptStatistics])
+    plan_caches: Mapping[str, KeptStatistics] = attrs.field(factory=dict[str, KeptStatistics])
     actors: Mapping[str, int] = attrs.field(factory=dict[str, int])
     process: ProcessStatistics | None = None
 

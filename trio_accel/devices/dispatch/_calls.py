@@ -172,7 +172,7 @@ class Questions:
             memory=MemoryStatistics(**dict(zip(MEMORY, memory, strict=True))),
             losses=self._device.losses.count,
             libraries=by_title(_libraries(usage)),
-            kept={
+            plan_caches={
                 "link": KeptStatistics.of(templates),
                 "executor": KeptStatistics(**dict(zip(KEPT_COUNTS, kept_counts, strict=True))),
             },

@@ -530,7 +530,7 @@ class InlineDispatch:
                     for path, used in engine.usage().items()
                 }
             ),
-            kept={"executor": KeptStatistics.of(engine.device.kept)},
+            plan_caches={"executor": KeptStatistics.of(engine.device.plan_counts)},
             actors=self._device.blocks.bytes_by_actor(),
             process=ProcessStatistics.of(os.getpid()),
         )

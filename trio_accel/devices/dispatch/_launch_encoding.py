@@ -61,7 +61,7 @@ def encode_launch(launch: Launch, read: HostEncoder, write: HostEncoder, fill: H
         encode_spec(launch.spec, host, fill),
         launch.allocations,
         tuple([encode_spec(staged, read) for staged in launch.staged]) if launch.staged else (),
-        tuple([encode_spec(copy, read) for copy in launch.behind]) if launch.behind else (),
+        tuple([encode_spec(copy, read) for copy in launch.result_copies]) if launch.result_copies else (),
         tuple(map(_ID, launch.outputs)),
         tuple([(argument, block.id) for argument, block in launch.uses]),
         None if launch.fault is None else encode_fault(launch.fault.fault),
@@ -107,7 +107,7 @@ class TemplateTable:
         Raises:
             TypeError: Other processes cannot import the specification's class.
         """
-        if launch.staged or launch.behind or launch.fault is not None or not self._is_on:
+        if launch.staged or launch.result_copies or launch.fault is not None or not self._is_on:
             return None
         frame = launch.frame
         spec: Any = launch.spec
@@ -118,9 +118,9 @@ class TemplateTable:
                 launch.allocations[-1][1] if launch.allocations else 0
             ):
                 framed.is_used = True
-                self.kept.counts.found += 1
+                self.kept.counts.hits += 1
                 order = tuple(map(_BLOCK, spec.read + spec.updated + spec.written))
-                return framed.number, order, (spec.given,)
+                return framed.number, order, (spec.host_data,)
         parts = _spec_key(launch.spec, host)
         if parts is None:
             return None
@@ -145,9 +145,9 @@ class TemplateTable:
         plan = cache.plans.get(full_key)
         if plan is not None:
             plan.is_used = True
-            cache.counts.found += 1
+            cache.counts.hits += 1
         elif not cache.see(full_key):
-            cache.counts.seen += 1
+            cache.counts.unplanned += 1
             return None
         else:
             plain = _encode_template(launch, positions, host)

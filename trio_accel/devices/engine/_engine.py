@@ -282,7 +282,7 @@ class Engine(ContextState):
         return {
             paths.get(name, name): usage
             for name, usage in self.device.usage().items()
-            if usage.plans.found or usage.plans.made or usage.workspace
+            if usage.plans.hits or usage.plans.created or usage.workspace
         }
 
     def begin(self, generation: int, adopted: Iterable[int]) -> None:

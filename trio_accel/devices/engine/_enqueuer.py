@@ -266,7 +266,7 @@ class Enqueuer:
     def call_of(self, launch: Launch, library: KernelLibrary) -> Enqueue:
         """Return the backend function to call for a launch, in the loop or in a thread."""
         call = library.enqueue if self._ranges is None else self._ranges.around(launch, library)
-        return partial(self._with_copies, call, launch.behind) if launch.behind else call
+        return partial(self._with_copies, call, launch.result_copies) if launch.result_copies else call
 
     def _with_copies(
         self, call: Enqueue, copies: Sequence[CopySpec], spec: OperationSpec, stream: AccelStream

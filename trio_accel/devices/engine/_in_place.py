@@ -176,7 +176,7 @@ class InPlace:
         uses = [(self._engine.uses[block], block in changed) for block in blocks]
         bound = BoundWork(
             works,
-            device.host_view(spec.written[-1]) if spec.given else None,
+            device.host_view(spec.written[-1]) if spec.host_data else None,
             device.host_view(spec.result_at(), write=False) if spec.result else None,
             uses,
         )

@@ -7,7 +7,7 @@ import time
 import numpy as np
 
 from ...actors import named_arguments
-from ..base._refusals import whole
+from ..base._refusals import bounded_integer
 from ..operations._ref import Device, check_device
 
 __all__ = ["measure_bandwidth"]
@@ -43,7 +43,7 @@ async def measure_bandwidth(
     check_device("measure_bandwidth", source)
     check_device("measure_bandwidth", target)
     for name, value in (("nbytes", nbytes), ("repeats", repeats)):
-        if whole("measure_bandwidth", name, value) < 1:
+        if bounded_integer("measure_bandwidth", name, value) < 1:
             raise ValueError(f"measure_bandwidth: {name} must be at least 1, got {value}")
     array = await source.full(nbytes, 1, "uint8")
     try:

@@ -384,13 +384,13 @@ class Chains:
             template.until_joined -= 1
             if template.until_joined:
                 return template
-            counts.found -= 1
+            counts.hits -= 1
         try:
             return await self._template(chain, plan)
         finally:
             if plan.state == "seen" or (template is not None and plan.value is template):
                 # The chain was cancelled, or lost an array. The next chain makes the template instead.
-                counts.seen += 1
+                counts.unplanned += 1
                 if template is not None:
                     template.until_joined = 1
 
@@ -423,13 +423,13 @@ class Chains:
             # A single call is recorded the second time, because recording takes longer than one run.
             plan = self._without_numbers(chain, key) if len(chain.steps) > 1 else self._seen_before(key)
             if plan is None:
-                counts.seen += 1
+                counts.unplanned += 1
                 return _BY_STEPS
         plan.is_used = True
         if plan.state == "refused":
             counts.refused += 1
             return _BY_STEPS
-        counts.found += plan.value is not None
+        counts.hits += plan.value is not None
         return plan
 
     def _seen_before(self, key: tuple[object, ...]) -> KeptPlan[Template] | None:

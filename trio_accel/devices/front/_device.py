@@ -398,7 +398,7 @@ class OpenDevice(Device):
         self.state.check_run("statistics")
         statistics = await self.dispatch.statistics()
         chains = KeptStatistics.of(self.chains.kept.counts)
-        return attrs.evolve(statistics, kept={"application": chains, **statistics.kept})
+        return attrs.evolve(statistics, plan_caches={"application": chains, **statistics.plan_caches})
 
     @enable_ki_protection
     async def close(self) -> None:

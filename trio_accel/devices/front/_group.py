@@ -13,7 +13,7 @@ from trio.lowlevel import enable_ki_protection
 from ...actors import NotAwaited, SupervisorScope, named_arguments, not_copied
 from ...backends.base import AccelError
 from ..base._options import DeviceOptions
-from ..base._refusals import whole
+from ..base._refusals import bounded_integer
 from ..operations._ref import AccelRef, Device
 from ._device import OpenDevice, opened
 from ._html import html_table
@@ -215,7 +215,7 @@ class _Hints:
             value: object = getattr(self, name)
             if not isinstance(value, str | None):
                 raise TypeError(f"place: {name} must be a str or None, got {value!r}")
-        if whole("place", "memory", self.memory, "bytes, an integer") < 0:
+        if bounded_integer("place", "memory", self.memory, "bytes, an integer") < 0:
             raise ValueError(f"place: memory must be at least 0, got {self.memory}")
         if not isinstance(self.exclude, Collection) or not all(
             isinstance(device, Device) for device in self.exclude

@@ -159,7 +159,7 @@ class OperationRecorder:
             )
         nodes = [GraphNode(name, _COPIES, copy) for copy in launch.staged]
         nodes.append(GraphNode(name, actor.library, launch.spec))
-        nodes += [GraphNode(name, _COPIES, copy) for copy in launch.behind]
+        nodes += [GraphNode(name, _COPIES, copy) for copy in launch.result_copies]
         for node in nodes:
             self._check(node)
         self.nodes += nodes

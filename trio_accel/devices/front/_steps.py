@@ -216,7 +216,7 @@ class TracedStep(Generic[ParametersP, ResultT]):
             if reply is NOT_HERE:
                 message = plan.run(chains, template, arguments.refs, hosts, template.name)
                 message.payload, message.armed, message.blocks = data, plan, arguments.blocks
-                chains.kept.counts.found += 1
+                chains.kept.counts.hits += 1
                 device: Any = chains.device
                 reply = await device.ask(message)
                 plan.launched(device.dispatch)

@@ -183,7 +183,7 @@ class Launch(Request[Any, None]):
         writes: The blocks that it changes.
         allocations: The ids and sizes of the blocks to make first.
         staged: Copies and conversions of operands, which are enqueued before `spec`.
-        behind: Copies of results to views, which are enqueued after `spec`.
+        result_copies: Copies of results to views, which are enqueued after `spec`.
         outputs: The written blocks; they are damaged if it does not finish.
         uses: The existing arguments and their blocks, which are checked again at the launch.
         keep: Other objects that must live until its completion: new blocks, and host arrays of the program.
@@ -206,7 +206,7 @@ class Launch(Request[Any, None]):
     writes: frozenset[int]
     allocations: tuple[tuple[int, int], ...]
     staged: tuple[CopyFromHostSpec | CopySpec, ...]
-    behind: tuple[CopySpec, ...]
+    result_copies: tuple[CopySpec, ...]
     outputs: Sequence[Block]
     uses: Sequence[tuple[str, Block]]
     keep: Sequence[object]
@@ -256,7 +256,7 @@ class Launch(Request[Any, None]):
 
     def _written(self, block: int, *, only_overwritten: bool) -> list[ArraySpec]:
         """List the arrays of a written block; with `only_overwritten`, without those that it also reads."""
-        written = [*self.spec.outputs(), *[copy.out for copy in self.behind]]
+        written = [*self.spec.outputs(), *[copy.out for copy in self.result_copies]]
         updated = self.spec.inputs() if only_overwritten else ()
         return [array for array in written if array.block == block and array not in updated]
 

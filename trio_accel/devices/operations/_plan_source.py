@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NoReturn, Protocol, cast
 
 from ...backends.base import DType, Ints, Strs
 from ...backends.base.contract.ops import KINDS, ArraySpec, Item, Shapes, check_index, column, real_of
-from ..base._refusals import shown, whole
+from ..base._refusals import bounded_integer, shown
 from ._operation import Planned, Planner
 from ._ref import AccelRef
 
@@ -308,6 +308,6 @@ _STEPS: Mapping[str, Any] = {
     "refuse_type": _refuse_type,
     "refuse_value": refuse_value,
     "text": _text,
-    "whole": whole,
+    "whole": bounded_integer,
     "written": written,
 }

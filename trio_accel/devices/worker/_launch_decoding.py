@@ -199,7 +199,7 @@ class LaunchTemplate:
             plan.binding = self._make(blocks)
         else:
             plan.is_used = True
-            self._bindings.counts.found += 1
+            self._bindings.counts.hits += 1
         binding: Binding = plan.binding
         return binding
 

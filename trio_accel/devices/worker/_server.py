@@ -268,7 +268,11 @@ class WorkerServer:
             in_flight,
             attrs.astuple(memory),
             {path: (*attrs.astuple(used.plans), used.workspace) for path, used in engine.usage().items()},
-            tuple(map(add, attrs.astuple(self.opened.kept), attrs.astuple(self._requests.bindings.counts))),
+            tuple(
+                map(
+                    add, attrs.astuple(self.opened.plan_counts), attrs.astuple(self._requests.bindings.counts)
+                )
+            ),
         )
         self._channel.send(_answers.result(number, value), now=True)
 

@@ -27,7 +27,7 @@ class DoubleBuffer:
     """Two arrays: the sorted one, and one of the same size. `selector` is the index of the result."""
 
     current: Any = None
-    other: Any = None
+    alternate: Any = None
     selector: int = 0
 
 
@@ -48,7 +48,7 @@ class _RadixSort:
     ) -> int:
         if temp_storage is not None:
             both = d_in_keys, d_in_values or DoubleBuffer()
-            arrays = [array for pair in both for array in (pair.current, pair.other)]
+            arrays = [array for pair in both for array in (pair.current, pair.alternate)]
             begin, end = bits["begin_bit"], bits["end_bit"]
             key, value = arrays[0].dtype, arrays[2] and arrays[2].dtype
             sizes = ord(key.kind), key.itemsize, value.itemsize if value else 0, self._code[0]

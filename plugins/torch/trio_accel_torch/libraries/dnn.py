@@ -210,7 +210,7 @@ def _divisors(spec: Any, windows: _Windows, extents: Sequence[int]) -> T | int:
     for axis, at in enumerate(windows.places):
         held = windows.held[axis]
         if spec.count_include_pad and spec.window[axis]:
-            held = at < extents[axis] + spec.behind[axis]
+            held = at < extents[axis] + spec.padding_after[axis]
         counts = held.sum(-1)
         total = counts if total is None else (total[..., None] * counts).reshape(*total.shape, -1)
     assert total is not None
@@ -297,10 +297,10 @@ class _Attention:
         spec = self._spec
         own = rows[:, None] + (keys - queries if spec.alignment == "lower_right" else 0)
         hidden = (rows[:, None] >= queries) | (columns >= keys)
-        if spec.left >= 0:
-            hidden = hidden | (columns - own < -spec.left)
-        if spec.right >= 0:
-            hidden = hidden | (columns - own > spec.right)
+        if spec.window_left >= 0:
+            hidden = hidden | (columns - own < -spec.window_left)
+        if spec.window_right >= 0:
+            hidden = hidden | (columns - own > spec.window_right)
         return hidden
 
 

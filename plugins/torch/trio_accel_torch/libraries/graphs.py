@@ -26,7 +26,7 @@ class GraphLibrary(TorchLibrary):
     def __init__(self, name: str, device: TorchDevice, kernels: Mapping[str, KernelEntry]) -> None:
         super().__init__(name, device, kernels)
         self._libraries: dict[str, TorchLibrary] = {}
-        self._chains = KeptChains(device.blocks, device.kept)
+        self._chains = KeptChains(device.blocks, device.plan_counts)
 
     @kernel(ops.GraphSpec, backend=BACKEND)
     @kernel(ops.BranchSpec, backend=BACKEND)
@@ -38,10 +38,10 @@ class GraphLibrary(TorchLibrary):
     @kernel(ops.ChainSpec, backend=BACKEND)
     def _run_chain(self, spec: ops.ChainSpec, call: Any) -> None:
         run = self._prepared(self.name, spec, call)
-        if spec.given:
-            given = torch.from_numpy(np.frombuffer(bytearray(spec.given), np.uint8))
+        if spec.host_data:
+            host_data = torch.from_numpy(np.frombuffer(bytearray(spec.host_data), np.uint8))
             view = call.device.view(spec.written[-1], BITS[1])
-            view.at[: len(given)].copy_(given)
+            view.at[: len(host_data)].copy_(host_data)
         run()
         if spec.words is not None:
             result = read(call, spec.result_at()).cpu().numpy()

@@ -50,7 +50,7 @@ def philox4x32(counter: list[T], seed: int) -> list[T]:
 
 def _words(spec: PhiloxSpec, first: int, count: int, step: int, ahead: int, device: torch.device) -> list[T]:
     """Make the words of counters from number `first` on, in rows that are `step` apart."""
-    seed, row = PHILOX_START.unpack(spec.place)
+    seed, row = PHILOX_START.unpack(spec.start)
     numbers = torch.arange(first, first + count, device=device)
     half = numbers // PHILOX_ROW * step + (row + ahead)
     counter = [half & _LOW, (half >> 32) & _LOW, numbers % PHILOX_ROW, torch.zeros_like(numbers)]

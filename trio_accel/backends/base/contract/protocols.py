@@ -71,13 +71,13 @@ class CacheCounts:
     """Counts of a cache's entries; its owner counts, and others read.
 
     Attributes:
-        found: The number of look-ups that found an entry.
-        made: The number of entries made.
+        hits: The number of look-ups that found an entry.
+        created: The number of entries made.
         evicted: The number of entries removed to make room for others.
     """
 
-    found: int = 0
-    made: int = 0
+    hits: int = 0
+    created: int = 0
     evicted: int = 0
 
 
@@ -86,8 +86,8 @@ class KeptCounts:
     """Counts of cached plans in a table; its owner counts, and others read.
 
     Attributes:
-        seen: Requests that were served without a plan, because their key had none yet.
-        found: Requests that found their plan.
+        unplanned: Requests that were served without a plan, because their key had none yet.
+        hits: Requests that found their plan.
         recorded: Plans made.
         bound: Bindings of plans to blocks.
         armed: Bindings with prepared kernels, and launches that the driver has captured.
@@ -95,8 +95,8 @@ class KeptCounts:
         evicted: Plans removed to make room for others.
     """
 
-    seen: int = 0
-    found: int = 0
+    unplanned: int = 0
+    hits: int = 0
     recorded: int = 0
     bound: int = 0
     armed: int = 0
@@ -369,7 +369,7 @@ class AccelDevice(Protocol):
         ...
 
     @property
-    def kept(self) -> KeptCounts:
+    def plan_counts(self) -> KeptCounts:
         """Counts of the plans that its libraries keep, but for `usage`."""
         ...
 

@@ -123,9 +123,9 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
     def __init__(self, device: Any) -> None:
         super().__init__(device)
         self._libraries: dict[str, Any] = {self.name: self}
-        self._chains = KeptChains(device.blocks, device.kept)
+        self._chains = KeptChains(device.blocks, device.plan_counts)
         # Any graph can be discarded at any time, because the driver lets a graph in flight run to its end.
-        self._captured = CapturedLaunches(device.kept, self._discard, _MAX_GRAPHS)
+        self._captured = CapturedLaunches(device.plan_counts, self._discard, _MAX_GRAPHS)
         # The number of enqueued operations.
         self._enqueued = 0
         # The last query for a key, and the key.
@@ -282,7 +282,7 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
             plan.is_used = True
             host.fill()
             if self._launch_graph(plan.value):
-                self._captured.counts.found += 1
+                self._captured.counts.hits += 1
                 self._plans.note_launch(chain)
                 if host.address:
                     stream.after(host.end)
@@ -334,8 +334,8 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
         condition: Any = getattr(spec, "condition", None)
         count: Any = getattr(spec, "count", None)
         request = spec if isinstance(spec, ChainSpec) else None
-        if request is not None and request.given:
-            stream.copy_in(self._address(request.written[-1]), host, len(request.given))
+        if request is not None and request.host_data:
+            stream.copy_in(self._address(request.written[-1]), host, len(request.host_data))
         replay(spec, works, partial(self._read, condition, stream), partial(self._write, count, stream))
         if request is not None and request.result and request.result[2]:
             result_address, result = host + _result_offset(request), request.result_at()
@@ -420,7 +420,7 @@ class _Host:
     def fill(self) -> None:
         """Write what the device is to read."""
         if self.address:
-            ctypes.memmove(self.address, self._spec.given, len(self._spec.given))
+            ctypes.memmove(self.address, self._spec.host_data, len(self._spec.host_data))
 
     def end(self) -> None:
         """Read what the device has written: it has passed the chain."""
@@ -438,7 +438,7 @@ class _Host:
 
 def _result_offset(spec: ChainSpec) -> int:
     """Return the offset of a chain's result in its pinned memory: after the given arrays, for any dtype."""
-    return -(-len(spec.given) // 64) * 64
+    return -(-len(spec.host_data) // 64) * 64
 
 
 def _raise(error: Exception) -> NoReturn:

@@ -443,7 +443,7 @@ class PhiloxLibrary(EnqueuingLibrary[Any, Any]):
         size = out.size
         if not size:
             return
-        seed, row = ops.PHILOX_START.unpack(spec.place)
+        seed, row = ops.PHILOX_START.unpack(spec.start)
         is_moved = (spec.low, spec.width) != (0.0, 1.0)
         is_aligned = not out.address % _ALIGNMENT
         self._fill.run(
@@ -485,7 +485,7 @@ class PhiloxLibrary(EnqueuingLibrary[Any, Any]):
     def rejection(self, spec: ops.RejectionSpec, call: _Call) -> None:
         """Draw numbers, one thread for each."""
         a, b, out = spec.a, spec.b, spec.out
-        seed, row = ops.PHILOX_START.unpack(spec.place)
+        seed, row = ops.PHILOX_START.unpack(spec.start)
         if size := out.size:
             call.plan.run(
                 call.handle,

@@ -77,5 +77,5 @@ class CapturedLaunches(KeptPlans[Any]):
         if not key[0].is_refused(key):
             if self.see(key) >= _SEEN_BEFORE:
                 return True
-            self.counts.seen += 1
+            self.counts.unplanned += 1
         return False

@@ -65,7 +65,7 @@ class BlockDevice(Generic[StreamT, ChunkT, BlockT]):
         is_closed: Whether it takes no more work.
         validated_blocks: See `AccelDevice.validated_blocks`.
         read_only: Blocks that libraries refuse to write to; see `BlockMemory.read_only`.
-        kept: See `AccelDevice.kept`.
+        plan_counts: See `AccelDevice.plan_counts`.
         allocate: See `AccelDevice.allocate`. An attribute, to save a call.
         placement: See `AccelDevice.placement`. An attribute, to save a call.
     """
@@ -79,7 +79,7 @@ class BlockDevice(Generic[StreamT, ChunkT, BlockT]):
         self._validated_blocks: dict[int, set[Callable[[int], None]]] = {}
         self.validated_blocks: Collection[int] = self._validated_blocks
         self.read_only: AbstractSet[int] = blocks.read_only
-        self.kept: KeptCounts = KeptCounts()
+        self.plan_counts: KeptCounts = KeptCounts()
         self.allocate: Callable[[int, int], None] = blocks.allocate
         self.placement: Callable[[int], PlacedBlock] = blocks.placement
         self._has_ended = False

@@ -96,7 +96,7 @@ class KeptChains:
             plan = plans.record(key, self.recipe(spec.recipe))
         else:
             plan.is_used = True
-            plans.counts.found += 1
+            plans.counts.hits += 1
             bound: BoundChain | None = plan.binding
             if bound is not None and bound.freed != memory.freed:
                 bound.freed = memory.freed

@@ -263,7 +263,7 @@ class PlanCache:
     def store(self, key: tuple[object, ...], plan: Any) -> None:
         """Add a plan; evict the excess ones that are not in use."""
         self._plans[key] = self._new = plan
-        self._counts.made += 1
+        self._counts.created += 1
         excess = len(self._plans) - self._max_plans
         if excess <= 0:
             return
@@ -282,7 +282,7 @@ class PlanCache:
         if plan is self._new:
             self._new = None
         else:
-            self._counts.found += 1
+            self._counts.hits += 1
 
     def clear(self) -> None:
         """Release all plans; none is in use."""

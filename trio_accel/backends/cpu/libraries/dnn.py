@@ -372,7 +372,7 @@ def _windows_of_means(
     windows = _windows(spec, x, out, (1,) * len(spec.window))
     if spec.divisor:
         return windows, spec.divisor
-    paddings_after = spec.behind if spec.count_include_pad else (None,) * len(windows)
+    paddings_after = spec.padding_after if spec.count_include_pad else (None,) * len(windows)
     divisor = np.ones((1,) * len(windows), np.int64)
     for axis, (window, padding_after) in enumerate(zip(windows, paddings_after, strict=True)):
         divisor = divisor * window.counts(padding_after).reshape(-1, *(1,) * (len(windows) - axis - 1))
@@ -522,17 +522,17 @@ class _Attention:
         spec = self._spec
         # The key of the first query on the diagonal.
         offset = columns - row_count if spec.alignment == "lower_right" else 0
-        first = 0 if spec.left < 0 else max(0, rows.start + offset - spec.left)
-        stop = columns if spec.right < 0 else min(columns, rows.stop + offset + spec.right)
+        first = 0 if spec.window_left < 0 else max(0, rows.start + offset - spec.window_left)
+        stop = columns if spec.window_right < 0 else min(columns, rows.stop + offset + spec.window_right)
         visible = slice(min(first, columns), max(min(first, columns), stop))
         hidden = None
-        if spec.left >= 0 or spec.right >= 0:
+        if spec.window_left >= 0 or spec.window_right >= 0:
             diagonal: HostArray = np.arange(int(rows.start), int(rows.stop)) + offset
             keys: HostArray = np.arange(int(visible.start), int(visible.stop))
             distances: HostArray = keys - diagonal[:, None]
             hidden = np.zeros(distances.shape, np.bool_)
-            hidden |= distances < -spec.left if spec.left >= 0 else False
-            hidden |= distances > spec.right if spec.right >= 0 else False
+            hidden |= distances < -spec.window_left if spec.window_left >= 0 else False
+            hidden |= distances > spec.window_right if spec.window_right >= 0 else False
         bias = None
         if self._mask is not None:
             bias = self._mask[head_index][..., rows, visible]

@@ -58,7 +58,7 @@ class CpuGraphLibrary(CpuLibrary):
         self._quick: dict[bytes, int] = {}
         self._limit = 0  # of a quick run, in nanoseconds of CPU time
         untyped_device: Any = device
-        self._chains = KeptChains(untyped_device.blocks, untyped_device.kept)
+        self._chains = KeptChains(untyped_device.blocks, untyped_device.plan_counts)
 
     @kernel(GraphSpec, backend="cpu")
     @kernel(BranchSpec, backend="cpu")
@@ -71,8 +71,8 @@ class CpuGraphLibrary(CpuLibrary):
     def _run_chain(self, spec: ChainSpec, call: ComputingCall) -> None:
         run = self._prepared(self.name, spec, call)
         began = thread_time_ns()
-        if spec.given:
-            call.array(spec.written[-1])[: len(spec.given)] = np.frombuffer(spec.given, np.uint8)
+        if spec.host_data:
+            call.array(spec.written[-1])[: len(spec.host_data)] = np.frombuffer(spec.host_data, np.uint8)
         run()
         if spec.words is not None:
             result = call.array(spec.result_at(), write=False)

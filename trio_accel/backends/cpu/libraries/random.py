@@ -149,7 +149,7 @@ def rejection(spec: RejectionSpec, call: HostCall) -> None:
     spec.fault[0] = not _are_in_range(spec.distribution, *parameters)
     if spec.fault[0]:
         return
-    seed, row = PHILOX_START.unpack(spec.place)
+    seed, row = PHILOX_START.unpack(spec.start)
     for first in range(0, out.size, _CHUNK_NUMBERS):
         positions = np.arange(first, min(first + _CHUNK_NUMBERS, out.size), dtype=np.uint64)
         a, b = (
@@ -457,7 +457,7 @@ def philox(spec: PhiloxSpec, call: HostCall[_Transform]) -> None:
 
 def _words(spec: PhiloxSpec, first: int, count: int, step: int, offset: int) -> list[_Words]:
     """Make the four words of `count` counters from number `first`, in rows at a distance of `step`."""
-    seed, row = PHILOX_START.unpack(spec.place)
+    seed, row = PHILOX_START.unpack(spec.start)
     # A piece is in one row.
     half, column = first // PHILOX_ROW * step + row + offset, first % PHILOX_ROW
     words = [np.full(count, word, np.uint64) for word in (half & 0xFFFFFFFF, half >> 32, 0)]

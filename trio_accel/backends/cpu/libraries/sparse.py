@@ -497,11 +497,11 @@ def least_residual(spec: Any, call: HostCall) -> None:
         with NUMPY.for_work(steps**3):
             y = np.linalg.lstsq(part, target[: count + 1])[0]
             residual = float(np.linalg.norm(target[: count + 1] - part @ y))
-        if residual <= spec.wanted / 2 or sizes[count - 1] <= limit:
+        if residual <= spec.tolerance / 2 or sizes[count - 1] <= limit:
             break
     out.fill(0)
     out[: len(y)] = y
-    call.array(spec.count)[...] = call.array(spec.made) + count
+    call.array(spec.count)[...] = call.array(spec.step_count) + count
 
 
 @kernel("sparse.cg_steps", backend="cpu")
@@ -520,7 +520,9 @@ def extend_basis(spec: Any, call: HostCall) -> None:
         call.array(noted)[...] = parts
     length = norm_of(remainder, spec.size.dtype)
     call.array(spec.size)[...] = length
-    np.divide(remainder, remainder.dtype.type(np.maximum(length, spec.least)), out=call.array(spec.unit))
+    np.divide(
+        remainder, remainder.dtype.type(np.maximum(length, spec.smallest_divisor)), out=call.array(spec.unit)
+    )
 
 
 def _eliminate(

@@ -26,7 +26,7 @@ struct PoolArguments {
     i64 *indices;
     i64 count;
     Grid grid;
-    i64 behind[SPATIAL];
+    i64 padding_after[SPATIAL];
     i64 divisor;
     int counts_padding, is_adaptive, kind, is_mean;
 };
@@ -212,7 +212,7 @@ __device__ i64 divisor_of(const PoolArguments &arguments, const i64 *window)
     for (int axis = 0; axis < SPATIAL; axis++) {
         Span span(arguments, axis, window[axis]);
         if (arguments.counts_padding) {
-            const i64 end = arguments.grid.extent[axis] + arguments.behind[axis];
+            const i64 end = arguments.grid.extent[axis] + arguments.padding_after[axis];
             count *= (span.stop < end ? span.stop : end) - span.start;
         } else {
             span.clip(arguments.grid.extent[axis]);
@@ -469,7 +469,7 @@ struct ScoresArguments {
     char *logs;
     const char *mask;
     const int *query_lengths, *key_lengths;
-    i64 count, piece, first, rows, columns, shared, served, left, right, mask_row, mask_column;
+    i64 count, piece, first, rows, columns, shared, served, window_left, window_right, mask_row, mask_column;
     double scale;
     int is_double, is_lower, mask_kind, ndim;
     i64 shape[AXES], mask_strides[AXES];
@@ -484,8 +484,8 @@ struct Band {
         const i64 rows = given.query_lengths ? given.query_lengths[n] : given.rows;
         const i64 columns = given.key_lengths ? given.key_lengths[n] : given.columns;
         const i64 own = row + (is_lower ? columns - rows : 0);
-        first = given.left < 0 || own < given.left ? 0 : own - given.left;
-        stop = given.right < 0 || own + given.right >= columns ? columns : own + given.right + 1;
+        first = given.window_left < 0 || own < given.window_left ? 0 : own - given.window_left;
+        stop = given.window_right < 0 || own + given.window_right >= columns ? columns : own + given.window_right + 1;
         if (row >= rows)
             stop = 0;
     }
@@ -642,7 +642,8 @@ struct FusedArguments {
     float *logs;
     const int *query_lengths, *key_lengths;
     i64 strides[FUSED][3];
-    i64 count, queries, keys, heads, shared, rows, columns, e, f, left, right, is_lower, is_grad, infinite;
+    i64 count, queries, keys, heads, shared, rows, columns, e, f, window_left, window_right;
+    i64 is_lower, is_grad, infinite;
     double scale;
 };
 

@@ -16,11 +16,11 @@ struct ResidualArguments {
 struct LeastArguments {
     // Row by row, the parts of each product along the vectors before; what was left of it; the norm of the residual,
     // and how many steps were made before.
-    const char *h, *sizes, *size, *made;
+    const char *h, *sizes, *size, *step_count;
     char *y, *count;
     // Room for the columns of the triangle, the target, and the rotations.
     char *room;
-    double wanted;
+    double tolerance;
     i64 steps;
     int type;
 };
@@ -113,7 +113,7 @@ __device__ void rotate(Value *first, Value *second, double cosine, Value sine)
 }
 
 // Givens' rotations bring the matrix of Arnoldi's steps to triangular form, column by column, until what is left of the
-// target is half of what is wanted, or nothing was left of a product. One thread does it: each rotation needs those
+// target is half of the tolerance, or nothing was left of a product. One thread does it: each rotation needs those
 // before, and there are few.
 KERNEL(least_residual, LeastArguments)
 {
@@ -152,7 +152,7 @@ KERNEL(least_residual, LeastArguments)
         rotate(column + step, &below, cosines[step], sines[step]);
         target[step + 1] = {0, 0};
         rotate(target + step, target + step + 1, cosines[step], sines[step]);
-        if (size_of(target[step + 1]) <= arguments.wanted / 2 || size <= limit) {
+        if (size_of(target[step + 1]) <= arguments.tolerance / 2 || size <= limit) {
             count = step + 1;
             break;
         }
@@ -173,5 +173,5 @@ KERNEL(least_residual, LeastArguments)
         }
         put_value(type, arguments.y, step, y);
     }
-    put_value(real, arguments.count, 0, {value_of(real, arguments.made, 0).real + (double)count, 0});
+    put_value(real, arguments.count, 0, {value_of(real, arguments.step_count, 0).real + (double)count, 0});
 }

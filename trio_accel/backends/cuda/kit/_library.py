@@ -45,7 +45,7 @@ class LibraryDevice(AddressDevice[CudaStream, DeviceChunk, CudaContext]):
             memory = CudaMemory(context, info.name, memory_limit, keeper)
             kernels = CudaKernels(context, architecture, info.compute_units)
             super().__init__(info, memory, context, kernels)
-            self.graphs: Graphs = Graphs(context, self.kept)
+            self.graphs: Graphs = Graphs(context, self.plan_counts)
             self.end_loops: list[Callable[[], None]] = []
         except BaseException:
             context.release()

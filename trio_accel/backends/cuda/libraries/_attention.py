@@ -458,8 +458,8 @@ class Attention:
             sizes.columns,
             sizes.heads // sizes.served,
             sizes.served,
-            spec.left,
-            spec.right,
+            spec.window_left,
+            spec.window_right,
             *strides[-2:],
             spec.scale,
             self.wide is DType.float64,
@@ -701,7 +701,15 @@ def _numbers(spec: _Spec, sizes: Sizes, layouts: dict[str, TensorDescription]) -
     is_grad = isinstance(spec, AttentionGradSpec)
     return (
         *(*steps, queries + 2 * keys if is_grad else queries, queries, keys, sizes.heads),
-        *(sizes.heads // sizes.served, sizes.rows, sizes.columns, sizes.e, sizes.f, spec.left, spec.right),
+        *(
+            sizes.heads // sizes.served,
+            sizes.rows,
+            sizes.columns,
+            sizes.e,
+            sizes.f,
+            spec.window_left,
+            spec.window_right,
+        ),
         *(spec.alignment == "lower_right", is_grad, _INFINITE[spec.query.dtype], spec.scale),
     )
 
@@ -709,13 +717,13 @@ def _numbers(spec: _Spec, sizes: Sizes, layouts: dict[str, TensorDescription]) -
 def _describe(front: Any, spec: _Spec, graph: Any, tensors: dict[str, Any]) -> list[Any]:
     """Add the node to a graph."""
     options: dict[str, Any] = {"attn_scale": spec.scale}
-    if spec.alignment == "lower_right" and (spec.left >= 0 or spec.right >= 0):
+    if spec.alignment == "lower_right" and (spec.window_left >= 0 or spec.window_right >= 0):
         options["diagonal_alignment"] = front.diagonal_alignment.BOTTOM_RIGHT
-    if spec.left >= 0:
+    if spec.window_left >= 0:
         # The first hidden key.
-        options["diagonal_band_left_bound"] = spec.left + 1
-    if spec.right >= 0:
-        options["diagonal_band_right_bound"] = spec.right
+        options["diagonal_band_left_bound"] = spec.window_left + 1
+    if spec.window_right >= 0:
+        options["diagonal_band_right_bound"] = spec.window_right
     if "query_lengths" in tensors:
         options |= {
             "use_padding_mask": True,

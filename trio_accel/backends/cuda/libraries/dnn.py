@@ -258,7 +258,12 @@ class PoolingLibrary(DnnKernels):
         if isinstance(spec, ops.MaxPoolSpec):
             indices = 0 if spec.indices is None else call.result(spec.indices)
         else:
-            means = *(0,) * (3 - len(spec.behind)), *spec.behind, spec.divisor, spec.count_include_pad
+            means = (
+                *(0,) * (3 - len(spec.padding_after)),
+                *spec.padding_after,
+                spec.divisor,
+                spec.count_include_pad,
+            )
         values = call.packed(source), call.result(out), indices, out.size
         grid = grid_of(spec, images, windows, spec.window)
         flags = not spec.window[0], KINDS[source.dtype], is_mean

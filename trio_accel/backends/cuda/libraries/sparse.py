@@ -480,10 +480,12 @@ class SparseLibrary(CudaLibrary):
     @kernel("sparse.least_residual", backend="cuda", dtypes={"h": NATIVE})
     def _find_least(self, spec: Any, call: KernelCall) -> None:
         steps = spec.sizes.size
-        arrays = [call.packed(array) for array in (spec.h, spec.sizes, spec.size, spec.made)]
+        arrays = [call.packed(array) for array in (spec.h, spec.sizes, spec.size, spec.step_count)]
         room = call.workspace((steps * (steps + 2) + 1) * 16 + steps * 8)
         addresses = *arrays, call.result(spec.y), call.result(spec.count), room
-        self._least.run(call.handle, 1, _RESIDUAL_STRUCT, *addresses, spec.wanted, steps, TYPES[spec.h.dtype])
+        self._least.run(
+            call.handle, 1, _RESIDUAL_STRUCT, *addresses, spec.tolerance, steps, TYPES[spec.h.dtype]
+        )
 
     @kernel("sparse.spsolve_triangular", backend="cuda", dtypes=_DTYPES, is_blocking=True)
     def _solve_triangular(self, spec: Any, call: KernelCall) -> None:

@@ -87,7 +87,7 @@ class Graphs:
         if code:
             self._give_up(plan, code)
             return False
-        self._captured.counts.found += 1
+        self._captured.counts.hits += 1
         return True
 
     def is_due(self, key: Key) -> bool:

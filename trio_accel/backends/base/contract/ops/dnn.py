@@ -147,7 +147,7 @@ class _Means(OperationSpec):
     window: Ints = exact()
     stride: Ints = exact()
     padding: Ints = exact()
-    behind: Ints = exact()
+    padding_after: Ints = exact()
     divisor: int = exact()
     count_include_pad: bool = exact()
 
@@ -160,9 +160,9 @@ class AvgPoolSpec(_Means):
         window: See `MaxPoolSpec`, as for all fields without a description here.
         stride: Steps from window to window.
         padding: Zeros before the first element.
-        behind: Zeros after the last element; a window may also reach past these.
+        padding_after: Zeros after the last element; a window may also reach past these.
         divisor: The divisor of the sums; 0 for the number of the window's elements.
-        count_include_pad: Whether that number includes the zeros of `padding` and `behind`.
+        count_include_pad: Whether that number includes the zeros of `padding` and `padding_after`.
         x: ``(n, c, *spatial)``.
         out: ``(n, c, *windows)``.
     """
@@ -192,8 +192,8 @@ Alignment: TypeAlias = Literal["upper_left", "lower_right"]
 class _Scores(OperationSpec):
     """Fields that select the scores of an attention; see `AttentionSpec`."""
 
-    left: int = exact()
-    right: int = exact()
+    window_left: int = exact()
+    window_right: int = exact()
     alignment: Alignment = exact()
     scale: float = scalar()
 
@@ -206,8 +206,8 @@ class AttentionSpec(_Scores):
     length or block out of range fails the operation before it is used.
 
     Attributes:
-        left: The number of keys before its own that each query sees; -1 for all.
-        right: The number of keys after its own; -1 for all, and 0 for a causal attention.
+        window_left: The number of keys before its own that each query sees; -1 for all.
+        window_right: The number of keys after its own; -1 for all, and 0 for a causal attention.
         alignment: Whether query i is aligned with key i, or the last query with the last key.
         scale: Factor of the products.
         query: ``(..., heads, rows, e)``. The axis of heads may be missing from all arrays.

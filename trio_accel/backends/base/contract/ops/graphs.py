@@ -46,7 +46,7 @@ class ChainSpec(OperationSpec):
         recipe: The chain, by `GraphRecipe.encode`.
         result: Position, offset and bytes of the array that is copied to the host, without gaps; empty for
             none.
-        given: Contents of host arrays: the first bytes of the last written array, before anything runs.
+        host_data: Contents of host arrays: the first bytes of the last written array, before anything runs.
         read: Arrays that it only reads.
         updated: Arrays that it reads and changes.
         written: Arrays that it makes; the last one holds intermediate results.
@@ -55,7 +55,7 @@ class ChainSpec(OperationSpec):
 
     recipe: bytes = exact()
     result: Ints = exact()
-    given: bytes = packed()
+    host_data: bytes = packed()
     read: tuple[ArraySpec, ...] = reads(variadic=True)
     updated: tuple[ArraySpec, ...] = updates(variadic=True)
     written: tuple[ArraySpec, ...] = writes(variadic=True)

@@ -155,13 +155,13 @@ class PhiloxSpec(OperationSpec):
             by Box and Muller), ``"exponential"`` (mean ``width``: minus the logarithms of uniform numbers),
             ``"lognormal"`` (the exponentials of normal numbers) or ``"integers"`` (int64 from ``low`` on,
             below ``low + width``, of at most 2**32: the upper half of the product with two words).
-        place: The 64-bit key and the first row, which is even, packed by `PLACE`.
+        start: The 64-bit key and the first row, which is even, packed by `PHILOX_START`.
         low: Lower bound, or mean.
         width: Width, or standard deviation.
     """
 
     distribution: Distribution = exact()
-    place: bytes = packed()
+    start: bytes = packed()
     low: float = scalar()
     width: float = scalar()
     out: ArraySpec = writes()

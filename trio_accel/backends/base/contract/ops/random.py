@@ -88,7 +88,7 @@ class RejectionSpec(OperationSpec):
             ``"log_gamma"`` (the logarithms of these), ``"poisson"`` (of the mean `a`; PTRS of Hörmann 1993,
             inversion below 10) or ``"binomial"`` (`a` trials of the probability `b`; BTRS of Hörmann 1993,
             inversion below a mean of 10).
-        place: The 64-bit key and the first row, of `PHILOX_START`.
+        start: The 64-bit key and the first row, of `PHILOX_START`.
         a: Parameters of float64: one for all, or one for each number.
         b: Likewise.
         out: float32 or float64 of gamma, int64 of the others; computed in float64, rounded once.
@@ -96,7 +96,7 @@ class RejectionSpec(OperationSpec):
     """
 
     distribution: Rejection = exact()
-    place: bytes = packed()
+    start: bytes = packed()
     a: ArraySpec = reads()
     b: ArraySpec | None = reads(optional=True)
     out: ArraySpec = writes()
