@@ -783,7 +783,7 @@ _REASONS: dict[str, str] = {
         "patterns.PipelineStageStatistics patterns.PipelineStatistics patterns.ReplicaPoolStatistics "
         "patterns.ReplicaStatistics patterns.Routed patterns.RouterStatistics patterns.RoutingStatistics "
         "patterns.Score patterns.StageStatistics patterns.Swapped "
-        "RoutingStatistics.none ndimage.LabelResult sparse.Factors sparse.Preconditioner "
+        "RoutingStatistics.zeros ndimage.LabelResult sparse.Factors sparse.Preconditioner "
         "sparse.SolveResult replay.Report replay.Failure replay.Difference replay.Skipped "
         "spatial.CellList "
         "tensor.ContractionPath telemetry.ActorMemoryRow telemetry.ActorRow "
@@ -802,7 +802,7 @@ _REASONS: dict[str, str] = {
     "a function of the package asks for it, with numbers of its own": (
         "sparse.CgSteps sparse.ExtendBasis sparse.Factor sparse.SolveFactored"
     ),
-    "a worker asks for it, with what the user's class has defined": "Module.between Module.start",
+    "a worker asks for it, with what the user's class has defined": "Module.output_shape Module.start",
     "it compares the number alone": "Shared.replace Trainer.steps Cluster.wait_epoch EntityRouter.wait_epoch",
     "nodes call it, with the time of their own options": "Cluster.settle EntityRouter.settle",
     "test_options.py tries its types": "actors.SystemOptions",

@@ -45,9 +45,10 @@ FILES = {
 # Python calls of a step of training in the application, and requests of each of its two ranks.
 CALLS_OF_A_STEP = {"inline": 1570, "process": 1950}
 REQUESTS_OF_A_STEP = 3
-TOKENS_PER_FUNCTION = 606
+# Longer names break lines, and a broken line has one more comma.
+TOKENS_PER_FUNCTION = 606.2
 TOKENS_OF_THE_MEDIAN = 712
-TOKENS = 831_100
+TOKENS = 831_400
 PRIVATE_NAMES = 166
 
 
