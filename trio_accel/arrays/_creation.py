@@ -243,7 +243,7 @@ def _count(first: Any, end: Any, step: Any, *, is_whole: bool) -> int:
     if math.isfinite(steps):
         return math.ceil(steps)
     # Both quotients may overflow, and infinity less infinity has no sign.
-    return (1 << 63) * ((end > first) == (step > 0))
+    return (1 << 63) * bool((end > first) == (step > 0))
 
 
 def _is_held(dtype: DType, number: int) -> bool:
