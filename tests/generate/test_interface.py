@@ -321,7 +321,7 @@ REFUSED: dict[str, Refused] = {
         lambda c: chat(c, tools=[TOOL]), "tool_choice", "must be required, none or a function"
     ),
     "tool_choice without tools": Refused(
-        lambda c: chat(c, tool_choice="required"), "tool_choice", "must come with tools, got none"
+        lambda c: chat(c, tool_choice="required"), "tool_choice", "needs tools, got none"
     ),
     "a tool that there is not": Refused(
         lambda c: chat(c, tools=[OTHER], tool_choice=NAMED), "tool_choice", "which are ['wait']"
@@ -422,7 +422,7 @@ REFUSED: dict[str, Refused] = {
     "an embedding of tokens that there are not": Refused(
         lambda c: embed(c, [5, 100_000]), "input", "tokens from 0 to 999"
     ),
-    "other dimensions": Refused(lambda c: embed(c, dimensions=32), "dimensions", "must be 64, or left out"),
+    "other dimensions": Refused(lambda c: embed(c, dimensions=32), "dimensions", "must be 64 or absent"),
     "another form of embeddings": Refused(
         lambda c: embed(c, encoding_format="hex"), "encoding_format", "float or base64"
     ),
@@ -488,7 +488,12 @@ TYPED: dict[str, tuple[Callable[[Any], Any], type[Any], int, str]] = {
         405,
         "Method Not Allowed: '/v1/chat/completions' takes POST",
     ),
-    "a path": (lambda c: c.get("/x", cast_to=object), openai.NotFoundError, 404, "there is no '/v1/x' here"),
+    "a path": (
+        lambda c: c.get("/x", cast_to=object),
+        openai.NotFoundError,
+        404,
+        "'/v1/x' does not exist here",
+    ),
 }
 
 

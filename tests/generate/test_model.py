@@ -214,7 +214,7 @@ async def test_a_kill_in_any_step_changes_no_token(
         (Run(tokens=[], start=0, pages=[1]), "1 to 4 tokens after 0 .* got 0"),
         (Run(tokens=[1] * 5, start=0, pages=[1]), "1 to 4 tokens after 0 .* got 5"),
         (Run(tokens=[1], start=4, pages=[1]), "1 to 0 tokens after 4 .* got 1"),
-        (Run(tokens=[1], start=-1, pages=[1]), "behind -1"),
+        (Run(tokens=[1], start=-1, pages=[1]), "after -1"),
         (Run(tokens=[1], start=128, pages=range(40)), "at most 128 tokens"),
         (Run(tokens=[1, 300], start=0, pages=[1]), "tokens must be 0 to 299, got 1 to 300"),
         (Run(tokens=[-1], start=0, pages=[1]), "tokens must be 0 to 299, got -1 to -1"),

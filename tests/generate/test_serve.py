@@ -304,7 +304,7 @@ def test_parameters_of_a_query_are_those_of_a_body(service: Serving) -> None:
     ("query", "param", "says"),
     [
         ("", "prompt", "prompt must be a text, tokens, or a list of at most 128 of them, got None"),
-        ("prompt=", "prompt", "a prompt must have a token"),
+        ("prompt=", "prompt", "a prompt must have at least one token"),
         ("prompt=a&key=gold", "key", "key is not supported here"),
         ("prompt=a&n=2", "n", "n is not supported here"),
         ("prompt=a&stream=yes", "stream", "stream must be true or false, got 'yes'"),
