@@ -480,9 +480,10 @@ class ImportsAhead:
 
     def take(self, report: LauncherReport) -> None:
         """Take the process's report on a list."""
-        module_list = next(
-            module_list for module_list in self._lists.values() if module_list.number == report.number
-        )
+        module_list = next((entry for entry in self._lists.values() if entry.number == report.number), None)
+        if module_list is None:
+            # The list was ordered again meanwhile, and gets a report of its own.
+            return
         module_list.is_asked, module_list.deaths = False, 0
         assert isinstance(report.detail, dict)
         self._judge(module_list, **report.detail)

@@ -1,0 +1,16 @@
+"""Reports of the launcher on imports that were ordered again meanwhile."""
+
+from __future__ import annotations
+
+import pytest
+
+from trio_accel.devices.launcher._link import ImportsAhead, LauncherReport
+
+pytestmark = pytest.mark.one_backend
+
+
+def test_a_report_on_a_list_that_was_ordered_again_is_ignored() -> None:
+    """A process that has died may have sent it, and the loop reads it after the next one has begun."""
+    ahead = ImportsAhead()
+    ahead.take(LauncherReport("tried", 7, {}, ()))
+    assert not ahead.is_pending
