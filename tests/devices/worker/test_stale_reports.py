@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from trio_accel.devices.launcher._link import ImportsAhead, LauncherReport
+from trio_accel.devices.launcher import _link as _launcher_link
 
 pytestmark = pytest.mark.one_backend
 
 
 def test_a_report_on_a_list_that_was_ordered_again_is_ignored() -> None:
     """A process that has died may have sent it, and the loop reads it after the next one has begun."""
-    ahead = ImportsAhead()
-    ahead.take(LauncherReport("tried", 7, {}, ()))
+    ahead = _launcher_link.ImportsAhead()
+    ahead.take(_launcher_link.LauncherReport("tried", 7, {}, ()))
     assert not ahead.is_pending
