@@ -1,4 +1,4 @@
-"""An actor crashes under load: the tree before and after, and every request's fate. Try --requests 9."""
+"""An actor crashes under load: the tree before and after, and every request's outcome. Try --requests 9."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ class Index(ta.Actor):
         self.pages = pages
 
 
-async def client(number: int, pages: ta.Ref[Pages], fates: Counter[str]) -> None:
+async def client(number: int, pages: ta.Ref[Pages], outcomes: Counter[str]) -> None:
     """Read a page, and record the outcome."""
     try:
         text = await pages.ask(Read(number))
     except ta.ActorFailedError as error:
-        fates[f"failed: {error.__cause__}"] += 1
+        outcomes[f"failed: {error.__cause__}"] += 1
     else:
-        fates["served" if text == f"page {number}" else "WRONG"] += 1
+        outcomes["served" if text == f"page {number}" else "WRONG"] += 1
 
 
 async def run(requests: int) -> int:
     """Return 0 if one request failed, all others were served, and the right actors restarted."""
-    fates = Counter[str]()
+    outcomes = Counter[str]()
     options = ta.SystemOptions(strategy=ta.Strategy.REST_FOR_ONE)
     async with ta.open_system("library", options=options) as system:
         await system.spawn(Pages, name="archive")  # started earlier, so it is not restarted
@@ -57,13 +57,13 @@ async def run(requests: int) -> int:
         await system.spawn(Index, pages, name="index")
         print(f"before\n{system.tree()}")
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(client, -1, pages, fates)
+            nursery.start_soon(client, -1, pages, outcomes)
             await trio.sleep(0.001)  # the bad request is being handled now, so the others queue after it
             for number in range(1, requests):
-                nursery.start_soon(client, number, pages, fates)
-        print(f"after\n{system.tree()}\n{dict(fates)}")
+                nursery.start_soon(client, number, pages, outcomes)
+        print(f"after\n{system.tree()}\n{dict(outcomes)}")
         restarts = {actor.name: actor.restarts for actor in system.tree().children}
-    is_fair = fates == Counter({"failed: no page -1": 1, "served": requests - 1})
+    is_fair = outcomes == Counter({"failed: no page -1": 1, "served": requests - 1})
     return 0 if is_fair and restarts == {"archive": 0, "pages": 1, "index": 1} else 1
 
 

@@ -16,8 +16,8 @@ Options of the router:
   False they are the gate's probabilities, as in Switch Transformers.
 * ``capacity_factor``: an expert takes its even share of the choices times this factor at once, rounded up.
   None, the default, means no limit. First choices precede second ones, and earlier tokens precede later ones.
-* ``overflow``: the fate of a choice if the expert is full. With ``"drop"``, the default, its share is missing
-  from the sum. With ``"wait"``, the router calls the expert again when it is done.
+* ``overflow``: the treatment of a choice if the expert is full. With ``"drop"``, the default, its share is
+  missing from the sum. With ``"wait"``, the router calls the expert again when it is done.
 * ``on_failure``: the reaction if an expert raises an error, or does not return a row for each token.
   ``"renormalise"``, the default, increases the weights of the token's other experts, so that their sum does
   not change. A token without other experts has a row of zeros, and is marked in ``is_lost``. ``errors`` maps

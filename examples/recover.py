@@ -14,32 +14,32 @@ import trio
 import trio_accel as ta
 
 
-async def ask(device: ta.Device, left: np.ndarray, right: ta.AccelRef, fates: list[str]) -> None:
+async def ask(device: ta.Device, left: np.ndarray, right: ta.AccelRef, outcomes: list[str]) -> None:
     """Request one product, and record the outcome."""
     try:
         product = await (left @ right).to_host()
     except ta.ActorFailedError as error:
-        fates.append(f"failed: {error.__cause__}")
+        outcomes.append(f"failed: {error.__cause__}")
     else:
         is_right = np.allclose(product, left @ await right.to_host(), rtol=1e-3, atol=1e-3)
-        fates.append("completed" if is_right else "WRONG")
+        outcomes.append("completed" if is_right else "WRONG")
 
 
 async def run(requests: int, faults: int, backend: str | None) -> list[str]:
     """Return the outcome of every request."""
     generator = np.random.default_rng(0)
-    fates: list[str] = []
+    outcomes: list[str] = []
     async with ta.open_system("recover") as system, system.open_device(backend) as device:
         right = await device.put(generator.standard_normal((64, 64), np.float32))
         ta.testing.inject_fault(device, ta.linalg.Matmul, fail=RuntimeError("a fault"), count=faults)
         async with trio.open_nursery() as nursery:
             for _ in range(requests):
                 left = generator.standard_normal((64, 64), np.float32)
-                nursery.start_soon(ask, device, left, right, fates)
+                nursery.start_soon(ask, device, left, right, outcomes)
         # The other requests did not need the crashed actor, but this product waits for its restart.
         await ta.linalg.matmul(right, right)
         print(system.tree())
-    return fates
+    return outcomes
 
 
 def main() -> int:
@@ -49,12 +49,12 @@ def main() -> int:
     parser.add_argument("--faults", type=int, default=2, help="products that crash the actor, at most 3")
     parser.add_argument("--backend", help="device to use, such as cpu or cuda:1")
     arguments = parser.parse_args()
-    fates = trio.run(partial(run, arguments.requests, arguments.faults, arguments.backend))
-    for fate in sorted(set(fates)):
-        print(f"{fates.count(fate):4} {fate}")
+    outcomes = trio.run(partial(run, arguments.requests, arguments.faults, arguments.backend))
+    for outcome in sorted(set(outcomes)):
+        print(f"{outcomes.count(outcome):4} {outcome}")
     expected = [arguments.requests - arguments.faults, arguments.faults]
-    is_right = [fates.count("completed"), fates.count("failed: a fault")] == expected
-    print("every request has its fate" if is_right else "WRONG")
+    is_right = [outcomes.count("completed"), outcomes.count("failed: a fault")] == expected
+    print("every request has its outcome" if is_right else "WRONG")
     return 0 if is_right else 1
 
 

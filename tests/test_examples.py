@@ -178,7 +178,7 @@ recover [(]System[)] running
 (?:.*
 )*  10 completed
    2 failed: a fault
-every request has its fate
+every request has its outcome
 """,
     ),
     (

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Check",
-    "EncodeFate",
     "EncodeFault",
     "EncodeLoad",
     "Outcome",
+    "RequestRecord",
     "break_under_load",
     "changed_since",
     "hashes_of",
@@ -61,8 +61,8 @@ class Check:
 
 
 @attrs.frozen(kw_only=True)
-class EncodeFate:
-    """The fate of a request.
+class RequestRecord:
+    """The outcome of a request.
 
     Attributes:
         client: The number of the client, from 1.
@@ -109,7 +109,7 @@ class Outcome:
         outcomes: The number of requests by outcome.
         faults: The effect of each fault.
         weights_lost: The number of lost or changed weight arrays, by their hashes.
-        fates: The fate of every request, in the order of their ends.
+        records: The outcome of every request, in the order of their ends.
     """
 
     fault: str
@@ -118,7 +118,7 @@ class Outcome:
     outcomes: Mapping[str, int]
     faults: Sequence[EncodeFault]
     weights_lost: int
-    fates: Sequence[EncodeFate]
+    records: Sequence[RequestRecord]
 
     @property
     def recovery_ms(self) -> float | None:
@@ -128,14 +128,14 @@ class Outcome:
 
     def checks(self) -> list[Check]:
         """Return the conditions that must hold."""
-        unlike = sum(fate.is_same is False for fate in self.fates)
-        failed = sum(fate.is_same is None for fate in self.fates)
-        names = {(fate.client, fate.request) for fate in self.fates}
+        unlike = sum(record.is_same is False for record in self.records)
+        failed = sum(record.is_same is None for record in self.records)
+        names = {(record.client, record.request) for record in self.records}
         unrecovered = sum(fault.recovery_ms is None for fault in self.faults)
         return [
             Check(
                 name="requests lost or answered twice",
-                value=_unlike(self.requests, names, self.fates),
+                value=_unlike(self.requests, names, self.records),
                 limit=0,
             ),
             Check(name="requests that failed", value=failed, limit=0),
@@ -146,13 +146,13 @@ class Outcome:
 
     def summarize(self) -> str:
         """Return the results in one line."""
-        answered = sum(fate.is_same is not None for fate in self.fates)
+        answered = sum(record.is_same is not None for record in self.records)
         text = f"{len(self.faults)} faults, {self.requests} requests: {answered} answered"
         return text if self.recovery_ms is None else f"{text}, again after {self.recovery_ms:.0f} ms"
 
 
-def _unlike(requests: int, names: set[tuple[int, int]], fates: Sequence[EncodeFate]) -> int:
-    return abs(requests - len(names)) + len(fates) - len(names)
+def _unlike(requests: int, names: set[tuple[int, int]], records: Sequence[RequestRecord]) -> int:
+    return abs(requests - len(names)) + len(records) - len(names)
 
 
 @attrs.define(eq=False)
@@ -165,7 +165,7 @@ class EncodeLoad:
     batches: Sequence[Batch]
     width: int
     asked: int = attrs.field(default=0, init=False)
-    fates: list[EncodeFate] = attrs.field(factory=list[EncodeFate], init=False)
+    records: list[RequestRecord] = attrs.field(factory=list[RequestRecord], init=False)
     _expected: list[bytes] = attrs.field(factory=list[bytes], init=False)
     _asking: dict[int, int] = attrs.field(factory=dict[int, int], init=False)
     _is_over: bool = attrs.field(default=False, init=False)
@@ -216,8 +216,8 @@ class EncodeLoad:
         else:
             is_same = found.tobytes() == self._expected[index]
             outcome = "answered" if self.device.generation == begun else "answered after a loss"
-        self.fates.append(
-            EncodeFate(
+        self.records.append(
+            RequestRecord(
                 client=client,
                 request=request,
                 begun=begun,
@@ -244,7 +244,7 @@ async def break_under_load(
     faults: int,
     tell: Callable[[str], object],
 ) -> Outcome:
-    """Poison the context every second, `faults` times, and record the fates of all requests."""
+    """Poison the context every second, `faults` times, and record the outcomes of all requests."""
     reports: list[EncodeFault] = []
     await load.expect()
     before = await hashes_of(weights)
@@ -262,10 +262,10 @@ async def break_under_load(
         fault=text,
         clients=clients,
         requests=load.asked,
-        outcomes=Counter(fate.outcome for fate in load.fates),
+        outcomes=Counter(record.outcome for record in load.records),
         faults=reports,
         weights_lost=await changed_since(weights, before),
-        fates=load.fates,
+        records=load.records,
     )
 
 
@@ -274,14 +274,14 @@ def _text_of(load: EncodeLoad) -> str:
 
 
 async def _break(load: EncodeLoad) -> EncodeFault:
-    start, generation, known = trio.current_time(), load.device.generation, len(load.fates)
+    start, generation, known = trio.current_time(), load.device.generation, len(load.records)
     await strike(load)
     recovered = False
     with trio.move_on_after(_PATIENCE):
         while not recovered:
             await load.wait_change()
             recovered = any(
-                fate.ended > generation and fate.is_same is not None for fate in load.fates[known:]
+                record.ended > generation and record.is_same is not None for record in load.records[known:]
             )
     return EncodeFault(
         generation_before=generation,

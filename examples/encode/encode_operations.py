@@ -159,7 +159,7 @@ async def serve(
         every: The seconds between two faults.
 
     Returns:
-        The embeddings before the faults, and the fates of the requests.
+        The embeddings before the faults, and the outcomes of the requests.
     """
     batcher = await system.spawn(
         Batcher, encoder.embed, max_size=encoder.batch, max_in_flight=1, bucket=encoder.check

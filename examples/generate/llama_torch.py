@@ -46,17 +46,18 @@ class _Step:
             return self._made  # type: ignore[no-any-return]
         # The first run loads kernels, which is impossible in a capture. The second run is only captured.
         made = self._run()
-        self._graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
-        stream = torch.cuda.Stream()
+        graph, current, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream(), torch.cuda.Stream()
         stream.wait_stream(current)
         # `torch.cuda.graph` would wait for the device first. Then a fault of another operation would show up
         # only after 8 to 11 s, because the driver holds a lock meanwhile.
         with _capturing, torch.cuda.stream(stream):
-            self._graph.capture_begin(capture_error_mode="thread_local")
+            graph.capture_begin(capture_error_mode="thread_local")
             try:
                 self._made = self._run()
             finally:
-                self._graph.capture_end()
+                graph.capture_end()
+        # Only now, because a capture that failed, such as for memory, cannot be replayed.
+        self._graph = graph
         current.wait_stream(stream)
         return made
 

@@ -187,20 +187,20 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_quick")
-def test_every_request_has_a_fate_under_faults(step: Callable[..., dict[str, Any]]) -> None:
+def test_every_request_has_an_outcome_under_faults(step: Callable[..., dict[str, Any]]) -> None:
     found = step("--faults", "--rounds", "3", "--clients", "7")
     assert found["isolation"] == "process"
     load = found["data"]["load"]
-    fates = load["fates"]
-    assert len(fates) == load["requests"] == sum(load["outcomes"].values())
+    records = load["records"]
+    assert len(records) == load["requests"] == sum(load["outcomes"].values())
     for client in range(1, 8):
-        numbers = sorted(fate["request"] for fate in fates if fate["client"] == client)
+        numbers = sorted(record["request"] for record in records if record["client"] == client)
         assert numbers == list(range(1, len(numbers) + 1))
         assert numbers
-    assert load["outcomes"] == Counter(fate["outcome"] for fate in fates)
+    assert load["outcomes"] == Counter(record["outcome"] for record in records)
     assert set(load["outcomes"]) == {"answered", "answered after a loss"}
-    assert all(fate["is_same"] for fate in fates)
-    assert all((fate["begun"] < fate["ended"]) == (fate["outcome"] != "answered") for fate in fates)
+    assert all(record["is_same"] for record in records)
+    assert all((record["begun"] < record["ended"]) == (record["outcome"] != "answered") for record in records)
     generations = [(fault["generation_before"], fault["generation_after"]) for fault in load["faults"]]
     assert generations == [(1, 2), (2, 3), (3, 4)]
     assert all(fault["recovery_ms"] > 0 for fault in load["faults"])

@@ -199,17 +199,17 @@ async def play(stand: Stand, name: str, strike: Strike, rounds: int, *, spares: 
             await _strike(load, strike, report)
         await load.wait_settled(0.0)
         load.stop()
-    names = {(fate.client, fate.request) for fate in load.fates}
-    failed = [fate.outcome for fate in load.fates if fate.is_same is None]
+    names = {(record.client, record.request) for record in load.records}
+    failed = [record.outcome for record in load.records if record.is_same is None]
     report.requests = load.asked
-    report.lost = abs(load.asked - len(names)) + len(load.fates) - len(names) + len(failed)
-    report.unlike = sum(fate.is_same is False for fate in load.fates)
+    report.lost = abs(load.asked - len(names)) + len(load.records) - len(names) + len(failed)
+    report.unlike = sum(record.is_same is False for record in load.records)
     report.changed = await changed_since(stand.weights, before)
     return report
 
 
 async def _strike(load: EncodeLoad, strike: Strike, report: Report) -> None:
-    generation, known, start = load.device.generation, len(load.fates), time.perf_counter()
+    generation, known, start = load.device.generation, len(load.records), time.perf_counter()
     seen: list[float] = []
 
     async def watch() -> None:
@@ -223,7 +223,7 @@ async def _strike(load: EncodeLoad, strike: Strike, report: Report) -> None:
         nursery.start_soon(strike, load)
         with trio.fail_after(60):
             while not any(
-                fate.ended > generation and fate.is_same is not None for fate in load.fates[known:]
+                record.ended > generation and record.is_same is not None for record in load.records[known:]
             ):
                 await load.wait_change()
         back = time.perf_counter()

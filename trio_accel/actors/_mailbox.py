@@ -361,8 +361,8 @@ class Mailbox:
         self.dropped += 1
         self._outcomes.observe_drop(envelope, reason)
 
-    def _full(self, envelope: Envelope, fate: str) -> MailboxFullError:
-        reason = f"{envelope.message.operation} {fate}: the mailbox of {self._outcomes.path} is full"
+    def _full(self, envelope: Envelope, event: str) -> MailboxFullError:
+        reason = f"{envelope.message.operation} {event}: the mailbox of {self._outcomes.path} is full"
         self._drop(envelope, reason)
         return MailboxFullError(f"{reason} ({self._options.capacity} messages)", path=self._outcomes.path)
 

@@ -85,7 +85,7 @@ async def asarray(
     host_dtype = DType.of(host.dtype)
     if requested is not None:
         check_conversion("arrays.asarray", "obj", host_dtype, requested)
-        # As in NumPy, a Python number that the dtype cannot hold is refused, and an array's element is cast.
+        # As NumPy does: refuse a Python number that the dtype cannot hold, and cast the elements of an array.
         host = (
             host.astype(requested.dtype) if isinstance(obj, np.ndarray) else np.asarray(obj, requested.dtype)
         )

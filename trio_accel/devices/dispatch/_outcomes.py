@@ -163,8 +163,8 @@ def _memory(copy: HostCopy) -> HostArray:
     return copy.region.array(copy.host.shape, copy.host.dtype)
 
 
-# The trouble report of an operation without trouble: its fate, whether it was launched, whether an injected
-# fault struck, its error, and its invalid blocks.
+# The trouble report of an operation without trouble: its outcome, whether it was launched, whether an
+# injected fault struck, its error, and its invalid blocks.
 _FINE: Any = "done", True, False, None, ()
 # Hooks are notified of all phases of a launch at its end. `Launch.times` has the times.
 _PHASES = (Phase.ENQUEUE, Phase.COMPLETE, Phase.REPLY, Phase.RELEASE)

@@ -5,7 +5,7 @@ A `BlockDevice` owns three things, which end in this order:
 1. The streams. `add_stream` keeps a stream until it has ended; the next call releases it. `close` closes all
    streams first and then waits until they are idle, because enqueued operations may still use memory.
 2. The facts about the contents of blocks (`validated_blocks`), such as a plan's assumption that an array is
-   unchanged (D26). `renew` calls the functions that drop the facts, so whoever writes to a block must call
+   unchanged (D26). `renew` calls the functions that drop the facts, so each writer of a block must call
    `renew`. `free` calls it also, because the id of a freed block may be used again.
 3. The memory, a `BlockMemory`. `end` clears it.
 

@@ -50,7 +50,7 @@ class CpuStream:
     def __init__(self, name: str, fault: CpuFault | None = None) -> None:
         self.name: str = name
         self._fault = fault or CpuFault("cpu")
-        # Of all queues in the standard library, SimpleQueue wakes an idle thread most reliably (compared with
+        # SimpleQueue wakes an idle thread most reliably of the queues in the standard library (compared with
         # Queue, Condition, Semaphore, and a lock with a deque). While the thread is busy, `put` costs 20 ns.
         self._items: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
