@@ -18,9 +18,7 @@ import trio
 import trio_accel as ta
 
 
-async def client(
-    right: ta.AccelRef, host: npt.NDArray[np.float32], kills: int, outcomes: Counter[str]
-) -> None:
+async def client(right: ta.AccelRef, host: npt.NDArray[np.float32], kills: int, counts: Counter[str]) -> None:
     """Request products until the last worker has started, and record each outcome."""
     left = np.random.default_rng().standard_normal((64, 1024), np.float32)
     expected = left.astype(np.float64) @ host.astype(np.float64)
@@ -28,9 +26,9 @@ async def client(
         try:
             product = await (left @ right).to_host()
         except ta.ContextLostError:
-            outcomes["lost"] += 1  # the request ran when a worker died; `retry=1` would run it again
+            counts["lost"] += 1  # the request ran when a worker died; `retry=1` would run it again
         else:
-            outcomes["right" if np.allclose(product, expected, rtol=1e-3, atol=1e-3) else "WRONG"] += 1
+            counts["right" if np.allclose(product, expected, rtol=1e-3, atol=1e-3) else "WRONG"] += 1
 
 
 async def kill(device: ta.Device, kills: int) -> None:
@@ -51,7 +49,7 @@ async def digest(array: ta.AccelRef) -> str:
 async def run(kills: int, clients: int, mebibytes: int, backend: str | None) -> bool:
     """Return whether the array is unchanged, every product was right, and the device survived every kill."""
     options = ta.DeviceOptions(isolation="process")
-    outcomes = Counter[str]()
+    counts = Counter[str]()
     async with ta.open_system("survive") as system, system.open_device(backend, options=options) as device:
         host = np.random.default_rng(0).standard_normal((mebibytes * 1024, 256), np.float32)
         array = await device.put(host)
@@ -59,13 +57,12 @@ async def run(kills: int, clients: int, mebibytes: int, backend: str | None) -> 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(kill, device, kills)
             for _ in range(clients):
-                nursery.start_soon(client, array[:1024], host[:1024], kills, outcomes)
+                nursery.start_soon(client, array[:1024], host[:1024], kills, counts)
         is_intact = await digest(array) == before
         print(f"generation {device.generation}, {mebibytes} MiB {'intact' if is_intact else 'CHANGED'}")
-    print(", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items())))
-    return (
-        is_intact and device.generation == kills + 1 and outcomes["lost"] >= kills and not outcomes["WRONG"]
-    )
+    print(", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items())))
+    survived = device.generation == kills + 1 and counts["lost"] >= kills
+    return is_intact and survived and not counts["WRONG"]
 
 
 def main() -> int:

@@ -178,7 +178,7 @@ class AskedChat(Asked):
         description=f"a list of at least one message and at most {MOST_LISTED}",
     )
     max_completion_tokens: int | None = number(1, 1 << 31, None, "an integer")
-    modalities: list[Literal["text"]] = []
+    modalities: list[Literal["text"]] = Field([], max_length=1, fail_fast=True)
     logprobs: bool = Field(False, description="true or false")
     top_logprobs: int = number(0, MOST_LIKELY, 0, "with logprobs, an integer")
     response_format: Format = Field(
