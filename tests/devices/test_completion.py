@@ -427,8 +427,9 @@ class TestSpinning:
         self, device: ta.Device, backend: ManualBackend, ref: ta.AccelRef, ends: list[bool]
     ) -> None:
         backend.device.is_held = True
+        scope = trio.CancelScope()
         async with trio.open_nursery() as nursery:
-            with ta.cancel_grace(60.0), trio.CancelScope() as scope:
+            with ta.cancel_grace(60.0), scope:
                 nursery.start_soon(self.cancel_soon, scope, partial(self.release_later, backend, 0.15))
                 await ta.linalg.scal(2.0, ref)
         assert scope.cancel_called
@@ -454,9 +455,9 @@ class TestSpinning:
         self, device: ta.Device, backend: ManualBackend, ref: ta.AccelRef, ends: list[bool]
     ) -> None:
         backend.device.is_held = True
-        before = trio.current_time()
+        before, scope = trio.current_time(), trio.CancelScope()
         async with trio.open_nursery() as nursery:
-            with trio.CancelScope() as scope:
+            with scope:
                 nursery.start_soon(self.cancel_soon, scope)
                 await ta.linalg.scal(2.0, ref)
         assert scope.cancelled_caught
