@@ -14,6 +14,7 @@ import trio_accel as ta
 from trio_accel.backends.base import DType
 from trio_accel.backends.base.expressions import evaluate, parse, typed, unrolled
 from trio_accel.derivatives._derive import gradient
+from trio_accel.derivatives._steps import Builder
 
 a: Any = ta.arrays
 F = DType.float64
@@ -350,3 +351,22 @@ async def test_rules_of_gathers_by_sorted_places(device: ta.Device, monkeypatch:
         monkeypatch.setattr(f"trio_accel.gradients.{module}.is_ordered", lambda g: False)
     for f, want in zip(functions, before, strict=True):
         np.testing.assert_allclose(await (await ta.grad(f)(x)).to_host(), want, rtol=1e-13)
+
+
+@given(
+    function=st.sampled_from(["add", "subtract", "multiply"]),
+    first=st.integers(-(1 << 63), (1 << 63) - 1),
+    second=st.integers(-(1 << 63), (1 << 63) - 1) | st.integers(-3, 3),
+)
+def test_integers_that_derivatives_compute_in_advance_wrap_around_as_in_numpy(
+    function: str, first: int, second: int
+) -> None:
+    builder = Builder()
+    numbers = [builder.constant(value, DType.int64) for value in (first, second)]
+    result = builder.step(function, DType.int64, numbers)
+    program = typed(parse("out = x", ("x",)), (F,))
+    made = attrs.evolve(program, steps=tuple(builder.steps), outputs=(result,))
+    (found,) = evaluate(made, [np.zeros(1)])
+    with np.errstate(over="ignore"):
+        expected = getattr(np, function)(np.int64(first), np.int64(second))
+    assert found == expected
