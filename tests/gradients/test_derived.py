@@ -14,11 +14,11 @@ import trio_accel as ta
 from trio_accel.backends.base import DType
 from trio_accel.backends.base.expressions import evaluate, parse, typed, unrolled
 from trio_accel.derivatives._derive import gradient
-from trio_accel.derivatives._steps import Builder
 
 a: Any = ta.arrays
 F = DType.float64
 SHAPE = (3, 4)
+LARGEST = (1 << 63) - 1
 
 SAFE = (
     "sin({})", "cos({})", "tanh({})", "exp(0.3 * {})", "log(1.5 + {0} * {0})", "sqrt(0.5 + {0} * {0})",
@@ -110,6 +110,12 @@ LOOPS = {
         "t = x\nu = y\nfor k in range(3):\n    v = t\n    t = u * 1.1\n    u = v * u\nout = t + u"
     ),
     "a loop that does not run": "t = x\nfor k in range(5, 2):\n    t = t * y\nout = t * t + y",
+    "the largest bounds of a loop that does not run": (
+        f"t = x\nfor k in range({LARGEST}, -{LARGEST}):\n    t = t * y\nout = t * t + y"
+    ),
+    "bounds whose difference wraps around": (
+        f"t = x\nfor k in range({LARGEST}, i(1) - 9):\n    t = t * y\nout = t * t + y"
+    ),
 }
 LOADS = {
     "neighbours": "out = x[i(0), i(1) - 1] * w + x[i(0), i(1) + 1] ** 2",
@@ -353,20 +359,13 @@ async def test_rules_of_gathers_by_sorted_places(device: ta.Device, monkeypatch:
         np.testing.assert_allclose(await (await ta.grad(f)(x)).to_host(), want, rtol=1e-13)
 
 
-@given(
-    function=st.sampled_from(["add", "subtract", "multiply"]),
-    first=st.integers(-(1 << 63), (1 << 63) - 1),
-    second=st.integers(-(1 << 63), (1 << 63) - 1) | st.integers(-3, 3),
-)
-def test_integers_that_derivatives_compute_in_advance_wrap_around_as_in_numpy(
-    function: str, first: int, second: int
-) -> None:
-    builder = Builder()
-    numbers = [builder.constant(value, DType.int64) for value in (first, second)]
-    result = builder.step(function, DType.int64, numbers)
-    program = typed(parse("out = x", ("x",)), (F,))
-    made = attrs.evolve(program, steps=tuple(builder.steps), outputs=(result,))
-    (found,) = evaluate(made, [np.zeros(1)])
-    with np.errstate(over="ignore"):
-        expected = getattr(np, function)(np.int64(first), np.int64(second))
-    assert found == expected
+@given(function=st.sampled_from(["+", "-", "*"]), number=st.integers(-LARGEST, LARGEST))
+def test_integers_of_loops_that_are_written_out_wrap_around_as_in_numpy(function: str, number: int) -> None:
+    text = f"t = x\nfor k in range(-2, 3):\n    t = t + x * (k {function} ({number}))\nout = t"
+    program = unrolled(typed(parse(text, ("x",)), (F,)))
+    made = gradient(program, 1, 0, has_result=False)
+    derived = attrs.evolve(program, steps=made.steps, outputs=made.outputs)
+    (slope,) = evaluate(derived, [np.ones(1), np.ones(1)])
+    numpy_function: Any = {"+": np.add, "-": np.subtract, "*": np.multiply}[function]
+    factors = numpy_function(np.arange(-2, 3), np.int64(number))
+    np.testing.assert_allclose(slope, 1 + factors.astype(float).sum(), rtol=1e-12, atol=1e4)

@@ -407,7 +407,9 @@ class _Gradient(Builder):
         read = self._read_from_outside(loop, end, carried)
         one, zero = self.constant(1, DType.int64), self.constant(0, DType.int64)
         first = copies[start]
-        count = limit = self.step("subtract", DType.int64, (copies[stop], first))
+        # The maximum, because the difference of the bounds of an empty range may be below the smallest int64.
+        end_of_range = self.step("maximum", DType.int64, (copies[stop], first))
+        count = limit = self.step("subtract", DType.int64, (end_of_range, first))
         if breaks:
             count = self._copied(loop, end, copies, copies[stop], is_counted=True)[-1]
         variables = [self._carried(n, adjoints.get(results.get(n, -1))) for n in active]

@@ -26,6 +26,7 @@ _FOLDED: Mapping[str, Callable[..., Any]] = {
     "multiply": operator.mul,
     "negative": operator.neg,
 }
+_FOLDED_INTEGERS: Mapping[str, Callable[..., Any]] = {**_FOLDED, "maximum": max}
 
 
 class Builder:
@@ -105,8 +106,9 @@ class Builder:
                 if operands[i].function == "constant" and operands[i].value == 1:
                     return steps[j]
         is_constant = all(step.function == "constant" for step in operands)
-        if is_constant and function in _FOLDED and dtype in (DType.float64, DType.int64):
-            value = _FOLDED[function](*[step.value for step in operands])
+        folded = _FOLDED_INTEGERS if dtype is DType.int64 else _FOLDED if dtype is DType.float64 else {}
+        if is_constant and function in folded:
+            value = folded[function](*[step.value for step in operands])
             # Executors wrap integers around.
             if dtype is DType.float64 or -(1 << 63) <= value < 1 << 63:
                 return self.constant(value, dtype)
