@@ -221,8 +221,9 @@ def _the_backend_has_the_isolation(request: pytest.FixtureRequest) -> None:
             pytest.skip(f"{info.name} has the isolations {info.isolations}")
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+# Under a name of its own, because `pytest_runtest_call` would replace the hook of `timeouts`.
+@pytest.hookimpl(wrapper=True, specname="pytest_runtest_call")
+def pytest_skip_refused(item: pytest.Item) -> Generator[None, object, object]:
     """Skip a test of an operation that a backend from outside refuses, with its refusal."""
     try:
         return (yield)

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import timeouts
 
 pytestmark = pytest.mark.no_device
 
@@ -96,3 +97,10 @@ def test_one_that_cannot_be_interrupted_ends_its_process(tmp_path: Path) -> None
     done = run(tmp_path, STUBBORN, "--timeout", "1.5", "-n", "1")
     assert re.search(r"1 failed, 1 passed in", done.stdout), done.stdout
     assert re.search(r"worker 'gw0' crashed while running '.*test_cannot_be_interrupted'", done.stdout)
+
+
+def test_the_hooks_of_time_limits_are_those_of_this_run(request: pytest.FixtureRequest) -> None:
+    hooks = request.config.pluginmanager.hook
+    for name in timeouts.__all__:
+        functions = [found.function for found in getattr(hooks, name).get_hookimpls()]
+        assert getattr(timeouts, name) in functions, name

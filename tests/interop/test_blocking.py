@@ -52,11 +52,21 @@ def x(b: BlockingDevice) -> ta.AccelRef:
     return b.wait(b.device.put(RNG.normal(size=(3, 3))))
 
 
+def late_interrupt() -> None:
+    """Send a Ctrl-C that does not wake up the main thread, as one that arrives just before a wait."""
+    signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+
+def interrupt() -> None:
+    """Send a Ctrl-C."""
+    os.kill(os.getpid(), signal.SIGINT)
+
+
 class Task:
     """A Trio task that waits, and the thread that it interrupts."""
 
-    def __init__(self, *, interrupts: bool = False) -> None:
-        self.interrupts = interrupts
+    def __init__(self, interrupt: Callable[[], None] = lambda: None) -> None:
+        self.interrupt = interrupt
         self.has_begun = threading.Event()
         self.is_cancelled = threading.Event()
         self.may_end = threading.Event()
@@ -65,8 +75,7 @@ class Task:
     async def run(self) -> None:
         try:
             self.has_begun.set()
-            if self.interrupts:
-                os.kill(os.getpid(), signal.SIGINT)
+            self.interrupt()
             await trio.sleep_forever()
         finally:
             self.is_cancelled.set()
@@ -244,24 +253,28 @@ def test_asyncio(b: BlockingDevice, x: ta.AccelRef) -> None:
     assert task.has_ended.wait(WAIT)
 
 
-def test_ctrl_c_cancels_the_task_and_waits_for_its_end(b: BlockingDevice, x: ta.AccelRef) -> None:
-    task = Task(interrupts=True)
+@pytest.mark.parametrize("interrupt", [interrupt, late_interrupt])
+def test_ctrl_c_cancels_the_task_and_waits_for_its_end(
+    b: BlockingDevice, x: ta.AccelRef, interrupt: Callable[[], None]
+) -> None:
+    task = Task(interrupt)
     with pytest.raises(KeyboardInterrupt):
         b.wait(task.run)
     assert task.has_ended.is_set()
     assert b.get(x).shape == (3, 3)
 
 
-def test_a_second_ctrl_c_ends_the_wait_for_the_task(b: BlockingDevice) -> None:
+@pytest.mark.parametrize("interrupt", [interrupt, late_interrupt])
+def test_a_second_ctrl_c_ends_the_wait_for_the_task(b: BlockingDevice, interrupt: Callable[[], None]) -> None:
     may_end, has_ended = threading.Event(), threading.Event()
 
     async def stay() -> None:
         try:
-            os.kill(os.getpid(), signal.SIGINT)
+            interrupt()
             await trio.sleep_forever()
         finally:
             with trio.CancelScope(shield=True):
-                os.kill(os.getpid(), signal.SIGINT)
+                interrupt()
                 await trio.to_thread.run_sync(may_end.wait, WAIT)
             has_ended.set()
 
@@ -279,7 +292,7 @@ def test_ctrl_c_during_a_transfer(b: BlockingDevice) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(b.device.put, host)
             await trio.lowlevel.checkpoint()
-            os.kill(os.getpid(), signal.SIGINT)
+            interrupt()
             await trio.sleep_forever()
 
     with pytest.raises(KeyboardInterrupt):
@@ -299,13 +312,13 @@ def test_ctrl_c_in_the_middle_of_a_large_transfer(
     x = b.wait(b.device.put(host))
     seen: list[ta.ProgressEvent] = []
 
-    def interrupt(event: ta.ProgressEvent) -> None:
+    def watch(event: ta.ProgressEvent) -> None:
         seen.append(event)
         if len(seen) == 2:
-            os.kill(os.getpid(), signal.SIGINT)
+            interrupt()
 
     out = np.empty_like(host)
-    with pytest.raises(KeyboardInterrupt), ta.watch_progress(interrupt):
+    with pytest.raises(KeyboardInterrupt), ta.watch_progress(watch):
         b.wait(x.to_host(out=out) if is_to_host else b.device.put(host))
     assert 0 < seen[-1].done <= host.nbytes
     out[:] = host[:] = 0  # nothing reads or writes them any more
@@ -315,13 +328,35 @@ def test_ctrl_c_in_the_middle_of_a_large_transfer(
     assert b.wait(b.device.statistics).memory.used < x.nbytes + host.nbytes
 
 
-def test_ctrl_c_in_the_opening(monkeypatch: pytest.MonkeyPatch) -> None:
-    task = Task(interrupts=True)
+@pytest.mark.parametrize("interrupt", [interrupt, late_interrupt])
+def test_ctrl_c_in_the_opening(monkeypatch: pytest.MonkeyPatch, interrupt: Callable[[], None]) -> None:
+    task = Task(interrupt)
     monkeypatch.setattr(ta.System, "open_device", lambda *_, **__: task.run())
     with pytest.raises(KeyboardInterrupt):
         ta.blocking(NAME, name="interrupted")
     assert task.has_ended.is_set()
     assert not [thread for thread in threading.enumerate() if thread.name == "trio_accel.interrupted"]
+
+
+def test_ctrl_c_ends_the_wait_of_close() -> None:
+    b = ta.blocking(NAME, name="staying")
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    async def stay() -> None:
+        has_begun.set()
+        try:
+            await trio.sleep_forever()
+        finally:
+            with trio.CancelScope(shield=True):
+                late_interrupt()
+                await trio.to_thread.run_sync(may_end.wait, WAIT)
+
+    b.submit(stay)
+    assert has_begun.wait(WAIT)
+    with pytest.raises(KeyboardInterrupt):
+        b.close()
+    may_end.set()
+    b.close()
 
 
 @pytest.mark.parametrize("is_interrupted", [False, True])
@@ -339,7 +374,7 @@ def test_ctrl_c_cancels_calls_of_a_namespace(is_interrupted: bool) -> None:
 
     thread = threading.Thread(target=trio.run, args=(main,))
     thread.start()
-    task = Task(interrupts=True)
+    task = Task(interrupt)
     try:
         xp = made.result(WAIT)
         if is_interrupted:

@@ -9,7 +9,9 @@ thread waits until the task no longer uses its arguments, and a second Ctrl-C al
 from __future__ import annotations
 
 import concurrent.futures
+import math
 import os
+import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
@@ -25,7 +27,31 @@ from ..backends.base import DeviceLostError
 from ..devices import Device
 
 ResultT = TypeVar("ResultT")
+_SIGNAL_SECONDS = 1.0
+"""How long a wait lasts before it starts again, because CPython runs handlers of signals between waits.
+
+A signal only interrupts a wait of the main thread that has begun. If it arrives just before that, or in another
+thread, then it is noticed at the end of the wait.
+"""
 _Spawn: TypeAlias = Callable[[Callable[[], Awaitable[None]]], object]
+
+
+def result_of(future: Future[ResultT]) -> ResultT:
+    """Wait for a future, and return its result. Ctrl-C ends the wait within a second."""
+    while True:
+        try:
+            return future.result(_SIGNAL_SECONDS)
+        except TimeoutError:
+            if future.done():  # the error is the function's, or the result has arrived meanwhile
+                return future.result()
+
+
+def wait_for(event: Event, limit: float | None = None) -> bool:
+    """Wait for an event, at most the limit's number of seconds; returns whether it is set. Ctrl-C ends the wait."""
+    end = math.inf if limit is None else time.monotonic() + limit
+    while not event.is_set() and (left := end - time.monotonic()) > 0:
+        event.wait(min(left, _SIGNAL_SECONDS))
+    return event.is_set()
 
 
 class RunCalls:
@@ -97,7 +123,7 @@ class RunCalls:
         has_begun = Event()
         try:
             self._begin(name, future, function, has_begun)
-            return future.result()
+            return result_of(future)
         except BaseException as error:
             if isinstance(error, CancelledError) and future.cancelled():
                 raise self._ended(name) from self.failure  # noqa: ASYNC104  # the cancellation was this future's, whose run has ended
@@ -106,7 +132,8 @@ class RunCalls:
                 confirm = partial(_confirm, future, has_begun)
                 if not self.call_soon(confirm):
                     confirm()
-                concurrent.futures.wait([future])
+                while concurrent.futures.wait([future], _SIGNAL_SECONDS).not_done:
+                    pass
             raise
 
     def check_place(self, name: str) -> None:

@@ -24,7 +24,7 @@ from ..actors import not_copied, silence, single, warn_untold
 from ..devices import Device, DeviceOptions, System, open_system
 from ._array_api import ArrayApi, array_api
 from ._array_api_array import Array
-from ._blocking import RunCalls
+from ._blocking import RunCalls, result_of, wait_for
 
 ResultT = TypeVar("ResultT")
 ReplyT = TypeVar("ReplyT")
@@ -56,14 +56,15 @@ class BlockingDevice:
             )
         self._begun: Future[RunCalls] = Future()
         self._opened: Future[RunCalls] = Future()
+        self._has_ended = threading.Event()
         # Ends the opening, and later the tasks.
         self._scope = trio.CancelScope()
         self._thread = threading.Thread(
-            target=self._run, args=(spec, options, name), name=f"trio_accel.{name}", daemon=True
+            target=self._run_thread, args=(spec, options, name), name=f"trio_accel.{name}", daemon=True
         )
         try:
             self._thread.start()
-            self._calls = self._opened.result()
+            self._calls = result_of(self._opened)
         except BaseException:
             # Also for Ctrl-C, so that nothing stays open that nobody can close.
             self._end()
@@ -189,8 +190,13 @@ class BlockingDevice:
             silence(source)
             raise
 
+    def _run_thread(self, spec: str | None, options: DeviceOptions | None, name: str) -> None:
+        try:
+            self._run(spec, options, name)
+        finally:
+            self._has_ended.set()
+
     def _run(self, spec: str | None, options: DeviceOptions | None, name: str) -> None:
-        """Run the thread."""
         try:
             trio.run(self._serve, spec, options, name)
         except BaseException as error:  # noqa: ASYNC103, BLE001  # the thread that opens or closes raises it
@@ -231,7 +237,9 @@ class BlockingDevice:
         calls = self._begun.result()
         if not calls.is_forked:
             calls.call_soon(self._scope.cancel)
-            self._thread.join(limit)
+            # CPython before 3.13 takes a thread for dead whose `join` Ctrl-C has interrupted.
+            if wait_for(self._has_ended, limit):
+                self._thread.join()
 
     def _at_exit(self) -> None:
         self._end(_EXIT_SECONDS)
