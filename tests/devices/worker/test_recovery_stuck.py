@@ -188,7 +188,7 @@ async def _load(device: ta.Device, x: ta.AccelRef) -> None:
 
 
 async def test_a_stopped_worker_that_has_nothing_to_do_is_left_alone(system: ta.System) -> None:
-    async with system.open_device(BACKEND, options=options(stuck_after=0.1)) as device:
+    async with system.open_device(BACKEND, options=options(stuck_after=0.5)) as device:
         process = device.dispatch.process
         process.send_signal(signal.SIGSTOP)
         # clock: a longer pause only makes it surer that `stuck_after` has passed
@@ -206,7 +206,7 @@ async def test_a_library_that_takes_long_to_open_is_not_stuck(
 ) -> None:
     """It is imported by the first request for it, which is not begun: the worker is busy, and runs."""
     monkeypatch.setenv("TRIO_ACCEL_TEST_HOLDS", holds)
-    async with system.open_device(BACKEND, options=options(stuck_after=0.2)) as device:
+    async with system.open_device(BACKEND, options=options(stuck_after=0.5)) as device:
         ref = await device.put(np.ones(3))
         # The engine looks after the copy, and could not go on looking while the interpreter is held.
         link = device.dispatch._sender.link
