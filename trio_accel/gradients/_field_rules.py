@@ -26,7 +26,7 @@ from ..ndimage._filters import gaussian_weights
 from ..signal._spectra import stft_of, welch_of
 from ._backward import RULES, Make, bound, is_operand, refuse
 from ._elementwise import Rule
-from ._rules import composition, unpadded
+from ._rules import axes_of, composition, unpadded
 
 __all__ = ["PAD_MODES", "axes_of_filter", "checked", "per_axis"]
 
@@ -118,9 +118,9 @@ def per_axis(value: Any, count: int) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value] * count
 
 
-def axes_of_filter(args: dict[str, Any], count: int) -> list[int]:
-    axes = args.get("axes")
-    return list(range(count)) if axes is None else [int(axis) % count for axis in np.atleast_1d(axes)]
+def axes_of_filter(args: dict[str, Any]) -> tuple[int, ...]:
+    """Return the axes of a filter, of one axis or of several."""
+    return axes_of(args.get("axis", args.get("axes")), args["input"])
 
 
 def _separated(g: Any, kernels: Sequence[tuple[Any, int, str, int]]) -> Any:
@@ -134,7 +134,7 @@ def _separated(g: Any, kernels: Sequence[tuple[Any, int, str, int]]) -> Any:
 def _gaussian(call: Any, g: Any) -> Iterator[Rule]:
     args = checked(call)
     x = args["input"]
-    axes = [args["axis"] % len(x.shape)] if "axis" in args else axes_of_filter(args, len(x.shape))
+    axes = axes_of_filter(args)
     rows = [per_axis(args[name], len(axes)) for name in ("sigma", "order", "radius", "mode")]
     kernels = [
         (gaussian_weights(sigma, order, args["truncate"], radius), axis, mode, 0)
@@ -146,7 +146,7 @@ def _gaussian(call: Any, g: Any) -> Iterator[Rule]:
 def _gaussian_laplace(call: Any, g: Any) -> Iterator[Rule]:
     args = checked(call)
     x = args["input"]
-    axes = axes_of_filter(args, len(x.shape))
+    axes = axes_of_filter(args)
     sigmas, modes = per_axis(args["sigma"], len(axes)), per_axis(args["mode"], len(axes))
 
     def slope() -> Any:
@@ -171,7 +171,7 @@ def _gaussian_laplace(call: Any, g: Any) -> Iterator[Rule]:
 def _uniform(call: Any, g: Any) -> Iterator[Rule]:
     args = checked(call)
     x = args["input"]
-    axes = [args["axis"] % len(x.shape)] if "axis" in args else axes_of_filter(args, len(x.shape))
+    axes = axes_of_filter(args)
     rows = [per_axis(args[name], len(axes)) for name in ("size", "mode", "origin")]
     kernels = [
         (np.full(size, 1 / size), axis, mode, origin)
@@ -196,7 +196,7 @@ def _differences(call: Any, g: Any) -> Iterator[Rule]:
 def _laplace(call: Any, g: Any) -> Iterator[Rule]:
     args = checked(call)
     x = args["input"]
-    axes = axes_of_filter(args, len(x.shape))
+    axes = axes_of_filter(args)
     modes = per_axis(args["mode"], len(axes))
 
     def slope() -> Any:

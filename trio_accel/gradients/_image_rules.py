@@ -33,7 +33,7 @@ def _ranked(name: str) -> Make:
             raise refuse(f"ndimage.{name}", "output= changes an array or the dtype")
         x, footprint = named["input"], named.get("footprint")
         count = len(x.shape)
-        axes = [named["axis"] % count] if "axis" in named else axes_of_filter(named, count)
+        axes = axes_of_filter(named)
         window = np.ones(per_axis(size, len(axes))) if footprint is None else np.asarray(footprint, bool)
         wide, rows = x, [per_axis(option, len(axes)) for option in (mode, origin)]
         for axis, n, axis_mode, start in zip(axes, window.shape, *rows, strict=True):

@@ -17,7 +17,7 @@ from ..devices import gather
 from ..expressions import Elementwise
 from ._backward import RULES, bound, pulled, refuse
 from ._elementwise import Rule, summed_to
-from ._rules import composition, part
+from ._rules import axes_of, axis_of, composition, part
 from ._scatter import added_along, added_at
 
 # These functions are typed by the results of awaited calls, but the rules compose calls.
@@ -26,7 +26,7 @@ arrays: Any = _arrays
 
 def _cumulative_sum(call: Any, g: Any) -> Iterator[Rule]:
     args = bound(call)
-    axis = 0 if args["axis"] is None else args["axis"] % len(g.shape)
+    axis = axis_of(args, g)
 
     def slope() -> Any:
         of_sums = part(g, axis, slice(1, None)) if args["include_initial"] else g
@@ -42,7 +42,7 @@ def _sums_from_the_end(x: Any, axis: int) -> Any:
 def _cumulative_prod(call: Any, g: Any) -> Iterator[Rule]:
     args = bound(call)
     x = args["x"]
-    axis = 0 if args["axis"] is None else args["axis"] % len(g.shape)
+    axis = axis_of(args, g)
     if args["include_initial"]:
         raise refuse(call.function.name, "include_initial adds a product of nothing; concat a one")
 
@@ -64,7 +64,7 @@ def _cumulative_extreme(call: Any, g: Any) -> Iterator[Rule]:
     args = bound(call)
     x = args["x"]
     count = len(g.shape)
-    axis = 0 if args["axis"] is None else args["axis"] % count
+    axis = axis_of(args, g)
 
     def slope() -> Any:
         length = g.shape[axis]
@@ -79,7 +79,7 @@ def _cumulative_extreme(call: Any, g: Any) -> Iterator[Rule]:
 def _cumulative_logsumexp(call: Any, g: Any) -> Iterator[Rule]:
     args = bound(call)
     x = args["x"]
-    axis = 0 if args["axis"] is None else args["axis"] % len(g.shape)
+    axis = axis_of(args, g)
 
     def slope() -> Any:
         # Results rise along the axis, so that no exponential overflows: exp(x - result) is at most 1.
@@ -118,7 +118,7 @@ def _top_k(call: Any, g: Any) -> Iterator[Rule]:
 def _take(call: Any, g: Any) -> Iterator[Rule]:
     args = bound(call)
     x, indices = args["x"], args["indices"]
-    axis = 0 if args["axis"] is None else args["axis"] % len(x.shape)
+    axis = axis_of(args, x)
     size = math.prod(np.shape(indices))
     flat = (*x.shape[:axis], size, *x.shape[axis + 1 :])
     line = tuple(size if dim == axis else 1 for dim in range(len(x.shape)))
@@ -263,7 +263,7 @@ def _quantile(
     if method != "linear":
         raise refuse("arrays.quantile", f"only method='linear' is supported, got method={method!r}")
     count = len(x.shape)
-    axes = list(range(count)) if axis is None else [int(dim) % count for dim in np.atleast_1d(axis)]
+    axes = axes_of(axis, x)
     batch_axes = [dim for dim in range(count) if dim not in axes]
     batch_shape = tuple(x.shape[dim] for dim in batch_axes)
     flat = arrays.reshape(arrays.permute_dims(x, (*batch_axes, *axes)), (*batch_shape, -1))
@@ -338,7 +338,7 @@ def _from_the_end(factors: Any, g: Any, axis: int) -> Any:
 def _linear_recurrence(call: Any, g: Any) -> Iterator[Rule]:
     args = bound(call)
     a, b, initial = args["a"], args["b"], args["initial"]
-    axis = 0 if args["axis"] is None else args["axis"] % len(g.shape)
+    axis = axis_of(args, g)
     wide = cache(lambda: arrays.zeros_like(g) + a)
     slope = cache(lambda: _from_the_end(wide(), g, axis))
 
@@ -356,7 +356,7 @@ def _scan(call: Any, g: Any) -> Iterator[Rule]:
     """The gradients of results are a recurrence, with derivatives by the previous result as factors."""
     args = bound(call)
     x = args["x"]
-    axis = 0 if args["axis"] is None else args["axis"] % len(g.shape)
+    axis = axis_of(args, g)
 
     def slope() -> Any:
         combine: Any = Elementwise(args["text"], inputs=("a", "b"), operation="gradients.scan")

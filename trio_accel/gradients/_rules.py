@@ -17,15 +17,30 @@ from ..backends.base import NotSupportedError
 from ._backward import RULES, Make, bound, is_operand, pulled, refuse
 from ._elementwise import ADVICE, Rule, summed_to
 
-__all__ = ["adjoint", "axes_of", "composition", "conjugate", "filled", "part", "spread", "unpadded"]
+__all__ = [
+    "adjoint",
+    "axes_of",
+    "axis_of",
+    "composition",
+    "conjugate",
+    "filled",
+    "part",
+    "spread",
+    "unpadded",
+]
 
 # These functions are typed by the results of awaited calls, but the rules compose calls.
 arrays: Any = _arrays
 
 
-def axes_of(args: dict[str, Any], x: Any) -> tuple[int, ...]:
-    """Return the axes that a reduction takes away."""
-    axis, count = args["axis"], len(x.shape)
+def axis_of(args: dict[str, Any], x: Any) -> int:
+    """Return the argument `axis` as an axis from 0; for None the axis of an array that was flattened."""
+    return 0 if args["axis"] is None else args["axis"] % len(x.shape)
+
+
+def axes_of(axis: Any, x: Any) -> tuple[int, ...]:
+    """Return the argument `axis` as axes from 0; None means all."""
+    count = len(x.shape)
     return tuple(range(count)) if axis is None else tuple(int(dim) % count for dim in np.atleast_1d(axis))
 
 
@@ -98,7 +113,7 @@ def _nth(make: Callable[[], Sequence[Any]], index: int) -> Any:
 
 def _sum(call: Any, g: Any) -> Iterator[Rule]:
     args = bound(call)
-    yield args["x"], lambda: spread(g, args["x"], axes_of(args, args["x"]))
+    yield args["x"], lambda: spread(g, args["x"], axes_of(args["axis"], args["x"]))
 
 
 def _count(x: Any, axes: Sequence[int]) -> int:
@@ -107,14 +122,14 @@ def _count(x: Any, axes: Sequence[int]) -> int:
 
 def _mean(call: Any, g: Any) -> Iterator[Rule]:
     args = bound(call)
-    axes = axes_of(args, args["x"])
+    axes = axes_of(args["axis"], args["x"])
     yield args["x"], lambda: spread(g, args["x"], axes) * (1 / _count(args["x"], axes))
 
 
 def _extreme(call: Any, g: Any) -> Iterator[Rule]:
     """Equal elements share the gradient."""
     args = bound(call)
-    x, axes = args["x"], axes_of(args, args["x"])
+    x, axes = args["x"], axes_of(args["axis"], args["x"])
 
     def slope() -> Any:
         same = arrays.where(x == spread(call, x, axes), 1.0, 0.0)
@@ -127,7 +142,7 @@ def _extreme(call: Any, g: Any) -> Iterator[Rule]:
 def _prod(call: Any, g: Any) -> Iterator[Rule]:
     """The derivative of a product with one factor of 0 is the product of the others."""
     args = bound(call)
-    x, axes = args["x"], axes_of(args, args["x"])
+    x, axes = args["x"], axes_of(args["axis"], args["x"])
 
     def slope() -> Any:
         is_zero = x == 0
@@ -142,7 +157,7 @@ def _prod(call: Any, g: Any) -> Iterator[Rule]:
 
 def _var(call: Any, g: Any) -> Iterator[Rule]:
     args = bound(call)
-    x, axes = args["x"], axes_of(args, args["x"])
+    x, axes = args["x"], axes_of(args["axis"], args["x"])
 
     def slope() -> Any:
         off = x - arrays.mean(x, axis=axes, keepdims=True)
@@ -158,7 +173,7 @@ def _std(call: Any, g: Any) -> Iterator[Rule]:
 
 def _logsumexp(call: Any, g: Any) -> Iterator[Rule]:
     args = bound(call)
-    axes = axes_of(args, args["x"])
+    axes = axes_of(args["axis"], args["x"])
     yield args["x"], lambda: spread(g, args["x"], axes) * arrays.softmax(args["x"], axis=axes)
 
 
@@ -296,7 +311,7 @@ def part(g: Any, axis: int, key: object) -> Any:
 
 def _concat(call: Any, g: Any) -> Iterator[Rule]:
     args, first = bound(call), 0
-    axis = 0 if args["axis"] is None else args["axis"] % len(g.shape)
+    axis = axis_of(args, g)
     for array in args["arrays"]:
         stop = first + (math.prod(array.shape) if args["axis"] is None else array.shape[axis])
         slope = partial(part, g, axis, slice(first, stop))
@@ -396,7 +411,7 @@ def _windows(call: Any, g: Any) -> Iterator[Rule]:
     x, axis, window = args["x"], args["axis"], args["window_shape"]
     sizes = [int(size) for size in np.atleast_1d(window)]
     count = len(x.shape)
-    axes = list(range(count)) if axis is None else [int(dim) % count for dim in np.atleast_1d(axis)]
+    axes = axes_of(axis, x)
 
     def slope() -> Any:
         total: Any = None

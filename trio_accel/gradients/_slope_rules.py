@@ -29,7 +29,7 @@ from ..nn._losses import SLOPES
 from ._backward import RULES, Make, bound
 from ._elementwise import Rule, slopes_of, summed_to
 from ._nn_rules import class_axis, labelled
-from ._rules import composition, part
+from ._rules import axes_of, composition, part
 
 __all__: list[str] = []
 
@@ -168,21 +168,15 @@ def _group_norm(grad: Any, x: Any, num_groups: int, weight: Any, eps: float) -> 
 
 
 def _layer_norm(grad: Any, x: Any, weight: Any, axis: Any, eps: float) -> Any:
-    axes = _normalized_axes(axis, x)
+    axes = axes_of(axis, x)
     of_x, product = _norm_gradients(grad, x, weight, eps, axes)
     return gather(of_x, *[_of_factors(slope, weight, axes) for slope in (product, grad)])
 
 
 def _rms_norm(grad: Any, x: Any, weight: Any, axis: Any, eps: float) -> Any:
-    axes = _normalized_axes(axis, x)
+    axes = axes_of(axis, x)
     of_x, product = _norm_gradients(grad, x, weight, eps, axes, is_centred=False)
     return gather(of_x, _of_factors(product, weight, axes))
-
-
-def _normalized_axes(axis: Any, x: Any) -> tuple[int, ...]:
-    """Return the argument `axis` as axes from 0; None means all."""
-    count = len(x.shape)
-    return tuple(range(count)) if axis is None else tuple(int(dim) % count for dim in np.atleast_1d(axis))
 
 
 def _of_factors(slope: Any, weight: Any, axes: Sequence[int]) -> Any:

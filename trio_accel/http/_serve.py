@@ -17,7 +17,7 @@ import trio
 from ..actors import named_arguments, single
 from ..backends.base.kit.modules import import_extra
 from ..devices import System
-from ..devices.base._errors import is_shortage
+from ..devices.base._lobby import accepted
 from ._connection import Connection
 from ._edge import Application, Edge, ErrorBody
 from ._framing import HEAD_BYTES
@@ -30,8 +30,6 @@ __all__ = ["serve"]
 _logger = logging.getLogger("trio_accel.http")
 # Connections that the kernel holds until they are accepted.
 _BACKLOG = 1024
-# Seconds until a listener without descriptors tries again.
-_PAUSE = 0.1
 # The seconds at the end of the grace for the end of the lifespan, the system and the interpreter, half of
 # them for the lifespan; of a short grace, this part.
 _CLOSING, _PART = 1.0, 0.25
@@ -262,13 +260,6 @@ async def _accept(
     connections: trio.Nursery,
 ) -> None:
     while True:
-        try:
-            stream = await listener.accept()
-        except OSError as error:
-            if not is_shortage(error):
-                raise
-            # The kernel keeps the client. Each try closes an idle connection, or else waits.
-            if not edge.close_idle():
-                await trio.sleep(_PAUSE)
-            continue
+        # The kernel keeps a client that waits. Each try closes an idle connection, if there is one.
+        stream = await accepted(listener, edge.close_idle)
         connections.start_soon(edge.connect, stream, server)

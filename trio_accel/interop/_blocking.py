@@ -30,28 +30,28 @@ ResultT = TypeVar("ResultT")
 _SIGNAL_SECONDS = 1.0
 """How long a wait lasts before it starts again, because CPython runs handlers of signals between waits.
 
-A signal only interrupts a wait of the main thread that has begun. If it arrives just before that, or in another
-thread, then it is noticed at the end of the wait.
+A signal only interrupts a wait of the main thread that has begun. If it arrives just before that, or in
+another thread, then it is noticed at the end of the wait.
 """
 _Spawn: TypeAlias = Callable[[Callable[[], Awaitable[None]]], object]
 
 
-def result_of(future: Future[ResultT]) -> ResultT:
-    """Wait for a future, and return its result. Ctrl-C ends the wait within a second."""
+def result_of(future: Future[ResultT], limit: float = math.inf) -> ResultT:
+    """Wait for a future, at most the limit's number of seconds, and return its result. Ctrl-C ends the wait.
+
+    Raises:
+        TimeoutError: The limit has passed.
+        Exception: The error of the future.
+    """
+    end = time.monotonic() + limit
     while True:
         try:
-            return future.result(_SIGNAL_SECONDS)
+            return future.result(min(end - time.monotonic(), _SIGNAL_SECONDS))
         except TimeoutError:
-            if future.done():  # the error is the function's, or the result has arrived meanwhile
+            if future.done():  # the error is the future's, or the result has arrived meanwhile
                 return future.result()
-
-
-def wait_for(event: Event, limit: float | None = None) -> bool:
-    """Wait for an event, at most the limit's number of seconds; returns whether it is set. Ctrl-C ends the wait."""
-    end = math.inf if limit is None else time.monotonic() + limit
-    while not event.is_set() and (left := end - time.monotonic()) > 0:
-        event.wait(min(left, _SIGNAL_SECONDS))
-    return event.is_set()
+            if time.monotonic() >= end:
+                raise
 
 
 class RunCalls:

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import atexit
 import inspect
+import math
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from typing import Any, NoReturn, Self, TypeAlias, TypeVar, cast
 
@@ -24,7 +26,7 @@ from ..actors import not_copied, silence, single, warn_untold
 from ..devices import Device, DeviceOptions, System, open_system
 from ._array_api import ArrayApi, array_api
 from ._array_api_array import Array
-from ._blocking import RunCalls, result_of, wait_for
+from ._blocking import RunCalls, result_of
 
 ResultT = TypeVar("ResultT")
 ReplyT = TypeVar("ReplyT")
@@ -56,7 +58,7 @@ class BlockingDevice:
             )
         self._begun: Future[RunCalls] = Future()
         self._opened: Future[RunCalls] = Future()
-        self._has_ended = threading.Event()
+        self._ended: Future[None] = Future()
         # Ends the opening, and later the tasks.
         self._scope = trio.CancelScope()
         self._thread = threading.Thread(
@@ -194,7 +196,7 @@ class BlockingDevice:
         try:
             self._run(spec, options, name)
         finally:
-            self._has_ended.set()
+            self._ended.set_result(None)
 
     def _run(self, spec: str | None, options: DeviceOptions | None, name: str) -> None:
         try:
@@ -230,7 +232,7 @@ class BlockingDevice:
     def _spawn(self, call: Callable[[], Awaitable[None]]) -> None:
         self._tasks.start_soon(call)
 
-    def _end(self, limit: float | None = None) -> None:
+    def _end(self, limit: float = math.inf) -> None:
         """End the run, and wait for the thread, at most the limit's number of seconds."""
         if self._thread.ident is None or self._begun.exception() is not None:
             return
@@ -238,7 +240,8 @@ class BlockingDevice:
         if not calls.is_forked:
             calls.call_soon(self._scope.cancel)
             # CPython before 3.13 takes a thread for dead whose `join` Ctrl-C has interrupted.
-            if wait_for(self._has_ended, limit):
+            with suppress(TimeoutError):
+                result_of(self._ended, limit)
                 self._thread.join()
 
     def _at_exit(self) -> None:

@@ -21,6 +21,26 @@ Admit: TypeAlias = Callable[[], None]
 _RESERVE, _PAUSE = 64, 0.1
 
 
+async def accepted(listener: trio.SocketListener, make_room: Callable[[], bool]) -> trio.SocketStream:
+    """Accept a connection, also while the process lacks descriptors.
+
+    Args:
+        listener: Where clients connect.
+        make_room: Closes another connection; returns False if there is none. Then this waits.
+
+    Raises:
+        OSError: The listener has failed otherwise.
+    """
+    while True:
+        try:
+            return await listener.accept()
+        except OSError as error:
+            if not is_shortage(error):
+                raise
+            if not make_room():
+                await trio.sleep(_PAUSE)
+
+
 class Lobby:
     """The connections of a listener.
 
@@ -48,15 +68,8 @@ class Lobby:
         """Accept connections until this is cancelled, also while the process lacks descriptors."""
         async with trio.open_nursery() as nursery:
             while True:
-                try:
-                    stream = await listener.accept()
-                except OSError as error:
-                    if not is_shortage(error):
-                        raise
-                    # The kernel keeps the connection. Each try closes a stranger, or else waits.
-                    if not self._close_oldest():
-                        await trio.sleep(_PAUSE)
-                    continue
+                # The kernel keeps a connection that waits. Each try closes a stranger, if there is one.
+                stream = await accepted(listener, self._close_oldest)
                 self._strangers[stream] = trio.CancelScope(deadline=trio.current_time() + self._seconds)
                 count = len(self._strangers)
                 if count > self._max_strangers or (count > 1 and _is_in_reserve(stream)):
