@@ -19,14 +19,17 @@ __all__ = ["Builder", "alive", "text_of"]
 
 # The steps of loops. None is shared, even if two are equal.
 OF_LOOPS = frozenset({"carried", "loop", "break", "end", "result"})
-# The functions of constants that `Builder` computes itself.
-_FOLDED: Mapping[str, Callable[..., Any]] = {
+# The functions of constants that `Builder` computes itself, of both dtypes and of one.
+_ARITHMETIC: Mapping[str, Callable[..., Any]] = {
     "add": operator.add,
     "subtract": operator.sub,
     "multiply": operator.mul,
     "negative": operator.neg,
 }
-_FOLDED_INTEGERS: Mapping[str, Callable[..., Any]] = {**_FOLDED, "maximum": max}
+_FOLDED: Mapping[tuple[str, DType], Callable[..., Any]] = {
+    **{(name, dtype): f for name, f in _ARITHMETIC.items() for dtype in (DType.float64, DType.int64)},
+    ("maximum", DType.int64): max,
+}
 
 
 class Builder:
@@ -106,9 +109,8 @@ class Builder:
                 if operands[i].function == "constant" and operands[i].value == 1:
                     return steps[j]
         is_constant = all(step.function == "constant" for step in operands)
-        folded = _FOLDED_INTEGERS if dtype is DType.int64 else _FOLDED if dtype is DType.float64 else {}
-        if is_constant and function in folded:
-            value = folded[function](*[step.value for step in operands])
+        if is_constant and (function, dtype) in _FOLDED:
+            value = _FOLDED[function, dtype](*[step.value for step in operands])
             # Executors wrap integers around.
             if dtype is DType.float64 or -(1 << 63) <= value < 1 << 63:
                 return self.constant(value, dtype)
