@@ -237,3 +237,17 @@ async def test_a_range_of_other_numbers_is_refused(device: ta.Device) -> None:
         with pytest.raises(TypeError, match="a range takes integers, got float64: int64") as caught:
             await ta.jit.elementwise(text)(x, shape=3)
         assert f"column {column - (2 if 'x)' in text else 0)}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("uint64(18446744073709551615) - x", [(1 << 64) - 2, (1 << 64) - 3]),
+        ("sum(1 for k in range(18446744073709551615, 3)) + x", [1, 2]),
+        ("float64(18446744073709551615) * x", [float((1 << 64) - 1), 2 * float((1 << 64) - 1)]),
+    ],
+)
+async def test_integers_beyond_int64(device: ta.Device, text: str, expected: list[float]) -> None:
+    x = await device.put(np.array([1, 2], np.uint64))
+    found = await (await ta.jit.elementwise(text, inputs=["x"])(x)).to_host()
+    assert found.tolist() == expected

@@ -160,8 +160,8 @@ async def lerp(
     heaviside,
     "y = where(x1 == x2, x1 + 1, maximum(x1, x2) + log1p(exp2(-abs(x1 - x2))) * 1.4426950408889634)",
     slopes={
-        "x1": "s = where(x1 == x2, 0.5 * g, g / (1 + exp2(x2 - x1)))",
-        "x2": "s = where(x1 == x2, 0.5 * g, g / (1 + exp2(x1 - x2)))",
+        "x1": "s = where((x1 == x2) and isinf(x1), 0.5 * g, g / (1 + exp2(x2 - x1)))",
+        "x2": "s = where((x1 == x2) and isinf(x1), 0.5 * g, g / (1 + exp2(x1 - x2)))",
     },
 )
 def logaddexp2() -> None:
@@ -253,8 +253,8 @@ def erfinv() -> None:
 
 @like(
     entr,
-    "e = exp(-abs(x)); y = where(x >= 0, 1, e) / (1 + e)",
-    slopes={"x": "e = exp(-abs(x)); s = g * (e / ((1 + e) * (1 + e)))"},
+    "e = exp(where(x >= 0, -x, x)); y = where(x >= 0, 1, e) / (1 + e)",
+    slopes={"x": "e = exp(where(x >= 0, -x, x)); s = g * (e / ((1 + e) * (1 + e)))"},
 )
 def expit() -> None:
     """Compute ``1 / (1 + exp(-x))``, the logistic function: `ta.nn.sigmoid` is the same."""
@@ -284,7 +284,7 @@ def i1() -> None:
 @like(
     entr,
     "y = minimum(x, 0) - log1p(exp(-abs(x)))",
-    slopes={"x": "e = exp(-abs(x)); s = g * (where(x >= 0, e, 1) / (1 + e))"},
+    slopes={"x": "e = exp(where(x >= 0, -x, x)); s = g * (where(x >= 0, e, 1) / (1 + e))"},
 )
 def log_expit() -> None:
     """Compute the logarithm of `expit`, even if `expit` is too small for its dtype."""

@@ -15,7 +15,7 @@ number of the iteration that adds the value.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import attrs
 
@@ -159,6 +159,8 @@ class _Gradient(Builder):
         self._active = self._find_active()
         # The loops that run backwards: whether this iteration is probed, and the number of iterations.
         self._open: list[tuple[int, int]] = []
+        # The conditions on which loops end: together they are always true.
+        self._exits = set[int]()
         self.loop_counts: list[list[int]] = []
         self.captured: list[int] = []
 
@@ -244,7 +246,29 @@ class _Gradient(Builder):
             if any(map(self._is_zero, branches)):
                 sums = [self._sum(*both) for both in zip(first.steps[1:], second.steps[1:], strict=True)]
                 return self.step("where", dtype, (first.steps[0], *sums))
-        return self.step("add", dtype, pair)
+        return self._where_any(pair, self.step("add", dtype, pair))
+
+    def _condition(self, g: int) -> int | None:
+        """Return the condition that makes a gradient 0 where it is false; None if there is none."""
+        step = self.steps[g]
+        if step.function != "where" or step.steps[0] in self._exits:
+            return None
+        if self._is_zero(step.steps[1]):
+            return self.step("logical_not", DType.bool, (step.steps[0],))
+        return step.steps[0] if self._is_zero(step.steps[2]) else None
+
+    def _where_any(self, gradients: Iterable[int], value: int) -> int:
+        """Choose 0 instead of a value that comes from gradients, where conditions make all of these 0."""
+        conditions = [self._condition(g) for g in gradients if not self._is_zero(g)]
+        branches = [condition for condition in conditions if condition is not None]
+        if not branches or None in conditions:
+            return value
+        chosen = functools.reduce(lambda p, q: self.step("logical_or", DType.bool, (p, q)), branches)
+        return self._or_zero(chosen, value)
+
+    def _or_zero(self, condition: int, value: int) -> int:
+        dtype = self.steps[value].dtype
+        return self.step("where", dtype, (condition, value, self.constant(0.0, dtype)))
 
     def _where_not_zero(self, g: int, make: Callable[[int], int]) -> int:
         """Apply a linear function to a gradient, but keep the zeros of branches that were not chosen.
@@ -412,7 +436,8 @@ class _Gradient(Builder):
         count = limit = self.step("subtract", DType.int64, (end_of_range, first))
         if breaks:
             count = self._copied(loop, end, copies, copies[stop], is_counted=True)[-1]
-        variables = [self._carried(n, adjoints.get(results.get(n, -1))) for n in active]
+        result_adjoints = {n: adjoints[results[n]] for n in active if results.get(n) in adjoints}
+        variables = [self._carried(n, result_adjoints.get(n)) for n in active]
         sums = [self._carried(n, None) for n in read]
         captured = [self.new("carried", self.steps[n].dtype, (n,)) for n in self.captured]
         back = self.new("loop", DType.int64, (zero, count, *variables, *sums, *captured))
@@ -433,11 +458,16 @@ class _Gradient(Builder):
             self.step("add", self._old[n].dtype, (total, mine[n])) if n in mine else total
             for n, total in zip(read, sums, strict=True)
         ]
+        # All iterations may have chosen 0.
+        may_be_zero = {n for n, g in mine.items() if self._condition(g) is not None}
         ended = self.new("end", DType.int64, (back, *next_adjoints, *totals, *self.captured))
-        for n, variable in zip(active, variables, strict=True):
-            self._contribute(adjoints, self._old[n].steps[0], self._result(variable, ended))
-        for n, total in zip(read, sums, strict=True):
-            self._contribute(adjoints, n, self._result(total, ended))
+        inputs = [self._old[n].steps[0] for n in active]
+        for old, n, variable in zip([*inputs, *read], [*active, *read], [*variables, *sums], strict=True):
+            g = self._result(variable, ended)
+            if n in may_be_zero:
+                zero = self.constant(0.0, self.steps[g].dtype)
+                g = self._or_zero(self.step("not_equal", DType.bool, (g, zero)), g)
+            self._contribute(adjoints, old, self._where_any(result_adjoints.values(), g))
         self.captured = [self._result(n, ended) for n in captured]
 
     def _carried(self, old: int, first: int | None) -> int:
@@ -505,6 +535,7 @@ class _Gradient(Builder):
             if self._active[values[n]]:
                 dtype, g = self._old[n].dtype, variable
                 if condition is not None:
+                    self._exits.add(condition)
                     # A product with 0 would make NaN of an infinite gradient.
                     g = self.step("where", dtype, (condition, g, self.constant(0.0, dtype)))
                 self._contribute(mine, values[n], g)

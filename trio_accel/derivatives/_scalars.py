@@ -48,9 +48,12 @@ OF_TWO: Mapping[str, tuple[str | None, str | None]] = {
     "add": ("g", "g"),
     "subtract": ("g", "-g"),
     "multiply": ("g * b", "g * a"),
-    "divide": ("g / b", "-g * y / b"),
+    "divide": ("g / b", "-g * (y / b)"),
     # An exponent of 0 would multiply 0 by an infinite power of 0, and the logarithm of 0 is infinite.
-    "power": ("where(b == 0, 0, g * b * a ** (b - 1))", "where((a == 0) and (b >= 0), 0, g * y * log(a))"),
+    "power": (
+        "where(b == 0, 0, g * b * a ** (b - 1))",
+        "where((a == 0) and (real(b) >= 0), 0, g * y * log(a))",
+    ),
     "maximum": (
         "where(a > b, g, where(a == b, 0.5 * g, 0))",
         "where(b > a, g, where(a == b, 0.5 * g, 0))",
@@ -61,13 +64,16 @@ OF_TWO: Mapping[str, tuple[str | None, str | None]] = {
     ),
     "fmax": ("where((a >= b) or (b != b), g, 0)", "where((a >= b) or (b != b), 0, g)"),
     "fmin": ("where((a <= b) or (b != b), g, 0)", "where((a <= b) or (b != b), 0, g)"),
-    "remainder": ("g", "-g * floor(a / b)"),
-    "fmod": ("g", "-g * trunc(a / b)"),
-    "hypot": ("where(y == 0, 0, g * a / y)", "where(y == 0, 0, g * b / y)"),
-    "arctan2": ("g * b / (a * a + b * b)", "-g * a / (a * a + b * b)"),
+    "remainder": ("g", "-g * floor_divide(a, b)"),
+    "fmod": ("g", "-g * rint((a - y) / b)"),
+    "hypot": ("where(y == 0, 0, g * (a / y))", "where(y == 0, 0, g * (b / y))"),
+    "arctan2": (
+        "where(hypot(a, b) == 0, 0, g * (b / hypot(a, b)) / hypot(a, b))",
+        "where(hypot(a, b) == 0, 0, -g * (a / hypot(a, b)) / hypot(a, b))",
+    ),
     "logaddexp": (
-        "where(a == b, 0.5 * g, g / (1 + exp(b - a)))",
-        "where(a == b, 0.5 * g, g / (1 + exp(a - b)))",
+        "where((a == b) and isinf(a), 0.5 * g, g / (1 + exp(b - a)))",
+        "where((a == b) and isinf(a), 0.5 * g, g / (1 + exp(a - b)))",
     ),
     "copysign": ("where(signbit(a) == signbit(b), g, -g)", None),
     "nextafter": ("g", None),

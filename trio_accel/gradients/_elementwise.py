@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeAlias
@@ -46,6 +47,7 @@ Rule: TypeAlias = "tuple[Any, Callable[[], Any]]"
 
 ADVICE = "give one by ta.custom_gradient"
 _NUMBERS = (int, float, complex, Slot)
+_MOST_ITERATIONS = 1 << 40
 _MAX_LOADS = 32  # of an unrolled loop, because a kernel may read at most this many arrays
 _WEAK: dict[type, Weak] = {
     int: Weak.int,
@@ -61,7 +63,7 @@ def summed_to(g: Any, shape: Sequence[int]) -> Any:
     if g.shape == tuple(shape):
         return g
     leading = len(g.shape) - len(shape)
-    axes = [axis for axis in range(len(g.shape)) if axis < leading or shape[axis - leading] < g.shape[axis]]
+    axes = [axis for axis in range(len(g.shape)) if axis < leading or shape[axis - leading] != g.shape[axis]]
     return arrays.reshape(arrays.sum(g, axis=tuple(axes)), tuple(shape)) if axes else g
 
 
@@ -533,7 +535,7 @@ def _iterations(
     """Return the maximum number of iterations of a loop over all elements.
 
     Raises:
-        NotSupportedError: The number depends on elements of arrays, or on another loop.
+        NotSupportedError: The number depends on elements of arrays, or on another loop, or is too large.
     """
     steps = program.steps
     if any(
@@ -549,8 +551,15 @@ def _iterations(
         np.asarray(operand)[()] if isinstance(operand, _NUMBERS) else None
         for operand in operands[: len(kinds)]
     ]
-    (count,) = evaluate(typed, arguments, indices)
-    return max(0, int(np.max(count, initial=0)))
+    (counts,) = evaluate(typed, arguments, indices)
+    count = int(np.max(counts, initial=0))
+    # A count beyond int64 has wrapped around.
+    if count * math.prod(shape) > _MOST_ITERATIONS or np.min(counts, initial=0) < 0:
+        raise NotSupportedError(
+            "the gradient of a load in a loop needs an element for each iteration within the loop's bounds, "
+            f"whether or not it breaks before: at most {_MOST_ITERATIONS}, over all elements of the result"
+        )
+    return count
 
 
 def _indices(shape: Sequence[int], axis: int) -> Any:

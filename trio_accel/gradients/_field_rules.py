@@ -26,7 +26,7 @@ from ..ndimage._filters import gaussian_weights
 from ..signal._spectra import stft_of, welch_of
 from ._backward import RULES, Make, bound, is_operand, refuse
 from ._elementwise import Rule
-from ._rules import axes_of, composition, unpadded
+from ._rules import axes_of, composition, total_of, unpadded
 
 __all__ = ["PAD_MODES", "axes_of_filter", "checked", "per_axis"]
 
@@ -123,6 +123,12 @@ def axes_of_filter(args: dict[str, Any]) -> tuple[int, ...]:
     return axes_of(args.get("axis", args.get("axes")), args["input"])
 
 
+def _filtered(call: Any) -> tuple[dict[str, Any], Any, tuple[int, ...]]:
+    """Return the arguments of a filter, its array and its axes."""
+    args = checked(call)
+    return args, args["input"], axes_of_filter(args)
+
+
 def _separated(g: Any, kernels: Sequence[tuple[Any, int, str, int]]) -> Any:
     """Return the adjoint of correlations along one axis after the other."""
     for weights, axis, mode, origin in reversed(kernels):
@@ -132,9 +138,7 @@ def _separated(g: Any, kernels: Sequence[tuple[Any, int, str, int]]) -> Any:
 
 
 def _gaussian(call: Any, g: Any) -> Iterator[Rule]:
-    args = checked(call)
-    x = args["input"]
-    axes = axes_of_filter(args)
+    args, x, axes = _filtered(call)
     rows = [per_axis(args[name], len(axes)) for name in ("sigma", "order", "radius", "mode")]
     kernels = [
         (gaussian_weights(sigma, order, args["truncate"], radius), axis, mode, 0)
@@ -144,13 +148,11 @@ def _gaussian(call: Any, g: Any) -> Iterator[Rule]:
 
 
 def _gaussian_laplace(call: Any, g: Any) -> Iterator[Rule]:
-    args = checked(call)
-    x = args["input"]
-    axes = axes_of_filter(args)
+    args, x, axes = _filtered(call)
     sigmas, modes = per_axis(args["sigma"], len(axes)), per_axis(args["mode"], len(axes))
 
     def slope() -> Any:
-        total: Any = None
+        terms = list[Any]()
         for number in range(len(axes)):
             kernels = [
                 (
@@ -161,17 +163,14 @@ def _gaussian_laplace(call: Any, g: Any) -> Iterator[Rule]:
                 )
                 for k, (axis, sigma) in enumerate(zip(axes, sigmas, strict=True))
             ]
-            term = _separated(g, kernels)
-            total = term if total is None else total + term
-        return total
+            terms.append(_separated(g, kernels))
+        return total_of(terms)
 
     yield x, slope
 
 
 def _uniform(call: Any, g: Any) -> Iterator[Rule]:
-    args = checked(call)
-    x = args["input"]
-    axes = axes_of_filter(args)
+    args, x, axes = _filtered(call)
     rows = [per_axis(args[name], len(axes)) for name in ("size", "mode", "origin")]
     kernels = [
         (np.full(size, 1 / size), axis, mode, origin)
@@ -194,19 +193,16 @@ def _differences(call: Any, g: Any) -> Iterator[Rule]:
 
 
 def _laplace(call: Any, g: Any) -> Iterator[Rule]:
-    args = checked(call)
-    x = args["input"]
-    axes = axes_of_filter(args)
+    args, x, axes = _filtered(call)
     modes = per_axis(args["mode"], len(axes))
 
-    def slope() -> Any:
-        total: Any = None
-        for axis, mode in zip(axes, modes, strict=True):
-            term = _back_along(g, np.array([1.0, -2.0, 1.0]), axis, mode, 0)
-            total = term if total is None else total + term
-        return total
-
-    yield x, slope
+    weights = np.array([1.0, -2.0, 1.0])
+    yield (
+        x,
+        lambda: total_of(
+            _back_along(g, weights, axis, mode, 0) for axis, mode in zip(axes, modes, strict=True)
+        ),
+    )
 
 
 def _recursive(call: Any, g: Any) -> Iterator[Rule]:

@@ -17,7 +17,7 @@ from ..devices import gather
 from ..expressions import Elementwise
 from ._backward import RULES, bound, pulled, refuse
 from ._elementwise import Rule, summed_to
-from ._rules import axes_of, axis_of, composition, part
+from ._rules import axes_of, axis_of, composition, part, total_of
 from ._scatter import added_along, added_at
 
 # These functions are typed by the results of awaited calls, but the rules compose calls.
@@ -83,7 +83,7 @@ def _cumulative_logsumexp(call: Any, g: Any) -> Iterator[Rule]:
 
     def slope() -> Any:
         # Results rise along the axis, so that no exponential overflows: exp(x - result) is at most 1.
-        total: Any = None
+        terms = list[Any]()
         length = g.shape[axis]
         for offset in range(length):
             widths = [(0, 0)] * len(g.shape)
@@ -91,9 +91,8 @@ def _cumulative_logsumexp(call: Any, g: Any) -> Iterator[Rule]:
             later = part(g, axis, slice(offset, None)) * arrays.exp(
                 part(x, axis, slice(0, length - offset)) - part(call, axis, slice(offset, None))
             )
-            term = arrays.pad(later, widths)
-            total = term if total is None else total + term
-        return total
+            terms.append(arrays.pad(later, widths))
+        return total_of(terms)
 
     yield x, slope
 

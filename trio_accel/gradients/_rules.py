@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
-from functools import cache, partial
+import operator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import cache, partial, reduce
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ __all__ = [
     "filled",
     "part",
     "spread",
+    "total_of",
     "unpadded",
 ]
 
@@ -111,9 +113,15 @@ def _nth(make: Callable[[], Sequence[Any]], index: int) -> Any:
 # Reductions.
 
 
-def _sum(call: Any, g: Any) -> Iterator[Rule]:
+def _reduced(call: Any) -> tuple[dict[str, Any], Any, tuple[int, ...]]:
+    """Return the arguments of a reduction, its array and its axes."""
     args = bound(call)
-    yield args["x"], lambda: spread(g, args["x"], axes_of(args["axis"], args["x"]))
+    return args, args["x"], axes_of(args["axis"], args["x"])
+
+
+def _sum(call: Any, g: Any) -> Iterator[Rule]:
+    _, x, axes = _reduced(call)
+    yield x, lambda: spread(g, x, axes)
 
 
 def _count(x: Any, axes: Sequence[int]) -> int:
@@ -121,15 +129,13 @@ def _count(x: Any, axes: Sequence[int]) -> int:
 
 
 def _mean(call: Any, g: Any) -> Iterator[Rule]:
-    args = bound(call)
-    axes = axes_of(args["axis"], args["x"])
-    yield args["x"], lambda: spread(g, args["x"], axes) * (1 / _count(args["x"], axes))
+    _, x, axes = _reduced(call)
+    yield x, lambda: spread(g, x, axes) * (1 / (_count(x, axes) or math.nan))
 
 
 def _extreme(call: Any, g: Any) -> Iterator[Rule]:
     """Equal elements share the gradient."""
-    args = bound(call)
-    x, axes = args["x"], axes_of(args["axis"], args["x"])
+    _, x, axes = _reduced(call)
 
     def slope() -> Any:
         same = arrays.where(x == spread(call, x, axes), 1.0, 0.0)
@@ -141,8 +147,7 @@ def _extreme(call: Any, g: Any) -> Iterator[Rule]:
 
 def _prod(call: Any, g: Any) -> Iterator[Rule]:
     """The derivative of a product with one factor of 0 is the product of the others."""
-    args = bound(call)
-    x, axes = args["x"], axes_of(args["axis"], args["x"])
+    _, x, axes = _reduced(call)
 
     def slope() -> Any:
         is_zero = x == 0
@@ -156,12 +161,11 @@ def _prod(call: Any, g: Any) -> Iterator[Rule]:
 
 
 def _var(call: Any, g: Any) -> Iterator[Rule]:
-    args = bound(call)
-    x, axes = args["x"], axes_of(args["axis"], args["x"])
+    args, x, axes = _reduced(call)
 
     def slope() -> Any:
         off = x - arrays.mean(x, axis=axes, keepdims=True)
-        return spread(g, x, axes) * off * (2 / (_count(x, axes) - args["correction"]))
+        return spread(g, x, axes) * off * (2 / ((_count(x, axes) - args["correction"]) or math.nan))
 
     yield x, slope
 
@@ -172,9 +176,8 @@ def _std(call: Any, g: Any) -> Iterator[Rule]:
 
 
 def _logsumexp(call: Any, g: Any) -> Iterator[Rule]:
-    args = bound(call)
-    axes = axes_of(args["axis"], args["x"])
-    yield args["x"], lambda: spread(g, args["x"], axes) * arrays.softmax(args["x"], axis=axes)
+    _, x, axes = _reduced(call)
+    yield x, lambda: spread(g, x, axes) * arrays.softmax(x, axis=axes)
 
 
 def _without_nan(name: str) -> Make:
@@ -305,6 +308,10 @@ def _broadcast(call: Any, g: Any) -> Iterator[Rule]:
     yield call.args[0], lambda: summed_to(g, call.args[0].shape)
 
 
+def total_of(terms: Iterable[Any]) -> Any:
+    return reduce(operator.add, terms)
+
+
 def part(g: Any, axis: int, key: object) -> Any:
     return g[(slice(None),) * axis + (key,)]
 
@@ -414,15 +421,14 @@ def _windows(call: Any, g: Any) -> Iterator[Rule]:
     axes = axes_of(axis, x)
 
     def slope() -> Any:
-        total: Any = None
+        terms = list[Any]()
         for offsets in np.ndindex(*sizes):
             widths = [(0, 0)] * count
             for dim, offset, size in zip(axes, offsets, sizes, strict=True):
                 leading, trailing = widths[dim]
                 widths[dim] = leading + offset, trailing + size - 1 - offset
-            term = arrays.pad(g[(..., *offsets)], widths)
-            total = term if total is None else total + term
-        return total
+            terms.append(arrays.pad(g[(..., *offsets)], widths))
+        return total_of(terms)
 
     yield x, slope
 
@@ -453,7 +459,7 @@ def unpadded(g: Any, shape: Sequence[int], pairs: Sequence[Sequence[int]], mode:
         fill: Any = np.pad
         indices = fill(np.arange(extent), (leading, trailing), mode=mode)
         # The blocks of neighbours, repeated in order or in reverse order.
-        total: Any = None
+        terms = list[Any]()
         for start, stop in _runs(indices):
             first_index, last_index = int(indices[start]), int(indices[stop - 1])
             block = part(g, axis, slice(start, stop))
@@ -463,9 +469,8 @@ def unpadded(g: Any, shape: Sequence[int], pairs: Sequence[Sequence[int]], mode:
                 block = arrays.sum(block, axis=axis, keepdims=True)
             widths = [(0, 0)] * len(shape)
             widths[axis] = first_index, extent - last_index - 1
-            term = arrays.pad(block, widths)
-            total = term if total is None else total + term
-        g = total
+            terms.append(arrays.pad(block, widths))
+        g = total_of(terms)
     return g
 
 

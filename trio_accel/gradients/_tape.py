@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from functools import partial
 from typing import Any, TypeAlias, TypeVar, cast
 
@@ -44,6 +45,9 @@ __all__ = [
 
 # These functions are typed by the results of awaited calls, but the rules compose calls.
 arrays: Any = _arrays
+
+_IS_RUNNING: ContextVar[bool] = ContextVar("_IS_RUNNING", default=False)
+"""Whether a function that gets gradients is running. It awaits nothing, so that gradients in it are calls."""
 
 T = TypeVar("T")
 Nested: TypeAlias = "AccelRef | Mapping[str, Nested] | Sequence[Nested]"
@@ -310,7 +314,8 @@ class _Tape:
     Attributes:
         refs: The arrays that get gradients.
         leaves: The same as calls.
-        is_nested: Whether the gradients are operands: the arguments are calls, or this is in a step.
+        is_nested: Whether the gradients are operands: the arguments are calls, or this is in a step or in a
+            function that gets gradients.
     """
 
     def __init__(
@@ -336,7 +341,8 @@ class _Tape:
                 )
             if isinstance(ref, AccelRef):
                 _check_floating(name, ref)
-        self.is_nested = is_traced() or any(isinstance(ref, Call) for ref in self.refs)
+        has_calls = any(isinstance(ref, Call) for ref in self.refs)
+        self.is_nested = has_calls or is_traced() or _IS_RUNNING.get()
         self.leaves: list[Any] = []
         self._made: list[Any] = []
 
@@ -352,7 +358,11 @@ class _Tape:
         args = list(self._args)
         for position in self._all_positions():
             args[position] = _with(args[position], remaining)
-        value: Any = self._f(*args, **self._named)
+        token = _IS_RUNNING.set(True)
+        try:
+            value: Any = self._f(*args, **self._named)
+        finally:
+            _IS_RUNNING.reset(token)
         if inspect.iscoroutine(value):
             value.close()
             raise TypeError(f"{self._name}: the function must not be async, because it awaits nothing")

@@ -73,11 +73,11 @@ __all__ = [
 _expression = partial(expression, precision="float32")
 
 # The sigmoid of x, and 1 minus that, from an exponential with an exponent of 0 or less.
-_SIGMOID = "e = exp(-abs(x)); s = where(x >= 0, 1, e) / (1 + e)"
+_SIGMOID = "e = exp(where(x >= 0, -x, x)); s = where(x >= 0, 1, e) / (1 + e)"
 _COMPLEMENT_SIGMOID = f"{_SIGMOID}; t = where(x >= 0, e, 1) / (1 + e)"
 # tanh(softplus(x)).
 _MISH = (
-    "e = exp(-abs(x)); w = where(x >= 0, 1 + 2 * e, e * e + 2 * e)"
+    "e = exp(where(x >= 0, -x, x)); w = where(x >= 0, 1 + 2 * e, e * e + 2 * e)"
     " / where(x >= 0, 1 + 2 * e + 2 * e * e, e * e + 2 * e + 2)"
 )
 # Klambauer et al., Self-Normalizing Neural Networks (2017).
@@ -336,7 +336,7 @@ def mish_grad() -> None:
 
 @_expression(
     "y = where(beta > 0, maximum(x, 0), minimum(x, 0)) + log1p(exp(-abs(beta * x))) / beta",
-    slopes={"x": "b = beta * x; e = exp(-abs(b)); s = g * where(b >= 0, 1, e) / (1 + e)"},
+    slopes={"x": "b = beta * x; e = exp(where(b >= 0, -b, b)); s = g * where(b >= 0, 1, e) / (1 + e)"},
 )
 async def softplus(x: ExpressionArgument, beta: float = 1.0, *, out: Out = None) -> AccelRef:
     """Compute ``log(1 + exp(beta * x)) / beta``.
@@ -432,7 +432,11 @@ def hardswish_grad() -> None:
     """
 
 
-@like(selu, f"{_SIGMOID}; y = +s", slopes={"x": "e = exp(-abs(x)); s = g * (e / (1 + e) / (1 + e))"})
+@like(
+    selu,
+    f"{_SIGMOID}; y = +s",
+    slopes={"x": "e = exp(where(x >= 0, -x, x)); s = g * (e / (1 + e) / (1 + e))"},
+)
 def sigmoid() -> None:
     """Compute ``1 / (1 + exp(-x))``.
 
@@ -451,7 +455,7 @@ def sigmoid_grad() -> None:
 @like(
     selu,
     "y = minimum(x, 0) - log1p(exp(-abs(x)))",
-    slopes={"x": "e = exp(-abs(x)); s = g * where(x >= 0, e, 1) / (1 + e)"},
+    slopes={"x": "e = exp(where(x >= 0, -x, x)); s = g * where(x >= 0, e, 1) / (1 + e)"},
 )
 def log_sigmoid() -> None:
     """Compute the logarithm of `sigmoid`.
@@ -519,10 +523,11 @@ _gelus = {
     "tanh": _promoted(
         "nn.gelu",
         ("x",),
-        f"z = +x; u = {_INNER}; e = exp(-abs(u)); y = {_FROM_BELOW} * (where(u >= 0, 1, e) / (1 + e))",
+        f"z = +x; u = {_INNER}; e = exp(where(u >= 0, -u, u));"
+        f"y = {_FROM_BELOW} * (where(u >= 0, 1, e) / (1 + e))",
         {
             "x": (
-                f"z = minimum(maximum(x, -30), 30); u = {_INNER}; e = exp(-abs(u));"
+                f"z = minimum(maximum(x, -30), 30); u = {_INNER}; e = exp(where(u >= 0, -u, u));"
                 "s = where(u >= 0, 1, e) / (1 + e);"
                 f"s = g * (s + z * (e / (1 + e) / (1 + e)) * ({_TANH_SCALE} * (1 + 0.134145 * z * z)))"
             ),

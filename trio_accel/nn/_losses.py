@@ -293,7 +293,8 @@ def huber_loss_grad() -> None:
     "a = log1p(exp(-abs(x))); c = weight * (1 - target); d = weight * pos_weight * target;"
     "v = where(c == 0, 0, c * (maximum(x, 0) + a)) + where(d == 0, 0, d * (maximum(-x, 0) + a))",
     slopes={
-        "x": "e = exp(-abs(x)); s = g * (weight * ((1 - target) * (where(x >= 0, 1, e) / (1 + e))"
+        "x": "e = exp(where(x >= 0, -x, x));"
+        "s = g * (weight * ((1 - target) * (where(x >= 0, 1, e) / (1 + e))"
         " - pos_weight * target * (where(x >= 0, e, 1) / (1 + e))))"
     },
 )

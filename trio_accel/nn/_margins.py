@@ -107,7 +107,10 @@ def binary_cross_entropy_grad() -> None:
 @like(
     mse_loss,
     "m = -target * x; v = maximum(m, 0) + log1p(exp(-abs(m)))",
-    slopes={"x": "m = -target * x; e = exp(-abs(m)); s = g * (-target * (where(m >= 0, 1, e) / (1 + e)))"},
+    slopes={
+        "x": "m = -target * x; e = exp(where(m >= 0, -m, m));"
+        "s = g * (-target * (where(m >= 0, 1, e) / (1 + e)))"
+    },
 )
 def soft_margin_loss() -> None:
     """Compute ``log(1 + exp(-target * x))`` for targets of 1 or -1: one launch.

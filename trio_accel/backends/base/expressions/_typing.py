@@ -531,8 +531,13 @@ class _Typist:
 
     def _strong(self, number: int) -> int:
         """Return the value with its own dtype, for functions that treat Python numbers as arrays."""
-        weak = self._weak.get(number)
-        return number if weak is None else self._rigid(number, weak.carrier)
+        weak, step = self._weak.get(number), self._steps[number]
+        # An integer may be beyond int64.
+        return (
+            number
+            if weak is None
+            else self._rigid(number, step.dtype if step.function == "constant" else weak.carrier)
+        )
 
     def _rigid(self, number: int, dtype: DType) -> int:
         """Return a step that is not weak, with the value of a weak one."""
