@@ -10,6 +10,7 @@ import gc
 import os
 import pickle
 import signal
+import sys
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
@@ -336,6 +337,33 @@ def test_ctrl_c_in_the_opening(monkeypatch: pytest.MonkeyPatch, interrupt: Calla
         ta.blocking(NAME, name="interrupted")
     assert task.has_ended.is_set()
     assert not [thread for thread in threading.enumerate() if thread.name == "trio_accel.interrupted"]
+
+
+def test_ctrl_c_before_the_first_line_of_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = list[threading.Thread]()
+
+    def interrupted(thread: threading.Thread) -> None:
+        threads.append(thread)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            ta.blocking(NAME)
+    threads[0].start()
+    threads[0].join(WAIT)
+    assert not threads[0].is_alive()
+
+
+def test_a_callback_that_exits_ends_the_run_with_its_error() -> None:
+    b = ta.blocking(NAME, name="exits")
+    may_end = threading.Event()
+    future = b.submit(trio.to_thread.run_sync, may_end.wait)
+    future.add_done_callback(lambda _: sys.exit(3))
+    may_end.set()
+    assert future.result(WAIT)
+    with pytest.raises(SystemExit):
+        b.close()
 
 
 def test_ctrl_c_ends_the_wait_of_close() -> None:

@@ -254,10 +254,10 @@ async def _call(
     function: Callable[[], Awaitable[ResultT]], future: Future[ResultT], scope: trio.CancelScope
 ) -> None:
     """Call a function for a future, which is pending until the function has ended."""
+    result: Any = None
     try:
         with scope:
             result = await function()
-            _settle(future, partial(future.set_result, result))
     except BaseException as error:  # noqa: ASYNC103  # the thread that waits gets it
         if is_cancellation(error):
             future.cancel()
@@ -265,8 +265,8 @@ async def _call(
             raise
         _settle(future, partial(future.set_exception, error))
     else:
-        if scope.cancelled_caught:
-            _settle(future)
+        # Not in the `try`, because a callback of the future may raise `SystemExit`.
+        _settle(future, None if scope.cancelled_caught else partial(future.set_result, result))
 
 
 def _settle(future: Future[Any], setting: Callable[[], object] | None = None) -> None:

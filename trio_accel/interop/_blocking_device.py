@@ -59,6 +59,8 @@ class BlockingDevice:
         self._begun: Future[RunCalls] = Future()
         self._opened: Future[RunCalls] = Future()
         self._ended: Future[None] = Future()
+        # Whether Ctrl-C has ended the opening, maybe before the thread's first line.
+        self._is_given_up = False
         # Ends the opening, and later the tasks.
         self._scope = trio.CancelScope()
         self._thread = threading.Thread(
@@ -69,6 +71,7 @@ class BlockingDevice:
             self._calls = result_of(self._opened)
         except BaseException:
             # Also for Ctrl-C, so that nothing stays open that nobody can close.
+            self._is_given_up = True
             self._end()
             raise
         atexit.register(self._at_exit)
@@ -200,7 +203,8 @@ class BlockingDevice:
 
     def _run(self, spec: str | None, options: DeviceOptions | None, name: str) -> None:
         try:
-            trio.run(self._serve, spec, options, name)
+            if not self._is_given_up:
+                trio.run(self._serve, spec, options, name)
         except BaseException as error:  # noqa: ASYNC103, BLE001  # the thread that opens or closes raises it
             failure = single(error)
             if self._opened.done():
@@ -209,8 +213,9 @@ class BlockingDevice:
             if not self._begun.done():
                 self._begun.set_exception(failure)
             self._opened.set_exception(failure)
-        if not self._opened.done():
-            self._opened.set_exception(RuntimeError("blocking: closed while it was opened"))
+        for future in (self._begun, self._opened):
+            if not future.done():
+                future.set_exception(RuntimeError("blocking: closed while it was opened"))
 
     async def _serve(self, spec: str | None, options: DeviceOptions | None, name: str) -> None:
         calls = RunCalls(
