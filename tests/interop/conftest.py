@@ -7,7 +7,12 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
+from chosen import INLINE, NAME
+
+import trio_accel as ta
+from trio_accel.interop import BlockingDevice
 
 if TYPE_CHECKING:
     from foreign_library import Library
@@ -36,3 +41,24 @@ def library() -> Generator[Library, None, None]:
     library = _open()
     yield library
     library.close()
+
+
+@pytest.fixture(scope="module")
+def b() -> Generator[BlockingDevice, None, None]:
+    with ta.blocking(NAME, options=INLINE) as opened:
+        # Libraries have threads, which stay from their first use on.
+        x = opened.wait(opened.device.put(np.eye(2)))
+        opened.get(ta.linalg.qr(opened.wait(x @ x)))
+        opened.get(opened.xp.asarray(x.shape) + 1)
+        yield opened
+
+
+@pytest.fixture
+def own() -> Generator[BlockingDevice, None, None]:
+    with ta.blocking(NAME, options=INLINE, name="own") as opened:
+        yield opened
+
+
+@pytest.fixture
+def x(b: BlockingDevice) -> ta.AccelRef:
+    return b.wait(b.device.put(np.random.default_rng(0).normal(size=(3, 3))))

@@ -1,4 +1,4 @@
-"""A device for code that blocks: results, Ctrl-C, places where it refuses, its end."""
+"""A device for code that blocks: results, and places where it refuses."""
 
 from __future__ import annotations
 
@@ -6,13 +6,9 @@ import asyncio
 import concurrent.futures
 import contextvars
 import copy
-import gc
-import os
 import pickle
-import signal
-import sys
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import Any
 
@@ -20,82 +16,16 @@ import numpy as np
 import pytest
 import trio
 import trio.lowlevel
+from blocking_tasks import WAIT, Task, never_run, refused
 from chosen import INLINE, NAME
 
 import trio_accel as ta
-from trio_accel.interop import ArrayApi, BlockingDevice, array_api
+from trio_accel.interop import BlockingDevice
 
 pytestmark = pytest.mark.machine
 
-WAIT = 20.0  # seconds, for what happens in an instant
 RNG = np.random.default_rng(0)
 VARIABLE: contextvars.ContextVar[str] = contextvars.ContextVar("tests.blocking", default="of the run")
-
-
-@pytest.fixture(scope="module")
-def b() -> Generator[BlockingDevice, None, None]:
-    with ta.blocking(NAME, options=INLINE) as opened:
-        # Libraries have threads, which stay from their first use on.
-        x = opened.wait(opened.device.put(np.eye(2)))
-        opened.get(ta.linalg.qr(opened.wait(x @ x)))
-        opened.get(opened.xp.asarray(x.shape) + 1)
-        yield opened
-
-
-@pytest.fixture
-def own() -> Generator[BlockingDevice, None, None]:
-    with ta.blocking(NAME, options=INLINE, name="own") as opened:
-        yield opened
-
-
-@pytest.fixture
-def x(b: BlockingDevice) -> ta.AccelRef:
-    return b.wait(b.device.put(RNG.normal(size=(3, 3))))
-
-
-def late_interrupt() -> None:
-    """Send a Ctrl-C that does not wake up the main thread, as one that arrives just before a wait."""
-    signal.pthread_kill(threading.get_ident(), signal.SIGINT)
-
-
-def interrupt() -> None:
-    """Send a Ctrl-C."""
-    os.kill(os.getpid(), signal.SIGINT)
-
-
-class Task:
-    """A Trio task that waits, and the thread that it interrupts."""
-
-    def __init__(self, interrupt: Callable[[], None] = lambda: None) -> None:
-        self.interrupt = interrupt
-        self.has_begun = threading.Event()
-        self.is_cancelled = threading.Event()
-        self.may_end = threading.Event()
-        self.has_ended = threading.Event()
-
-    async def run(self) -> None:
-        try:
-            self.has_begun.set()
-            self.interrupt()
-            await trio.sleep_forever()
-        finally:
-            self.is_cancelled.set()
-            # A thread that has not waited for the end of the task would be ahead of it here.
-            with trio.CancelScope(shield=True):
-                for _ in range(5):
-                    await trio.lowlevel.checkpoint()
-            self.has_ended.set()
-
-
-async def never_run() -> None:
-    raise AssertionError
-
-
-def refused(function: Callable[..., Any], *args: Any) -> str:
-    with pytest.raises(RuntimeError) as error:
-        function(*args)
-    assert type(error.value) is RuntimeError
-    return str(error.value)
 
 
 # Results
@@ -254,168 +184,6 @@ def test_asyncio(b: BlockingDevice, x: ta.AccelRef) -> None:
     assert task.has_ended.wait(WAIT)
 
 
-@pytest.mark.parametrize("interrupt", [interrupt, late_interrupt])
-def test_ctrl_c_cancels_the_task_and_waits_for_its_end(
-    b: BlockingDevice, x: ta.AccelRef, interrupt: Callable[[], None]
-) -> None:
-    task = Task(interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        b.wait(task.run)
-    assert task.has_ended.is_set()
-    assert b.get(x).shape == (3, 3)
-
-
-@pytest.mark.parametrize("interrupt", [interrupt, late_interrupt])
-def test_a_second_ctrl_c_ends_the_wait_for_the_task(b: BlockingDevice, interrupt: Callable[[], None]) -> None:
-    may_end, has_ended = threading.Event(), threading.Event()
-
-    async def stay() -> None:
-        try:
-            interrupt()
-            await trio.sleep_forever()
-        finally:
-            with trio.CancelScope(shield=True):
-                interrupt()
-                await trio.to_thread.run_sync(may_end.wait, WAIT)
-            has_ended.set()
-
-    with pytest.raises(KeyboardInterrupt):
-        b.wait(stay)
-    assert not has_ended.is_set()
-    may_end.set()
-    assert has_ended.wait(WAIT)
-
-
-def test_ctrl_c_during_a_transfer(b: BlockingDevice) -> None:
-    host = RNG.normal(size=1 << 21)
-
-    async def put() -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(b.device.put, host)
-            await trio.lowlevel.checkpoint()
-            interrupt()
-            await trio.sleep_forever()
-
-    with pytest.raises(KeyboardInterrupt):
-        b.wait(put)
-    host[:] = 0  # nothing reads it any more
-    assert b.get(b.wait(b.device.put(host[:3]))).tolist() == [0, 0, 0]
-    gc.collect()
-    assert b.wait(b.device.statistics).memory.used < host.nbytes
-
-
-@pytest.mark.parametrize("is_to_host", [False, True])
-def test_ctrl_c_in_the_middle_of_a_large_transfer(
-    b: BlockingDevice, monkeypatch: pytest.MonkeyPatch, is_to_host: bool
-) -> None:
-    monkeypatch.setattr("trio_accel.devices.front._memory._CHUNK_BYTES", 4096)
-    host = RNG.normal(size=1 << 17)
-    x = b.wait(b.device.put(host))
-    seen: list[ta.ProgressEvent] = []
-
-    def watch(event: ta.ProgressEvent) -> None:
-        seen.append(event)
-        if len(seen) == 2:
-            interrupt()
-
-    out = np.empty_like(host)
-    with pytest.raises(KeyboardInterrupt), ta.watch_progress(watch):
-        b.wait(x.to_host(out=out) if is_to_host else b.device.put(host))
-    assert 0 < seen[-1].done <= host.nbytes
-    out[:] = host[:] = 0  # nothing reads or writes them any more
-    b.wait(b.device.synchronize)
-    assert not out.any()
-    gc.collect()
-    assert b.wait(b.device.statistics).memory.used < x.nbytes + host.nbytes
-
-
-@pytest.mark.parametrize("interrupt", [interrupt, late_interrupt])
-def test_ctrl_c_in_the_opening(monkeypatch: pytest.MonkeyPatch, interrupt: Callable[[], None]) -> None:
-    task = Task(interrupt)
-    monkeypatch.setattr(ta.System, "open_device", lambda *_, **__: task.run())
-    with pytest.raises(KeyboardInterrupt):
-        ta.blocking(NAME, name="interrupted")
-    assert task.has_ended.is_set()
-    assert not [thread for thread in threading.enumerate() if thread.name == "trio_accel.interrupted"]
-
-
-def test_ctrl_c_before_the_first_line_of_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    threads = list[threading.Thread]()
-
-    def interrupted(thread: threading.Thread) -> None:
-        threads.append(thread)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            ta.blocking(NAME)
-    threads[0].start()
-    threads[0].join(WAIT)
-    assert not threads[0].is_alive()
-
-
-def test_a_callback_that_exits_ends_the_run_with_its_error() -> None:
-    b = ta.blocking(NAME, name="exits")
-    may_end = threading.Event()
-    future = b.submit(trio.to_thread.run_sync, may_end.wait)
-    future.add_done_callback(lambda _: sys.exit(3))
-    may_end.set()
-    assert future.result(WAIT)
-    with pytest.raises(SystemExit):
-        b.close()
-
-
-def test_ctrl_c_ends_the_wait_of_close() -> None:
-    b = ta.blocking(NAME, name="staying")
-    has_begun, may_end = threading.Event(), threading.Event()
-
-    async def stay() -> None:
-        has_begun.set()
-        try:
-            await trio.sleep_forever()
-        finally:
-            with trio.CancelScope(shield=True):
-                late_interrupt()
-                await trio.to_thread.run_sync(may_end.wait, WAIT)
-
-    b.submit(stay)
-    assert has_begun.wait(WAIT)
-    with pytest.raises(KeyboardInterrupt):
-        b.close()
-    may_end.set()
-    b.close()
-
-
-@pytest.mark.parametrize("is_interrupted", [False, True])
-def test_ctrl_c_cancels_calls_of_a_namespace(is_interrupted: bool) -> None:
-    """The main thread calls a namespace of a run in another thread."""
-    made: Future[ArrayApi] = Future()
-    stop: Future[Callable[[], None]] = Future()
-
-    async def main() -> None:
-        async with ta.open_system("s") as system, system.open_device(NAME, options=INLINE) as device:
-            done, token = trio.Event(), trio.lowlevel.current_trio_token()
-            stop.set_result(lambda: token.run_sync_soon(done.set))
-            made.set_result(array_api(device))
-            await done.wait()
-
-    thread = threading.Thread(target=trio.run, args=(main,))
-    thread.start()
-    task = Task(interrupt)
-    try:
-        xp = made.result(WAIT)
-        if is_interrupted:
-            with pytest.raises(KeyboardInterrupt):
-                xp.call("wait", task.run)
-            assert task.has_ended.is_set()
-        assert np.asarray(xp.asarray([1.0, 2.0]) + 1).tolist() == [2.0, 3.0]
-    finally:
-        stop.result(WAIT)()
-        thread.join()
-    assert "asarray: this namespace is closed, or its Trio run has ended" in refused(xp.asarray, [1.0])
-
-
 # Where it refuses
 
 
@@ -509,110 +277,3 @@ def test_a_fork_is_refused(b: BlockingDevice, x: ta.AccelRef, monkeypatch: pytes
     b.close()
     monkeypatch.undo()
     assert b.get(x).shape == (3, 3)
-
-
-# Its end
-
-
-def test_after_the_close() -> None:
-    b = ta.blocking(NAME, options=INLINE)
-    x, array = b.wait(b.device.put(np.ones(2))), b.xp.asarray([1.0])
-    b.close()
-    assert not b._thread.is_alive()
-    for ask in (
-        lambda: b.get(x),
-        lambda: b.submit(x + x),
-        lambda: b.wait(never_run()),
-        lambda: b.get(array),
-    ):
-        assert "this blocking device is closed, or its Trio run has ended; make another" in refused(ask)
-    assert "this namespace is closed, or its Trio run has ended" in refused(lambda: array + 1)
-    b.close()
-    assert repr(b) == f"<BlockingDevice <Device blocking/{NAME}, closed, generation 1>>"
-
-
-def test_close_cancels_what_is_in_flight() -> None:
-    b, task, asked = ta.blocking(NAME, options=INLINE), Task(), Task()
-    future = b.submit(task.run)
-    with ThreadPoolExecutor(1) as pool:
-        told = pool.submit(refused, b.wait, asked.run)
-        assert task.has_begun.wait(WAIT)
-        assert asked.has_begun.wait(WAIT)
-        b.close()
-        assert "wait: this blocking device is closed" in told.result(WAIT)
-    assert task.has_ended.is_set()
-    with pytest.raises(CancelledError):
-        future.result(0)
-
-
-def test_close_cancels_a_group_of_tasks(own: BlockingDevice) -> None:
-    tasks = [Task(), Task()]
-
-    async def both() -> None:
-        async with trio.open_nursery() as nursery:
-            for task in tasks:
-                nursery.start_soon(task.run)
-
-    future = own.submit(both)
-    assert all(task.has_begun.wait(WAIT) for task in tasks)
-    own.close()
-    assert future.cancelled()
-
-
-def test_a_task_submitted_while_it_closes(own: BlockingDevice) -> None:
-    """The run takes no more tasks, although it has not ended."""
-    told: Future[Future[None]] = Future()
-
-    async def late() -> None:
-        try:
-            await trio.sleep_forever()
-        finally:
-            # The nursery is closed when its last task has ended; this comes after it.
-            call_soon = own._calls.call_soon
-            call_soon(lambda: call_soon(lambda: told.set_result(own.submit(trio.sleep, 0))))
-
-    own.submit(late)
-    own.wait(trio.sleep, 0)
-    own.close()
-    with pytest.raises((CancelledError, RuntimeError)):
-        told.result(WAIT).result(WAIT)
-
-
-def test_what_cannot_be_opened() -> None:
-    with pytest.raises(ValueError, match="nothing"):
-        ta.blocking("nothing")
-    with pytest.raises(TypeError, match="options must be DeviceOptions"):
-        ta.blocking(NAME, options={})  # type: ignore[arg-type]
-    with pytest.raises((TypeError, ValueError)):
-        ta.blocking(NAME, name="a/b")
-
-
-def test_a_run_that_cannot_begin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trio needs descriptors, which a process may have no more of."""
-
-    def fail(*_: object) -> None:
-        raise OSError(24, "Too many open files")
-
-    monkeypatch.setattr(trio, "run", fail)
-    with pytest.raises(OSError, match="Too many open files"):
-        ta.blocking(NAME)
-
-
-def test_the_end_of_its_run_is_told() -> None:
-    b = ta.blocking(NAME, options=INLINE)
-
-    async def fail() -> None:
-        raise KeyError("mine")
-
-    b.wait(_start_soon, b, fail)
-    b._thread.join(WAIT)
-    with pytest.raises(RuntimeError, match="its Trio run has ended") as error:
-        b.wait(trio.sleep, 0)
-    assert isinstance(error.value.__cause__, KeyError)
-    with pytest.raises(KeyError, match="mine"):
-        b.close()
-    b.close()
-
-
-async def _start_soon(b: BlockingDevice, function: Callable[[], Awaitable[None]]) -> None:
-    b._tasks.start_soon(function)

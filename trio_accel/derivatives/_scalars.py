@@ -71,6 +71,7 @@ OF_TWO: Mapping[str, tuple[str | None, str | None]] = {
         "where(hypot(a, b) == 0, 0, g * (b / hypot(a, b)) / hypot(a, b))",
         "where(hypot(a, b) == 0, 0, -g * (a / hypot(a, b)) / hypot(a, b))",
     ),
+    # A constant only for infinities, because other equal arrays have a second derivative.
     "logaddexp": (
         "where((a == b) and isinf(a), 0.5 * g, g / (1 + exp(b - a)))",
         "where((a == b) and isinf(a), 0.5 * g, g / (1 + exp(a - b)))",

@@ -19,7 +19,7 @@ __all__ = ["Builder", "alive", "text_of"]
 
 # The steps of loops. None is shared, even if two are equal.
 OF_LOOPS = frozenset({"carried", "loop", "break", "end", "result"})
-# The functions of constants that `Builder` computes itself, of both dtypes and of one.
+# The functions of constants that `Builder` computes itself.
 _ARITHMETIC: Mapping[str, Callable[..., Any]] = {
     "add": operator.add,
     "subtract": operator.sub,

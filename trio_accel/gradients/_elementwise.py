@@ -557,7 +557,8 @@ def _iterations(
     if count * math.prod(shape) > _MOST_ITERATIONS or np.min(counts, initial=0) < 0:
         raise NotSupportedError(
             "the gradient of a load in a loop needs an element for each iteration within the loop's bounds, "
-            f"whether or not it breaks before: at most {_MOST_ITERATIONS}, over all elements of the result"
+            f"even if it breaks before: at most {_MOST_ITERATIONS} for all elements of the result; choose "
+            "closer bounds"
         )
     return count
 

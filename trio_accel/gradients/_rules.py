@@ -309,6 +309,7 @@ def _broadcast(call: Any, g: Any) -> Iterator[Rule]:
 
 
 def total_of(terms: Iterable[Any]) -> Any:
+    """Add calls of one shape, of which there is at least one."""
     return reduce(operator.add, terms)
 
 
