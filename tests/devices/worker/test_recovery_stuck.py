@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import querying_library
 import slow_import
 import slow_library
 import trio
@@ -131,31 +130,6 @@ async def test_a_worker_whose_loop_stands_still_behind_what_is_stuck(system: ta.
         assert "stood still for stuck_after = 0.3 s and was killed" in str(lost.value.__cause__)
         assert (await other.to_host()).tolist() == [1.0] * 3
         assert device.generation == 2
-
-
-async def test_a_driver_that_computes_in_a_query_has_met_a_fault(system: ta.System) -> None:
-    """As CUDA's driver does for seconds after a bad address. Nobody has to wait for its answer."""
-    async with system.open_device(BACKEND, options=options(retry=1)) as device:
-        x, y = await device.put(np.ones(3)), await device.put(np.ones(3))
-        ta.testing.inject_fault(device, querying_library.SlowQueries, hang=True)
-        with trio.fail_after(30), pytest.raises(ta.ContextPoisonedError) as caught:
-            await device.ask(querying_library.SlowQueries(x, -600.0))
-        assert "no other operation can have caused it" in str(caught.value)
-        cause = caught.value.__cause__
-        assert type(cause) is ta.ContextPoisonedError
-        assert "a query of its driver did not return, as after a fault" in str(cause)
-        assert (await y.to_host()).tolist() == [1.0] * 3
-        assert device.generation == 2
-
-
-async def test_a_query_that_waits_is_no_fault(system: ta.System) -> None:
-    """As a query does while a thread of a program waits for the device, and holds the driver's lock."""
-    async with system.open_device(BACKEND, options=options()) as device:
-        x = await device.put(np.ones(3))
-        ta.testing.inject_fault(device, querying_library.SlowQueries, delay=0.5)
-        await device.ask(querying_library.SlowQueries(x, 0.6))
-        assert (await x.to_host()).tolist() == [-1.0] * 3
-        assert device.generation == 1
 
 
 @pytest.mark.slow

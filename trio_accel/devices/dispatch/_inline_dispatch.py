@@ -310,9 +310,6 @@ class InlineDispatch:
     def looked(self, number: int, /) -> None:
         """Do nothing, because no other process watches this loop."""
 
-    def asks_driver(self, is_asking: bool, /) -> None:
-        """Do nothing, because this process must not end with its device."""
-
     def is_alone(self) -> bool:
         """Return whether there is only one request."""
         return self._asking == 1

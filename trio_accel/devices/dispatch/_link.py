@@ -12,9 +12,8 @@ import attrs
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ...backends.base import ContextLostError, ContextPoisonedError, Strs
+from ...backends.base import ContextLostError, Strs
 from ..launcher._launcher import WorkerProcess
-from ..launcher._launcher_process import FAULT
 from ..wire import _answers, _orders
 from ..wire._channel import Channel, EndOfChannel, SpinWait
 from ..wire._frames import Received
@@ -212,7 +211,6 @@ class WorkerLink:
         if self.how is None:
             # Keep the first reason, because later ones result from the kill.
             self.how = how
-            self.has_faulted = self.has_faulted or how == FAULT
             pid, extra = self.process.pid, {"device": self._path, "pid": self.process.pid}
             _logger.info("device %s: worker process %d %s", self._path, pid, how, extra=extra)
         self.notify()
@@ -319,5 +317,4 @@ class WorkerLink:
 
 def died(how: str, device: str) -> ContextLostError:
     """Make the error of a context after the end of its worker."""
-    kind = ContextPoisonedError if how == FAULT else ContextLostError
-    return kind(f"the worker process {how}", device=device)
+    return ContextLostError(f"the worker process {how}", device=device)

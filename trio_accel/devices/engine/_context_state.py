@@ -35,9 +35,6 @@ class EngineObserver(Protocol):
     def looked(self, number: int, /) -> None:
         """Record the number of the engine's checks of operations in flight; 0 if there are none."""
 
-    def asks_driver(self, is_asking: bool, /) -> None:
-        """Record that the engine asks the driver for faults, or has its answer."""
-
     def program_opened(self, library: str, seconds: float, imports: float, /) -> None:
         """Record that a program was made: its library's name, the total seconds, and the import's share."""
 
@@ -179,20 +176,13 @@ class Watchdog:
         if idle is not None:
             idle.set()
 
-    def _failure(self) -> Exception | None:
-        """Ask for the reason why the context is lost."""
-        self._observer.asks_driver(True)
-        try:
-            for queue in self._queues:
-                # D9: after a fault the driver calls no host function, so only a query detects the loss.
-                if queue.operations and (failure := queue.stream.failure) is not None:
-                    return failure
-            return self._leases.failure
-        finally:
-            self._observer.asks_driver(False)
-
     def _check(self, now: float) -> None:
-        if (failure := self._failure()) is not None:
+        for queue in self._queues:
+            # D9: after a fault the driver calls no host function, so only a query detects the loss.
+            if queue.operations and (failure := queue.stream.failure) is not None:
+                self._context.lose_context(failure)
+                return
+        if (failure := self._leases.failure) is not None:
             self._context.lose_context(failure)
             return
         # D9: the notifying thread may wait for the interpreter's lock for seconds, because a busy loop

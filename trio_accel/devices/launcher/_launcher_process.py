@@ -418,17 +418,8 @@ def is_dead(process: int, within: float = 0.0) -> bool:
     return bool(poll.poll(within * 1000))
 
 
-FAULTED = 213
-"""The exit code of a worker whose driver is busy with a fault of the device."""
-
-FAULT = "ended itself, because a query of its driver did not return, as after a fault of the device"
-"""The description of that exit."""
-
-
 def describe_exit(code: int) -> str:
     """Describe how a process ended, from its exit code; a negative code is a signal number."""
-    if code == FAULTED:
-        return FAULT
     if code >= 0:
         return f"exited with code {code}"
     try:

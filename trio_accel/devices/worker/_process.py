@@ -8,6 +8,7 @@ import os
 import socket
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -21,14 +22,13 @@ from ..front._system import System
 from ..wire import _answers, _orders
 from ..wire._channel import Channel, EndOfChannel, SpinWait
 from ..wire._protocol import SharedPage, WorkerConfig
-from ._heart import Heart
 from ._server import WorkerServer
 
 _SOCKET, _PAGE = 3, 4
 # The kinds of messages that may soon follow an answer (D43).
 _REQUESTS = frozenset(kind.name for kind in (_orders.request, _orders.replay, _orders.lease, _orders.borrow))
-# The maximum length of a log record in characters.
-_LONGEST = 1 << 16
+# Seconds between heartbeats, and the maximum length of a log record in characters.
+_INTERVAL, _LONGEST = 0.1, 1 << 16
 # Seconds after which a thread requests the interpreter's lock. With Python's default of 5 ms, replies to
 # completed operations wait while others are launched: 64 callers of 64×64 products got 7000 of them a second,
 # and 11 000 with this value.
@@ -42,13 +42,20 @@ def main() -> None:
         faulthandler.enable()
     _keep_to_itself(_SOCKET, _PAGE)
     page = SharedPage(_PAGE)
-    heart = Heart(page)
-    heart.start()
+    # A thread beats, because an operation that keeps the loop busy is not a hang. It is a daemon, because the
+    # process must end in any case.
+    threading.Thread(target=_beat, args=(page,), name="heartbeat", daemon=True).start()
     # The loop and the threads of the streams take the interpreter's lock in turns of microseconds.
     sys.setswitchinterval(_SWITCH)
-    trio.run(_main, page, heart)
+    trio.run(_main, page)
     # Threads of stuck streams must not keep the process alive.
     os._exit(0)
+
+
+def _beat(page: SharedPage) -> None:
+    while True:
+        time.sleep(_INTERVAL)
+        page.beat()
 
 
 def _keep_to_itself(*descriptors: int) -> None:
@@ -67,7 +74,7 @@ def _keep_to_itself(*descriptors: int) -> None:
     os.register_at_fork(after_in_child=replace)
 
 
-async def _main(page: SharedPage, heart: Heart) -> None:
+async def _main(page: SharedPage) -> None:
     channel = Channel(socket.socket(fileno=_SOCKET), sends=_answers.ANSWERS)
     try:
         received = await channel.receive()
@@ -86,7 +93,7 @@ async def _main(page: SharedPage, heart: Heart) -> None:
             nursery.start_soon(channel.listen)
         # A blocked loop is not a hang here, because the heartbeat and `stuck_after` watch a worker.
         async with System.open(config.path, SystemOptions(held_after=None)) as system:
-            server = WorkerServer(system, channel, page, config, heart.asks_driver)
+            server = WorkerServer(system, channel, page, config)
             with system.subscribe(server.events.tell, messages=False):
                 await server.run(received[1:])
         nursery.cancel_scope.cancel(reason="the worker ends")

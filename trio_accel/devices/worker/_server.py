@@ -43,14 +43,7 @@ _FOREVER = 1e9
 class WorkerServer:
     """The owner of the context in a worker. Everything runs in the one task that reads, or in callbacks."""
 
-    def __init__(
-        self,
-        system: ActorSystem,
-        channel: Channel,
-        page: SharedPage,
-        config: WorkerConfig,
-        asks_driver: Callable[[bool], None],
-    ) -> None:
+    def __init__(self, system: ActorSystem, channel: Channel, page: SharedPage, config: WorkerConfig) -> None:
         # No grace is needed here, because the application waits for operations, and ends a worker that does
         # not close.
         self.options: DeviceOptions = attrs.evolve(
@@ -79,7 +72,6 @@ class WorkerServer:
         # The engine calls them with each operation, and at each check.
         self.launching: Callable[[Launch], None] | None = self._requests.launching
         self.looked: Callable[[int], None] = page.show_looks
-        self.asks_driver = asks_driver
         self._serving = self._requests.serving
         self._context: Ref[ContextActor]
         # Set once the context has opened in advance the libraries named at its start.
