@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 import traceback
 import warnings
@@ -281,3 +283,26 @@ def test_foreign_events_are_refused(open_stream):
         open_stream().wait(Other())
     with pytest.raises(TypeError, match="event"):
         open_stream().notify(Other(), None)
+
+
+def test_a_program_ends_while_a_stream_multiplies():
+    """With plain NumPy in a thread it does not, because OpenBLAS then waits for its own threads for ever."""
+    program = """
+import sys, threading, numpy as np
+from trio_accel.backends.cpu.runtime._stream import CpuStream
+
+a, entered = np.ones((4000, 4000)), threading.Event()
+
+def multiply():
+    entered.set()
+    a @ a
+
+CpuStream("stream").enqueue(multiply)
+assert entered.wait(30)
+print("told", end="")
+sys.exit(3)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], timeout=PATIENCE, check=False, stdout=subprocess.PIPE
+    )
+    assert (done.returncode, done.stdout) == (3, b"told")

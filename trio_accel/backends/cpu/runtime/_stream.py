@@ -7,12 +7,14 @@ never runs.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import faulthandler
 import itertools
 import queue
 import threading
 import traceback
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import TypeAlias
@@ -30,6 +32,8 @@ COMPILED: set[bytes] = set()
 """The keys of the compilations that run in this process now."""
 
 _WRITING = 0.0001  # seconds between the writes of a hold
+
+_THREADS = weakref.WeakSet[threading.Thread]()
 
 
 class CpuStream:
@@ -173,6 +177,7 @@ class CpuStream:
                 )
                 thread.start()
                 self._thread = thread
+                _THREADS.add(thread)
             self._items.put(item)
 
     def __repr__(self) -> str:
@@ -268,6 +273,22 @@ class _Latch:
 
     def wait(self) -> None:
         self._lock.acquire()
+
+
+def _end_with_work() -> None:
+    """Let the process end while a stream's thread still works.
+
+    OpenBLAS ends its threads in a function of C's `atexit`. If one of them multiplies then, the function never
+    returns. So `_exit` is called before it, with the same status.
+    """
+    library = ctypes.CDLL(None)
+    if any(thread.is_alive() for thread in _THREADS) and hasattr(library, "on_exit"):
+        library.fflush(None)
+        library.on_exit(library._exit, None)  # noqa: SLF001  # the name is C's
+
+
+# Registered before any device is opened, so it is called after those that close devices.
+atexit.register(_end_with_work)
 
 
 def _wait_until_done(event: CpuEvent) -> None:
