@@ -278,8 +278,8 @@ class _Latch:
 def _end_with_work() -> None:
     """Let the process end while a stream's thread still works.
 
-    OpenBLAS ends its threads in a function of C's `atexit`. If one of them multiplies then, the function never
-    returns. So `_exit` is called before it, with the same status.
+    OpenBLAS ends its threads in a function of C's `atexit`, which never returns if one of them multiplies. So
+    `_exit` is called before it, with the same status.
     """
     library = ctypes.CDLL(None)
     if any(thread.is_alive() for thread in _THREADS) and hasattr(library, "on_exit"):
