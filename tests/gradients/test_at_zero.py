@@ -180,3 +180,40 @@ async def _slope_of_loads(device: ta.Device, stop: int, start: int = 0) -> Any:
     w = await device.put(np.array([1.0, 2.0, 3.0]))
     x = await device.put(np.array([5.0, 1.0, 4.0]))
     return await ta.grad(lambda x: a.sum(kernel(w, x, start, stop)))(x)
+
+
+@pytest.mark.parametrize("name", ["softplus", "logaddexp", "logaddexp2"])
+async def test_second_derivatives_far_from_zero(device: ta.Device, name: str) -> None:
+    """There exp(x) is infinite, and the second derivative is 0."""
+    function, _ = SECOND[name]
+    x = await device.put(np.array([-3000.0, 3000.0]))
+    first = ta.gradients.grad(lambda x: a.sum(function(x)))
+    slope, bend = await first(x), await ta.gradients.grad(lambda x: a.sum(first(x)))(x)
+    assert (await slope.to_host()).tolist() == [0.0, 1.0]
+    assert (await bend.to_host()).tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("shape", [(3, 0), (0, 3), (0, 0)])
+async def test_quantiles_of_nothing_have_gradients(device: ta.Device, shape: tuple[int, int]) -> None:
+    x = await device.put(np.ones(shape))
+    for function in (a.median, a.nanmedian, lambda x, axis: a.quantile(x, [0.2, 0.7], axis=axis)):
+        found = await ta.gradients.grad(lambda x, function=function: a.sum(function(x, axis=1)))(x)
+        assert found.shape == shape
+        assert found.dtype == "float64"
+
+
+@pytest.mark.parametrize(
+    ("function", "dtype"), [(a.argmax, "int64"), (lambda x: a.sum(ta.linalg.eigvals(x)), "complex128")]
+)
+async def test_a_value_without_a_gradient_is_refused(device: ta.Device, function: Any, dtype: str) -> None:
+    x = await device.put(np.eye(3))
+    for make in (ta.gradients.grad, ta.gradients.flat_grad_and_value):
+        with pytest.raises(TypeError, match=f"must return float numbers, got {dtype}"):
+            await make(function)(x)
+
+
+async def test_a_whole_value_has_no_vjp(device: ta.Device) -> None:
+    x = await device.put(np.eye(3))
+    value, pull = await ta.gradients.vjp(a.argmax, x)
+    with pytest.raises(TypeError, match=r"vjp: the function must return float or complex numbers"):
+        await pull(value)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import warnings
 from typing import Any
 
 import attrs
@@ -273,6 +275,18 @@ async def test_a_loop_whose_length_elements_decide_is_refused_for_loads(device: 
         ta.NotSupportedError, match=r"jit.partial has no gradient by x: elements or another loop"
     ):
         await ta.grad(lambda x: a.sum(kernel(x, n)))(x)
+
+
+async def test_a_refused_gradient_in_a_gradient_leaves_no_warning(device: ta.Device) -> None:
+    kernel = ta.jit.elementwise("sum(x[k] for k in range(0, n))", inputs=["x", "n"], name="partial")
+    x, n = await device.put(np.arange(4.0)), await device.put(np.array([1, 3]))
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            with pytest.raises(ta.NotSupportedError, match=r"jit\.partial has no gradient by x"):
+                await ta.grad(lambda x: a.sum(ta.grad(lambda x: a.sum(kernel(x, n)))(x)))(x)
+            gc.collect()
+    assert not [one.message for one in warned if "never awaited" in str(one.message)]
 
 
 @pytest.mark.parametrize("text", ["x * sin(x)", "exp(-x * x)", "maximum(x, 0.5) ** 3", LOOPS["a break"]])

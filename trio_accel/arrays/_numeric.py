@@ -59,6 +59,10 @@ CLOSE = (
 """Whether two elements are nearly equal, of numbers that are floating."""
 
 
+# The smaller of two powers of 2, as a part of the larger one.
+_RATIO = "r = exp2(where(x1 >= x2, x2 - x1, x1 - x2)); "
+
+
 @expression("angle(x)")
 async def angle(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Compute the angle of complex numbers, from -pi to pi: 0 or pi of real ones."""
@@ -160,8 +164,8 @@ async def lerp(
     heaviside,
     "y = where(x1 == x2, x1 + 1, maximum(x1, x2) + log1p(exp2(-abs(x1 - x2))) * 1.4426950408889634)",
     slopes={
-        "x1": "s = where((x1 == x2) and isinf(x1), 0.5 * g, g / (1 + exp2(x2 - x1)))",
-        "x2": "s = where((x1 == x2) and isinf(x1), 0.5 * g, g / (1 + exp2(x1 - x2)))",
+        "x1": f"{_RATIO}s = where((x1 == x2) and isinf(x1), 0.5 * g, g * where(x1 >= x2, 1, r) / (1 + r))",
+        "x2": f"{_RATIO}s = where((x1 == x2) and isinf(x1), 0.5 * g, g * where(x1 >= x2, r, 1) / (1 + r))",
     },
 )
 def logaddexp2() -> None:

@@ -22,6 +22,9 @@ _DIGAMMA = (
     "d = d - where(a < 0.5, pi / tan(pi * where(a < 0.5, a - floor(a), 0.5)), 0)\n"
 )
 
+# The smaller of two exponentials, as a part of the larger one.
+_RATIO = "r = exp(where(a >= b, b - a, a - b))\n"
+
 OF_ONE: Mapping[str, str] = {
     "absolute": "g * sign(a)", "fabs": "g * sign(a)", "negative": "-g", "positive": "g",
     "conjugate": "conj(g)", "real": "g", "imag": "g * 1j", "square": "2 * g * a",
@@ -73,8 +76,8 @@ OF_TWO: Mapping[str, tuple[str | None, str | None]] = {
     ),
     # A constant only for infinities, because other equal arrays have a second derivative.
     "logaddexp": (
-        "where((a == b) and isinf(a), 0.5 * g, g / (1 + exp(b - a)))",
-        "where((a == b) and isinf(a), 0.5 * g, g / (1 + exp(a - b)))",
+        f"{_RATIO}x = where((a == b) and isinf(a), 0.5 * g, g * where(a >= b, 1, r) / (1 + r))",
+        f"{_RATIO}x = where((a == b) and isinf(a), 0.5 * g, g * where(a >= b, r, 1) / (1 + r))",
     ),
     "copysign": ("where(signbit(a) == signbit(b), g, -g)", None),
     "nextafter": ("g", None),

@@ -265,8 +265,10 @@ def _quantile(
     axes = axes_of(axis, x)
     batch_axes = [dim for dim in range(count) if dim not in axes]
     batch_shape = tuple(x.shape[dim] for dim in batch_axes)
-    flat = arrays.reshape(arrays.permute_dims(x, (*batch_axes, *axes)), (*batch_shape, -1))
-    ordered = arrays.sort(flat, axis=-1)
+    size = math.prod(x.shape[dim] for dim in axes)
+    flat = arrays.reshape(arrays.permute_dims(x, (*batch_axes, *axes)), (*batch_shape, size))
+    # The quantiles of nothing are NaN, as its mean is.
+    ordered = arrays.sort(flat, axis=-1) if size else arrays.mean(flat, axis=-1, keepdims=True)
     interpolate = _interpolate_numbers if skips_nan else _interpolate
     quantiles = [interpolate(ordered, float(share)) for share in np.atleast_1d(np.asarray(q, float) * scale)]
     if keepdims:

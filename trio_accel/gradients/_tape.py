@@ -88,9 +88,13 @@ def value_and_grad(
         if tape.is_nested:
             for ref in tape.refs:
                 _check_floating("value_and_grad", ref)
-            value = tape.run()
-            value.silence()
-            return value, tape.nested(iter(tape.parts(_seed(value, scale))))
+            try:
+                value = tape.run()
+                value.silence()
+                return value, tape.nested(iter(tape.parts(_seed(value, scale))))
+            except BaseException:
+                tape.close()
+                raise
         return _value_and_grad(tape, scale)
 
     return run
@@ -218,11 +222,20 @@ async def _second(both: Awaitable[tuple[Any, T]]) -> T:
     return (await both)[1]
 
 
+def _check_value(name: str, value: Any, *kinds: str) -> None:
+    if value.dtype.kind not in kinds:
+        raise TypeError(
+            f"{name}: the function must return {' or '.join(kinds)} numbers, got {value.dtype}, which has no "
+            "gradient"
+        )
+
+
 async def _value_and_grad(tape: _Tape, scale: float) -> tuple[AccelRef, Gradients]:
     return await _joined(tape, scale, has_value=True)
 
 
 def _seed(value: Any, scale: float) -> Any:
+    _check_value("value_and_grad", value, "float")
     if value.shape:
         raise ValueError(
             f"value_and_grad: the value must be a scalar, got shape {value.shape}; add up its elements by "
@@ -264,6 +277,8 @@ def _flat(value: Any, leaves: Sequence[Any], seed: Any, has_value: bool) -> Any:
         if has_value:
             seed = _seed(value, seed)
             calls.append(seed)
+        else:
+            _check_value("vjp", value, "float", "complex")
         parts = backward(value, leaves, seed, calls)
         # A single array has a single dtype.
         narrow = [part if part.dtype == value.dtype else part.cast(value.dtype) for part in parts]
