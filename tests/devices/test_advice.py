@@ -181,7 +181,7 @@ async def test_numpy_leaves_arrays_of_devices_alone(a: ta.AccelRef) -> None:
     for use in (np.sqrt, np.sum):
         with pytest.raises(TypeError, match=rf"write await ta\.arrays\.{use.__name__}\(x"):
             use(wrong)
-    on_host = "an AccelRef is not a host array; use await ref.to_host()"
+    on_host = "an AccelRef is not a host array; use await ref.to_host(), or in blocking code b.get(ref)"
     for convert in (np.asarray, np.array):
         assert message(convert, wrong) == on_host
     assert message(np.linalg.norm, wrong).startswith(

@@ -580,14 +580,14 @@ async def test_what_is_not_there_says_so(xp: ArrayApi) -> None:
         _ = xp.linalg.no
 
 
-async def test_numpys_numbers_are_pythons_and_its_arrays_are_refused(xp: ArrayApi) -> None:
+async def test_numpys_numbers_are_pythons(xp: ArrayApi) -> None:
     def work() -> None:
         x = xp.asarray(np.ones(2, np.float32))
         for made in (x * np.float64(2), np.float64(2) * x, x + np.int64(1), np.float32(1) + x):
             assert isinstance(made, Array)
             assert made.dtype == xp.float32
             assert np.asarray(made).tolist() == [2.0, 2.0]
-        for wrong in (np.ones(2), "x", None, [1, 2]):
+        for wrong in ("x", None, [1, 2]):
             with pytest.raises(TypeError):
                 x + wrong
             with pytest.raises(TypeError):

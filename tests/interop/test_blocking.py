@@ -47,6 +47,27 @@ def test_a_call_with_several_results(b: BlockingDevice, x: ta.AccelRef) -> None:
     np.testing.assert_allclose(q @ r, b.get(x), rtol=1e-10)
 
 
+def test_layouts_of_calls_that_have_not_run(b: BlockingDevice, x: ta.AccelRef) -> None:
+    """In any thread; a run of Trio must not block."""
+    host = b.get(x)
+    product = x @ x
+    assert (product.shape, product.dtype) == (host.shape, "float64")
+    w, v = ta.linalg.eigh(x + x.T)
+    np.testing.assert_allclose(b.get(v * w @ v.T), host + host.T, atol=1e-10)
+    with ThreadPoolExecutor(1) as pool:
+        flat = pool.submit(lambda: product.reshape(-1)).result(WAIT)
+        assert pool.submit(lambda: flat.shape).result(WAIT) == (host.size,)
+    with pytest.raises(ValueError, match=r"linalg\.Matmul: the last axis of a"):
+        _ = (x @ x[:1]).shape
+
+    async def in_other_run() -> None:
+        with pytest.raises(RuntimeError, match="shape: this blocking device waits for its device"):
+            _ = (x + x).shape
+
+    trio.run(in_other_run)
+    np.testing.assert_allclose(b.get(flat), (host @ host).ravel())
+
+
 def test_functions_get_their_arguments(b: BlockingDevice) -> None:
     async def joined(*parts: str) -> str:
         await trio.lowlevel.checkpoint()
@@ -75,7 +96,7 @@ async def numbers() -> AsyncGenerator[int, None]:
 # None is followed by a warning that a call or a coroutine was never awaited: warnings are errors here.
 @pytest.mark.parametrize("ask", ["wait", "submit"])
 def test_what_cannot_be_awaited(b: BlockingDevice, x: ta.AccelRef, ask: str) -> None:
-    for wrong in (3, None, np.ones(2), x, b, numbers(), iter([x]), [x + 1.0]):
+    for wrong in (3, None, np.ones(2), b, numbers(), iter([x]), [x + 1.0]):
         with pytest.raises(TypeError) as error:
             getattr(b, ask)(wrong)
         text = f"{ask}: pass a call, or an async function and its arguments, got {wrong!r}"
@@ -93,11 +114,14 @@ def test_functions_that_are_not_async(b: BlockingDevice) -> None:
 
 
 def test_get_takes_arrays_alone(b: BlockingDevice, x: ta.AccelRef) -> None:
-    for wrong in (np.ones(2), never_run(), [x + 1.0], iter([x]), numbers(), b.submit(trio.sleep, 0)):
-        with pytest.raises(TypeError) as error:
-            b.get(wrong)
-        text = f"get: array must be an array of a device, or a call that makes one, got {wrong!r}"
-        assert str(error.value) == f"{text}; use wait for other awaitables"
+    for wrong in (np.ones(2), never_run, iter([x]), numbers(), b.submit(trio.sleep, 0)):
+        for given in (wrong, [wrong, x + 1.0]):
+            with pytest.raises(TypeError) as error:
+                b.get(given)
+            text = (
+                "get: array must be an array of a device, a call or coroutine that makes one, or a list of "
+            )
+            assert str(error.value) == f"{text}these, got {wrong!r}; use wait for other awaitables"
 
 
 def test_generators(b: BlockingDevice, x: ta.AccelRef) -> None:
@@ -261,9 +285,11 @@ def test_the_array_of_another_device(b: BlockingDevice, own: BlockingDevice, x: 
         lambda: own.get(theirs),
         lambda: own.wait(x + x),
         lambda: own.xp.sqrt(theirs),
+        lambda: own.xp.asarray(x),
+        lambda: own.wait(x.copy_to, own.device),
     ):
         assert "belongs to another thread or Trio run" in refused(ask)
-    with pytest.raises(ValueError, match=f"x2 is on blocking/{NAME}, this runs on own/{NAME}"):
+    with pytest.raises(ValueError, match=f"x2 is on {b.device.path}, this runs on own/{NAME}"):
         own.xp.asarray([1.0]) + theirs
     # Neither is worse for it.
     assert own.get(own.xp.asarray([1.0])).tolist() == b.get(theirs).tolist() == [1.0]

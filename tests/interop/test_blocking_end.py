@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import sys
 import threading
+import time
+import weakref
 from collections.abc import Awaitable, Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 
@@ -21,6 +23,17 @@ from trio_accel.interop import ArrayApi, BlockingDevice, array_api
 pytestmark = pytest.mark.machine
 
 RNG = np.random.default_rng(0)
+
+
+def is_running(system: str) -> bool:
+    return any(thread.name == f"trio_accel.{system}" for thread in threading.enumerate())
+
+
+def wait_for_end(system: str) -> None:
+    deadline = time.monotonic() + WAIT
+    while is_running(system):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 @pytest.mark.parametrize("interrupt", [interrupt, late_interrupt])
@@ -152,8 +165,10 @@ def test_ctrl_c_ends_the_wait_of_close() -> None:
     assert has_begun.wait(WAIT)
     with pytest.raises(KeyboardInterrupt):
         b.close()
+    assert repr(b) == f"<BlockingDevice <Device staying/{NAME}, ready, generation 1>, closing>"
     may_end.set()
     b.close()
+    assert repr(b) == f"<BlockingDevice <Device staying/{NAME}, closed, generation 1>>"
 
 
 @pytest.mark.parametrize("is_interrupted", [False, True])
@@ -192,7 +207,7 @@ def test_after_the_close() -> None:
     b = ta.blocking(NAME, options=INLINE)
     x, array = b.wait(b.device.put(np.ones(2))), b.xp.asarray([1.0])
     b.close()
-    assert not b._thread.is_alive()
+    assert not is_running(b.system.name)
     for ask in (
         lambda: b.get(x),
         lambda: b.submit(x + x),
@@ -201,8 +216,10 @@ def test_after_the_close() -> None:
     ):
         assert "this blocking device is closed, or its Trio run has ended; make another" in refused(ask)
     assert "this namespace is closed, or its Trio run has ended" in refused(lambda: array + 1)
+    with pytest.raises(RuntimeError, match=r"^with: this blocking device is closed"), b:
+        pass
     b.close()
-    assert repr(b) == f"<BlockingDevice <Device blocking/{NAME}, closed, generation 1>>"
+    assert repr(b) == f"<BlockingDevice <Device {b.device.path}, closed, generation 1>>"
 
 
 def test_close_cancels_what_is_in_flight() -> None:
@@ -242,7 +259,7 @@ def test_a_task_submitted_while_it_closes(own: BlockingDevice) -> None:
             await trio.sleep_forever()
         finally:
             # The nursery is closed when its last task has ended; this comes after it.
-            call_soon = own._calls.call_soon
+            call_soon = trio.lowlevel.current_trio_token().run_sync_soon
             call_soon(lambda: call_soon(lambda: told.set_result(own.submit(trio.sleep, 0))))
 
     own.submit(late)
@@ -278,8 +295,8 @@ def test_the_end_of_its_run_is_told() -> None:
     async def fail() -> None:
         raise KeyError("mine")
 
-    b.wait(_start_soon, b, fail)
-    b._thread.join(WAIT)
+    b.wait(_start_soon, fail)
+    wait_for_end(b.system.name)
     with pytest.raises(RuntimeError, match="its Trio run has ended") as error:
         b.wait(trio.sleep, 0)
     assert isinstance(error.value.__cause__, KeyError)
@@ -288,5 +305,70 @@ def test_the_end_of_its_run_is_told() -> None:
     b.close()
 
 
-async def _start_soon(b: BlockingDevice, function: Callable[[], Awaitable[None]]) -> None:
-    b._tasks.start_soon(function)
+async def _start_soon(function: Callable[[], Awaitable[None]]) -> None:
+    nursery = trio.lowlevel.current_task().parent_nursery
+    assert nursery is not None
+    nursery.start_soon(function)
+
+
+# A device that the program has dropped
+
+
+def collect_in_this_thread(device: BlockingDevice) -> Callable[[], object]:
+    return gc.collect
+
+
+def collect_in_its_thread(device: BlockingDevice) -> Callable[[], object]:
+    async def current_token() -> trio.lowlevel.TrioToken:
+        await trio.lowlevel.checkpoint()
+        return trio.lowlevel.current_trio_token()
+
+    token = device.wait(current_token)
+    return lambda: token.run_sync_soon(gc.collect)
+
+
+@pytest.mark.parametrize("collector_of", [collect_in_this_thread, collect_in_its_thread])
+def test_a_dropped_device_is_closed(
+    collector_of: Callable[[BlockingDevice], Callable[[], object]],
+) -> None:
+    b = ta.blocking(NAME, options=INLINE, name="dropped")
+    assert float(b.xp.sum(b.xp.ones(3))) == 3.0
+    x, collect = b.wait(b.device.put(np.ones(2))), collector_of(b)
+    device, weak = b.device, weakref.ref(b)
+    del b
+    collect()
+    wait_for_end("dropped")
+    assert weak() is None
+    assert "closed" in repr(device)
+    assert x.shape == (2,)
+
+
+def test_opening_a_device_closes_dropped_ones() -> None:
+    b = ta.blocking(NAME, options=INLINE, name="first")
+    for name in ("second", "third"):
+        b = ta.blocking(NAME, options=INLINE, name=name)
+    wait_for_end("first")
+    b.close()
+    gc.collect()
+    wait_for_end("second")
+
+
+def test_arrays_and_namespaces_keep_a_device() -> None:
+    array = ta.blocking(NAME, options=INLINE, name="of an array").xp.ones(2)
+    xp = ta.blocking(NAME, options=INLINE, name="of a namespace").xp
+    gc.collect()
+    assert np.asarray(array + 1).tolist() == np.asarray(xp.asarray([1.0, 1.0]) + 1).tolist() == [2.0, 2.0]
+    del array, xp
+    gc.collect()
+    wait_for_end("of an array")
+    wait_for_end("of a namespace")
+
+
+def test_tasks_keep_a_device() -> None:
+    may_end = threading.Event()
+    future = ta.blocking(NAME, options=INLINE, name="busy").submit(trio.to_thread.run_sync, may_end.wait)
+    gc.collect()
+    may_end.set()
+    assert future.result(WAIT)
+    gc.collect()
+    wait_for_end("busy")

@@ -20,7 +20,7 @@ import numpy as np
 from .. import arrays, fft, jit, linalg
 from ..backends.base import DType, DTypeLike, NotSupportedError, host_array
 from ..devices import AccelRef, Device
-from ._array_api_array import Array
+from ._array_api_array import Array, number_of
 from ._blocking import DeviceCalls
 
 
@@ -221,10 +221,7 @@ def adapted(name: str, function: Callable[..., Any], default: Device) -> Callabl
 
     async def make(*args: Any, device: Device | None = None, **kwargs: Any) -> AccelRef:
         # A 0-d array is a number here, and None is an omitted keyword.
-        numbers = [
-            await argument.item() if isinstance(argument, AccelRef) else argument
-            for argument in args[is_like:]
-        ]
+        numbers = [await number_of(argument) for argument in args[is_like:]]
         options = {key: value for key, value in kwargs.items() if value is not None}
         result: AccelRef = await function(args[0] if is_like else device or default, *numbers, **options)
         return result if device in (None, result.device) else await result.copy_to(device)
@@ -488,11 +485,18 @@ class ArrayApi(_BlockingNamespace):
     ) -> Array:
         """Make an array of numbers, nested sequences of them, or an array of this or another library.
 
+        An array of a device in the same Trio run stays on its device unless `device` is given. The array of
+        another run, such as of another `blocking`, is copied by the host to this namespace's device. An
+        `AccelRef`, or a call, becomes an array of this namespace's device.
+
         Raises:
             ValueError: `copy` is False, and the elements are not on the device.
             TypeError: Elements that no dtype has, or a complex number for a real dtype.
+            RuntimeError: An `AccelRef` or a call belongs to another Trio run.
         """
-        elements = obj if isinstance(obj, Array) else _host(obj, dtype)
+        if isinstance(obj, Array) and obj.__array_namespace__()._blocking.run is not self._blocking.run:  # noqa: SLF001
+            obj = np.asarray(obj)
+        elements = obj if isinstance(obj, Array) or hasattr(obj, "to_host") else _host(obj, dtype)
         target = device or (obj.device if isinstance(obj, Array) else self._device)
         return cast("Array", self.call("asarray", arrays.asarray, target, elements, dtype=dtype, copy=copy))
 
@@ -574,7 +578,7 @@ def _map_items(change: Callable[[Any], Any], several: Any) -> Any:
 
 def _host(obj: Any, dtype: DTypeLike | None) -> Any:
     """Make a host array from a value that is not a device array; another GPU library's array is kept."""
-    if hasattr(obj, "__dlpack__") and not _is_numpys(obj):
+    if hasattr(obj, "__dlpack__") and not isinstance(obj, (np.ndarray, np.generic)):
         return np.from_dlpack(obj) if int(obj.__dlpack_device__()[0]) in _HOST else obj
     host = host_array("asarray: obj", obj)
     if host.dtype.kind in "OSUMm" or host.dtype.names:
@@ -585,7 +589,3 @@ def _host(obj: Any, dtype: DTypeLike | None) -> Any:
         raise TypeError(f"asarray: complex numbers do not become {DType.of(dtype)}")
     # The array is made from the given value, so that numbers that the dtype cannot hold are refused.
     return np.asarray(obj, DType.of(dtype).dtype)
-
-
-def _is_numpys(obj: object) -> bool:
-    return isinstance(obj, (np.ndarray, np.generic))

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, ClassVar, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol, TypeAlias, cast
 
 import attrs
 import numpy as np
@@ -21,7 +21,9 @@ _HOST = (1, 0)
 """DLPack's name for host memory."""
 _SHOWN = 1000
 """The number of elements up to which the `repr` of an array has them."""
-_NUMBER = (bool, int, float, complex, np.generic)
+_REAL = ("bool", "int", "uint", "float")
+"""Kinds of the dtypes that Python converts to a real number."""
+_HOST_OPERANDS = (bool, int, float, complex, np.generic, np.ndarray)
 
 
 class Space(Protocol):
@@ -43,11 +45,11 @@ _Unary: TypeAlias = "Callable[[Array], Array]"
 def _binary(name: str, *, is_reflected: bool = False) -> _Binary:
     """Make the operator of a function; a reflected one has the array on the right."""
 
-    def method(self: Array, operand: Any, /) -> Array:
-        if not isinstance(operand, (Array, *_NUMBER)):
-            return cast("Array", NotImplemented)
+    def method(self: Array, operand: Any, /) -> Any:
+        if not isinstance(operand, (Array, *_HOST_OPERANDS)):
+            return NotImplemented
         function = getattr(self.__array_namespace__(), name)
-        return cast("Array", function(operand, self) if is_reflected else function(self, operand))
+        return function(operand, self) if is_reflected else function(self, operand)
 
     return method
 
@@ -65,9 +67,9 @@ def _in_place(name: str) -> _Binary:
             )
         await x.assign(result)
 
-    def method(self: Array, operand: Any, /) -> Array:
-        if not isinstance(operand, (Array, *_NUMBER)):
-            return cast("Array", NotImplemented)
+    def method(self: Array, operand: Any, /) -> Any:
+        if not isinstance(operand, (Array, *_HOST_OPERANDS)):
+            return NotImplemented
         space = self.__array_namespace__()
         # The blocking function wraps one that makes a call, which is a part of the request.
         space.call(name, change, getattr(space, name).__wrapped__, self, operand)
@@ -82,8 +84,8 @@ def _operators(name: str) -> tuple[_Binary, _Binary, _Binary]:
 
 
 def _unary(name: str) -> _Unary:
-    def method(self: Array, /) -> Array:
-        return cast("Array", getattr(self.__array_namespace__(), name)(self))
+    def method(self: Array, /) -> Any:
+        return getattr(self.__array_namespace__(), name)(self)
 
     return method
 
@@ -93,13 +95,19 @@ class Array:
 
     Its elements are in device memory, and each operation waits for the device in the calling thread. In
     Trio's thread it raises `RuntimeError`. Indexing by integers, slices, ``...`` and ``None`` makes a view of
-    the same memory; indexing by arrays makes a copy. The operators take arrays and Python numbers, and
-    promote by the standard. The `repr` of an array with up to 1000 elements waits for them, but not in Trio's
-    thread.
+    the same memory; indexing by arrays makes a copy. The operators take arrays, NumPy arrays and Python
+    numbers, and promote by the standard. The `repr` of an array with up to 1000 elements waits for them, but
+    not in Trio's thread.
+
+    Attributes:
+        what_to_do: The advice in errors of async functions, which take `ref`.
     """
 
     __slots__ = ("__weakref__", "_ref", "_space")
-    # NumPy's numbers leave operators to the array.
+    what_to_do: ClassVar[str] = (
+        "call the function of its namespace, such as b.xp.sum(array), or pass its AccelRef: array.ref"
+    )
+    # NumPy's numbers and arrays leave operators to the array.
     __array_ufunc__ = None
     __hash__: ClassVar[None] = None  # type: ignore[assignment]  # arrays are compared by element
 
@@ -115,6 +123,15 @@ class Array:
         """
         self._space.check_version(api_version)
         return self._space
+
+    if not TYPE_CHECKING:  # a type checker would find every attribute
+
+        def __getattr__(self, name: str) -> NoReturn:
+            advice = "np.asarray(array) copies it to NumPy"
+            if name in arrays.__all__:
+                advice = f"write xp.{name}(array), where xp is its namespace, such as b.xp"
+            message = f"'Array' object does not have {name!r}; {advice}"
+            raise AttributeError(message, name=name, obj=self)
 
     def __repr__(self) -> str:
         if self.size <= _SHOWN and not trio.lowlevel.in_trio_run():
@@ -247,16 +264,16 @@ class Array:
         return self._space.call(name, self._ref.item)
 
     def __bool__(self) -> bool:
-        return bool(self._item("__bool__", ("bool", "int", "uint", "float", "complex")))
+        return bool(self._item("__bool__", (*_REAL, "complex")))
 
     def __int__(self) -> int:
-        return int(self._item("__int__", ("bool", "int", "uint", "float")))
+        return int(self._item("__int__", _REAL))
 
     def __float__(self) -> float:
-        return float(self._item("__float__", ("bool", "int", "uint", "float")))
+        return float(self._item("__float__", _REAL))
 
     def __complex__(self) -> complex:
-        return complex(self._item("__complex__", ("bool", "int", "uint", "float", "complex")))
+        return complex(self._item("__complex__", (*_REAL, "complex")))
 
     def __index__(self) -> int:
         return operator.index(self._item("__index__", ("int", "uint")))
@@ -349,7 +366,7 @@ async def get_part(x: AccelRef, key: _Key) -> AccelRef:
     """Return the part of an array that a key chooses; see `Array.__getitem__`."""
     if _is_one_truth(key):
         # The standard has an array of truth values choose a copy with one more axis.
-        return await x[None][: int(await _number(key))].copy()
+        return await x[None][: int(await number_of(key))].copy()
     parts = await _without_masks(x, key)
     if not any(isinstance(part, AccelRef) for part in parts):
         return x[tuple(parts)]
@@ -418,7 +435,7 @@ class _Chosen:
 
 async def _set_where(x: AccelRef, mask: _Key, value: Any) -> None:
     if _is_one_truth(mask):
-        if await _number(mask):
+        if await number_of(mask):
             await x[None].assign(value)
         return
     _check_mask(x, mask, 0)
@@ -473,7 +490,8 @@ def _is_one_truth(part: _Key) -> bool:
     return _is_mask(part) and not getattr(part, "shape", ())
 
 
-async def _number(part: _Key) -> Any:
+async def number_of(part: _Key) -> Any:
+    """Return the element of a 0-d array, or any other object as it is."""
     return await part.item() if isinstance(part, AccelRef) else part
 
 

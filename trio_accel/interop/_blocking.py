@@ -65,13 +65,14 @@ class RunCalls:
         spawn: Starts a task in the run; raises `RuntimeError` when it takes no more tasks.
 
     Attributes:
+        run: The run.
         failure: The error that has ended the run, if any.
     """
 
     def __init__(
         self, run: trio.lowlevel.TrioToken, *, owner: str, instead: str, belongs: str, spawn: _Spawn
     ) -> None:
-        self._run = run
+        self.run = run
         self._owner = owner
         self._instead = instead
         self._belongs = belongs
@@ -85,9 +86,14 @@ class RunCalls:
         return os.getpid() != self._process
 
     def call_soon(self, function: Callable[[], object]) -> bool:
-        """Have the run call a function soon; returns False if the run has ended."""
+        """Have the run call a function soon; returns False if the run has ended, or in a forked process.
+
+        It does not block, so that a finalizer may call it in any thread.
+        """
+        if self.is_forked:  # which may have copied a held lock of the run
+            return False
         try:
-            self._run.run_sync_soon(function)
+            self.run.run_sync_soon(function)
         except trio.RunFinishedError:
             return False
         return True
@@ -152,7 +158,7 @@ class RunCalls:
     def is_waited_for(self) -> bool:
         """Return whether a task of the run waits for this thread (`trio.to_thread.run_sync`)."""
         try:
-            return trio.from_thread.run_sync(trio.lowlevel.current_trio_token) is self._run
+            return _this_run("close") is self.run
         except RuntimeError:
             return False
 
@@ -239,14 +245,14 @@ class DeviceCalls(RunCalls):
         return self.wait(name, lambda: self._call(name, function))
 
     async def _call(self, name: str, function: Callable[[], Awaitable[ResultT]]) -> ResultT:
-        if trio.lowlevel.current_trio_token() is not self._run:
+        if trio.lowlevel.current_trio_token() is not self.run:
             raise _OtherRunError
         try:
             return await function()
         except DeviceLostError as error:
             raise RuntimeError(
-                f"{name}: this {self._owner} no longer has a device ({error}); make one of a device that is "
-                "open"
+                f"{name}: this {self._owner} no longer has a device ({error}); make one of an open "
+                "device, or use xp of ta.blocking(...)"
             ) from error
 
 

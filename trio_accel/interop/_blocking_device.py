@@ -5,25 +5,34 @@ async functions to a nursery of that run. Its end has a fixed order: the tasks o
 then the device and the system are closed, then the thread ends.
 
 The thread is a daemon, because the interpreter joins other threads before it calls the functions of `atexit`,
-one of which closes the device.
+one of which closes the device. The thread does not refer to the `BlockingDevice`. So Python can collect the
+device that a program has dropped: the namespace `xp` has a finalizer, which cancels the run. The tasks of the
+run refer to the device, and the arrays of `xp` to the namespace, so that both stay usable.
 """
 
 from __future__ import annotations
 
 import atexit
+import gc
 import inspect
+import itertools
 import math
 import threading
-from collections.abc import Awaitable, Callable
+import weakref
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
+from contextvars import Context
 from functools import partial
-from typing import Any, NoReturn, Self, TypeAlias, TypeVar, cast
+from typing import Any, Never, NoReturn, Self, TypeAlias, TypeVar, cast
 
+import attrs
 import trio
 
 from ..actors import not_copied, silence, single, warn_untold
-from ..devices import Device, DeviceOptions, System, open_system
+from ..backends.base import DeviceLostError
+from ..devices import AccelRef, Device, DeviceOptions, System, open_system
+from ..devices.front._device import opened
 from ._array_api import ArrayApi, array_api
 from ._array_api_array import Array
 from ._blocking import RunCalls, result_of
@@ -31,15 +40,90 @@ from ._blocking import RunCalls, result_of
 ResultT = TypeVar("ResultT")
 ReplyT = TypeVar("ReplyT")
 _Asked: TypeAlias = Awaitable[ResultT] | Callable[..., Awaitable[ResultT]]
+_NAMES = itertools.chain(["blocking"], map("blocking#{}".format, itertools.count(2)))
 _EXIT_SECONDS = 10.0
 """How long the end of the process waits for tasks that do not end after their cancellation."""
+
+
+class _RunThread(threading.Thread):
+    """The thread with the Trio run of a blocking device.
+
+    It does not refer to the `BlockingDevice`.
+
+    Args:
+        system: Name of the system.
+
+    Attributes:
+        begun: The system, when the run has begun.
+        ended: Done when the run has ended.
+        calls: The calls of other threads in the run.
+        scope: Its cancellation ends the run.
+        is_ending: Whether the run was told to end, maybe before the thread's first line.
+    """
+
+    calls: RunCalls
+
+    def __init__(self, system: str) -> None:
+        super().__init__(name=f"trio_accel.{system}", daemon=True)
+        self.begun: Future[System] = Future()
+        self.ended: Future[None] = Future()
+        self.scope = trio.CancelScope()
+        self.is_ending = False
+        self._system = system
+
+    def run(self) -> None:
+        """Run Trio until the scope is cancelled."""
+        try:
+            if self.is_ending:
+                raise RuntimeError("blocking: closed while it was opened")  # noqa: TRY301
+            trio.run(self._serve)
+        except BaseException as error:  # noqa: ASYNC103, BLE001  # the thread that opens or closes raises it
+            if self.begun.done():
+                self.calls.failure = single(error)
+            else:
+                self.begun.set_exception(single(error))
+        atexit.unregister(self.at_exit)
+        self.ended.set_result(None)
+
+    async def _serve(self) -> None:
+        async with open_system(self._system) as system:
+            with self.scope:
+                async with trio.open_nursery() as tasks:
+                    self.calls = RunCalls(
+                        trio.lowlevel.current_trio_token(),
+                        owner="blocking device",
+                        instead="await the call itself, or call it in a thread",
+                        belongs="this blocking device",
+                        spawn=tasks.start_soon,
+                    )
+                    self.begun.set_result(system)
+                    await trio.sleep_forever()
+
+    def end(self, limit: float = math.inf) -> None:
+        """End the run, and wait for the thread, at most the limit's number of seconds."""
+        self.is_ending = True
+        if self.ident is not None and self.begun.exception() is None:
+            self.calls.call_soon(self.scope.cancel)
+            # CPython before 3.13 takes a thread for dead whose `join` Ctrl-C has interrupted.
+            with suppress(TimeoutError):
+                result_of(self.ended, limit)
+                self.join()
+
+    def at_exit(self) -> None:
+        """Close the device at the end of the process that has opened it."""
+        if not self.calls.is_forked:
+            self.end(_EXIT_SECONDS)
+            if not self.ended.done():
+                text = "the blocking device %s did not close within %g seconds"
+                warn_untold("trio_accel.interop", text, self._system, _EXIT_SECONDS)
 
 
 class BlockingDevice:
     """A device in a Trio run of its own thread, for code that blocks; made by `blocking`.
 
-    It is closed by `close`, at the end of a ``with``, or at the end of the process. Its methods may be called
-    in any thread at the same time, but not in a Trio task, because they would block its loop.
+    It is closed by `close`, at the end of a ``with``, when neither it nor `xp` nor an array of `xp` is
+    referenced any longer, or at the end of the process. Its methods may be called in any thread at the same
+    time, but not in a Trio task, because they would block its loop.
 
     Attributes:
         device: The device.
@@ -51,41 +135,45 @@ class BlockingDevice:
     system: System
     xp: ArrayApi
 
-    def __init__(self, spec: str | None, options: DeviceOptions | None, name: str) -> None:
+    def __init__(self, name: str, opening: Callable[[System], Awaitable[Device]]) -> None:
         if trio.lowlevel.in_trio_run():
             raise RuntimeError(
                 "blocking: this would block the Trio loop; open a device: await system.open_device(...)"
             )
-        self._begun: Future[RunCalls] = Future()
-        self._opened: Future[RunCalls] = Future()
-        self._ended: Future[None] = Future()
-        # Whether Ctrl-C has ended the opening, maybe before the thread's first line.
-        self._is_given_up = False
-        # Ends the opening, and later the tasks.
-        self._scope = trio.CancelScope()
-        self._thread = threading.Thread(
-            target=self._run_thread, args=(spec, options, name), name=f"trio_accel.{name}", daemon=True
-        )
+        # Close the devices that the program has dropped, because their namespaces are reference cycles.
+        gc.collect()
+        self._thread = thread = _RunThread(name)
         try:
-            self._thread.start()
-            self._calls = result_of(self._opened)
+            thread.start()
+            self.system = result_of(thread.begun)
+            self._calls = thread.calls
+            # The tasks of the device do not get the caller's context variables.
+            Context().run(thread.calls.wait, "blocking", partial(self._open, opening))
+            atexit.register(thread.at_exit)
+            # A finalizer must not wait, because it runs in any thread, even in the device's own.
+            weakref.finalize(self.xp, thread.calls.call_soon, thread.scope.cancel)
         except BaseException:
             # Also for Ctrl-C, so that nothing stays open that nobody can close.
-            self._is_given_up = True
-            self._end()
+            thread.end()
             raise
-        atexit.register(self._at_exit)
+
+    async def _open(self, opening: Callable[[System], Awaitable[Device]]) -> None:
+        self.device = await opening(self.system)
+        opened(self.device).state.call = partial(_find, self._calls)
+        self.xp = array_api(self.device)
 
     def __reduce__(self) -> NoReturn:
         raise not_copied("a BlockingDevice", "open one where it is needed: ta.blocking(...)")
 
     def __repr__(self) -> str:
-        return f"<BlockingDevice {self.device!r}>"
+        is_closing = self._thread.is_ending and not self._thread.ended.done()
+        return f"<BlockingDevice {self.device!r}{', closing' * is_closing}>"
 
     def _repr_html_(self) -> str:
         return self.device._repr_html_()  # pyright: ignore[reportPrivateUsage]  # the name is that of notebooks
 
     def __enter__(self) -> Self:
+        self._calls.wait("with", trio.lowlevel.checkpoint)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -136,24 +224,18 @@ class BlockingDevice:
         """Wait for an array or a call, and copy the result to the host.
 
         Args:
-            array: An `AccelRef`, an array of `xp`, or a call such as ``x @ w``.
+            array: An `AccelRef`, an array of `xp`, a call such as ``x @ w``, a coroutine such as ``step(x)``;
+                or a list or tuple of these.
 
         Returns:
-            The NumPy array; a tuple of them for a call with several results.
+            The NumPy array; a tuple of them for a call with several results; a list or tuple for a list or
+            tuple. A result of a coroutine that is not an array is returned as it is.
 
         Raises:
             RuntimeError, Exception: As for `wait`.
-            TypeError: Neither an array of a device nor a call.
+            TypeError: Neither an array of a device nor an awaitable.
         """
-        source = array.ref if isinstance(array, Array) else array
-        to_host: Callable[[], Awaitable[Any]] | None = getattr(source, "to_host", None)
-        if to_host is None:
-            silence(source)
-            raise TypeError(
-                f"get: array must be an array of a device, or a call that makes one, got {array!r}; use "
-                "wait for other awaitables"
-            )
-        return self._asked("get", self._calls.wait, to_host, (), source)
+        return self._asked("get", self._calls.wait, partial(_to_host, array), (), array)
 
     def close(self) -> None:
         """Cancel the tasks of the run, close the device, and wait for the end of the thread.
@@ -165,14 +247,15 @@ class BlockingDevice:
             RuntimeError: The call is in a Trio task, or in a thread that a task of the device waits for.
             Exception: The error that has ended the run: actors in `system` may escalate theirs.
         """
-        if self._thread.is_alive() and not self._calls.is_forked:
+        if self._calls.is_forked:
+            return
+        if not self._thread.ended.done():
             self._calls.check_place("close")
             if self._calls.is_waited_for():
                 raise RuntimeError(
                     "close: a task of this blocking device waits for this thread; close it in another thread"
                 )
-        self._end()
-        atexit.unregister(self._at_exit)
+        self._thread.end()
         failure, self._calls.failure = self._calls.failure, None
         if failure is not None:
             raise failure
@@ -187,98 +270,84 @@ class BlockingDevice:
     ) -> ReplyT:
         if args if isinstance(awaited, Awaitable) else not callable(awaited):
             silence(awaited, *args)
-            got = f"{awaited!r} with arguments" if args else repr(cast("Any", awaited))
+            argument = cast("Any", awaited)
+            got = f"{argument!r} with arguments" if args else repr(argument)
+            if isinstance(argument, (AccelRef, Array)):
+                got += "; an array needs no wait: use it as it is, or copy it to the host: b.get(array)"
             raise TypeError(f"{name}: pass a call, or an async function and its arguments, got {got}")
         try:
-            return ask(name, partial(_awaited, name, awaited, args))
-        except RuntimeError:
+            return ask(name, partial(self._awaited, name, awaited, args))
+        except Exception:
             silence(source)
             raise
 
-    def _run_thread(self, spec: str | None, options: DeviceOptions | None, name: str) -> None:
+    # A method, so that the device is not collected while one of its tasks runs.
+    async def _awaited(self, name: str, awaited: Any, args: tuple[Any, ...]) -> Any:
+        result: Any = awaited(*args) if callable(awaited) and not inspect.isawaitable(awaited) else awaited
+        if not inspect.isawaitable(result):
+            raise TypeError(f"{name}: {awaited!r} is not an async function: it has returned {result!r}")
         try:
-            self._run(spec, options, name)
-        finally:
-            self._ended.set_result(None)
-
-    def _run(self, spec: str | None, options: DeviceOptions | None, name: str) -> None:
-        try:
-            if not self._is_given_up:
-                trio.run(self._serve, spec, options, name)
-        except BaseException as error:  # noqa: ASYNC103, BLE001  # the thread that opens or closes raises it
-            failure = single(error)
-            if self._opened.done():
-                self._calls.failure = failure
-                return  # noqa: ASYNC104
-            if not self._begun.done():
-                self._begun.set_exception(failure)
-            self._opened.set_exception(failure)
-        for future in (self._begun, self._opened):
-            if not future.done():
-                future.set_exception(RuntimeError("blocking: closed while it was opened"))
-
-    async def _serve(self, spec: str | None, options: DeviceOptions | None, name: str) -> None:
-        calls = RunCalls(
-            trio.lowlevel.current_trio_token(),
-            owner="blocking device",
-            instead="await the call itself, or call it in a thread",
-            belongs="this blocking device",
-            spawn=self._spawn,
-        )
-        self._begun.set_result(calls)
-        async with open_system(name) as system:
-            with self._scope:
-                self.system, self.device = system, await system.open_device(spec, options=options)
-                self.xp = array_api(self.device)
-                async with trio.open_nursery() as self._tasks:
-                    self._opened.set_result(calls)
-                    await trio.sleep_forever()
-
-    def _spawn(self, call: Callable[[], Awaitable[None]]) -> None:
-        self._tasks.start_soon(call)
-
-    def _end(self, limit: float = math.inf) -> None:
-        """End the run, and wait for the thread, at most the limit's number of seconds."""
-        if self._thread.ident is None or self._begun.exception() is not None:
-            return
-        calls = self._begun.result()
-        if not calls.is_forked:
-            calls.call_soon(self._scope.cancel)
-            # CPython before 3.13 takes a thread for dead whose `join` Ctrl-C has interrupted.
-            with suppress(TimeoutError):
-                result_of(self._ended, limit)
-                self._thread.join()
-
-    def _at_exit(self) -> None:
-        self._end(_EXIT_SECONDS)
-        if not self._calls.is_forked and self._thread.is_alive():
-            text = "%r did not close within %g seconds"
-            warn_untold("trio_accel.interop", text, self, _EXIT_SECONDS)
+            return await result
+        except DeviceLostError as error:
+            if error.retry_after is not None:
+                raise
+            message = error.message.replace(
+                "system.open_device(adopt=device)", "b.wait(b.system.open_device(adopt=b.device))"
+            )
+            raise attrs.evolve(error, message=f"{message}; open another: ta.blocking(...)") from error
 
 
 def blocking(
-    spec: str | None = None, *, options: DeviceOptions | None = None, name: str = "blocking"
+    spec: str | None = None,
+    *,
+    options: DeviceOptions | None = None,
+    name: str | None = None,
+    **_unknown: Never,
 ) -> BlockingDevice:
     """Open a device for code that blocks: notebooks, the interactive interpreter, scripts, threads.
 
-    The device lives in a thread with a Trio run of its own. Close it by `BlockingDevice.close` or a ``with``;
-    else the end of the process closes it.
+    The device lives in a thread with a Trio run of its own. Close it by `BlockingDevice.close` or a ``with``.
+    Otherwise it is closed when Python collects it, or at the end of the process.
 
     Args:
         spec: Name of a backend or device, such as ``"cpu"`` or ``"cuda:1"``; see `System.open_device`.
         options: How the device is opened and supervised.
-        name: Name of the system, which the paths of its actors begin with.
+        name: Name of the system, which the paths of its actors begin with; by default ``"blocking"``, then
+            ``"blocking#2"`` and so on.
 
     Raises:
         RuntimeError: In a Trio task: await `System.open_device` there.
         ValueError, TypeError, NotSupportedError: As for `System.open_device`.
         KeyboardInterrupt: Ctrl-C; nothing stays open.
     """
-    return BlockingDevice(spec, options, name)
+    return BlockingDevice(
+        name or next(_NAMES), lambda system: system.open_device(spec, options=options, **_unknown)
+    )
 
 
-async def _awaited(name: str, awaited: Any, args: tuple[Any, ...]) -> Any:
-    result: Any = awaited(*args) if callable(awaited) and not inspect.isawaitable(awaited) else awaited
-    if not inspect.isawaitable(result):
-        raise TypeError(f"{name}: {awaited!r} is not an async function: it has returned {result!r}")
-    return await result
+def _find(calls: RunCalls, function: Callable[[], ResultT]) -> ResultT:
+    """Have the run find the layout of a call."""
+
+    async def called() -> ResultT:
+        return function()
+
+    return calls.wait("shape", called)
+
+
+async def _to_host(array: Any, *, is_result: bool = False) -> Any:
+    """Copy an array, or several, to the host; see `BlockingDevice.get`."""
+    if isinstance(array, Array):
+        array = array.ref
+    if hasattr(array, "to_host"):
+        return await array.to_host()
+    if isinstance(array, (list, tuple)):
+        items = [await _to_host(item, is_result=is_result) for item in cast("Iterable[Any]", array)]
+        return items if isinstance(array, list) else tuple(items)
+    if inspect.isawaitable(array):
+        return await _to_host(await array, is_result=True)
+    if is_result:
+        return array
+    raise TypeError(
+        "get: array must be an array of a device, a call or coroutine that makes one, or a list of these, "
+        f"got {array!r}; use wait for other awaitables"
+    )

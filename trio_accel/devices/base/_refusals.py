@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, SupportsIndex, cast
 
 import numpy as np
 
-from ...actors import NotAwaited, Silenced, silence
+from ...actors import Silenced, silence
 from ...backends.base import DType, Ints
 from ...backends.base.contract.foreign_names import counterpart, instead_of
 
@@ -39,8 +39,8 @@ _MIN_SSIZE = -sys.maxsize - 1
 def what_to_do(value: object, *, is_array: bool = True) -> str:
     """Return the advice for an object of the wrong kind, such as an array; empty if there is none."""
     silence(value)
-    if isinstance(value, NotAwaited):
-        return f"; {value.what_to_do}"
+    if advice := getattr(value, "what_to_do", None):  # of a `NotAwaited`, or a blocking namespace's array
+        return f"; {advice}"
     if inspect.isawaitable(value):
         return _AWAITED
     if isinstance(value, (type, FunctionType)):
@@ -147,7 +147,7 @@ _DIVIDED = "divmod() of {noun}: write await ta.gather(x1 // x2, x1 % x2)"
 _ENTERED = "{noun} is not a context manager; async with ref.lease() holds the array of a ref"
 _ITERATED = "{noun} is not iterable: its elements are on the device; use await {first}.to_host()"
 _REFUSED = {
-    "array": "{noun} is not a host array; use await {first}.to_host()",
+    "array": "{noun} is not a host array; use await {first}.to_host(), or in blocking code b.get({first})",
     "aiter": _ITERATED,
     "bool": "{noun} cannot be a truth value: its elements are on the device; use await {first}.item(), or "
     "ask whether there is one: {first} is not None",

@@ -51,6 +51,7 @@ class DeviceState:
         memory_failure: The hardware's report on defective memory, if any.
         leases: The number of the program's leased arrays that outlive the context.
         token: The token of its Trio run.
+        call: Has the Trio run call a function, for a thread without one; None except for `ta.blocking`.
         actor: Its actor, once started.
         is_given_up: Whether it has ended on its own.
         leaves_memory: Whether it has ended, and its arrays can be adopted or were adopted.
@@ -97,6 +98,7 @@ class DeviceState:
             blocks = BlockTable(info.name, self.availability, keeps=options.memory_limit is None)
         self.blocks: BlockTable = blocks
         self.token: trio.lowlevel.TrioToken = trio.lowlevel.current_trio_token()
+        self.call: Callable[[Callable[[], Any]], Any] | None = None
 
     @property
     def generation(self) -> int:

@@ -226,7 +226,10 @@ class OpenDevice(Device):
 
     def look_ahead(self, chain: Chain, /) -> Layouts:
         """See `Device.look_ahead`."""
-        self.state.check_run("look_ahead")
+        if self.state.call is not None and not self.state.is_own_run():
+            layouts: Layouts = self.state.call(partial(self.chains.look_ahead, chain))
+            return layouts
+        self.state.check_run("shape")
         return self.chains.look_ahead(chain)
 
     async def ask(self, operation: DeviceRequest[LibraryT, ReplyT], /, **_unknown: Never) -> ReplyT:
@@ -450,8 +453,10 @@ class OpenDevice(Device):
         ref = owned("copy_to", ref)
         if ref.device is self:
             return await self.ask(Copy(ref))
-        if not await _reaches(self, opened(ref.device)):
-            return await copy_between(opened(ref.device).state.backend, ref, self)
+        source = opened(ref.device)
+        source.state.check_run("copy_to")
+        if not await _reaches(self, source):
+            return await copy_between(source.state.backend, ref, self)
         async with lend("copy_to", [ref], [self]) as lent, lent.to(self) as borrowed:
             return await self.ask(PeerCopy(borrowed[0]))
 
