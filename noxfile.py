@@ -165,7 +165,7 @@ def _test(session: nox.Session, backend: str, *sample: str) -> None:
         marks += " and not slow"
         sample += tuple(f"--ignore={file}" for file in _files(having=["docs", "examples"]))
         env["TRIO_ACCEL_SERVICE_SECONDS"] = "6"  # so long is the example service under load, and not 25
-    _python(session, *pytest, marks, *sample, *THREE_AT_A_TIME, env=env)
+    _python(session, *pytest, marks, *sample, *TWO_AT_A_TIME, env=env)
     _python(session, *pytest, "not gpu and alone", *sample, *_files(having=["alone"]), env=env)
 
 

@@ -31,8 +31,7 @@ import trio
 
 from ..actors import not_copied, silence, single, warn_untold
 from ..backends.base import DeviceLostError
-from ..devices import AccelRef, Device, DeviceOptions, System, open_system
-from ..devices.front._device import opened
+from ..devices import AccelRef, Device, DeviceOptions, System, open_system, opened
 from ._array_api import ArrayApi, array_api
 from ._array_api_array import Array
 from ._blocking import RunCalls, result_of
