@@ -137,3 +137,40 @@ def test_the_error_of_a_lost_device_says_what_to_do_in_blocking_code() -> None:
         with pytest.raises(ta.DeviceLostError, match=r"^the device is closed; open another: ta\.blocking\("):
             b.get(x + 1.0)
         assert "make one of an open device, or use xp of ta.blocking(...)" in refused(lambda: a + 1)
+
+
+def test_arrays_of_both_kinds_in_operators(b: BlockingDevice, x: ta.AccelRef) -> None:
+    host = b.get(x)
+    for made in (b.xp.asarray(host) + x, x + b.xp.asarray(host), (x + x) - b.xp.asarray(host) * 0.0):
+        assert type(made) is type(b.xp.ones(1))
+        np.testing.assert_array_equal(np.asarray(made), host * 2)
+    assert np.all(np.asarray(b.xp.asarray(host) == x))
+    assert np.all(np.asarray(x == b.xp.asarray(host)))
+    a = b.xp.asarray(host)
+    a += x
+    np.testing.assert_array_equal(np.asarray(a), host * 2)
+
+
+def test_calls_of_a_list_share_operands(b: BlockingDevice, x: ta.AccelRef) -> None:
+    host = b.get(x)
+    values, vectors = ta.linalg.eigh(x + x.T)
+    w, v = b.get([values, vectors])
+    np.testing.assert_allclose(v * w @ v.T, host + host.T, atol=1e-10)
+    y = x @ x
+    np.testing.assert_allclose(b.get((y, y + 1.0, y)), [host @ host, host @ host + 1, host @ host])
+
+
+def test_layouts_on_each_device_of_the_run(own: BlockingDevice) -> None:
+    second = own.wait(own.system.open_device(NAME))
+    y = own.wait(second.put(np.eye(2)))
+    w, v = ta.linalg.eigh(y @ y)
+    assert (w.shape, v.shape) == ((2,), (2, 2))
+    own.get([w, v])
+    own.wait(second.close())
+
+
+def test_an_array_of_a_closed_device(b: BlockingDevice) -> None:
+    earlier = ta.blocking(NAME)
+    x = earlier.wait(earlier.device.put(np.ones(2)))
+    earlier.close()
+    assert "and it is closed: make its arrays again on an open device" in refused(b.get, x)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from threading import get_ident as thread_ident
+from typing import Any
 
 import trio
 
@@ -24,6 +26,7 @@ class SystemState:
         opened_at: The opening time, on Trio's clock.
         dead_letters: The total number of dropped or refused messages.
         quarantined: The total number of actors that were cancelled but did not end.
+        call: Has the run call a function, for threads of the program; None except for `ta.blocking`.
     """
 
     def __init__(self, name: str, options: SystemOptions) -> None:
@@ -35,6 +38,7 @@ class SystemState:
         self.opened_at: float = trio.current_time()
         self.dead_letters: int = 0
         self.quarantined: int = 0
+        self.call: Callable[[Callable[[], Any]], Any] | None = None
 
     def check_run(self, verb: str) -> None:
         """Raise an error in another thread or Trio run.

@@ -15,7 +15,7 @@ import trio
 
 from .. import arrays
 from ..backends.base import DType, NotSupportedError
-from ..devices import AccelRef, Device
+from ..devices import AccelRef, Call, Device
 
 _HOST = (1, 0)
 """DLPack's name for host memory."""
@@ -23,7 +23,7 @@ _SHOWN = 1000
 """The number of elements up to which the `repr` of an array has them."""
 _REAL = ("bool", "int", "uint", "float")
 """Kinds of the dtypes that Python converts to a real number."""
-_HOST_OPERANDS = (bool, int, float, complex, np.generic, np.ndarray)
+_OPERANDS = (bool, int, float, complex, np.generic, np.ndarray, AccelRef, Call)
 
 
 class Space(Protocol):
@@ -46,7 +46,7 @@ def _binary(name: str, *, is_reflected: bool = False) -> _Binary:
     """Make the operator of a function; a reflected one has the array on the right."""
 
     def method(self: Array, operand: Any, /) -> Any:
-        if not isinstance(operand, (Array, *_HOST_OPERANDS)):
+        if not isinstance(operand, (Array, *_OPERANDS)):
             return NotImplemented
         function = getattr(self.__array_namespace__(), name)
         return function(operand, self) if is_reflected else function(self, operand)
@@ -68,7 +68,7 @@ def _in_place(name: str) -> _Binary:
         await x.assign(result)
 
     def method(self: Array, operand: Any, /) -> Any:
-        if not isinstance(operand, (Array, *_HOST_OPERANDS)):
+        if not isinstance(operand, (Array, *_OPERANDS)):
             return NotImplemented
         space = self.__array_namespace__()
         # The blocking function wraps one that makes a call, which is a part of the request.
@@ -128,7 +128,7 @@ class Array:
 
         def __getattr__(self, name: str) -> NoReturn:
             advice = "np.asarray(array) copies it to NumPy"
-            if name in arrays.__all__:
+            if not name.startswith("_") and hasattr(self._space, name):
                 advice = f"write xp.{name}(array), where xp is its namespace, such as b.xp"
             message = f"'Array' object does not have {name!r}; {advice}"
             raise AttributeError(message, name=name, obj=self)

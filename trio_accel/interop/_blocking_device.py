@@ -19,7 +19,7 @@ import itertools
 import math
 import threading
 import weakref
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import Context
@@ -31,7 +31,7 @@ import trio
 
 from ..actors import not_copied, silence, single, warn_untold
 from ..backends.base import DeviceLostError
-from ..devices import AccelRef, Device, DeviceOptions, System, open_system, opened
+from ..devices import AccelRef, Call, Device, DeviceOptions, System, gather, open_system
 from ._array_api import ArrayApi, array_api
 from ._array_api_array import Array
 from ._blocking import RunCalls, result_of
@@ -146,6 +146,7 @@ class BlockingDevice:
             thread.start()
             self.system = result_of(thread.begun)
             self._calls = thread.calls
+            self.system.call = partial(_find, thread.calls)
             # The tasks of the device do not get the caller's context variables.
             Context().run(thread.calls.wait, "blocking", partial(self._open, opening))
             atexit.register(thread.at_exit)
@@ -158,7 +159,6 @@ class BlockingDevice:
 
     async def _open(self, opening: Callable[[System], Awaitable[Device]]) -> None:
         self.device = await opening(self.system)
-        opened(self.device).state.call = partial(_find, self._calls)
         self.xp = array_api(self.device)
 
     def __reduce__(self) -> NoReturn:
@@ -340,7 +340,11 @@ async def _to_host(array: Any, *, is_result: bool = False) -> Any:
     if hasattr(array, "to_host"):
         return await array.to_host()
     if isinstance(array, (list, tuple)):
-        items = [await _to_host(item, is_result=is_result) for item in cast("Iterable[Any]", array)]
+        items: list[Any] = [*array]
+        # Calls of one list may share operands, so they run as one request.
+        calls: dict[int, Any] = {id(item): item for item in items if issubclass(type(item), Call)}
+        refs = dict(zip(calls, await gather(*calls.values()), strict=True)) if calls else calls
+        items = [await _to_host(refs.get(id(item), item), is_result=is_result) for item in items]
         return items if isinstance(array, list) else tuple(items)
     if inspect.isawaitable(array):
         return await _to_host(await array, is_result=True)

@@ -51,7 +51,6 @@ class DeviceState:
         memory_failure: The hardware's report on defective memory, if any.
         leases: The number of the program's leased arrays that outlive the context.
         token: The token of its Trio run.
-        call: Has the Trio run call a function, for a thread without one; None except for `ta.blocking`.
         actor: Its actor, once started.
         is_given_up: Whether it has ended on its own.
         leaves_memory: Whether it has ended, and its arrays can be adopted or were adopted.
@@ -98,7 +97,6 @@ class DeviceState:
             blocks = BlockTable(info.name, self.availability, keeps=options.memory_limit is None)
         self.blocks: BlockTable = blocks
         self.token: trio.lowlevel.TrioToken = trio.lowlevel.current_trio_token()
-        self.call: Callable[[Callable[[], Any]], Any] | None = None
 
     @property
     def generation(self) -> int:
@@ -117,10 +115,10 @@ class DeviceState:
             RuntimeError: The device belongs to another run.
         """
         if not self.is_own_run():
-            raise RuntimeError(
-                f"{verb}: device {self.path} belongs to another thread or Trio run; use get or wait of its "
-                "ta.blocking, or trio.from_thread.run in a thread that the run has started"
-            )
+            advice = "use get or wait of its ta.blocking, or trio.from_thread.run in a thread of the run"
+            if self.availability.is_ended:
+                advice = "and it is closed: make its arrays again on an open device"
+            raise RuntimeError(f"{verb}: device {self.path} belongs to another thread or Trio run; {advice}")
 
     def is_own_run(self) -> bool:
         """Return whether this is the Trio run in which the device was opened."""

@@ -226,8 +226,9 @@ class OpenDevice(Device):
 
     def look_ahead(self, chain: Chain, /) -> Layouts:
         """See `Device.look_ahead`."""
-        if self.state.call is not None and not self.state.is_own_run():
-            layouts: Layouts = self.state.call(partial(self.chains.look_ahead, chain))
+        call = self.state.system.call
+        if call is not None and not self.state.is_own_run():
+            layouts: Layouts = call(partial(self.chains.look_ahead, chain))
             return layouts
         self.state.check_run("shape")
         return self.chains.look_ahead(chain)

@@ -35,6 +35,7 @@ OF_TWO = _ORDER | {
 }
 # Types of arrays and of elements. A reference is unequal to all else, as any object is.
 _EQUALITY = ("equal", "not_equal")
+_REFUSED = (type(None), str, bytes)
 _COMPARED = (OnDevice, np.ndarray, np.generic, Number, list, tuple)
 OF_UFUNCS = {"power": "pow", "left_shift": "bitwise_left_shift", "right_shift": "bitwise_right_shift"}
 _OF_ONE = {"neg": "negative", "pos": "positive", "abs": "abs", "invert": "bitwise_invert"}
@@ -59,8 +60,8 @@ def give_operators(cls: type[OnDevice], find: Callable[[str], Callable[..., Any]
             if name in _EQUALITY:
                 if not isinstance(operand, _COMPARED):
                     return NotImplemented
-            elif operand is None or isinstance(operand, (str, bytes)):
-                self.silence()  # Python refuses it
+            elif isinstance(operand, _REFUSED) or getattr(operand, "__array_ufunc__", 0) is None:
+                self.silence()  # Python refuses it, or asks the operand, as NumPy has it
                 return NotImplemented
             return find(name)(operand, self) if is_reflected else find(name)(self, operand)
 

@@ -283,7 +283,6 @@ def _end_with_work() -> None:
     """
     library = ctypes.CDLL(None)
     if any(thread.is_alive() for thread in _THREADS) and hasattr(library, "on_exit"):
-        library.fflush(None)
         library.on_exit(library._exit, None)  # noqa: SLF001  # the name is C's
 
 
