@@ -372,3 +372,23 @@ def test_tasks_keep_a_device() -> None:
     assert future.result(WAIT)
     gc.collect()
     wait_for_end("busy")
+
+
+@pytest.mark.parametrize("place", ["result", "add_done_callback"])
+def test_ctrl_c_behind_a_lock(
+    b: BlockingDevice, x: ta.AccelRef, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """Between the lock and the body of its `with`, so that nothing else releases the lock."""
+    enter = threading.Condition.__enter__
+
+    def enter_and_stop(self: threading.Condition) -> bool:
+        entered = enter(self)
+        if sys._getframe(1).f_code.co_name == place and threading.current_thread() is threading.main_thread():
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+        return entered
+
+    monkeypatch.setattr(threading.Condition, "__enter__", enter_and_stop)
+    with pytest.raises(KeyboardInterrupt):
+        b.get(x)
+    assert b.submit(x.to_host).result(10).shape == b.get(x).shape

@@ -52,6 +52,19 @@ def result_of(future: Future[ResultT], limit: float = math.inf) -> ResultT:
                 return future.result()
             if time.monotonic() >= end:
                 raise
+        except BaseException as error:
+            _unlock(future)
+            # CPython fails to release the lock if Ctrl-C arrives just after it was released for the wait.
+            if isinstance(error, RuntimeError) and isinstance(error.__context__, KeyboardInterrupt):
+                raise error.__context__ from None
+            raise
+
+
+def _unlock(future: Future[Any]) -> None:
+    """Release the lock of a future that Ctrl-C has left locked: it may arrive before the body of a `with`."""
+    lock: Any = future._condition  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    while lock._is_owned():  # noqa: SLF001
+        lock.release()
 
 
 class RunCalls:
@@ -131,6 +144,7 @@ class RunCalls:
             self._begin(name, future, function, has_begun)
             return result_of(future)
         except BaseException as error:
+            _unlock(future)
             if isinstance(error, CancelledError) and future.cancelled():
                 raise self._ended(name) from self.failure  # noqa: ASYNC104  # the cancellation was this future's, whose run has ended
             if future.cancel():
