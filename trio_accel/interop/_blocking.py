@@ -52,12 +52,13 @@ def result_of(future: Future[ResultT], limit: float = math.inf) -> ResultT:
                 return future.result()
             if time.monotonic() >= end:
                 raise
-        except BaseException as error:
-            _unlock(future)
+        except RuntimeError as error:
             # CPython fails to release the lock if Ctrl-C arrives just after it was released for the wait.
-            if isinstance(error, RuntimeError) and isinstance(error.__context__, KeyboardInterrupt):
+            if isinstance(error.__context__, KeyboardInterrupt):
                 raise error.__context__ from None
             raise
+        finally:
+            _unlock(future)
 
 
 def _unlock(future: Future[Any]) -> None:
