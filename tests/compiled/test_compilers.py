@@ -232,7 +232,7 @@ async def test_nothing_is_left_of_a_worker_that_is_killed_while_it_compiles(
             os.kill(pid, signal.SIGKILL)
         # The launcher ends what is left of a worker before it starts the next one.
         np.testing.assert_array_equal(await given.to_host(), np.arange(9.0))
-        assert not [*room.iterdir()]
+        await trio.to_thread.run_sync(wait_for, lambda: not [*room.iterdir()])
 
 
 async def _fails(call: Awaitable[object]) -> None:
