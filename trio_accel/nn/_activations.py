@@ -73,7 +73,7 @@ __all__ = [
 _expression = partial(expression, precision="float32")
 
 # The sigmoid of x, and 1 minus that, from an exponential with an exponent of 0 or less. Here and below it is
-# not -abs(x), because the derivative of abs is 0 at 0, which would spoil second derivatives.
+# not -abs(x), because the derivative of abs is 0 at 0, so second derivatives would be wrong there.
 _SIGMOID = "e = exp(where(x >= 0, -x, x)); s = where(x >= 0, 1, e) / (1 + e)"
 _COMPLEMENT_SIGMOID = f"{_SIGMOID}; t = where(x >= 0, e, 1) / (1 + e)"
 # tanh(softplus(x)).
