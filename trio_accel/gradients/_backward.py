@@ -176,10 +176,11 @@ def pulled(f: Callable[..., Any], operands: Sequence[Any], g: Any) -> list[Any]:
         operands: The operands.
         g: The gradient of the result; a list for several results.
     """
-    leaves = [
-        operand if isinstance(operand, Call) else arrays.reshape(operand, operand.shape)
-        for operand in operands
-    ]
+    # Each place has a leaf of its own, because a leaf that two places shared would get the total of both, and
+    # the caller adds one gradient for each place.
+    leaves = [arrays.reshape(operand, operand.shape) for operand in operands]
+    for leaf in leaves:
+        leaf.silence()  # in advance, because `f` may refuse
     value = f(*leaves)
     # Only a part of it may be needed.
     value.silence()
