@@ -206,6 +206,9 @@ say([*digests, len(os.listdir("/proc/self/task"))])
 async def test_a_blas_computes_as_in_a_fresh_interpreter(
     run: Run, monkeypatch: pytest.MonkeyPatch, name: str | None
 ) -> None:
+    for other in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
+        # The first name has precedence, so a variable of the caller's shell would hide the second.
+        monkeypatch.delenv(other, raising=False)
     if name is not None:
         monkeypatch.setenv(name, "1")
     modules = ("numpy", "scipy.linalg")
