@@ -30,7 +30,7 @@ from . import (  # noqa: F401  # they add rules
     _triangular_rules,
     _words,
 )
-from ._backward import CUSTOM_RULES, backward, itself
+from ._backward import backward, itself
 from ._elementwise import Rule
 from ._rules import filled
 
@@ -194,13 +194,18 @@ def custom_gradient(f: Callable[..., Any], rule: Callable[..., Any]) -> Callable
             raise TypeError(f"custom_gradient: {name} must be a function, got {type(callback).__name__}")
     operation = getattr(f, "operation", None) or getattr(f, "__qualname__", type(f).__name__)
     # The rule may make other calls each time.
-    function = ArrayFunction(f"custom_gradient({operation})", _only, "value", is_fixed=False)
+    function = ArrayFunction(
+        f"custom_gradient({operation})",
+        _only,
+        "value",
+        is_fixed=False,
+        rule=lambda custom_call, g: _by_custom_rule(custom_call, g, rule),
+    )
 
     def call(*args: Any, **named: Any) -> Call[AccelRef]:
         # The arguments are operands, so that the tape finds them.
         return Call(function, (f(*args, **named), list(args), list(named.items())))
 
-    CUSTOM_RULES[function] = lambda custom_call, g: _by_custom_rule(custom_call, g, rule)
     return call
 
 
