@@ -90,7 +90,6 @@ async def _reduction(device: ta.Device, x: ta.AccelRef, number: int) -> Any:
 async def _graph(device: ta.Device, x: ta.AccelRef, number: int) -> Any:
     held = Held()
 
-
     async def body(x: ta.AccelRef) -> ta.AccelRef:
         return await (x * held.factor)
 

@@ -508,14 +508,12 @@ class InlineDispatch:
         """See `Device.synchronize`."""
         session = await self.ready()
         await session.engine.synchronize()
-        self._device.blocks.drain()
-        await trio.lowlevel.checkpoint()
+        await self._device.drain()
 
     async def statistics(self) -> DeviceStatistics:
         """See `Device.statistics`."""
+        await self._device.drain()
         session = await self.ready()
-        await trio.lowlevel.checkpoint()
-        self._device.blocks.drain()
         engine = session.engine
         return DeviceStatistics(
             generation=session.generation,

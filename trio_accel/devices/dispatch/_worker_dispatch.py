@@ -602,12 +602,12 @@ class WorkerDispatch:
         """See `Device.synchronize`."""
         # The second call releases arrays dropped while the first one waits.
         for _ in range(2):
-            self._device.blocks.drain()
+            await self._device.drain()
             await self._calls.ask("synchronize")
 
     async def statistics(self) -> DeviceStatistics:
         """See `Device.statistics`."""
-        self._device.blocks.drain()
+        await self._device.drain()
         statistics: DeviceStatistics = await self._calls.ask("count")
         return statistics
 

@@ -146,7 +146,7 @@ class Watchdog:
                     # Clear the flag before draining: blocks dropped after that wake the loop, and blocks
                     # dropped before are drained here.
                     blocks.is_watched = False
-                    blocks.drain()
+                    blocks.drain_some()
                     self.idle = TaskEvent()
                     await self.idle.wait()
                 blocks.is_watched = True
@@ -155,7 +155,7 @@ class Watchdog:
                 since = trio.current_time()
                 await trio.sleep(_INTERVAL)
                 watched += min(trio.current_time() - since, max_elapsed)
-                blocks.drain()
+                blocks.drain_some()
                 if not self._context.is_lost:
                     self._check(watched)
         finally:
