@@ -368,16 +368,17 @@ class _Tape:
 
     def run(self) -> Any:
         """Call the function; returns its call."""
-        for ref in self.refs:
-            # A view of an array is an array, and would not be known as a part of it; a call may be an
-            # operand of others.
-            leaf = ref if isinstance(ref, Call) else arrays.reshape(ref, ref.shape)
-            self.leaves.append(leaf)
-            self._made.append(leaf)
-        remaining = iter(self.leaves)
-        args = list(self._args)
+        args, remaining = list(self._args), iter(self.refs)
+        # A position may be selected twice, and then has one leaf with two gradients.
+        by_position: dict[int, list[Any]] = {}
         for position in self._all_positions():
-            args[position] = _with(args[position], remaining)
+            number = position % len(args)
+            own: list[Any] = []
+            _visit(self._args[position], lambda _, own=own: own.append(next(remaining)))
+            if number not in by_position:
+                by_position[number] = [self._leaf(ref) for ref in own]
+                args[number] = _with(args[number], iter(by_position[number]))
+            self.leaves += by_position[number]
         token = _IS_RUNNING.set(True)
         try:
             value: Any = self._f(*args, **self._named)
@@ -390,6 +391,15 @@ class _Tape:
         if not isinstance(value, Call):
             raise TypeError(f"{self._name}: the function must return a call, got {type(value).__name__}")
         return cast("Any", value)
+
+    def _leaf(self, ref: Any) -> Any:
+        """Return the call of an argument, which is another call for each of them."""
+        # A view of an array is an array, and would not be known as a part of it. A call may be an operand of
+        # others, but not stand for two arguments.
+        is_known = isinstance(ref, Call) and all(made is not ref for made in self._made)
+        leaf = ref if is_known else arrays.reshape(ref, ref.shape)
+        self._made.append(leaf)
+        return leaf
 
     async def compute_value(self, check: Callable[[Any], None]) -> AccelRef:
         """Compute the value only, after checking its call."""
