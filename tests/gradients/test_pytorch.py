@@ -470,7 +470,7 @@ async def test_gradients_are_those_of_pytorch(device: ta.Device, name: str, numb
 
 
 def stable_slope(row: Any, q: float) -> Any:
-    """Return the gradient of a quantile. Equal elements keep their order, so that of NaNs the first counts."""
+    """Return the gradient of a quantile: equal elements keep their order, so the first of NaNs counts."""
     order = np.argsort(row, kind="stable")
     slope, place = np.zeros_like(row), q * max(int((~np.isnan(row)).sum()) - 1, 0)
     slope[order[math.floor(place)]] += 1 - place % 1

@@ -216,8 +216,8 @@ async def diff(
         append: Elements after `x`.
 
     Returns:
-        ``x[i + 1] - x[i]`` along the axis, which loses `n` elements. If `n` is 0, a copy of `x` alone, as NumPy
-        returns.
+        ``x[i + 1] - x[i]`` along the axis, which loses `n` elements. If `n` is 0, a copy of `x` alone, as
+        NumPy returns.
 
     Raises:
         TypeError: `x` is of truth values, or `n` is not an integer.
