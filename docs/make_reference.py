@@ -84,7 +84,7 @@ INTERNAL: Mapping[str, frozenset[str]] = {
         "as_plain checked_options copied fits is_number validator must_be_count must_be_number "
         "must_be_one_of must_be_positive must_be_whole leaves named_options nearest "
         "note_end fast_path running_beside signed_like single unknown_option warn_untold ActorFigures "
-        "ItemRequest Serves Validator"
+        "ItemRequest Leavable ParkingLot Serves TaskEvent TaskLock Validator"
     ),
     "trio_accel.devices": _names(
         "Around Ask CompletionPort ContextActor DeviceActor DeviceOpening EngineHook Fault FaultHow "

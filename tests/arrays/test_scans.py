@@ -160,6 +160,21 @@ async def test_differences(shape: tuple[int, ...], name: str, n: int, draw: st.D
         np.testing.assert_array_equal(found, want)
 
 
+@pytest.mark.parametrize("dtype", ["float64", "uint8", "bool"])
+async def test_no_subtraction_returns_the_array_alone(device: ta.Device, dtype: str) -> None:
+    x = np.arange(6).reshape(2, 3).astype(dtype)
+    on, beside = await device.put(x), np.ones((2, 1))
+    for options in ({}, {"prepend": beside}, {"append": beside}, {"prepend": beside, "append": beside}):
+        found = await xp.diff(on, n=0, **options)
+        want: Any = np.diff(x, 0, **options)
+        assert found.dtype == dtype
+        np.testing.assert_array_equal(await found.to_host(), want)
+        await found.fill(0)
+        np.testing.assert_array_equal(await on.to_host(), x)
+    with pytest.raises(ValueError, match="diff: axis 2 is not there"):
+        await xp.diff(on, n=0, axis=2)
+
+
 async def test_differences_of_what_is_joined(device: ta.Device) -> None:
     x = numbers((3, 4), "int32")
     on = await device.put(x)

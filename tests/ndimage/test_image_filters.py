@@ -90,6 +90,35 @@ async def test_truth_values(device: ta.Device) -> None:
     await compare(device, "correlate", x, np.ones((3, 3)), output="int64")
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("name", "args", "options"),
+    [
+        ("prewitt", (), {}),
+        ("prewitt", (0,), {}),
+        ("sobel", (), {}),
+        ("sobel", (1,), {}),
+        ("laplace", (), {}),
+        ("gaussian_filter", ((1.0, 0.5),), {"order": (1, 0)}),
+        ("gaussian_filter1d", (0.7,), {}),
+        ("gaussian_laplace", (0.6,), {}),
+        ("uniform_filter", (3,), {}),
+        ("correlate", (np.array([[1, -2, 1], [0, 3, -3]]),), {}),
+        ("convolve1d", ([-1, 2, -1],), {"axis": 0}),
+    ],
+)
+async def test_truth_values_wrap_around_between_the_axes(
+    device: ta.Device, name: str, args: tuple[Any, ...], options: dict[str, Any], mode: str
+) -> None:
+    """SciPy stores truth values as bytes: True unless the truncated sum is a multiple of 256."""
+    for shape in ((7, 9), (3, 4, 5)) if name in ("prewitt", "sobel", "laplace") else ((7, 9),):
+        x = np.random.default_rng(5).random(shape) < 0.5
+        want = getattr(scipy.ndimage, name)(x, *args, mode=mode, cval=1, **options)
+        found = await getattr(ndimage, name)(await device.put(x), *args, mode=mode, cval=1, **options)
+        assert found.dtype == "bool"
+        np.testing.assert_array_equal(await found.to_host(), want.view(np.uint8) != 0)
+
+
 async def test_along_some_axes(device: ta.Device) -> None:
     x = image("float64", (6, 7, 8))
     await compare(device, "correlate", x, WEIGHTS, axes=(2, 0), origin=(0, 1))

@@ -13,6 +13,7 @@ from ._numbers import *
 from ._openings import *
 from ._options import *
 from ._outcomes import *
+from ._parking import *
 from ._ref import *
 from ._system import *
 from ._tree import *

@@ -18,6 +18,7 @@ from ._mailbox import Mailbox
 from ._messages import AnyMessage, AwaitedStart, Envelope, Message, Request, cells, lend
 from ._options import MailboxOptions, Policy, Restart
 from ._outcomes import Outcomes
+from ._parking import TaskEvent
 from ._restarts import StartGate
 from ._system_state import SystemState, check_run, thread_ident
 from ._tree import ActorSnapshot
@@ -88,7 +89,7 @@ class Cell:
     is_draining: bool = False
     terminated: Terminated | None = None
     _cancel_reason: str | None = None
-    _ended: trio.Event | None = None
+    _ended: TaskEvent | None = None
     _watchers: dict[Incarnation, Callable[[Terminated], None]] = attrs.field(
         factory=dict[Incarnation, Callable[[Terminated], None]], init=False
     )
@@ -238,7 +239,7 @@ class Cell:
         """Wait for the permanent end."""
         while self.terminated is None:
             if self._ended is None:
-                self._ended = trio.Event()
+                self._ended = TaskEvent()
             await self._ended.wait()
         await trio.lowlevel.checkpoint()
         return self.terminated

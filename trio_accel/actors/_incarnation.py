@@ -16,6 +16,7 @@ from ._handlers import UNAVAILABLE, ActorBase, Handler, HandlerGroup, HandlerTab
 from ._mailbox import Mailbox
 from ._messages import EXPIRED, Envelope, EnvelopeState, Party, running
 from ._outcomes import DeferredReply, Outcomes
+from ._parking import TaskEvent
 from ._tree import ActorSnapshot, Reading
 
 _NEVER = float("inf")
@@ -77,7 +78,7 @@ class Incarnation:
         factory=dict[trio.lowlevel.Task, Envelope], init=False
     )
     _running: dict[HandlerGroup, int] = attrs.field(factory=dict[HandlerGroup, int])
-    _group_left: trio.Event | None = None
+    _group_left: TaskEvent | None = None
 
     def __attrs_post_init__(self) -> None:
         self.outcomes = self.cell.outcomes
@@ -361,7 +362,7 @@ class Incarnation:
 
     async def _wait_group(self) -> None:
         """Wait until a handler of any group has ended."""
-        self._group_left = trio.Event()
+        self._group_left = TaskEvent()
         await self._group_left.wait()
         self._group_left = None
 

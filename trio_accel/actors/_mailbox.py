@@ -334,7 +334,8 @@ class Mailbox:
             # `tell` waits only for the admission; `ask` stays parked for its reply.
             if envelope.is_told and envelope.task is not None:
                 task, envelope.task = envelope.task, None
-                trio.lowlevel.reschedule(task, WAKE_VALUE)
+                if task.custom_sleep_data is envelope:
+                    trio.lowlevel.reschedule(task, WAKE_VALUE)
 
     def _drop_control(self, reason: str) -> None:
         control, self._control = self._control, None

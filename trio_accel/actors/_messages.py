@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import contextmanager
 from contextvars import Context
 from typing import Any, Final, Generic, NoReturn, Protocol, TypeVar, final
@@ -170,9 +170,8 @@ class Waiter:
     It serves envelopes, direct replies and the requests to a worker.
 
     Invariant: `task` is parked exactly while it is not None. Code that reschedules the task, or releases it
-        in
-    the abort function, clears `task` in the same step. So a stale wake-up cannot reach a later wait of the
-    task.
+    in the abort function, clears `task` in the same step. So a stale wake-up cannot reach a later wait of the
+    task, and a wait that ends with a `task` was closed half-way: see `_parking`.
 
     Attributes:
         task: The waiting task, while it is parked.
@@ -191,10 +190,25 @@ class Waiter:
         """Whether the waiting task was cancelled but continues to wait."""
         return self.raise_cancel is not None
 
-    def park(self) -> Awaitable[Any]:
-        """Park the current task until the outcome arrives, which the await returns; await it at once."""
+    async def park(self) -> Any:
+        """Park the current task until the outcome arrives, and return the outcome."""
         self.task = trio.lowlevel.current_task()
-        return trio.lowlevel.wait_task_rescheduled(self.abort)  # noqa: ASYNC105  # by the caller
+        self.task.custom_sleep_data = self
+        try:
+            return await trio.lowlevel.wait_task_rescheduled(self.abort)
+        finally:
+            if self.task is not None:
+                self.desert()
+
+    def desert(self) -> None:
+        """Withdraw the request as if the task were cancelled, because the task has left its wait half-way.
+
+        A program has driven the await by hand, and closed it. No task waits for the outcome then.
+        """
+        # The collector closes an await that was dropped, perhaps after the run or in another thread.
+        if trio.lowlevel.in_trio_run():
+            self.abort(raise_closed)
+        self.task = None
 
     def abort(self, raise_cancel: Callable[[], NoReturn]) -> trio.lowlevel.Abort:
         """Record that the parked task is cancelled: Trio's abort function.
@@ -211,7 +225,9 @@ class Waiter:
         task, self.task = self.task, None
         on_done, self.on_done = self.on_done, None
         if task is not None:
-            trio.lowlevel.reschedule(task, result)
+            # A task may have kept its wait half-way, and wait for something else by now.
+            if task.custom_sleep_data is self:
+                trio.lowlevel.reschedule(task, result)
         elif on_done is not None:
             on_done(result)
         else:
@@ -357,6 +373,11 @@ class _Woken(outcome.Outcome[None]):
     async def asend(self, agen: AsyncGenerator[Any]) -> Any:
         """Resume an async generator."""
         return await agen.asend(None)
+
+
+def raise_closed() -> NoReturn:
+    """Raise the cancellation of a wait that its task has left half-way; nobody gets it."""
+    raise GeneratorExit
 
 
 WAKE_VALUE: Final[outcome.Outcome[None]] = _Woken()

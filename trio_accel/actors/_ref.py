@@ -132,8 +132,7 @@ class Ref(Generic[ActorT_co]):
                 envelope.on_done, envelope.last_poll = results.append, no_poll
                 is_served = cell.serve_at_once(envelope, attempt)
                 if results or envelope.last_poll is not no_poll:
-                    await trio.lowlevel.cancel_shielded_checkpoint()
-                    envelope.last_poll()
+                    await _last_turn(envelope)
                 envelope.on_done = envelope.last_poll = None
                 if results:
                     # Keep no reference to an error here: the error would refer to this frame, and the frame
@@ -339,6 +338,21 @@ def _waits_for_this_task(target: Cell) -> bool:
             # A group handler runs concurrently with the actor's own task, which continues meanwhile.
             return incarnation is None or busy_with not in incarnation.grouped.values()
     return False
+
+
+async def _last_turn(envelope: Envelope) -> None:
+    """Give other tasks a turn, and let the caller poll for a deferred reply."""
+    is_closed = True
+    try:
+        await trio.lowlevel.cancel_shielded_checkpoint()
+        is_closed = False
+    finally:
+        # Poll in any case, because nothing else watches the work before.
+        if envelope.last_poll is not None:
+            envelope.last_poll()
+        if is_closed:
+            envelope.on_done = envelope.last_poll = None
+            envelope.desert()
 
 
 def _check_cycle(sender: Party, target: Cell) -> None:

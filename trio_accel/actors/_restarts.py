@@ -12,6 +12,7 @@ import trio
 
 from ._messages import AwaitedStart
 from ._options import Backoff, Intensity, Policy
+from ._parking import TaskEvent
 
 
 @attrs.define(eq=False)
@@ -111,16 +112,16 @@ class StartGate:
     """
 
     awaited_start: AwaitedStart | None = None
-    swept: trio.Event | None = None
-    _begun: trio.Event | None = None
+    swept: TaskEvent | None = None
+    _begun: TaskEvent | None = None
     _has_begun: bool = False
-    _turn: trio.Event | None = None
+    _turn: TaskEvent | None = None
     _pause: trio.CancelScope | None = None
     _is_shut: bool = False
 
     def expect_begin(self) -> None:
         """Prepare for `wait_begun`, before the incarnation can start."""
-        self._begun = trio.Event()
+        self._begun = TaskEvent()
         self._has_begun = False
 
     async def wait_begun(self) -> bool:
@@ -150,7 +151,7 @@ class StartGate:
 
     async def wait_turn(self) -> bool:
         """Wait for this child's turn in a restart of several children; False if the gate is shut first."""
-        self._turn = trio.Event()
+        self._turn = TaskEvent()
         self._release()
         assert self.swept is not None
         self.swept.set()

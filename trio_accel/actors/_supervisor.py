@@ -18,6 +18,7 @@ from ._events import ActorRestarted, SupervisorFailed
 from ._handlers import ActorBase
 from ._messages import AwaitedStart, cell_of_task
 from ._options import Directive, Intensity, MailboxOptions, Policy, Restart, Strategy, bind_arguments, named
+from ._parking import TaskEvent
 from ._ref import Ref
 from ._restarts import Restarts
 from ._system_state import SystemState
@@ -128,12 +129,12 @@ class Supervisor:
         if cell.gate.swept is None:
             if not self._is_restarted(cell, error):
                 return False  # noqa: ASYNC910  # its caller checkpoints
-            cell.gate.swept = trio.Event()
+            cell.gate.swept = TaskEvent()
             self._nursery.start_soon(self._restart_several, cell, cell.gate.swept, error)
         return await cell.gate.wait_turn()
 
     @enable_ki_protection
-    async def _restart_several(self, cell: Cell, failure: trio.Event, error: BaseException | None) -> None:
+    async def _restart_several(self, cell: Cell, failure: TaskEvent, error: BaseException | None) -> None:
         """Restart a failed child and the siblings affected by its failure."""
         if self._turns is None:
             self._turns = trio.Lock()
@@ -178,14 +179,14 @@ class Supervisor:
             sibling.cancel("a sibling failed")
         swept = sibling.gate.swept
         if swept is None:
-            swept = sibling.gate.swept = trio.Event()
+            swept = sibling.gate.swept = TaskEvent()
             assert sibling.incarnation is not None
             sibling.incarnation.nursery.cancel_scope.cancel(reason="a sibling failed")
         with trio.move_on_after(sibling.unwind_grace):
             await swept.wait()
             if sibling.terminated is None:
                 # If it failed on its own meanwhile, this restart handles that failure too.
-                sibling.gate.swept = swept = trio.Event()
+                sibling.gate.swept = swept = TaskEvent()
                 swept.set()
             return
         # If it ends later after all, it must not wait for a turn, because its turn never arrives.

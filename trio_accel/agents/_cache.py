@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar, cast
 import attrs
 import trio
 
-from ..actors import checked_options, copied, must_be_count, must_be_positive
+from ..actors import ParkingLot, checked_options, copied, must_be_count, must_be_positive
 from ..devices import AccelRef
 from ..patterns import Model, ModelOutputError, as_callable
 
@@ -65,7 +65,7 @@ class _Computation:
     """
 
     task: trio.lowlevel.Task | None = None
-    waiting: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
+    waiting: ParkingLot = attrs.field(factory=ParkingLot)
     is_done: bool = False
     value: Any = None
     error: Exception | None = None
@@ -211,7 +211,7 @@ class Cache(Generic[ItemT, ResultT]):
             if is_over and self._running.get(key) is running:
                 del self._running[key]
             # After a cancelled computation, the longest waiting call computes.
-            running.waiting.unpark(count=math.inf if is_over else 1)
+            (running.waiting.unpark_all if is_over else running.waiting.unpark)()
 
     def _cost(self, value: ResultT) -> float:
         if value is None:

@@ -22,7 +22,7 @@ import numpy.typing as npt
 import trio
 
 from .. import arrays, linalg, weights
-from ..actors import must_be_count, must_be_one_of
+from ..actors import TaskLock, must_be_count, must_be_one_of
 from ..backends.base import DType, DTypeLike
 from ..devices import AccelRef, Call, Device, check_device, gather
 
@@ -119,7 +119,7 @@ class VectorIndex:
         self._metric: Metric = metric
         self._dtype = DType.of(dtype)
         must_be_one_of("VectorIndex: dtype", self._dtype, _DTYPES)
-        self._turn = trio.Lock()
+        self._turn = TaskLock()
         self._segments: tuple[_Segment, ...] = ()
         self._ids: _Ids | None = None
 

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 import attrs
 import trio
 
-from ..actors import must_be_count, must_be_positive, opens
+from ..actors import ParkingLot, TaskEvent, TaskLock, must_be_count, must_be_positive, opens
 
 __all__ = ["Draft", "LeaseExpiredError", "Shared", "Version", "VersionConflictError"]
 
@@ -88,7 +88,7 @@ class _WriterTurn:
     """
 
     ends: float
-    over: trio.Event = attrs.field(factory=trio.Event)
+    over: TaskEvent = attrs.field(factory=TaskEvent)
 
 
 class Shared(Generic[T]):
@@ -111,8 +111,8 @@ class Shared(Generic[T]):
 
     def __init__(self, value: T) -> None:
         self._version = Version(1, value)
-        self._newer = trio.lowlevel.ParkingLot()
-        self._queue = trio.Lock()
+        self._newer = ParkingLot()
+        self._queue = TaskLock()
         self._turn: _WriterTurn | None = None
 
     def __repr__(self) -> str:

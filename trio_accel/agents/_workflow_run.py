@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, TypeVarTuple
 import attrs
 import trio
 
-from ..actors import Backoff, describe
+from ..actors import Backoff, TaskEvent, describe
 from ..cluster import FencedError, StoreError
 from ._workflow_journal import Kept, RunJournal, StepState
 
@@ -92,7 +92,7 @@ class RunStep:
     seconds: float = 0.0
     attempts: int = 0
     is_kept: bool = False
-    ready: trio.Event = attrs.field(factory=trio.Event, repr=False, init=False)
+    ready: TaskEvent = attrs.field(factory=TaskEvent, repr=False, init=False)
 
     def end(self, outcome: Kept) -> None:
         """Let steps that wait for it continue."""
@@ -136,7 +136,7 @@ class Run:
     _events: trio.MemorySendChannel[StepEvent] | None
     steps: dict[str, RunStep] = attrs.field(init=False)
     error: Exception | None = attrs.field(default=None, init=False)
-    _begun: trio.Event = attrs.field(factory=trio.Event, init=False)
+    _begun: TaskEvent = attrs.field(factory=TaskEvent, init=False)
     _scope: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
 
     def __attrs_post_init__(self) -> None:

@@ -216,7 +216,8 @@ async def diff(
         append: Elements after `x`.
 
     Returns:
-        ``x[i + 1] - x[i]`` along the axis, which loses `n` elements; a copy if `n` is 0.
+        ``x[i + 1] - x[i]`` along the axis, which loses `n` elements. If `n` is 0, a copy of `x` alone, as
+        NumPy returns.
 
     Raises:
         TypeError: `x` is of truth values, or `n` is not an integer.
@@ -227,6 +228,10 @@ async def diff(
     n = bounded_integer("arrays.diff", "n", n)
     if n < 0:
         raise ValueError(f"arrays.diff: n must not be negative, got {n}")
+    if not n:
+        ref = await device.put(x) if isinstance(x, np.ndarray) else on_device(x)
+        axis_of("arrays.diff", ref.spec, axis)
+        return await ref.copy()
     if DType.of(x.dtype) is DType.bool:
         raise TypeError(
             "arrays.diff: x must be of numbers, got bool; logical_xor tells neighbours that differ"
@@ -242,7 +247,7 @@ async def diff(
     # Once the axis is empty, it stays empty.
     for _ in range(min(n, ref.shape[len(leading)] + 1)):
         ref = await _DIFFERENCE(ref[(*leading, slice(1, None))], ref[(*leading, slice(None, -1))])
-    return ref if n else await ref.copy()
+    return ref
 
 
 _DIFFERENCE = cast("Elementwise[AccelRef]", Elementwise("x1 - x2", operation="arrays.diff"))

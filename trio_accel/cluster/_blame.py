@@ -20,6 +20,7 @@ from contextlib import asynccontextmanager
 import attrs
 import trio
 
+from ..actors import ParkingLot
 from ._errors import LethalRequestError
 from ._members import Member, Target
 
@@ -72,7 +73,7 @@ class Blame:
     def __init__(self, is_quiet: Callable[[], Awaitable[bool]]) -> None:
         self._is_quiet = is_quiet
         self._waiting, self._running = list[RequestTrial](), list[RequestTrial]()
-        self._changed = trio.lowlevel.ParkingLot()
+        self._changed = ParkingLot()
         self._crashed: deque[Member] = deque(maxlen=256)
 
     def note_crash(self, member: Member) -> None:

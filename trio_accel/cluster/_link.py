@@ -19,6 +19,7 @@ import outcome
 import trio
 
 from .._version import __version__
+from ..actors import TaskEvent
 from ..devices.base._lobby import Admit, Lobby
 from ._frames import MOST_BYTES, MOST_PARTS, Parts, failure, pack, raised, unpack
 
@@ -166,10 +167,10 @@ class Link:
         self._streams, self._name, self._serve = streams, name, serve
         self._window = trio.CapacityLimiter(window)
         self._numbers = itertools.count(1)
-        self._replies: dict[int, trio.Event] = {}
+        self._replies: dict[int, TaskEvent] = {}
         self._outcomes: dict[int, outcome.Outcome[Any]] = {}
         self._scopes: dict[int, trio.CancelScope] = {}
-        self.lost: trio.Event = trio.Event()
+        self.lost: TaskEvent = TaskEvent()
         self._beside = 0
         self._nursery: trio.Nursery | None = None
 
@@ -220,7 +221,7 @@ class Link:
             if self.lost.is_set():
                 raise LinkLostError(f"node {self._name} is gone", is_begun=False)
             number = next(self._numbers)
-            replied = self._replies[number] = trio.Event()
+            replied = self._replies[number] = TaskEvent()
             try:
                 stream.posted.send_nowait((number, _ASK, parts))
                 await replied.wait()

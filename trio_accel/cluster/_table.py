@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Generic, TypeVar, cast
 import attrs
 import trio
 
-from ..actors import ActorStoppedError, Message, Request, warn_untold
+from ..actors import ActorStoppedError, Message, ParkingLot, Request, TaskEvent, warn_untold
 from ..devices import Key, by_key
 from ._blame import Blame, RequestTrial
 from ._errors import EntityMovedError, NodeLostError
@@ -71,10 +71,10 @@ class EntityRouter:
         self._blame = Blame(self._is_quiet)
         self.table: Table = Table()
         self.before: Table = self.table
-        self.settled: trio.Event = trio.Event()
+        self.settled: TaskEvent = TaskEvent()
         self.is_closed: bool = False
         self._links: dict[Member, Link] = {}
-        self._changed = trio.lowlevel.ParkingLot()
+        self._changed = ParkingLot()
 
     @property
     def epoch(self) -> int:
@@ -95,7 +95,7 @@ class EntityRouter:
                 are lost.
         """
         self.settled.set()
-        self.settled = trio.Event()
+        self.settled = TaskEvent()
         self.table, self.before = table, previous or table
         if previous is None:
             self.settled.set()

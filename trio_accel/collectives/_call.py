@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 
 import trio
 
-from ..actors import ActorError, Intensity
+from ..actors import ActorError, Intensity, TaskLock
 from ..backends.base import AccelError, ContextLostError, DeviceLostError, Ints
 from ..devices import AccelRef, Device, Lent, PeerCopy, Stay, lend, run_together
 from ..devices.operations._blocks import Block
@@ -53,7 +53,7 @@ class Turns:
         self._failures: deque[float] = deque()
         self._broken: str | None = None
         self.on_end: Callable[[str], None] = lambda reason: None
-        self._turn = trio.Lock()
+        self._turn = TaskLock()
 
     def end(self, reason: str) -> None:
         """Admit no more collectives, and keep the first reason given."""

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import attrs
 import trio
 
+from ..actors import TaskEvent
 from ..backends.base import (
     CollectiveLibrary,
     CompletionTimeoutError,
@@ -247,8 +248,8 @@ class _Asked:
         self.pending: dict[int, Pending[Any]] = {}
         self.errors: dict[int, Exception] = {}
         self.left: set[int] = set(operations)
-        self.changed: trio.Event = trio.Event()
-        self.over: trio.Event = trio.Event()
+        self.changed: TaskEvent = TaskEvent()
+        self.over: TaskEvent = TaskEvent()
         for rank, operation in operations.items():
             try:
                 self.pending[rank] = devices[rank].submit(operation)

@@ -9,6 +9,7 @@ from typing import ClassVar, Literal, TypeAlias, get_args
 import attrs
 import trio
 
+from ..actors import TaskEvent
 from ..backends.base.contract.errors import NoEdgeError
 
 # Seconds between two checks for lost ranks with a finished part, or without a begun one.
@@ -93,7 +94,7 @@ class CommunicatorLife:
         """Whether ranks hold it, and were not asked to give it up."""
         return self.stage == "open" or self.stage in _AT_WORK
 
-    async def wait(self, event: trio.Event, is_lost: Callable[[], object] = bool) -> None:
+    async def wait(self, event: TaskEvent, is_lost: Callable[[], object] = bool) -> None:
         """Wait for an event, for the loss of a rank, or until the time of the stage is over.
 
         Only ranks at work are waited for by a caller who may go.

@@ -11,7 +11,7 @@ from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar, cast
 import attrs
 import trio
 
-from ..actors import named_arguments
+from ..actors import TaskEvent, named_arguments
 from ..devices import AccelRef, Device, Operation, run_together
 from ._errors import CollectiveMismatchError, RankFailedError, WorldBrokenError
 from ._operations import Reduction
@@ -47,7 +47,7 @@ class _Meeting:
     arguments: dict[int, RankArguments] = attrs.field(factory=dict[int, RankArguments])
     results: Any = None
     error: Exception | None = None
-    done: trio.Event = attrs.field(factory=trio.Event)
+    done: TaskEvent = attrs.field(factory=TaskEvent)
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
 
     @property

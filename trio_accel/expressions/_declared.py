@@ -6,6 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any, ParamSpec, Protocol, TypeVar, cast
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -19,8 +20,8 @@ from ._views import check_array
 
 __all__ = ["DECLARED", "DeclaredExpression", "expression", "like"]
 
-DECLARED: dict[ArrayFunction, Any] = {}
-"""Functions as `expression` makes them, by what their calls know."""
+DECLARED: WeakValueDictionary[int, Any] = WeakValueDictionary()
+"""Functions as `expression` makes them, by the numbers of what their calls know."""
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 ParametersP = ParamSpec("ParametersP")
@@ -183,7 +184,7 @@ def _convert(values: dict[str, Any], numbers: Collection[str]) -> None:
 def _declared(function: Any, ask: ArrayFunction, **attributes: Any) -> Any:
     declared: Any = functools.wraps(function)(called(ask))
     declared.__dict__.update(attributes)
-    DECLARED[declared.asked] = declared
+    DECLARED[ask.number] = declared
     return declared
 
 

@@ -120,6 +120,7 @@ class Expression(Generic[ReplyT]):
     """
 
     __slots__ = (
+        "__weakref__",
         "_asked",
         "_is_checked",
         "_is_single",
@@ -132,6 +133,7 @@ class Expression(Generic[ReplyT]):
         "_wide_text",
         "dtypes",
         "inputs",
+        "memo",
         "operation",
         "outputs",
         "parsed",
@@ -189,6 +191,8 @@ class Expression(Generic[ReplyT]):
         self.precision: str | None = precision
         # The key is the types of the arguments, and of the given results.
         self._known = functools.lru_cache(256)(self._find_types)
+        # Results of caches of this expression, which end with it.
+        self.memo: dict[Any, Any] = {}
 
     @property
     def text(self) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 
 from .. import arrays as _arrays
 from ..backends.base import ArraySpec, DType, NotSupportedError
-from ..devices import AccelRef, ArrayFunction, Call, Chain, arguments_of
+from ..devices import AccelRef, Call, Chain, arguments_of
 from ._elementwise import ADVICE, Rule, slopes_of
 
 __all__ = ["RULES", "Make", "backward", "bound", "itself", "pulled", "refuse"]
@@ -145,7 +145,7 @@ def _is_step(call: Any) -> bool:
 def _gradients(call: Any, g: Any, *, is_exact: bool) -> Iterator[Rule]:
     """Return the arguments of a call with their gradients, by the gradient of its result."""
     name = call.function.name
-    rule = RULES.get(name) or CUSTOM_RULES.get(call.function)
+    rule = RULES.get(name) or call.function.rule
     if rule is not None:
         return rule(call, g)
     if name in REASONS:
@@ -160,8 +160,6 @@ def _gradients(call: Any, g: Any, *, is_exact: bool) -> Iterator[Rule]:
 
 KINDS: list[Callable[[Any, Any], Iterator[Rule] | None]] = []
 """Rules of kinds of functions, which return None for others: `_reductions` adds its own."""
-CUSTOM_RULES: dict[ArrayFunction, Make] = {}
-"""Rules of functions that programs have given."""
 REASONS: dict[str, str] = {}
 """The functions without a gradient, and why; `_words` adds them."""
 STEP_NAMES: set[str] = set()

@@ -35,6 +35,7 @@ from ..devices import AccelRef, ArrayFunction, Call
 from ..devices.front._slots import Slot
 from ..expressions import DECLARED, Elementwise, Scatter
 from ..nn._slopes import DERIVED
+from ._memo import memoized
 from ._scatter import is_ordered, sorted_sums
 from ._shifts import Shift, gather_text, shifts_of
 
@@ -91,10 +92,10 @@ class _Expression:
         return [args[name] for name in self.elementwise.inputs]
 
 
-@functools.lru_cache(2048)
+@memoized
 def elementwise_of(function: ArrayFunction) -> _Expression | None:
     """Return the expression that a function computes for each element; None for other functions."""
-    declared = DECLARED.get(function)
+    declared = DECLARED.get(function.number)
     if declared is None:
         expression = getattr(function.make, "__self__", None)
         return (
@@ -215,7 +216,7 @@ def _numbers(kinds: Sequence[ArgumentType]) -> frozenset[int]:
     return frozenset(n for n, kind in enumerate(kinds) if isinstance(kind, Weak))
 
 
-@functools.lru_cache(4096)
+@memoized
 def _derived(
     elementwise: Elementwise[Any],
     kinds: tuple[ArgumentType, ...],
@@ -310,14 +311,14 @@ class _Scattered:
     value: DerivedSteps
 
 
-@functools.lru_cache(1024)
+@memoized
 def _additions(
     elementwise: Elementwise[Any], kinds: tuple[ArgumentType, ...], wrt: int, reached: tuple[int, ...]
 ) -> tuple[_Scattered, ...]:
     return _all_scattered(elementwise, elementwise.typed(kinds), kinds, wrt, reached)
 
 
-@functools.lru_cache(1024)
+@memoized
 def _written_out(
     elementwise: Elementwise[Any], kinds: tuple[ArgumentType, ...], wrt: int, reached: tuple[int, ...]
 ) -> tuple[_Scattered, ...]:
@@ -373,7 +374,7 @@ def _scattered(elementwise: Elementwise[Any], addition: Addition) -> _Scattered:
     return _Scattered(addition, expressions, scatter, rest.reads, shifts, parts[0])
 
 
-@functools.lru_cache(1024)
+@memoized
 def _position_and_value(
     elementwise: Elementwise[Any], addition: Addition, number: int
 ) -> tuple[tuple[Elementwise[Any], tuple[int, ...]], tuple[Elementwise[Any], tuple[int, ...]]]:
@@ -456,7 +457,7 @@ def _gathered(
     return gather(*values.values(), *[shape[axis] for axis in extents], shape=shape)
 
 
-@functools.lru_cache(1024)
+@memoized
 def _value_expression(elementwise: Elementwise[Any], part: DerivedSteps) -> Elementwise[Any]:
     return _elementwise(elementwise, part, is_exact=True)
 

@@ -16,6 +16,7 @@ from ..devices import ArrayFunction
 from ..expressions import Elementwise, Reduction
 from ._backward import KINDS, is_operand, pulled, refuse
 from ._elementwise import Rule
+from ._memo import memoized
 
 __all__: list[str] = []
 
@@ -57,7 +58,7 @@ class _Parts:
         return self.post(*[reduced if name == "a" else count for name in self.reads])
 
 
-@functools.lru_cache(1024)
+@memoized
 def _parts(function: ArrayFunction) -> _Parts | None:
     reduction = getattr(function.make, "__self__", None)
     if not isinstance(reduction, Reduction):

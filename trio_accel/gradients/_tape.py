@@ -30,7 +30,7 @@ from . import (  # noqa: F401  # they add rules
     _triangular_rules,
     _words,
 )
-from ._backward import CUSTOM_RULES, backward, itself
+from ._backward import backward, itself
 from ._elementwise import Rule
 from ._rules import filled
 
@@ -194,13 +194,18 @@ def custom_gradient(f: Callable[..., Any], rule: Callable[..., Any]) -> Callable
             raise TypeError(f"custom_gradient: {name} must be a function, got {type(callback).__name__}")
     operation = getattr(f, "operation", None) or getattr(f, "__qualname__", type(f).__name__)
     # The rule may make other calls each time.
-    function = ArrayFunction(f"custom_gradient({operation})", _only, "value", is_fixed=False)
+    function = ArrayFunction(
+        f"custom_gradient({operation})",
+        _only,
+        "value",
+        is_fixed=False,
+        rule=lambda custom_call, g: _by_custom_rule(custom_call, g, rule),
+    )
 
     def call(*args: Any, **named: Any) -> Call[AccelRef]:
         # The arguments are operands, so that the tape finds them.
         return Call(function, (f(*args, **named), list(args), list(named.items())))
 
-    CUSTOM_RULES[function] = lambda custom_call, g: _by_custom_rule(custom_call, g, rule)
     return call
 
 
@@ -363,16 +368,17 @@ class _Tape:
 
     def run(self) -> Any:
         """Call the function; returns its call."""
-        for ref in self.refs:
-            # A view of an array is an array, and would not be known as a part of it; a call may be an
-            # operand of others.
-            leaf = ref if isinstance(ref, Call) else arrays.reshape(ref, ref.shape)
-            self.leaves.append(leaf)
-            self._made.append(leaf)
-        remaining = iter(self.leaves)
-        args = list(self._args)
+        args, remaining = list(self._args), iter(self.refs)
+        # A position may be selected twice, and then has one leaf with two gradients.
+        by_position: dict[int, list[Any]] = {}
         for position in self._all_positions():
-            args[position] = _with(args[position], remaining)
+            number = position % len(args)
+            own: list[Any] = []
+            _visit(self._args[position], lambda _, own=own: own.append(next(remaining)))
+            if number not in by_position:
+                by_position[number] = [self._leaf(ref) for ref in own]
+                args[number] = _with(args[number], iter(by_position[number]))
+            self.leaves += by_position[number]
         token = _IS_RUNNING.set(True)
         try:
             value: Any = self._f(*args, **self._named)
@@ -385,6 +391,15 @@ class _Tape:
         if not isinstance(value, Call):
             raise TypeError(f"{self._name}: the function must return a call, got {type(value).__name__}")
         return cast("Any", value)
+
+    def _leaf(self, ref: Any) -> Any:
+        """Return the call of an argument, which is another call for each of them."""
+        # A view of an array is an array, and would not be known as a part of it. A call may be an operand of
+        # others, but not stand for two arguments.
+        is_known = isinstance(ref, Call) and all(made is not ref for made in self._made)
+        leaf = ref if is_known else arrays.reshape(ref, ref.shape)
+        self._made.append(leaf)
+        return leaf
 
     async def compute_value(self, check: Callable[[Any], None]) -> AccelRef:
         """Compute the value only, after checking its call."""

@@ -211,14 +211,17 @@ async def _separable(
     """Correlate along one axis after the other, and add up what several kernels for these give."""
     along, total = w.axes_of(x, axes), list[AccelRef]()
     modes, dtype = w.modes_of(mode, len(along)), w.dtype_of(x, output, x.shape)
+    # SciPy stores truth values as bytes that wrap around, and the next axis reads these: -1 + 1 is False.
+    between = DType.uint8 if dtype is DType.bool else dtype
     for n, kernels in enumerate(sums):
         result = x
         for axis, weights, filled in zip(along, kernels, modes, strict=True):
             if weights is not None:
                 result = await line(
-                    result, weights, axis, dtype, filled if len(sums) == 1 else modes[n], cval
+                    result, weights, axis, between, filled if len(sums) == 1 else modes[n], cval
                 )
-        result = await w.converted(x, dtype) if result is x else result
+        if result is x or result.dtype is not dtype:
+            result = await w.converted(result, dtype)
         total = [await add(total[0], result) if total else result]
     return await w.delivered(total[0] if total else await w.converted(x, dtype), output)
 

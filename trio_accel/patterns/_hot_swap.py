@@ -12,7 +12,17 @@ import attrs
 import outcome
 import trio
 
-from ..actors import ActorContext, DeferredReply, Reading, Request, handles, must_be_positive, named_options
+from ..actors import (
+    ActorContext,
+    DeferredReply,
+    ParkingLot,
+    Reading,
+    Request,
+    TaskEvent,
+    handles,
+    must_be_positive,
+    named_options,
+)
 from ._checks import called
 from ._submit import CallStatistics, ItemT, Model, ResultT, TaskSubmitActor, as_callable, count, outcome_of
 
@@ -122,9 +132,9 @@ class _Loaded(Generic[ItemT, ResultT]):
         self.version = version
         self.model = model
         self.calls: set[trio.CancelScope] = set()
-        self.retire = trio.Event()
-        self.closed = trio.Event()
-        self._left = trio.lowlevel.ParkingLot()
+        self.retire = TaskEvent()
+        self.closed = TaskEvent()
+        self._left = ParkingLot()
 
     async def ask(self, item: ItemT) -> ResultT:
         with trio.CancelScope() as scope:

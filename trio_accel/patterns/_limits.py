@@ -23,6 +23,7 @@ from ..actors import (
     ActorFailedError,
     Backoff,
     NotExecutedError,
+    TaskLock,
     checked_options,
     must_be_count,
     must_be_number,
@@ -358,7 +359,7 @@ class _Bucket:
 
     missing: float = 0.0
     changed_at: float = -math.inf
-    turn: trio.Lock = attrs.field(factory=trio.Lock)
+    turn: TaskLock = attrs.field(factory=TaskLock)
 
 
 class RateLimit:

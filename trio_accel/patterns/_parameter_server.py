@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
-from ..actors import NotExecutedError, must_be_count, must_be_one_of
+from ..actors import NotExecutedError, TaskLock, must_be_count, must_be_one_of
 from ..backends.base import ContextLostError, DType
 from ..devices import AccelRef, Device
 from ._submit import CallStatistics, TaskSubmitActor
@@ -238,7 +238,7 @@ class ParameterServer(TaskSubmitActor[Pull | Push, Parameters]):
         self._state, self._step = state, step
         self._most = math.inf if max_staleness is None else max_staleness
         self._refuses_nan = on_nan == "refuse"
-        self._turn = trio.Lock()
+        self._turn = TaskLock()
         self._stale = self._repeated = 0
 
     async def answer(self, item: Pull | Push) -> Parameters:

@@ -72,9 +72,12 @@ class PartStream(Generic[PartT]):
                 await trio.lowlevel.checkpoint()
             else:
                 self._reader = trio.lowlevel.current_task()
+                self._reader.custom_sleep_data = self
                 await trio.lowlevel.wait_task_rescheduled(self._abort)
         finally:
             self._is_read = False
+            # A task that drives the await by hand may have closed it.
+            self._reader = None
         if self.unread:
             part = self.unread.popleft()
             self._count += 1
@@ -112,9 +115,9 @@ class PartStream(Generic[PartT]):
         self._wake()
 
     def _wake(self) -> None:
-        if self._reader is not None:
-            trio.lowlevel.reschedule(self._reader)
-            self._reader = None
+        reader, self._reader = self._reader, None
+        if reader is not None and reader.custom_sleep_data is self:
+            trio.lowlevel.reschedule(reader)
 
     def _abort(self, _raise_cancel: object) -> trio.lowlevel.Abort:
         self._reader = None

@@ -28,6 +28,7 @@ from ..actors import (
     ActorStoppedError,
     DeferredReply,
     ItemRequest,
+    Leavable,
     Reading,
     Ref,
     Request,
@@ -359,13 +360,13 @@ class ResultStream(Generic[T_co]):
         """
         if self._next is None:
             try:
-                self._next = await self._slots.receive()
+                self._next = await Leavable(self._slots.receive())
             except trio.EndOfChannel:
                 failed, self.failed = self.failed, None
                 if failed is None:
                     raise StopAsyncIteration from None
                 raise failed from failed.__cause__
-        result = await self._next.receive()
+        result = await Leavable(self._next.receive())
         self._next = None
         self._room.release()
         return cast("T_co", result if self._gives_outcomes else result.unwrap())

@@ -14,7 +14,7 @@ import attrs
 import numpy.typing as npt
 import trio
 
-from ..actors import Backoff, Intensity, NotAwaited, bind_arguments
+from ..actors import Backoff, Intensity, NotAwaited, TaskEvent, bind_arguments
 from ..backends.base.contract.program_definition import ProgramDefinition, build
 from ..devices import AccelRef, Device, check_device, opened, shown
 from ..devices.base._library_paths import why_not_found
@@ -435,7 +435,7 @@ class _Functions:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._opening: dict[Callable[..., Any], trio.Event] = {}
+        self._opening: dict[Callable[..., Any], TaskEvent] = {}
         self.programs: dict[Callable[..., Any], _Run] = {}
 
     def use(self, function: Callable[..., Any]) -> None:
@@ -450,7 +450,7 @@ class _Functions:
         plan = ProgramPlan(
             self._device, function, (), {}, None, _ALWAYS, _AT_ONCE, asked_by="run", refuses_all=True
         )
-        event = self._opening[function] = trio.Event()
+        event = self._opening[function] = TaskEvent()
         try:
             idle = [candidate for candidate, program in self.programs.items() if not program.is_asking]
             for evicted in idle[: max(0, len(self.programs) + len(self._opening) - _MOST_KEPT)]:

@@ -25,7 +25,15 @@ import attrs
 import numpy.typing as npt
 import trio
 
-from ..actors import ActorFailedError, ActorStoppedError, bind_arguments, not_copied
+from ..actors import (
+    ActorFailedError,
+    ActorStoppedError,
+    ParkingLot,
+    TaskEvent,
+    TaskLock,
+    bind_arguments,
+    not_copied,
+)
 from ..backends.base import LibraryError, QueueFullError, Refused
 from ..backends.base.contract.program_definition import build
 from ..backends.base.kit.programs import INSTANCE_LOST
@@ -97,11 +105,11 @@ class OpenProgram:
         # Arguments of streams among them, because a generator may access its arrays while it is closed.
         self._held: dict[int, inspect.BoundArguments] = {}
         self._asking = 0
-        self._idle = trio.Event()
+        self._idle = TaskEvent()
         # D140: resets run one after the other; calls are parked until all are over.
-        self._turn = trio.Lock()
+        self._turn = TaskLock()
         self._resets = 0
-        self._parked = trio.lowlevel.ParkingLot()
+        self._parked = ParkingLot()
         _programs.setdefault(self.device, WeakSet()).add(self)
 
     def __repr__(self) -> str:
@@ -181,7 +189,7 @@ class OpenProgram:
     async def _wait_idle(self) -> None:
         """Wait until no call is open; only the task with the turn may do so."""
         while self._asking:
-            self._idle = trio.Event()
+            self._idle = TaskEvent()
             await self._idle.wait()
 
     async def _reset(self, args: Sequence[object], kwargs: Mapping[str, object]) -> None:

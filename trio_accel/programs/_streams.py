@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 import attrs
 import trio
 
-from ..actors import ActorStoppedError, bind_arguments, opens, running_beside
+from ..actors import ActorStoppedError, Leavable, bind_arguments, opens, running_beside
 from ..backends.base import AccelError, ContextLostError
 from ..backends.base.contract.program_definition import build
 from ..devices import AccelRef, Device, ProgressReport, track_progress
@@ -54,7 +54,7 @@ class ItemStream(AsyncIterator[T_co]):
             raise trio.BusyResourceError("another task reads this stream; open one for each reader")
         self._is_read = True
         try:
-            return await self._items.receive()
+            return await Leavable(self._items.receive())
         except trio.EndOfChannel:
             pass
         except trio.ClosedResourceError:

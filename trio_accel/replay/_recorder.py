@@ -34,6 +34,7 @@ import attrs
 import numpy as np
 import trio
 
+from ..actors import TaskEvent
 from ..backends.base import HostArray
 from ..backends.base.contract.ops import DESCRIPTORS, CopyToHostSpec, KernelDefinition
 from ..backends.base.contract.program_definition import ProgramDefinition
@@ -138,7 +139,7 @@ class _DeviceRecorder:
         self._journal, self._contents = journal, contents
         # The blocks with contents that follow from the journal, and the blocks being read.
         self._known: set[int] = set()
-        self._reading: dict[int, trio.Event] = {}
+        self._reading: dict[int, TaskEvent] = {}
         self._recipes = Recipes(self.append, contents=contents)
         self._blobs = itertools.count(1)
         self._modules: set[str] = set()
@@ -146,7 +147,7 @@ class _DeviceRecorder:
         # The launch of the submission in progress.
         self._submission: _Ask | None = None
         self._open = 0
-        self._settled = trio.Event()
+        self._settled = TaskEvent()
         self._error: JournalError | None = None
 
     def append(self, entry: Entry) -> None:
@@ -364,7 +365,7 @@ class _DeviceRecorder:
             if (event := self._reading.get(block.id)) is not None:
                 await event.wait()
             elif block.id not in self._known:
-                over = self._reading[block.id] = trio.Event()
+                over = self._reading[block.id] = TaskEvent()
                 try:
                     await self._read_one(block)
                     # A lease may have written meanwhile.
@@ -449,7 +450,7 @@ class _DeviceRecorder:
         """
         self._refused()
         while self._open:
-            self._settled = trio.Event()
+            self._settled = TaskEvent()
             await self._settled.wait()
         if self._error is not None:
             raise self._error

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import trio
 from trio.lowlevel import enable_ki_protection
 
+from ..actors import TaskLock
 from ..arrays import argsort, compress, take
 from ..backends.base import AccelError, DType, DTypeLike, element
 from ..devices import AccelRef, Device, Operand, bounded_integer, check_device, composed
@@ -94,7 +94,7 @@ class HashMap:
         self._form: Probing | Sorted = Probing() if device.info.runs_kernels else Sorted()
         self._contents: FrozenArrays | None = None
         # Ctrl-C must not come between a lock and its release: who takes it is protected.
-        self._turn = trio.Lock()
+        self._turn = TaskLock()
 
     def __repr__(self) -> str:
         return f"<HashMap {len(self)} of {self.capacity} keys, values {self.dtype}, on {self.device.name}>"

@@ -15,6 +15,8 @@ from typing import Any
 import outcome
 import trio
 
+from ..actors import ParkingLot
+
 __all__: list[str] = []
 
 END = object()
@@ -51,7 +53,7 @@ class Source:
         self._begin_task = begin_task
         # Batches, and errors of the iterator in batch order.
         self._ready: deque[Any] = deque()
-        self._changed = trio.lowlevel.ParkingLot()
+        self._changed = ParkingLot()
         self._is_running = self._is_exhausted = False
         # The number of batches to fetch in advance; 0 ends the task.
         self._wanted = 0

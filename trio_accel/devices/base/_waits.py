@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Itera
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ...actors import WAKE_VALUE
+from ...actors import WAKE_VALUE, ParkingLot, TaskEvent
 
 
 class Availability:
@@ -35,7 +35,7 @@ class Availability:
         self.is_ready: bool = False
         self.is_ended: bool = False
         self.is_shut: bool = False
-        self._changed = trio.lowlevel.ParkingLot()
+        self._changed = ParkingLot()
 
     def begin(self, generation: int) -> None:
         """Begin a generation, because its context is ready."""
@@ -123,7 +123,7 @@ class Alarms:
 
     def __init__(self) -> None:
         self._alarms: dict[Hashable, tuple[float, Callable[[], None]]] = {}
-        self._changed = trio.Event()
+        self._changed = TaskEvent()
 
     def __len__(self) -> int:
         return len(self._alarms)
@@ -151,7 +151,7 @@ class Alarms:
     async def run(self) -> None:
         """Call the callbacks at their deadlines, until cancelled. An error of a callback is raised."""
         while True:
-            self._changed = trio.Event()
+            self._changed = TaskEvent()
             deadline = min((deadline for deadline, _ in self._alarms.values()), default=float("inf"))
             with trio.move_on_at(deadline):
                 await self._changed.wait()
@@ -214,7 +214,7 @@ class SubmissionTurn:
         self.writes: frozenset[int] = writes
         self.waits_for: int = 0
         self.followers: list[SubmissionTurn] | None = None
-        self.ready: trio.Event | None = None
+        self.ready: TaskEvent | None = None
         self.is_leaving: bool = False
         self.is_over: bool = False
         self._is_released = False
@@ -227,7 +227,7 @@ class SubmissionTurn:
     async def wait(self) -> None:
         """Wait until this turn is ready."""
         while not self.is_ready:
-            self.ready = trio.Event()
+            self.ready = TaskEvent()
             await self.ready.wait()
 
     def release(self) -> None:

@@ -48,6 +48,7 @@ from ...actors import (
     Event,
     Measured,
     Meter,
+    TaskEvent,
     note_end,
 )
 from ...backends.base import (
@@ -85,7 +86,7 @@ from ._requests import RequestSender
 @attrs.define(eq=False)
 class _Question:
     kind: str
-    done: trio.Event = attrs.field(factory=trio.Event)
+    done: TaskEvent = attrs.field(factory=TaskEvent)
     value: Any = None
     is_lost: bool = False
 

@@ -23,6 +23,7 @@ from ...actors import (
     ActorStoppedError,
     DirectReply,
     Ref,
+    TaskEvent,
     idle_actor,
     unobserved_actor,
 )
@@ -132,12 +133,12 @@ class Travel:
         """Stop reading arrays of the program; wait for the present piece. Must not be cancelled."""
         for copying, _ in self._uploads:
             copying.cancel()
-        over = trio.Event()
+        over = TaskEvent()
         for _, filled in self._uploads:
             if not filled.is_over:
                 filled.tell(over.set)
                 await over.wait()
-                over = trio.Event()
+                over = TaskEvent()
 
     def end_by(self, done: _OnDone) -> _OnDone:
         """Return the callback for the operation's end. It calls `done` when the arrays are filled."""
@@ -507,14 +508,12 @@ class InlineDispatch:
         """See `Device.synchronize`."""
         session = await self.ready()
         await session.engine.synchronize()
-        self._device.blocks.drain()
-        await trio.lowlevel.checkpoint()
+        await self._device.drain()
 
     async def statistics(self) -> DeviceStatistics:
         """See `Device.statistics`."""
+        await self._device.drain()
         session = await self.ready()
-        await trio.lowlevel.checkpoint()
-        self._device.blocks.drain()
         engine = session.engine
         return DeviceStatistics(
             generation=session.generation,

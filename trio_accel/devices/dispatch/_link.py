@@ -12,6 +12,7 @@ import attrs
 import trio
 from trio.lowlevel import enable_ki_protection
 
+from ...actors import ParkingLot, TaskEvent
 from ...backends.base import ContextLostError, Strs
 from ..launcher._launcher import WorkerProcess
 from ..wire import _answers, _orders
@@ -92,8 +93,8 @@ class WorkerLink:
     _free_words: list[int] = attrs.field(factory=list[int])
     # The values of the words at its death.
     _final_words: dict[str, int] | None = None
-    _changed: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
-    _is_over: trio.Event = attrs.field(factory=trio.Event)
+    _changed: ParkingLot = attrs.field(factory=ParkingLot)
+    _is_over: TaskEvent = attrs.field(factory=TaskEvent)
 
     def __attrs_post_init__(self) -> None:
         channel = self.channel

@@ -12,7 +12,7 @@ import numpy as np
 import outcome
 import trio
 
-from ...actors import WAKE_VALUE, Waiter
+from ...actors import WAKE_VALUE, TaskEvent, Waiter
 from ...backends.base import DType, HostArray, Ints
 from ...backends.base.contract.errors import NoEdgeError
 from ...backends.base.contract.ops import DESCRIPTORS, ArraySpec, CopyFromHostSpec, CopyToHostSpec
@@ -110,6 +110,8 @@ class RemoteRequest(Waiter):
     failure: Exception | None = attrs.field(default=None, init=False)
     is_suspect: bool = attrs.field(default=False, init=False)
     rank: int = attrs.field(default=0, init=False)
+    # Whether its caller has left its wait half-way, so that the request ends alone.
+    _is_deserted: bool = attrs.field(default=False, init=False)
     # The outcome, while copies run.
     _error: BaseException | None = attrs.field(default=None, init=False)
     _on_cancel: Callable[[RemoteRequest], bool] | None = attrs.field(default=None, init=False)
@@ -158,6 +160,19 @@ class RemoteRequest(Waiter):
         self._let_go()
         return trio.lowlevel.Abort.SUCCEEDED
 
+    def end_alone(self, on_cancel: Callable[[RemoteRequest], bool]) -> None:
+        """Withdraw it, or let it end without a caller, because the await of its caller was closed.
+
+        Args:
+            on_cancel: As for `wait`, which the caller may not have reached.
+        """
+        self._is_deserted = True
+        self._on_cancel = on_cancel
+        if not self.is_cancelled:
+            self.desert()
+        if self.stage == "over":
+            self._forget()
+
     def finish(self, error: BaseException | None) -> None:
         """Deliver the outcome once nothing uses the program's arrays; until then a copy may fail."""
         self.move("end")
@@ -203,7 +218,7 @@ class RemoteRequest(Waiter):
         elif self.task is not None:
             # A departed caller has already received its cancellation.
             self.settle(self.cancellation())
-        if stage == "unwinding":
+        if stage == "unwinding" or self._is_deserted:
             self._forget()
 
     def _let_go(self) -> None:
@@ -499,7 +514,7 @@ class LeaseRequest(RemoteRequest):
         block = frozenset([array.block])
         super().__init__(number, "", frozenset() if write else block, block if write else frozenset())
         self.array: ArraySpec = array
-        self.granted: trio.Event = trio.Event()
+        self.granted: TaskEvent = TaskEvent()
         # The address, once the lease is granted.
         self.address: Address | None = None
 

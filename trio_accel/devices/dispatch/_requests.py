@@ -436,10 +436,10 @@ class RequestSender:
                     # Clear the flag before draining: blocks dropped after that wake the loop, and blocks
                     # dropped before are drained here.
                     blocks.is_watched = False
-                    blocks.drain()
+                    blocks.drain_some()
                     await self._first_sent.wait()
                 blocks.is_watched = True
                 await trio.sleep(_DRAINED)
-                blocks.drain()
+                blocks.drain_some()
         finally:
             blocks.is_watched = False

@@ -483,8 +483,10 @@ class WorkerDispatch:
             await request.wait(self._cancel)
         finally:
             # If its caller has left, the operation may still run, and keeps its memory.
-            if request.stage != "left":
+            if request.stage == "over":
                 request.launch.forget()
+            elif request.stage != "left":
+                request.end_alone(self._cancel)
         return planned.result()
 
     def in_place(self, _path: str) -> None:
@@ -552,8 +554,9 @@ class WorkerDispatch:
         link = self._sender.link
         if link is not None and self._requests.get(request.number) is request:
             link.send(_orders.cancel(request.number), now=True)
-        assert request.task is not None  # it is being cancelled
-        self._leave_in(request, grace_in(request.task.context, self._options.cancel_grace))
+        seconds = self._options.cancel_grace
+        # A closed await may have no task that waits.
+        self._leave_in(request, seconds if request.task is None else grace_in(request.task.context, seconds))
         return False
 
     def _leave_in(self, request: RemoteRequest, seconds: float) -> None:
@@ -599,12 +602,12 @@ class WorkerDispatch:
         """See `Device.synchronize`."""
         # The second call releases arrays dropped while the first one waits.
         for _ in range(2):
-            self._device.blocks.drain()
+            await self._device.drain()
             await self._calls.ask("synchronize")
 
     async def statistics(self) -> DeviceStatistics:
         """See `Device.statistics`."""
-        self._device.blocks.drain()
+        await self._device.drain()
         statistics: DeviceStatistics = await self._calls.ask("count")
         return statistics
 

@@ -203,14 +203,17 @@ class Completer:
 
     async def _spin(self, queue: StreamQueue, operation: InFlight, reply: DirectReply) -> None:
         """Spin-wait for an operation in its caller's task. If that takes too long, the port watches it."""
-        is_done = await self.port.spin(
-            queue.stream, operation.event, lambda: self._is_alone() and not reply.is_done
-        )
-        if not is_done:
-            if not reply.is_done:
+        is_done = False
+        try:
+            is_done = await self.port.spin(
+                queue.stream, operation.event, lambda: self._is_alone() and not reply.is_done
+            )
+        finally:
+            # Also if the await is closed while it polls.
+            if not is_done and not reply.is_done:
                 self.port.watch(queue.stream, operation.event)
         # The context may have been lost while the task polled. Then `fail_all` has replied.
-        elif not operation.is_lost:
+        if is_done and not operation.is_lost:
             self._reap(queue)
 
     def _poll(self, queue: StreamQueue, operation: InFlight) -> None:

@@ -9,6 +9,7 @@ import attrs
 import trio
 from trio.lowlevel import enable_ki_protection
 
+from ...actors import TaskEvent
 from ...backends.base import CompletionTimeoutError, ContextLostError, DeviceLostError
 from ..base._errors import IN_FLIGHT, FailureClass, classify, locate, lost
 from ..operations._blocks import BlockTable
@@ -131,7 +132,7 @@ class Watchdog:
     _reap: Callable[[], None]
     _stuck_after: float | None
     _observer: EngineObserver
-    idle: trio.Event | None = None
+    idle: TaskEvent | None = None
 
     @enable_ki_protection
     async def run(self) -> None:
@@ -145,8 +146,8 @@ class Watchdog:
                     # Clear the flag before draining: blocks dropped after that wake the loop, and blocks
                     # dropped before are drained here.
                     blocks.is_watched = False
-                    blocks.drain()
-                    self.idle = trio.Event()
+                    blocks.drain_some()
+                    self.idle = TaskEvent()
                     await self.idle.wait()
                 blocks.is_watched = True
                 number += 1
@@ -154,7 +155,7 @@ class Watchdog:
                 since = trio.current_time()
                 await trio.sleep(_INTERVAL)
                 watched += min(trio.current_time() - since, max_elapsed)
-                blocks.drain()
+                blocks.drain_some()
                 if not self._context.is_lost:
                     self._check(watched)
         finally:

@@ -11,7 +11,7 @@ import attrs
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ...actors import ActorStoppedError
+from ...actors import ActorStoppedError, TaskEvent
 from ...backends.base import AccelDevice, AccelEvent, AccelStream, KernelLibrary, LibraryUsage, PlacedBlock
 from ...backends.base.kit.programs import ImportsCode
 from ..base._options import DeviceOptions, best_completion
@@ -35,7 +35,7 @@ class _Opening:
     name: str
     library: KernelLibrary | None = None
     error: Exception | None = None
-    is_over: trio.Event = attrs.field(factory=trio.Event)
+    is_over: TaskEvent = attrs.field(factory=TaskEvent)
 
 
 class KernelLibraries:

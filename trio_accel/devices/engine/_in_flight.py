@@ -273,16 +273,22 @@ class MemoryInUse:
         if table.dropped:
             self.release_all(table.take_some())
         if allocations:
-            self.allocate(allocations, table.make_room)
+            self.allocate(allocations, table.make_room, table.drain)
 
-    def allocate(self, blocks: Iterable[tuple[int, int]], make_room: Callable[[], None]) -> None:
+    def allocate(
+        self,
+        blocks: Iterable[tuple[int, int]],
+        make_room: Callable[[], None],
+        drain: Callable[[], None] | None = None,
+    ) -> None:
         """Make blocks; an existing block is made again in place.
 
         So a program that makes one result after the other uses the same block for all.
 
         Args:
             blocks: Their ids and sizes.
-            make_room: Frees memory that nobody needs.
+            make_room: Frees memory that nobody needs, after a collection of garbage.
+            drain: Frees the dropped blocks without it, if some may be left.
 
         Raises:
             OutOfMemoryError: There is not enough memory, even after garbage was collected.
@@ -305,10 +311,20 @@ class MemoryInUse:
                 if error.requested > error.total:
                     # Garbage cannot free enough for it, and collecting it blocks the loop.
                     raise
-                make_room()
-                self._device.allocate(block, nbytes)
+                if drain is None or not self._fits(block, nbytes, drain):
+                    make_room()
+                    self._device.allocate(block, nbytes)
             self.fresh.add(block)
             uses[block].is_allocated = True
+
+    def _fits(self, block: int, nbytes: int, drain: Callable[[], None]) -> bool:
+        """Allocate a block after the dropped blocks are freed; return whether there is memory then."""
+        drain()
+        try:
+            self._device.allocate(block, nbytes)
+        except OutOfMemoryError:
+            return False
+        return True
 
     def order(
         self,

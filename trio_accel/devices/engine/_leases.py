@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 import trio
 
+from ...actors import ParkingLot
 from ...backends.base import (
     AccelDevice,
     AccelEvent,
@@ -284,7 +285,7 @@ class Leases:
     _watch: Callable[[AccelStream, AccelEvent], None]
     _lose: Callable[[Exception], None]
     tails: list[_Tail] = attrs.field(factory=list[_Tail])
-    _changed: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
+    _changed: ParkingLot = attrs.field(factory=ParkingLot)
     _lost: Callable[[], Exception] | None = None
 
     @property

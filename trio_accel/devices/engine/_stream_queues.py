@@ -7,8 +7,8 @@ from collections import Counter, deque
 from collections.abc import Callable
 
 import attrs
-import trio
 
+from ...actors import TaskEvent
 from ...backends.base import AccelStream
 from ..base._bridge import BackgroundCalls, CallThread
 from ..base._options import StreamSource
@@ -61,7 +61,7 @@ class StreamQueue:
     """Set when the stream takes no more work: called in a thread when the last operation is done."""
     on_end: Callable[[], None] | None = None
     """The same, but called before that, and in the loop if it still runs."""
-    changed: trio.Event | None = None
+    changed: TaskEvent | None = None
     _mark: tuple[int, int] | None = None
     _seen_since: float = 0.0
 
@@ -144,7 +144,7 @@ class StreamQueue:
         # The first waiter makes the event, because most completions happen without a waiter, and should only
         # pay for a check.
         if self.changed is None:
-            self.changed = trio.Event()
+            self.changed = TaskEvent()
         await self.changed.wait()
 
     def notify(self) -> None:

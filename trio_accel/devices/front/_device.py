@@ -24,6 +24,7 @@ from ...actors import (
     Directive,
     NotAwaited,
     SupervisorScope,
+    TaskLock,
     named_arguments,
     not_copied,
     opens,
@@ -94,7 +95,7 @@ class OpenDevice(Device):
             WorkerDispatch(self.state, adopted) if self.isolation == "process" else InlineDispatch(self.state)
         )
         # `exclusive` takes this lock.
-        self.turn: trio.Lock = trio.Lock()
+        self.turn: TaskLock = TaskLock()
         self._around: list[Around] = []
         self._recorders: list[LaunchRecorder] = []
         self._set_ask()
@@ -572,7 +573,7 @@ async def exclusive(devices: Iterable[Device]) -> AsyncGenerator[None]:
 
     Operations of a single device are not affected.
     """
-    held: list[trio.Lock] = []
+    held: list[TaskLock] = []
     try:
         # All callers take the locks in one order, so that no two wait for each other.
         for device in sorted(map(opened, devices), key=attrgetter("path")):

@@ -23,6 +23,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import weakref
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from operator import attrgetter
@@ -51,6 +52,7 @@ from ._layout import leaves_of, map_tree
 from ._recorder import ChainRecorder
 from ._results import finish_results
 from ._slots import Slot, StandIns
+from ._static_keys import static_key
 from ._step_plans import NOT_HERE, StepPlan
 
 __all__ = ["is_traced", "step"]
@@ -65,6 +67,7 @@ _WARN_AFTER_TRACES = 32
 # Values of these types are part of the structure as they are.
 _PLAIN = frozenset({type(None), bool, int, str, bytes, type(...)})
 _NESTED = frozenset({tuple, list, dict})
+_STRINGS = frozenset({str})
 _OF_SEVERAL = frozenset({inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD})
 _CALLS = frozenset({Call, SpentCall})
 # The cached value for a structure in which the values of numbers count.
@@ -140,6 +143,11 @@ class TracedStep(Generic[ParametersP, ResultT]):
         )
         self._structures = 0
         self._stream = stream
+        # The tables of plans are the devices', and must not keep the function and its closure. The plans end
+        # with the step, because they have copies of the host arrays in the closure.
+        self._plans: list[tuple[weakref.ref[KeptPlans[Any]], KeptPlan[Any]]] = []
+        self._key: weakref.ref[object] = weakref.ref(self)
+        weakref.finalize(self, _end_plans, self._plans).atexit = False
 
     def __repr__(self) -> str:
         return f"<step {self._name}, traced {self._structures} times>"
@@ -248,7 +256,7 @@ class TracedStep(Generic[ParametersP, ResultT]):
             TypeError: An argument cannot be part of a structure, or none is a device array.
             StaleRefError: An array is no longer valid.
         """
-        arguments = _Arguments([self])
+        arguments = _Arguments([self._key])
         key, refs, blocks = arguments.key, arguments.refs, arguments.blocks
         hosts, numbers = arguments.hosts, arguments.numbers
         values = (*args, *named.values()) if named else args
@@ -301,12 +309,13 @@ class TracedStep(Generic[ParametersP, ResultT]):
             except TypeError:
                 self._refuse(argument, name)
             value = _bits_of(argument)
-            key += kind, argument if value is NotImplemented else value
+            key += (kind, value) if value is not NotImplemented else static_key(argument)
         elif kind in _NESTED:
             members = (
                 cast("dict[str, Any]", argument).values() if kind is dict else cast("list[Any]", argument)
             )
-            key += kind, len(argument), tuple(argument) if kind is dict else None
+            names = tuple(argument) if kind is dict else ()
+            key += kind, len(argument), names if _STRINGS.issuperset(map(type, names)) else static_key(names)
             for member in members:
                 self._add(arguments, member, name, is_static=is_static)
         elif isinstance(argument, AccelRef):
@@ -420,7 +429,7 @@ class TracedStep(Generic[ParametersP, ResultT]):
         try:
             traced = self._traced(stand_ins, recorder, args, named)
             if traced is None:
-                return cache.record(key, _BY_VALUE)
+                return self._keep(cache, key, _BY_VALUE)
             chain, nesting = traced
             try:
                 self._check_arrays(chain, arguments, recorder)
@@ -428,7 +437,7 @@ class TracedStep(Generic[ParametersP, ResultT]):
                 if stand_ins.numbers.is_by_value or not all(
                     takes_number(chain.steps[index]) for index, _ in uses
                 ):
-                    return cache.record(key, _BY_VALUE)
+                    return self._keep(cache, key, _BY_VALUE)
                 constants = [np.array(host) for host in chain.hosts]
                 chain.refs, chain.numbers = list(arguments.refs), cast("Any", uses)
                 template = await chains.record(chain, recorder, stand_ins.hosts)
@@ -443,12 +452,21 @@ class TracedStep(Generic[ParametersP, ResultT]):
                 chains.state.availability.is_ready and all(type(block) is Block for block in arguments.blocks)
             ):
                 return None
-            return cache.record(key, _BY_VALUE) if uses else cache.keep(cache.new(key), None)
+            return self._keep(cache, key, _BY_VALUE if uses else None)
         self._tell_structures()
         new = cache.new(key)
         slots = [slot for _, slot in uses]
         plan = StepPlan.of(chains, template, constants, slots, nesting, new, run_on(self._stream))
-        return cache.keep(new, plan)
+        return self._keep(cache, key, plan, new)
+
+    def _keep(
+        self, cache: KeptPlans[Any], key: _Key, value: Any, new: KeptPlan[Any] | None = None
+    ) -> KeptPlan[Any]:
+        """Cache a plan until the end of the step."""
+        plan = cache.keep(cache.new(key) if new is None else new, value)
+        self._plans[:] = [(table, kept) for table, kept in self._plans if kept.state != "over"]
+        self._plans.append((weakref.ref(cache), plan))
+        return plan
 
     def _traced(
         self, stand_ins: StandIns, recorder: ChainRecorder, args: tuple[Any, ...], named: Mapping[str, Any]
@@ -497,6 +515,14 @@ class TracedStep(Generic[ParametersP, ResultT]):
                 self._name,
                 _WARN_AFTER_TRACES,
             )
+
+
+def _end_plans(plans: list[tuple[weakref.ref[KeptPlans[Any]], KeptPlan[Any]]]) -> None:
+    """End the plans of a step that the program has dropped."""
+    for table, plan in plans:
+        cache = table()
+        if cache is not None:
+            cache.end_dropped(plan)
 
 
 def _bits_of(value: Any) -> object:
@@ -574,7 +600,8 @@ def step(function: Any = None, *, static: str | Sequence[str] = (), stream: str 
             with the request, numbers, strings, and tuples, lists and dictionaries of these. Every device
             array that it uses must be an argument.
         static: The names of parameters with values in the structure: floats that decide, and hashable objects
-            of other types.
+            of other types. Objects are compared by the types and bits of their state, so 0.0 and -0.0, or 1
+            and True, are two values. Fields that a dataclass excludes from equality do not count.
         stream: The name of a separate stream, which steps of the same name share; empty for the stream of all
             recorded work. On a GPU, steps of two streams run at the same time if neither waits for an array
             of the other. Each stream has an actor in the tree, and handles of the libraries that it uses.

@@ -12,7 +12,7 @@ import numpy as np
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ...actors import NotAwaited, named_arguments
+from ...actors import Leavable, NotAwaited, named_arguments
 from ...backends.base import HostArray
 from ..base._refusals import what_to_do
 from ..operations._operation import refuse_recording
@@ -164,7 +164,7 @@ class _Prefetcher(NotAwaited):
 
     async def __anext__(self) -> Any:
         try:
-            return await self._ready.receive()
+            return await Leavable(self._ready.receive())
         except trio.EndOfChannel:
             error, self._error = self._error, None
         except trio.ClosedResourceError:

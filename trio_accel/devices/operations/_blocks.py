@@ -157,6 +157,7 @@ def held(array: HostArray, hold: ForeignMemory) -> HostArray:
 _ids = itertools.count(1)
 
 _MAX_DROPPED_BYTES = 8 << 20
+# The number of dropped blocks that wakes the loop, and the maximum number freed for one request or turn.
 _MAX_DROPPED_BLOCKS = 64
 # The maximum number of dropped blocks to check for one of the wanted size.
 _LOOKS = 4
@@ -449,7 +450,7 @@ class BlockTable:
         reuses = self._reuses and current_fast_paths().reuse
         self._keeps, self._looks = self._keeps and reuses, _LOOKS if reuses else 0
         self.retained, self.makers, self.spares = {}, {}, dict[str, Any]()
-        self._notifier, self.release = LoopNotifier(self.drain), _nowhere
+        self._notifier, self.release = LoopNotifier(self.drain_some), _nowhere
 
     def new(self, nbytes: int, number: int | None = None) -> Block:
         """Make a block of the current generation; no memory is allocated yet.
@@ -525,17 +526,39 @@ class BlockTable:
         if dropped:
             self.release(dropped)
 
+    def drain_some(self) -> bool:
+        """Free a limited number of dropped blocks now, and the rest in later turns or at looks of a watch.
+
+        A program may drop thousands of arrays at once, and freeing them all would hold the loop for many
+        milliseconds. An allocation that fails meanwhile calls `drain`. Trio thread only.
+
+        Returns:
+            Whether some remain.
+        """
+        taken = self._take(_MAX_DROPPED_BLOCKS)
+        if taken:
+            self.release(taken)
+        return bool(self.dropped or self.retained)
+
     def take(self) -> list[int]:
         """Return the ids of all dropped blocks, which the caller frees. Trio thread only."""
+        return self._take(None)
+
+    def _take(self, limit: int | None) -> list[int]:
+        """Return the ids of dropped blocks, at most `limit`; see to it that the rest are freed later."""
         self._is_notified = False
         dropped = self.dropped
         taken: list[int] = []
         # Finalisers may append more blocks meanwhile.
-        while dropped:
+        while dropped and (limit is None or len(taken) < limit):
             taken.append(dropped.popleft()[0])
-        while self.retained:
+        while self.retained and (limit is None or len(taken) < limit):
             self._give_up_oldest(taken)
         self._forget(taken)
+        # A watch frees the rest at its next looks. Turns may be very short while a task polls for an answer.
+        if limit is not None and (dropped or self.retained) and not (self._is_notified or self.is_watched):
+            self._is_notified = True
+            self._notifier.notify()
         return taken
 
     def take_some(self) -> list[int]:
@@ -545,11 +568,12 @@ class BlockTable:
         only.
         """
         if not (self._keeps and self.is_watched):
-            return self.take()
+            return self._take(_MAX_DROPPED_BLOCKS)
         self._is_notified = False
         dropped, retained = self.dropped, self.retained
         taken: list[int] = []
-        while dropped:
+        # The watch frees the rest soon.
+        for _ in range(min(len(dropped), _MAX_DROPPED_BLOCKS)):
             number, nbytes, spec = dropped.popleft()
             if not _NO_SIZE < nbytes <= _MAX_SPARE_BLOCK_BYTES:
                 taken.append(number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from struct import pack
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias
@@ -55,6 +56,10 @@ class ArrayFunction:
             nothing but its arguments.
         takes_hosts: Whether it copies host arrays to the device, so that no other function sees their
             elements.
+        rule: Composes the gradients of a call from the call and its gradient; None without a rule of the
+            program's own.
+        number: Identifies it in keys, because a table of plans must not keep functions of the program.
+        memo: The results of caches of this function, which end with it.
     """
 
     name: str
@@ -66,6 +71,9 @@ class ArrayFunction:
     expand: Callable[..., Any] | None = attrs.field(default=None, kw_only=True)
     is_fixed: bool = attrs.field(default=True, kw_only=True)
     takes_hosts: bool = attrs.field(default=False, kw_only=True)
+    rule: Callable[[Any, Any], Any] | None = attrs.field(default=None, kw_only=True)
+    number: int = attrs.field(factory=itertools.count().__next__, init=False, repr=False)
+    memo: dict[Any, Any] = attrs.field(factory=dict[Any, Any], init=False, repr=False)
 
 
 class Asked(Protocol):
@@ -238,7 +246,7 @@ class Chain:
         is_keyed = True
         for step in self.steps:
             function = step.function
-            key.append(function)
+            key.append(function.number)
             if function.expand is not None:
                 self.has_expansions = True
             is_fixed = function.is_fixed
@@ -367,7 +375,7 @@ def told_by(argument: Any) -> object:
         return id(value)
     if isinstance(argument, slice):
         bounds = value.start, value.stop, value.step
-        return bounds if _PLAIN.issuperset(map(type, bounds)) else NotImplemented
+        return (*map(type, bounds), *bounds) if _PLAIN.issuperset(map(type, bounds)) else NotImplemented
     if isinstance(argument, np.generic):
         return value.dtype, value.tobytes()
     return value if isinstance(argument, (np.dtype, type)) else NotImplemented

@@ -27,6 +27,7 @@ from typing import (
     get_args,
     get_origin,
 )
+from weakref import WeakValueDictionary
 
 import attrs
 import numpy as np
@@ -252,7 +253,7 @@ class Declared(Protocol[ParametersP, ReplyT_co]):
         ...
 
 
-DECLARED: dict[str, Declared[..., Any]] = {}
+DECLARED: WeakValueDictionary[str, Declared[..., Any]] = WeakValueDictionary()
 """All declared operations by name."""
 
 

@@ -7,7 +7,7 @@ import math
 import sys
 from collections.abc import Callable, Collection, Sequence
 from contextvars import ContextVar
-from functools import cache, lru_cache
+from functools import lru_cache
 from numbers import Number
 from typing import Any, ClassVar, Generic, NoReturn, Protocol, TypeAlias, TypeVar, cast
 
@@ -54,6 +54,8 @@ __all__ = ["Launch", "Operand", "Operation", "Planned", "Planner", "operation_na
 
 # The name of this package.
 _PACKAGE = __name__.partition(".")[0]
+# Attributes of operation classes: that a device serves it, and its name.
+_ADMITTED, _NAME = "_trio_accel_admitted", "_trio_accel_name"
 # NumPy's limit.
 _MAX_AXES = 64
 
@@ -132,18 +134,25 @@ class Armed(Protocol):
         ...
 
 
-@cache
-def _is_operation(cls: Any) -> bool:
+def _is_operation(cls: type[object]) -> bool:
     library: object = getattr(cls, "library", None)
-    return issubclass(cls, Operation) and isinstance(library, str)
+    is_operation = issubclass(cls, Operation) and isinstance(library, str)
+    if is_operation:
+        # The class knows it from now on, because a table of classes would keep those of the program.
+        setattr(cls, _ADMITTED, True)
+    return is_operation
 
 
 def operation_name(cls: type[object]) -> str:
     """Return the capability and class name of an operation."""
-    return _name_of(cls)  # type: ignore[arg-type]  # for mypy, a class is not hashable
+    name: str | None = vars(cls).get(_NAME)
+    if name is None:
+        name = _name_of(cls)
+        if issubclass(cls, Operation):
+            setattr(cls, _NAME, name)
+    return name
 
 
-@cache
 def _name_of(cls: type[object]) -> str:
     package = cls.__module__.split(".")
     if package[0] == _PACKAGE:
@@ -421,8 +430,8 @@ def admit(
     """
     if unknown:
         raise unknown_option(verb, next(iter(unknown)), ())
-    if not _is_operation(type(operation)):  # type: ignore[arg-type]  # for mypy, a class is not hashable
-        cls = type(operation)
+    cls = type(operation)
+    if _ADMITTED not in cls.__dict__ and not _is_operation(cls):
         if not issubclass(cls, Operation):
             advice = what_to_do(operation, is_array=False)
             raise TypeError(f"{verb}: {operation!r} is not an operation of a device{advice}")

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-import trio
-
-from ...actors import NotAwaited
+from ...actors import NotAwaited, TaskEvent
 from ._blocks import bare
 
 __all__ = ["Pending"]
@@ -38,7 +36,7 @@ class Pending(NotAwaited, Generic[ReplyT]):
         self._planned = planned
         self._operation = operation
         self._error: BaseException | None = None
-        self._done = trio.Event()
+        self._done = TaskEvent()
         self._callbacks: tuple[Callable[[], None], ...] = ()
 
     def __repr__(self) -> str:

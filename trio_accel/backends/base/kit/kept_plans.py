@@ -145,6 +145,8 @@ class KeptPlans(Generic[T]):
         self.counts: KeptCounts = KeptCounts() if counts is None else counts
         self.plans: OrderedDict[Key, KeptPlan[T]] = OrderedDict()
         self._on_end = on_end
+        # Plans that the collector of garbage wants to end.
+        self._dropped: deque[KeptPlan[T]] = deque()
         # Finished plans, before `on_end` was called with them.
         self._over: deque[KeptPlan[T]] = deque()
         self._is_free = is_free
@@ -172,8 +174,26 @@ class KeptPlans(Generic[T]):
             times[key_hash] = count + 1
             return count
 
+    def end_dropped(self, plan: KeptPlan[T]) -> None:
+        """Take a plan out, called by the collector of garbage.
+
+        The collector may run while this thread holds the lock. Then the recording goes at once, and the plan
+        before the next one is made.
+        """
+        plan.value = plan.binding = None
+        if not self._lock.acquire(blocking=False):
+            self._dropped.append(plan)
+            return
+        try:
+            if plan.state != "over":
+                self._end(plan, "forget")
+        finally:
+            self._lock.release()
+
     def new(self, key: Key) -> KeptPlan[T]:
         """Return a plan without a recording, which is not in the table yet."""
+        while self._dropped:
+            self.end(self._dropped.popleft())
         with self._lock:
             self._last += 1
             return KeptPlan(key, self._last, self.counts)

@@ -1,0 +1,72 @@
+"""An argument that is selected twice, and one array or call for two arguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import trio_accel as ta
+from trio_accel.gradients._tape import flat_grad_and_value
+
+X, Y = np.array([2.0, 3.0]), np.array([5.0, 7.0])
+# The gradients of the sum of a * a * b by a and b.
+SLOPES = (2 * X * Y, X * X)
+
+
+def product(a: Any, b: Any) -> Any:
+    return ta.arrays.sum(a * a * b)
+
+
+@pytest.mark.parametrize("argnums", [(0, 0), (1, 1), (0, -2), (0, 1, 0), (-1, 1), (1, 0)])
+async def test_an_argument_selected_twice_gets_its_gradient_twice(
+    device: ta.Device, argnums: tuple[int, ...]
+) -> None:
+    x, y = await device.put(X), await device.put(Y)
+    want = [SLOPES[number] for number in argnums]
+    found = await ta.grad(product, argnums)(x, y)
+    for slope, wanted in zip(found, want, strict=True):
+        np.testing.assert_array_equal(await slope.to_host(), wanted)
+    value, found = await ta.value_and_grad(product, argnums, scale=2.0)(x, y)
+    assert await value.item() == 83
+    for slope, wanted in zip(found, want, strict=True):
+        np.testing.assert_array_equal(await slope.to_host(), 2 * wanted)
+    flat = await flat_grad_and_value(product, argnums)(x, y).to_host()
+    np.testing.assert_array_equal(flat, [*np.concatenate(want), 83])
+
+
+async def test_nested_arguments_selected_twice(device: ta.Device) -> None:
+    x, y = await device.put(X), await device.put(Y)
+    first, second = await ta.grad(lambda p: product(p["a"], p["b"][0]), (0, -1))({"a": x, "b": [y]})
+    for slopes in (first, second):
+        np.testing.assert_array_equal(await slopes["a"].to_host(), SLOPES[0])
+        np.testing.assert_array_equal(await slopes["b"][0].to_host(), SLOPES[1])
+
+
+@pytest.mark.parametrize("is_call", [False, True])
+async def test_one_array_for_two_arguments_gets_the_gradient_of_each(
+    device: ta.Device, is_call: bool
+) -> None:
+    x = await device.put(X)
+    given: Any = x * 1.0 if is_call else x
+    both: Any = ta.grad(product, (0, 1))(given, given)
+    first, second = await ta.gather(*both) if is_call else await both
+    np.testing.assert_array_equal(await first.to_host(), 2 * X * X)
+    np.testing.assert_array_equal(await second.to_host(), X * X)
+    given = {"a": x * 1.0, "b": x} if is_call else {"a": x, "b": x}
+    if is_call:
+        given["b"] = given["a"]
+    slopes: Any = ta.grad(lambda p: product(p["a"], p["b"]))(given)
+    first, second = await ta.gather(*slopes.values()) if is_call else (await slopes).values()
+    np.testing.assert_array_equal(await first.to_host(), 2 * X * X)
+    np.testing.assert_array_equal(await second.to_host(), X * X)
+
+
+async def test_gradients_of_gradients_of_an_argument_selected_twice(device: ta.Device) -> None:
+    x, y = await device.put(X), await device.put(Y)
+
+    def slopes(p: Any) -> Any:
+        return ta.arrays.sum(ta.arrays.stack(ta.grad(product, (0, 0))(p, y)))  # type: ignore[arg-type]
+
+    np.testing.assert_array_equal(await (await ta.grad(slopes)(x)).to_host(), 4 * Y)

@@ -1,0 +1,41 @@
+"""A cache of results in their first argument, so that no registry keeps a function of the program alive."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+ResultT = TypeVar("ResultT")
+OwnerT = TypeVar("OwnerT", bound="Owner")
+KeyP = ParamSpec("KeyP")
+
+
+class Owner(Protocol):
+    """An object with room for results."""
+
+    @property
+    def memo(self) -> dict[Any, Any]:
+        """The results, by function and further arguments."""
+        ...
+
+
+def memoized(
+    function: Callable[Concatenate[OwnerT, KeyP], ResultT],
+) -> Callable[Concatenate[OwnerT, KeyP], ResultT]:
+    """Cache the results of a function of an `ArrayFunction` or an expression in this first argument.
+
+    The further arguments are hashable, and given by position. Results must not depend on anything else.
+    """
+
+    @functools.wraps(function)
+    def cached(owner: OwnerT, *key: KeyP.args, **named: KeyP.kwargs) -> ResultT:
+        assert not named  # all callers are in this package
+        memo = owner.memo
+        place = (function, *key)
+        if place not in memo:
+            memo[place] = function(owner, *key, **named)
+        result: ResultT = memo[place]
+        return result
+
+    return cached
