@@ -7,7 +7,7 @@ import logging
 import math
 import secrets
 from collections.abc import AsyncGenerator, Iterable, Mapping
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -83,6 +83,7 @@ async def open_cluster(
         try:
             yield cluster
         finally:
+            await cluster.end_durable()  # noqa: ASYNC102  # it shields itself
             cluster.close()
             nursery.cancel_scope.cancel(reason="the cluster is closed")
 
@@ -131,6 +132,24 @@ class Cluster(EntityRouter):
         while True:
             yield self.table
             await self.wait_changed()
+
+    async def end_durable(self) -> None:
+        """Refuse further requests, and have all durable entities save their state and end."""
+        if self._store is None:
+            return
+        self.is_closed = True
+        counts = [1]
+
+        async def end(link: Link) -> None:
+            # A lost agent has ended, and an agent of a silent program ends its entities itself.
+            with suppress(LinkLostError, trio.TooSlowError):
+                counts.append(await link.ask(("close",), at_once=True))
+
+        with trio.move_on_after(self._options.hand_off, shield=True):
+            # An entity that ends may ask another one meanwhile, which starts again.
+            while any(counts):
+                counts.clear()
+                await run_together([partial(end, link) for link in self._links.values()])
 
     async def follow(self, supervisor: SupervisorScope, first: trio.Event) -> None:
         """Keep an agent on each node; set `first` after an attempt on each initial node."""

@@ -176,6 +176,30 @@ class Store:
         """
         await self._run(self._write, entity, epoch, entry, saved)
 
+    async def save(self, entity: str, epoch: int, number: int, saved: bytes) -> None:
+        """Store the state after the last message, so that no message runs again.
+
+        Args:
+            entity: The name of the entity.
+            epoch: The epoch of its owner.
+            number: The number of its last message.
+            saved: The state.
+
+        Raises:
+            FencedError: The entity has an owner with another epoch.
+            StoreError: The store cannot be reached, or has failed; the state may have been kept.
+        """
+        await self._run(self._save, entity, epoch, number, saved)
+
+    async def check(self, entity: str, epoch: int) -> None:
+        """Return if an owner still has its entity.
+
+        Raises:
+            FencedError: The entity has an owner with another epoch.
+            StoreError: The store cannot be reached, or has failed.
+        """
+        await self._run(self._check_owner, entity, epoch)
+
     async def _run(self, work: Callable[..., T], *arguments: Any) -> T:
         async with self._lock:
             if not self._is_open:
@@ -264,16 +288,22 @@ class Store:
     def _write(self, entity: str, epoch: int, entry: Entry, saved: bytes | None) -> None:
         self._check_owner(entity, epoch)
         self._sql(_KEEP, entity, entry.number, entry.id, entry.message, entry.reply)
-        if saved is None:
-            return
+        if saved is not None:
+            self._keep_state(entity, entry.number, saved)
+
+    def _save(self, entity: str, epoch: int, number: int, saved: bytes) -> None:
+        self._check_owner(entity, epoch)
+        self._keep_state(entity, number, saved)
+
+    def _keep_state(self, entity: str, number: int, saved: bytes) -> None:
         saved_number = self._number("select number from accel_saves where entity = ?", entity)
-        self._sql(_SAVE, entity, entry.number, saved)
+        self._sql(_SAVE, entity, number, saved)
         # Of messages that never run again, only the replies are needed.
-        self._sql(_EMPTY, b"", entity, saved_number, entry.number)
+        self._sql(_EMPTY, b"", entity, saved_number, number)
         # Searching for old ones takes milliseconds, so not every save does it.
         every = max(1, self.ids // 10)
-        if entry.number // every > saved_number // every:
-            self._sql(_FORGET, entity, entry.number - self.ids, self.keep)
+        if number // every > saved_number // every:
+            self._sql(_FORGET, entity, number - self.ids, self.keep)
 
     def _check_owner(self, entity: str, epoch: int) -> None:
         owner = self._number("select epoch from accel_owners where entity = ? FOR UPDATE", entity)
