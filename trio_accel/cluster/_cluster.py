@@ -38,7 +38,7 @@ EntityT = TypeVar("EntityT")
 _BEATS, _PAUSE = 12, 1.0
 # Errors of an agent that would also happen to its successor.
 _FATAL: dict[type[Exception], Directive] = dict.fromkeys(
-    [FencedError, NotSupportedError, ValueError], Directive.ESCALATE
+    [FencedError, NotSupportedError, StoreError, ValueError], Directive.ESCALATE
 )
 
 
@@ -270,6 +270,8 @@ class Cluster(EntityRouter):
                 # The newest program has the store: an older one ends with its next change.
                 return await self._store.next_epoch(self._program, takes_over=begun == 1)
             except StoreError as error:
+                if error.is_damaged:
+                    raise
                 warn_untold(_logger.name, "the table of the cluster waits for the store: %s", error)
                 await trio.sleep(_PAUSE)
         return begun  # agents take no table of an earlier number than theirs

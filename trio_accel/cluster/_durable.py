@@ -190,7 +190,7 @@ class _DurableResident(Resident):
             try:
                 return await call(*arguments)
             except StoreError as error:
-                if error.is_begun or trio.current_time() >= end:
+                if error.is_begun or error.is_damaged or trio.current_time() >= end:
                     raise
             await trio.sleep(_PAUSE)
 
@@ -245,7 +245,7 @@ class _DurableResident(Resident):
             return unpack([data])
         except Exception as error:
             text = f"{self._target.text}: {label} in the store cannot be read: {describe(error)}"
-            raise StoreError(text) from error
+            raise StoreError(text, is_damaged=True) from error
 
 
 def _parts(actor: object) -> dict[str, list[object]]:
