@@ -88,6 +88,8 @@ class ActorBase:
     __handlers__: ClassVar[HandlerTable] = {}
     # Errors that crash an actor without a logged traceback, because their cause is logged elsewhere.
     expected_crashes: ClassVar[tuple[type[Exception], ...]] = ()
+    # Whether a crash is printed in a program without logging, because no caller gets its error.
+    prints_crashes: ClassVar[bool] = False
     # Whether consecutively started actors end at the same time, because they do not need each other.
     ends_together: ClassVar[bool] = False
 

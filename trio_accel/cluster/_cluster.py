@@ -281,6 +281,7 @@ class _NodeAgent(Actor):
     """The agent of a node, as a child in the tree of the program."""
 
     expected_crashes = (NodeLostError,)
+    prints_crashes = True
 
     def __init__(self, cluster: Cluster, node: str) -> None:
         self._cluster, self._name = cluster, node
