@@ -10,7 +10,7 @@ import time
 import types
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 import numpy as np
@@ -339,3 +339,70 @@ class Fragile(cluster.DurableEntity):
         await trio.sleep(message.seconds)
         self.count += 1
         return self.count
+
+
+@attrs.frozen
+class Peek(ta.Request["Counted", "dict[str, float]"]):
+    """Reply the total."""
+
+
+@attrs.frozen
+class Tamper(ta.Message["Counted"]):
+    """Change the state in this way, by a handler that must only read."""
+
+    how: str
+
+
+@attrs.frozen
+class Later(ta.Request["Counted", float]):
+    """Have an `Account` add 1.0 after some seconds."""
+
+    key: str
+    seconds: float
+
+
+class Counted(cluster.DurableEntity):
+    """A total whose replies may have more fields in another release."""
+
+    save_every = 50
+    refuses = (KeyError,)
+    more: ClassVar[dict[str, float]] = {}
+    peeked: ClassVar[dict[str, float]] = {}
+
+    async def load(self, saved: cluster.Saved | None) -> None:
+        self.totals = {"total": 0.0} if saved is None else dict(saved["totals"])
+        self.seen = list[str]()
+
+    async def save(self) -> cluster.Saved:
+        if "unsaveable" in str(self.home.key):
+            raise ValueError("this cannot be saved")
+        return {"totals": self.totals}
+
+    @ta.handles(Add)
+    async def add(self, message: Add) -> dict[str, float]:
+        self.totals["total"] += message.x
+        return self.totals | self.more
+
+    @ta.handles(Peek, reads=True)
+    async def peek(self, message: Peek) -> dict[str, float]:
+        return self.totals | self.more | self.peeked
+
+    @ta.handles(Tamper, reads=True)
+    async def tamper(self, message: Tamper) -> None:
+        if message.how == "attribute":
+            self.totals = {"total": 7.0}
+        elif message.how == "new attribute":
+            self.added = 1
+        elif message.how == "item":
+            self.totals["total"] += 1.0
+        elif message.how == "list":
+            self.seen.append("x")
+        elif message.how == "then refuses":
+            self.totals["total"] += 1.0
+            raise KeyError("refused")
+
+    @ta.handles(Later)
+    async def later(self, message: Later) -> float:
+        # clock: the time that this work takes decides nothing
+        await trio.sleep(message.seconds)
+        return await self.home.cluster.entity(Account, message.key).ask(Add(1.0))

@@ -78,6 +78,22 @@ class Machine(RuleBasedStateMachine):
             if saved is not None:
                 self.saved = (one.number, saved)
 
+    @precondition(lambda self: self.owner and len(self.entries) > self.last)
+    @rule(which=strategies.integers(0, 1), saved=strategies.binary(max_size=9))
+    def save(self, which: int, saved: bytes) -> None:
+        trio.run(self.stores[which].save, self.entity, self.owner, len(self.entries), saved)
+        self.saved = (len(self.entries), saved)
+
+    @rule(which=strategies.integers(0, 1), epoch=strategies.integers(1, 7))
+    def check_and_save_as_another(self, which: int, epoch: int) -> None:
+        if epoch == self.owner:
+            trio.run(self.stores[which].check, self.entity, epoch)
+        else:
+            with pytest.raises(FencedError):
+                trio.run(self.stores[which].check, self.entity, epoch)
+            with pytest.raises(FencedError):
+                trio.run(self.stores[which].save, self.entity, epoch, 99, b"saved")
+
     @rule(which=strategies.integers(0, 1), epoch=strategies.integers(1, 7))
     def write_as_another(self, which: int, epoch: int) -> None:
         if epoch != self.owner:

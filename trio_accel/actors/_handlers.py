@@ -56,6 +56,7 @@ class _Mark:
     message: type[AnyMessage]
     group: HandlerGroup | None
     ki_protected: bool
+    reads: bool
 
 
 @attrs.frozen
@@ -66,11 +67,13 @@ class Handler:
         function: The unbound method.
         group: The handler's group, if any.
         attempt: Serves the message without waiting, if possible; None without a `fast_path` method.
+        reads: Whether it changes nothing.
     """
 
     function: Callable[..., Coroutine[object, object, object]]
     group: HandlerGroup | None
     attempt: Callable[..., object] | None
+    reads: bool
 
 
 # Matches class names in a declaration: "Counter", "counters.Counter", "Box[int]", "Counter | Timer".
@@ -85,6 +88,8 @@ class ActorBase:
     __handlers__: ClassVar[HandlerTable] = {}
     # Errors that crash an actor without a logged traceback, because their cause is logged elsewhere.
     expected_crashes: ClassVar[tuple[type[Exception], ...]] = ()
+    # Whether a crash is printed in a program without logging, because no caller gets its error.
+    prints_crashes: ClassVar[bool] = False
     # Whether consecutively started actors end at the same time, because they do not need each other.
     ends_together: ClassVar[bool] = False
 
@@ -95,6 +100,7 @@ class _HandlerOptions(TypedDict, total=False):
     group: str | None
     limit: int | None
     ki_protected: bool
+    reads: bool
 
 
 @overload
@@ -120,6 +126,7 @@ def handles(
     group: str | None = None,
     limit: int | None = None,
     ki_protected: bool = False,
+    reads: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declare an async method of an `Actor` as the handler of a message class.
 
@@ -138,10 +145,12 @@ def handles(
             `trio.lowlevel.enable_ki_protection` does. Use it for code that must not be interrupted between
             two lines. The main task gets the interrupt instead. Otherwise any line may raise
             `KeyboardInterrupt`, as everywhere in a Trio program.
+        reads: Whether the method changes nothing of the actor. Then a `cluster.DurableEntity` neither stores
+            the message nor runs it again. Other actors ignore it.
 
     Raises:
-        TypeError: `message` is not a `Request` or `Message` class, or the method is not ``async def`` or
-            does not accept the message.
+        TypeError: `message` is not a `Request` or `Message` class, `reads` is not a bool, or the method is
+            not ``async def`` or does not accept the message.
         ValueError: Only one of `group` and `limit` was given, or the limit is below 1.
     """
     if inspect.isfunction(message):
@@ -150,7 +159,10 @@ def handles(
         )
     if not (isinstance(message, type) and issubclass(message, (Request, Message))) or message in _BASES:
         raise TypeError(f"handles: {message!r} is not a subclass of Request or Message")
-    mark = _Mark(cast("type[Message[Any]]", message), _group(message.__name__, group, limit), ki_protected)
+    if not isinstance(cast("object", reads), bool):
+        raise TypeError(f"handles({message.__name__}): reads must be True or False, got {reads!r}")
+    handler_group = _group(message.__name__, group, limit)
+    mark = _Mark(cast("type[Message[Any]]", message), handler_group, ki_protected, reads)
 
     def decorate(handler: Callable[..., Any]) -> Callable[..., Any]:
         _check_function(handler, mark.message)
@@ -229,13 +241,14 @@ def collect_handlers(cls: type) -> HandlerTable:
             _check_target(base, mark.message)
             # The look-up by name also finds an override without the decorator, which is the method to run.
             function = getattr(cls, name)
+            reads = cast("_Mark", getattr(function, _MARK, mark)).reads
             _check_override(cls, name, function, mark.message)
             # The runtime defers Ctrl-C during its own work. It may interrupt user code, as everywhere in
             # Trio, unless the handler asks otherwise.
             hold = enable_ki_protection if mark.ki_protected else disable_ki_protection
             attempt = cast("Callable[..., object] | None", getattr(function, _QUICK, None))
             table[mark.message] = Handler(
-                hold(function), mark.group, None if attempt is None else hold(attempt)
+                hold(function), mark.group, None if attempt is None else hold(attempt), reads
             )
     _check_groups(cls, table)
     return table

@@ -190,6 +190,8 @@ class Life:
         text = "actor %s%s crashed%s: %s"
         trace = None if isinstance(error, cell.actor_class.expected_crashes) else error
         extra = {"path": cell.path, "pid": cell.pid, "message_type": message_type, "incarnation": cell.number}
+        if cell.actor_class.prints_crashes:
+            extra["is_untold"] = True
         _logger.log(level, text, cell.path, location, over, safe_repr(error), exc_info=trace, extra=extra)
 
 

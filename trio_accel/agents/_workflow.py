@@ -50,7 +50,8 @@ class Workflow:
 
     If you start a run again under its key and with its store, finished steps are not repeated. A step runs
     again if the program ended between its end and the write. So give `RunningStep.key` to services that
-    have effects.
+    have effects. With a store, each call of a step gets copies of what the store has, so that a step which
+    changes its arguments gives the same results after a restart. Without a store, steps share their values.
 
     Args:
         name: Name in stores, trees and errors.

@@ -13,15 +13,19 @@ three rows: the owner, the save and the last entry.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import attrs
 import trio
 
-from ..cluster import Entry, Store
+from ..actors import describe
+from ..cluster import Entry, Store, StoreError
 
 __all__ = ["StepState"]
+
+T = TypeVar("T")
 
 StepState: TypeAlias = Literal["waiting", "running", "finished", "failed", "skipped"]
 """The state of a step or an input."""
@@ -68,12 +72,16 @@ class RunJournal:
     _epoch: int = attrs.field(default=0, init=False)
     _number: int = attrs.field(default=0, init=False)
     _replies: dict[str, bytes] = attrs.field(factory=dict[str, bytes], init=False)
+    # Without a store: the outcomes, which all steps share.
     _outcomes: dict[str, Kept] = attrs.field(factory=dict[str, Kept], init=False)
     # Numbers of entries have an order, and no gaps.
     _lock: trio.Lock = attrs.field(factory=trio.Lock, init=False)
 
-    async def begin(self, inputs: Mapping[str, object]) -> None:
+    async def begin(self, inputs: Mapping[str, object]) -> Mapping[str, Callable[[], Any]]:
         """Take the run over from its last owner, and read what is kept.
+
+        Returns:
+            Functions that return the inputs; with a store, each time a new copy of what it has.
 
         Raises:
             ValueError: The run was begun with other inputs.
@@ -81,55 +89,98 @@ class RunJournal:
             FencedError, StoreError: See `Store.take`.
         """
         if self.store is None:
-            return
+            return {name: self.copies(name, value) for name, value in inputs.items()}
         self._epoch = await self.store.next_epoch()
         journal = await self.store.take(self.entity, self._epoch)
         self._number, self._replies = journal.number, dict(journal.replies)
         if journal.saved is not None:
-            self.is_finished, self._replies = True, pickle.loads(journal.saved[1])  # noqa: S301  # our own bytes
+            self.is_finished, self._replies = True, self._read(journal.saved[1], "its end", _as_replies)
         if (outcome := self.find(_INPUTS)) is None:
-            await self.keep(_INPUTS, outcome := Kept("finished", dict(inputs)))
+            outcome = await self.keep(_INPUTS, Kept("finished", dict(inputs)))
         for name in sorted(outcome.value.keys() | inputs.keys()):
             previous, current = outcome.value.get(name, "nothing"), inputs.get(name, "nothing")
-            # Arrays do not have a single truth value. Bytes of equal values differ until they have been read
-            # once.
-            if (previous == current) is not True and pickle.dumps(previous) != pickle.dumps(
-                pickle.loads(pickle.dumps(current))  # noqa: S301  # our own bytes
-            ):
+            if not self._is_same(name, previous, current):
                 difference = f"{name} was {previous!r:.100}, and is {current!r:.100}"
                 raise ValueError(f"{self.label}: the run was begun with other inputs: {difference}")
+        return {name: self.copies(name, value) for name, value in outcome.value.items()}
+
+    def _is_same(self, name: str, previous: object, current: object) -> bool:
+        # Arrays, also in a list, do not have a single truth value.
+        with suppress(Exception):
+            if (previous == current) is True:
+                return True
+        # Bytes of equal values differ until they have been read once.
+        _, copy = self._pickled(name, current)
+        return self._pickled(name, previous)[0] == self._pickled(name, copy)[0]
+
+    def copies(self, name: str, value: Any) -> Callable[[], Any]:
+        """Return a function that returns a value; with a store, each time a new copy.
+
+        A step may change its arguments. After a restart, a later step gets what the store has, so it gets the
+        same without a restart.
+
+        Raises:
+            TypeError: The value cannot be kept.
+        """
+        if self.store is None:
+            return lambda: value
+        data, _ = self._pickled(name, value)
+        return lambda: pickle.loads(data)  # noqa: S301  # our own bytes
 
     def find(self, name: str) -> Kept | None:
-        """Return what is kept under a name. Names of removed steps are never read."""
-        if name not in self._outcomes and name in self._replies:
-            try:
-                outcome = Kept(*pickle.loads(self._replies[name]))  # noqa: S301  # our own bytes
-                if outcome.is_list:
-                    items = [self.find(f"{name}[{number}]") for number in range(outcome.value)]
-                    outcome = attrs.evolve(outcome, value=[item.value for item in items if item])
-                self._outcomes[name] = outcome
-            except Exception as error:
-                error.add_note(f"{self.label}: the result of {name} in the store cannot be read")
-                raise
-        return self._outcomes.get(name)
+        """Return what is kept under a name; with a store, each time a new copy.
 
-    async def keep(self, name: str, outcome: Kept) -> None:
-        """Keep an outcome.
+        Names of removed steps are never read.
+
+        Raises:
+            StoreError: It cannot be read.
+        """
+        if self.store is None or name not in self._replies:
+            return self._outcomes.get(name)
+        outcome = self._read(self._replies[name], f"the result of {name}", _as_kept)
+        if outcome.is_list:
+            items = [self.find(f"{name}[{number}]") for number in range(outcome.value)]
+            if None in items:
+                text = f"{self.label}: item {items.index(None)} of {name} is missing in the store"
+                raise StoreError(text, is_damaged=True)
+            outcome = attrs.evolve(outcome, value=[item.value for item in items if item])
+        return outcome
+
+    def _read(self, data: bytes, what: str, convert: Callable[[Any], T]) -> T:
+        try:
+            return convert(pickle.loads(data))  # noqa: S301  # our own bytes
+        except Exception as error:
+            text = f"{self.label}: {what} in the store cannot be read: {describe(error)}"
+            raise StoreError(text, is_damaged=True) from error
+
+    def _pickled(self, name: str, value: object) -> tuple[bytes, Any]:
+        """Return the pickle of a value, and the value as the pickle has it.
+
+        Raises:
+            TypeError: There is none, or nobody can read it.
+        """
+        try:
+            data = pickle.dumps(value)
+            return data, pickle.loads(data)  # noqa: S301  # our own bytes
+        except Exception as error:
+            raise TypeError(f"{self.label}: {name} cannot be kept in the store: {error}") from error
+
+    async def keep(self, name: str, outcome: Kept) -> Kept:
+        """Keep an outcome, and return what is kept.
 
         Raises:
             TypeError: It cannot be kept, such as an array of a device.
             FencedError, StoreError: See `Store.write`.
         """
-        if self.store is not None:
-            try:
-                value = len(outcome.value) if outcome.is_list else outcome.value
-                data = pickle.dumps(
-                    (outcome.state, value, outcome.seconds, outcome.attempts, outcome.is_list)
-                )
-            except (TypeError, AttributeError, pickle.PicklingError) as error:
-                raise TypeError(f"{self.label}: {name} cannot be kept in the store: {error}") from error
-            await self._write(name, data)
-        self._outcomes[name] = outcome
+        if self.store is None:
+            self._outcomes[name] = outcome
+            return outcome
+        value = len(outcome.value) if outcome.is_list else outcome.value
+        fields = (outcome.state, value, outcome.seconds, outcome.attempts, outcome.is_list)
+        data, copy = self._pickled(name, fields)
+        await self._write(name, data)
+        # Items are read on their own.
+        return (outcome.is_list and self.find(name)) or Kept(*copy)
 
     async def finish(self) -> None:
         """Put all results into one save, and have the store drop the entries."""
@@ -142,3 +193,18 @@ class RunJournal:
             entry = Entry(self._number + step, name, b"", reply)
             await self.store.write(self.entity, self._epoch, entry, saved)
             self._number, self._replies[name] = entry.number, reply
+
+
+def _as_kept(fields: Any) -> Kept:
+    outcome = Kept(*fields)
+    if not isinstance(outcome.state, str) or (outcome.is_list and type(outcome.value) is not int):
+        raise ValueError(f"it is {fields!r:.100}")
+    return outcome
+
+
+def _as_replies(replies: Any) -> dict[str, bytes]:
+    if not isinstance(replies, dict) or not all(
+        isinstance(name, str) and isinstance(data, bytes) for name, data in replies.items()
+    ):
+        raise ValueError(f"it is {replies!r:.100}")
+    return replies

@@ -136,6 +136,7 @@ class Run:
     _events: trio.MemorySendChannel[StepEvent] | None
     steps: dict[str, RunStep] = attrs.field(init=False)
     error: Exception | None = attrs.field(default=None, init=False)
+    _given: Mapping[str, Callable[[], Any]] = attrs.field(factory=dict[str, Callable[[], Any]], init=False)
     _begun: TaskEvent = attrs.field(factory=TaskEvent, init=False)
     _scope: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
 
@@ -163,41 +164,50 @@ class Run:
             if name not in self.missing or self._scope.cancel_called:
                 waits = ", ".join(self.missing) or "no input"
                 raise ValueError(f"{self.journal.label}: give: {name!r} is not awaited; it waits for {waits}")
-            step, outcome = self._later[name], Kept("finished", value)
+            step = self._later[name]
             step.state = "running"
             try:
-                await self.journal.keep(name, outcome)
+                outcome = await self.journal.keep(name, Kept("finished", value))
             except BaseException as error:
                 step.state = "waiting"
                 if isinstance(error, (FencedError, StoreError)):
                     self.fail(error)
                 raise
             step.end(outcome)
-            await self.tell(name, "finished", value)
+            await self.tell(name, "finished", step.value)
 
     async def execute(self) -> WorkflowResult:
         """Run the steps without stored outcomes, and return the results; see `Workflow.run`."""
         begun = trio.current_time()
         try:
-            await self.journal.begin(self._inputs)
+            inputs = await self.journal.begin(self._inputs)
             for step in (*self.steps.values(), *self._later.values()):
                 if outcome := self.journal.find(step.name):
                     step.is_kept = True
                     step.end(outcome)
             if not self.journal.is_finished:
-                await self._run_steps(begun)
+                await self._run_steps(begun, inputs)
                 await self.journal.finish()
+                # Readers of events may have changed the values, and the store has them.
+                for step in self.steps.values():
+                    if step.state == "finished":
+                        step.value = self._outcome(step.name).value
         finally:
             self._scope.cancel()
             self._begun.set()
         return WorkflowResult(self.steps, trio.current_time() - begun)
 
-    async def _run_steps(self, begun: float) -> None:
+    def _outcome(self, name: str) -> Kept:
+        outcome = self.journal.find(name)
+        assert outcome is not None  # it has ended
+        return outcome
+
+    async def _run_steps(self, begun: float, inputs: Mapping[str, Callable[[], Any]]) -> None:
         steps = {**self.steps, **self._later}
         for name in {name for rule in self._rules for name in rule.needs} - steps.keys():
             steps[name] = RunStep(name)
-            is_given = name in self._inputs
-            steps[name].end(Kept("finished", self._inputs[name]) if is_given else Kept("skipped", ""))
+            steps[name].end(Kept("finished", None) if name in inputs else Kept("skipped", ""))
+        self._given = inputs
         with self._scope:
             async with trio.open_nursery() as nursery:
                 self._begun.set()
@@ -225,15 +235,15 @@ class Run:
             self.fail(error)
 
     async def _work(self, rule: StepRule, step: RunStep, steps: Mapping[str, RunStep]) -> None:
-        values = {name: steps[name].value for name in rule.needs if steps[name].state == "finished"}
+        available = {name for name in rule.needs if steps[name].state == "finished"}
         for name, is_needed in rule.needs.items():
-            if is_needed and name not in values:
+            if is_needed and name not in available:
                 # It follows from the outcomes of others, so it is not kept.
                 step.end(Kept("skipped", f"{name} was {steps[name].state}", attempts=0))
                 return
 
         def chosen(names: frozenset[str]) -> dict[str, Any]:
-            return {name: values[name] for name in names & values.keys()}
+            return {name: self._value(name) for name in names & available}
 
         step.state, begun = "running", trio.current_time()
         state: StepState = "finished"
@@ -242,20 +252,25 @@ class Run:
             if rule.when is not None and not rule.when(**chosen(rule.asks)):
                 state, value = "skipped", "its condition was false"
             elif rule.over is None:
-                value = await self._call(rule, step, rule.name, chosen(rule.takes))
+                value = await self._call(rule, step, rule.name, lambda: chosen(rule.takes))
             else:
-                value = await self._fan_out(rule, step, values[rule.over], chosen(rule.takes))
+                value = await self._fan_out(rule, step, self._value(rule.over), lambda: chosen(rule.takes))
         except Exception as error:
             if self.error is not None or not rule.may_fail:
                 raise
             state, value = "failed", describe(error)
         is_list = rule.over is not None and state == "finished"
         outcome = Kept(state, value, trio.current_time() - begun, step.attempts, is_list)
-        await self.keep(rule.name, outcome)
-        step.end(outcome)
+        step.end(await self.keep(rule.name, outcome))
+
+    def _value(self, name: str) -> Any:
+        """Return the value of a finished step or of an input, which the caller may change with a store."""
+        if name in self._given:
+            return self._given[name]()
+        return self._outcome(name).value
 
     async def _fan_out(
-        self, rule: StepRule, step: RunStep, collection: Any, taken: Mapping[str, Any]
+        self, rule: StepRule, step: RunStep, collection: Any, take: Callable[[], dict[str, Any]]
     ) -> list[Any]:
         try:
             items = list(collection)
@@ -274,9 +289,11 @@ class Run:
                 try:
                     if (outcome := self.journal.find(name)) is None:
                         begun = trio.current_time()
-                        value = await self._call(rule, step, name, {**taken, rule.item or "": items[number]})
-                        outcome = Kept("finished", value, trio.current_time() - begun)
-                        await self.keep(name, outcome)
+                        item = self.journal.copies(name, items[number])
+                        value = await self._call(
+                            rule, step, name, lambda item=item: {**take(), rule.item or "": item()}
+                        )
+                        outcome = await self.keep(name, Kept("finished", value, trio.current_time() - begun))
                     results[number] = outcome.value
                 except Exception as error:  # noqa: BLE001  # it is raised below, in no group
                     errors.append(error)
@@ -289,7 +306,9 @@ class Run:
             raise errors[0]
         return results
 
-    async def _call(self, rule: StepRule, step: RunStep, name: str, taken: Mapping[str, Any]) -> Any:
+    async def _call(
+        self, rule: StepRule, step: RunStep, name: str, take: Callable[[], dict[str, Any]]
+    ) -> Any:
         """Call the function until it returns, within the attempts and the deadline."""
         await self.tell(name, "started")
         with trio.move_on_after(rule.deadline):
@@ -299,7 +318,7 @@ class Run:
                 step.attempts += 1
                 token = _CURRENT.set(RunningStep(self, name, attempt))
                 try:
-                    return await rule.function(**taken)
+                    return await rule.function(**take())
                 except Exception as error:
                     await self.tell(name, "failed", describe(error))  # noqa: ASYNC120  # a run that ends
                     if self.error is not None or attempt + 1 == rule.attempts:
@@ -310,10 +329,10 @@ class Run:
                     _CURRENT.reset(token)
         raise trio.TooSlowError(f"{self.journal.label}: {name} took longer than {rule.deadline:g} s")
 
-    async def keep(self, name: str, outcome: Kept) -> None:
-        """Keep an outcome; if that fails, the run fails."""
+    async def keep(self, name: str, outcome: Kept) -> Kept:
+        """Keep an outcome, and return what is kept; if that fails, the run fails."""
         try:
-            await self.journal.keep(name, outcome)
+            return await self.journal.keep(name, outcome)
         except Exception as error:
             self.fail(error)
             raise
@@ -383,8 +402,7 @@ class RunningStep:
         self._called.add(name)
         known_by = f"{self.name}.{name}"
         if (outcome := self._run.journal.find(known_by)) is None:
-            outcome = Kept("finished", await function(*args))
-            await self._run.keep(known_by, outcome)
+            outcome = await self._run.keep(known_by, Kept("finished", await function(*args)))
         value: T = outcome.value
         return value
 

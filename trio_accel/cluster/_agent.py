@@ -115,7 +115,11 @@ class Agent:
             self._router = _Peers(options.window, nursery, allocate)
             # An agent that stops while it writes is ended within that time, which releases its lock.
             patience = 2 * options.heartbeat_timeout
-            self._residents = Residents(config.node, system, devices, self._router, config.store, patience)
+            # Then an agent that cannot save in time still ends its hand-off in time.
+            save_time = options.hand_off / 2
+            self._residents = Residents(
+                config.node, system, devices, self._router, config.store, patience, save_time
+            )
             nursery.start_soon(self._listen_for_the_program)
             if options.idle_after is not None:
                 nursery.start_soon(self._residents.end_idle, options.idle_after)
@@ -145,6 +149,8 @@ class Agent:
             epoch, target = args
             await self._router.wait_epoch(epoch)
             await self._residents.release(target)
+        if kind == "close":
+            return await self._residents.end_durable()
         if kind == "settle" and args == [self._router.epoch]:
             # The agent does so before the program has waited too long for it.
             await self._router.settle(self._config.options.hand_off / 2)

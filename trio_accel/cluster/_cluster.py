@@ -7,7 +7,7 @@ import logging
 import math
 import secrets
 from collections.abc import AsyncGenerator, Iterable, Mapping
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -38,7 +38,7 @@ EntityT = TypeVar("EntityT")
 _BEATS, _PAUSE = 12, 1.0
 # Errors of an agent that would also happen to its successor.
 _FATAL: dict[type[Exception], Directive] = dict.fromkeys(
-    [FencedError, NotSupportedError, ValueError], Directive.ESCALATE
+    [FencedError, NotSupportedError, StoreError, ValueError], Directive.ESCALATE
 )
 
 
@@ -83,6 +83,7 @@ async def open_cluster(
         try:
             yield cluster
         finally:
+            await cluster.end_durable()  # noqa: ASYNC102  # it shields itself
             cluster.close()
             nursery.cancel_scope.cancel(reason="the cluster is closed")
 
@@ -131,6 +132,24 @@ class Cluster(EntityRouter):
         while True:
             yield self.table
             await self.wait_changed()
+
+    async def end_durable(self) -> None:
+        """Refuse further requests, and have all durable entities save their state and end."""
+        if self._store is None:
+            return
+        self.is_closed = True
+        counts = [1]
+
+        async def end(link: Link) -> None:
+            # A lost agent has ended, and an agent of a silent program ends its entities itself.
+            with suppress(LinkLostError, trio.TooSlowError):
+                counts.append(await link.ask(("close",), at_once=True))
+
+        with trio.move_on_after(self._options.hand_off, shield=True):
+            # An entity that ends may ask another one meanwhile, which starts again.
+            while any(counts):
+                counts.clear()
+                await run_together([partial(end, link) for link in self._links.values()])
 
     async def follow(self, supervisor: SupervisorScope, first: trio.Event) -> None:
         """Keep an agent on each node; set `first` after an attempt on each initial node."""
@@ -251,6 +270,8 @@ class Cluster(EntityRouter):
                 # The newest program has the store: an older one ends with its next change.
                 return await self._store.next_epoch(self._program, takes_over=begun == 1)
             except StoreError as error:
+                if error.is_damaged:
+                    raise
                 warn_untold(_logger.name, "the table of the cluster waits for the store: %s", error)
                 await trio.sleep(_PAUSE)
         return begun  # agents take no table of an earlier number than theirs
@@ -260,6 +281,7 @@ class _NodeAgent(Actor):
     """The agent of a node, as a child in the tree of the program."""
 
     expected_crashes = (NodeLostError,)
+    prints_crashes = True
 
     def __init__(self, cluster: Cluster, node: str) -> None:
         self._cluster, self._name = cluster, node

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 from typing import Any, ClassVar
 
 import attrs
 import trio
 
-from ..actors import Actor, ActorFailedError, ActorStoppedError, ActorSystem, Directive, Policy, Ref, Restart
+from ..actors import (
+    Actor,
+    ActorFailedError,
+    ActorStoppedError,
+    ActorSystem,
+    Directive,
+    Policy,
+    Ref,
+    Restart,
+    describe,
+    warn_untold,
+)
 from ..devices import Device, DeviceGroup, Key
 from ._errors import EntityMovedError, NodeLostError
 from ._frames import digest_of, find
@@ -96,32 +108,56 @@ class Resident:
         if self.has_left:
             raise EntityMovedError(f"{self._target.text} has left node {self._residents.node}")
 
-    async def _spawn(self, policy: Policy) -> tuple[Ref[Any], Home]:
+    async def _spawn(self, policy: Policy, epoch: int | None = None) -> tuple[Ref[Any], Home]:
         residents, target = self._residents, self._target
         device = residents.devices.place(key=f"{target.path}/{target.key!r}")
-        epoch = residents.router.table.epoch
         home = Home(
-            target.key, device, residents.devices, residents.system, residents.router, residents.node, epoch
+            target.key,
+            device,
+            residents.devices,
+            residents.system,
+            residents.router,
+            residents.node,
+            residents.router.table.epoch if epoch is None else epoch,
         )
         name = f"{self._cls.__name__.lower()}-{next(residents.numbers)}"
         ref = await residents.system.spawn(self._cls, home, name=name, policy=policy, restart=self.restart)
         return ref, home
 
-    async def end(self, *, at_once: bool = False) -> None:
+    async def save(self) -> None:
+        """Save its state before an orderly end, if a store keeps it."""
+
+    async def end(self, *, at_once: bool = False, save_until: float = math.inf) -> str:
         """End it; waiting requests are not at home here any longer.
 
         Args:
-            at_once: Whether to cancel running requests instead of letting them finish.
+            at_once: Whether to cancel running requests instead of letting them finish, and not to save.
+            save_until: The time until which its state is saved.
+
+        Returns:
+            The reason why its state is not saved; empty if it is, or need not be.
         """
         self.has_left = True
         self._is_cut_off |= at_once
         if at_once and self._ref is not None:
             self._ref.cancel(f"its node {_CUT_OFF}")
         async with self._lock:
+            reason = "" if self._is_cut_off else await self._save(save_until)
             if self._ref is not None:
                 await self._ref.stop()
                 # An abandoned actor may still write; in that case its node is ended.
                 await self._ref.wait_terminated()
+            return reason
+
+    async def _save(self, until: float) -> str:
+        reason = "the time for saves is over"
+        with trio.CancelScope(deadline=until):
+            try:
+                await self.save()
+                return ""
+            except Exception as error:  # noqa: BLE001  # user code may raise anything
+                reason = describe(error)
+        return f"{self._target.text}: {reason}"
 
 
 class Entity(Actor):
@@ -158,6 +194,7 @@ class Residents:
         router: The way to other entities; its table determines who is at home here.
         store: The store of durable entities.
         patience: Seconds for which a store that cannot begin is called again.
+        save_time: Seconds for the saves of entities that end at the same time.
 
     Attributes:
         numbers: Numbers for the names of actors with the same class.
@@ -171,6 +208,7 @@ class Residents:
         router: EntityRouter,
         store: Any = None,
         patience: float = 30.0,
+        save_time: float = 15.0,
     ) -> None:
         self.node: str = node
         self.system: ActorSystem = system
@@ -178,6 +216,7 @@ class Residents:
         self.router: EntityRouter = router
         self.store: Any = store
         self.patience: float = patience
+        self.save_time: float = save_time
         self.numbers: itertools.count[int] = itertools.count(1)
         self._all: dict[Target, Resident] = {}
 
@@ -240,8 +279,11 @@ class Residents:
         )
 
     async def _end(self, targets: list[Target], *, at_once: bool = False) -> None:
+        until, unsaved = trio.current_time() + self.save_time, list[str]()
+
         async def end(target: Target, resident: Resident) -> None:
-            await resident.end(at_once=at_once)
+            if reason := await resident.end(at_once=at_once, save_until=until):
+                unsaved.append(reason)
             # If removed earlier, its successor would run concurrently. Another call may already have added
             # that.
             if self._all.get(target) is resident:
@@ -250,6 +292,15 @@ class Residents:
         async with trio.open_nursery() as nursery:
             for target in targets:
                 nursery.start_soon(end, target, self._all[target])
+        if unsaved:
+            text = "node %s: %d entities end without a save, so their last messages run again: %s"
+            warn_untold(_logger.name, text, self.node, len(unsaved), unsaved[0])
+
+    async def end_durable(self) -> int:
+        """End the durable entities, and return their number."""
+        targets = [target for target in self._all if target.is_durable]
+        await self._end(targets)
+        return len(targets)
 
     async def end_all(self, *, at_once: bool = False) -> None:
         """End all entities; a later message starts an entity again.

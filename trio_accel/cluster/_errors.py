@@ -67,15 +67,20 @@ class FencedError(Exception):
 
 
 class StoreError(Exception):
-    """The store cannot be reached, or has failed; nothing was acknowledged.
+    """The store cannot be reached, has failed or is damaged; nothing was acknowledged.
 
     Attributes:
         is_begun: Whether the call was begun, so that it may have written.
+        is_damaged: Whether the store or a value in it is known to be damaged, so that no repetition helps.
     """
 
-    def __init__(self, message: str, *, is_begun: bool = True) -> None:
+    def __init__(self, message: str, *, is_begun: bool = True, is_damaged: bool = False) -> None:
         super().__init__(message)
         self.is_begun: bool = is_begun
+        self.is_damaged: bool = is_damaged
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return partial(type(self), is_begun=self.is_begun, is_damaged=self.is_damaged), self.args
 
 
 class NotRepeatableError(Exception):

@@ -121,9 +121,11 @@ class ArrayFiles:
                 array = np.empty(info.shape, info.dtype.dtype)
                 file.read(array.reshape(-1).view(np.uint8), info.offset)
         except (OSError, ValueError, NotSupportedError) as error:
-            raise StoreError(f"{self._entity}: its array in {path} cannot be read: {error}") from error
+            text = f"{self._entity}: its array in {path} cannot be read: {error}"
+            raise StoreError(text, is_damaged=True) from error
         if _digest(array) != name.partition("-")[0]:
-            raise StoreError(f"{self._entity}: its array in {path} is damaged: it is not what was written")
+            text = f"{self._entity}: its array in {path} is damaged: it is not what was written"
+            raise StoreError(text, is_damaged=True)
         return array
 
     def _write(self, path: str, header: bytes, array: npt.NDArray[Any]) -> None:

@@ -18,6 +18,7 @@ from attrs.converters import optional
 from ..actors import is_number, must_be_whole, validator
 from ..backends.base.kit.modules import import_extra
 from ._errors import FencedError, StoreError
+from ._seals import sealed, unsealed
 
 __all__ = ["Entry", "Journal", "PostgresStore", "SqliteStore", "Store"]
 
@@ -33,6 +34,7 @@ _TABLES = """
     accel_saves (entity text primary key, number bigint not null, saved BYTES not null);
     accel_messages (entity text, number bigint, at double precision not null, id text not null,
         message BYTES not null, reply BYTES not null, primary key (entity, number), unique (entity, id))"""
+_TABLE_NAMES = frozenset({"accel_epoch", "accel_owners", "accel_saves", "accel_messages"})
 _COUNT = """insert into accel_epoch values (1, 1, ?)
     on conflict (id) do update set epoch = accel_epoch.epoch + 1, program = excluded.program"""
 _CLAIM_SQL = """insert into accel_owners values (?, ?)
@@ -44,6 +46,12 @@ _SAVE = """insert into accel_saves values (?, ?, ?)
     on conflict (entity) do update set number = excluded.number, saved = excluded.saved"""
 _EMPTY = "update accel_messages set message = ? where entity = ? and number > ? and number <= ?"
 _FORGET = "delete from accel_messages where entity = ? and (number <= ? or at < NOW - ?)"
+# The size of SQLite's smallest page.
+_LEAST_BYTES = 512
+# A file with this size is checked at its opening, in less than 0.1 s.
+_MAX_CHECKED_BYTES = 16 << 20
+# SQLite's codes for a file that no repetition mends.
+_DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT}
 # Another process writes or recovers the file, or opens it first; seconds between two attempts.
 _BUSY, _POLL_INTERVAL = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}, 0.001
 _seconds = validator("be seconds above 0", lambda value: is_number(value, 1e-3, 1e9))
@@ -176,6 +184,30 @@ class Store:
         """
         await self._run(self._write, entity, epoch, entry, saved)
 
+    async def save(self, entity: str, epoch: int, number: int, saved: bytes) -> None:
+        """Store the state after the last message, so that no message runs again.
+
+        Args:
+            entity: The name of the entity.
+            epoch: The epoch of its owner.
+            number: The number of its last message.
+            saved: The state.
+
+        Raises:
+            FencedError: The entity has an owner with another epoch.
+            StoreError: The store cannot be reached, or has failed; the state may have been kept.
+        """
+        await self._run(self._save, entity, epoch, number, saved)
+
+    async def check(self, entity: str, epoch: int) -> None:
+        """Return if an owner still has its entity.
+
+        Raises:
+            FencedError: The entity has an owner with another epoch.
+            StoreError: The store cannot be reached, or has failed.
+        """
+        await self._run(self._check_owner, entity, epoch)
+
     async def _run(self, work: Callable[..., T], *arguments: Any) -> T:
         async with self._lock:
             if not self._is_open:
@@ -201,10 +233,10 @@ class Store:
             return result
         except Exception as error:
             self._disconnect()
-            if isinstance(error, FencedError):
+            if isinstance(error, (FencedError, StoreError)):
                 raise
             text = f"{type(self).__name__}: {type(error).__name__}: {error}"
-            raise StoreError(text, is_begun=is_begun) from error
+            raise StoreError(text, is_begun=is_begun, is_damaged=self._has_damage(error)) from error
 
     def _begin(self) -> None:
         """Begin a transaction, and connect first if necessary."""
@@ -223,6 +255,10 @@ class Store:
             if database is not None:
                 database.close()
 
+    def _has_damage(self, error: Exception) -> bool:
+        """Return whether the database reports that it is damaged."""
+        return False
+
     def _give_up(self) -> None:
         """Make a call fail that has taken too long; runs in Trio's thread."""
 
@@ -234,51 +270,98 @@ class Store:
 
     def _number(self, statement: str, *values: object) -> int:
         rows = self._sql(statement, *values)
-        return int(rows[0][0]) if rows else 0
+        return _typed(rows[0][0], int) if rows else 0
 
     def _make_tables(self) -> None:
+        existing = _TABLE_NAMES & {str(row[0]) for row in self._sql("EXISTING")}
+        if existing and (missing := ", ".join(sorted(_TABLE_NAMES - existing))):
+            text = f"{type(self).__name__} is damaged: it lacks the table {missing}; restore a backup"
+            raise StoreError(text, is_damaged=True)
         for table in _TABLES.split(";"):
             self._sql(f"create table if not exists {table}")
 
     def _next_epoch(self, program: str, takes_over: bool) -> int:
-        rows = self._sql("select program from accel_epoch FOR UPDATE")
+        rows = self._sql("select program, epoch from accel_epoch where id = 1 FOR UPDATE")
+        for owner, epoch in rows:
+            _typed(owner, str)
+            _typed(epoch, int)
         if rows and not takes_over and rows[0][0] != program:
             raise FencedError("another program has opened the store since")
         self._sql(_COUNT, program)
-        return self._number("select epoch from accel_epoch")
+        return self._number("select epoch from accel_epoch where id = 1")
 
     def _take(self, entity: str, epoch: int) -> Journal:
         # The owner's row is locked from here on, so messages of other owners are stored by now, or never.
         self._sql(_CLAIM_SQL, entity, epoch)
         self._check_owner(entity, epoch)
         saves = self._sql("select number, saved from accel_saves where entity = ?", entity)
-        saved_number = saves[0][0] if saves else 0
-        stored = tuple(Entry(*row) for row in self._sql(_READ, entity, saved_number, self.keep))
+        saved = None
+        if saves:
+            number, data = saves[0]
+            saved = (_typed(number, int), unsealed(data, entity, number, "saved"))
+        saved_number = saved[0] if saved else 0
+        stored = tuple(
+            Entry(
+                _typed(number, int),
+                _typed(id_, str),
+                unsealed(message, entity, number, "message"),
+                unsealed(reply, entity, number, id_, "reply"),
+            )
+            for number, id_, message, reply in self._sql(_READ, entity, saved_number, self.keep)
+        )
         entries = tuple(entry for entry in stored if entry.number > saved_number)
+        for expected, entry in enumerate(entries, saved_number + 1):
+            if entry.number != expected:
+                text = f"the store is damaged at {entity}: message {expected} is missing; restore a backup"
+                raise StoreError(text, is_damaged=True)
         number = entries[-1].number if entries else saved_number
         replies = {
             entry.id: entry.reply for entry in stored if entry.number > min(saved_number, number - self.ids)
         }
-        return Journal(number, tuple(saves[0]) if saves else None, entries, replies)
+        return Journal(number, saved, entries, replies)
 
     def _write(self, entity: str, epoch: int, entry: Entry, saved: bytes | None) -> None:
         self._check_owner(entity, epoch)
-        self._sql(_KEEP, entity, entry.number, entry.id, entry.message, entry.reply)
-        if saved is None:
-            return
+        number = entry.number
+        message = sealed(entry.message, entity, number, "message")
+        reply = sealed(entry.reply, entity, number, entry.id, "reply")
+        self._sql(_KEEP, entity, number, entry.id, message, reply)
+        if saved is not None:
+            self._keep_state(entity, entry.number, saved)
+
+    def _save(self, entity: str, epoch: int, number: int, saved: bytes) -> None:
+        self._check_owner(entity, epoch)
+        self._keep_state(entity, number, saved)
+
+    def _keep_state(self, entity: str, number: int, saved: bytes) -> None:
         saved_number = self._number("select number from accel_saves where entity = ?", entity)
-        self._sql(_SAVE, entity, entry.number, saved)
+        self._sql(_SAVE, entity, number, sealed(saved, entity, number, "saved"))
         # Of messages that never run again, only the replies are needed.
-        self._sql(_EMPTY, b"", entity, saved_number, entry.number)
+        self._sql(_EMPTY, b"", entity, saved_number, number)
         # Searching for old ones takes milliseconds, so not every save does it.
         every = max(1, self.ids // 10)
-        if entry.number // every > saved_number // every:
-            self._sql(_FORGET, entity, entry.number - self.ids, self.keep)
+        if number // every > saved_number // every:
+            self._sql(_FORGET, entity, number - self.ids, self.keep)
 
     def _check_owner(self, entity: str, epoch: int) -> None:
         owner = self._number("select epoch from accel_owners where entity = ? FOR UPDATE", entity)
         if owner != epoch:
+            # Owners get their epochs from this count.
+            counts = self._sql("select epoch from accel_epoch where id = 1")
+            if counts and owner > _typed(counts[0][0], int):
+                text = (
+                    f"the store is damaged: the owner of {entity} is of epoch {owner}, which no one has got"
+                )
+                raise StoreError(f"{text}; restore a backup", is_damaged=True)
             raise FencedError(f"{entity}: its owner is of epoch {owner}, and this one of epoch {epoch}")
+
+
+def _typed(value: object, kind: type[T]) -> T:
+    """Return a value of a row, which SQLite may return with another type."""
+    if not isinstance(value, kind):
+        text = f"the store is damaged: a row must have {kind.__name__}, and has {value!r:.100}"
+        raise StoreError(f"{text}; restore a backup", is_damaged=True)
+    return value
 
 
 def _beside(store: SqliteStore) -> str:
@@ -303,6 +386,7 @@ class SqliteStore(Store):
         "FOR UPDATE": "",
         "NOW": "(julianday('now') - 2440587.5) * 86400.0",
         "BYTES": "blob",
+        "EXISTING": "select name from sqlite_master where type = 'table'",
     }
 
     path: str = attrs.field(converter=absolute)
@@ -311,6 +395,11 @@ class SqliteStore(Store):
     )
 
     def _connect(self) -> None:
+        # SQLite would overwrite a file without a whole header.
+        with suppress(FileNotFoundError):
+            if 0 < os.path.getsize(self.path) < _LEAST_BYTES:
+                text = f"{self.path} is damaged: it is shorter than any database; restore a backup"
+                raise StoreError(text, is_damaged=True)
         database = sqlite3.connect(self.path, timeout=0.0, isolation_level=None, check_same_thread=False)
         try:
             database.execute("pragma journal_mode = wal")
@@ -332,6 +421,18 @@ class SqliteStore(Store):
             # SQLite itself looks every 100 ms in the end, and misses the gaps between the commits of others.
             time.sleep(_POLL_INTERVAL)
 
+    def _make_tables(self) -> None:
+        # A row that damage has hidden would be missed by nobody else.
+        if os.path.getsize(self.path) <= _MAX_CHECKED_BYTES:
+            [[found]] = self._sql("pragma integrity_check(1)")
+            if found != "ok":
+                text = f"{self.path} is damaged: {found}; restore a backup"
+                raise StoreError(text, is_damaged=True)
+        super()._make_tables()
+
+    def _has_damage(self, error: Exception) -> bool:
+        return isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED
+
 
 @attrs.define(eq=False)
 class PostgresStore(Store):
@@ -352,6 +453,7 @@ class PostgresStore(Store):
         "BEGIN": "begin isolation level read committed",
         "NOW": "extract(epoch from clock_timestamp())::float8",
         "BYTES": "bytea",
+        "EXISTING": "select tablename from pg_tables where schemaname = any(current_schemas(false))",
     }
 
     dsn: str = attrs.field(repr=False)  # it may have a password

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import attrs
 import trio
 
-from ...actors import ActorRestarted, Backoff, Directive, Intensity, Policy, describe
+from ...actors import ActorRestarted, Backoff, Directive, Intensity, Policy, describe, warn_untold
 from ..base._options import DeviceOptions
 from ..base._waits import Availability
 
@@ -133,7 +133,8 @@ class Losses:
 
     def _tell(self, level: int, text: str, generation: int, *args: object) -> None:
         """Log a text with the device, the generation and further arguments."""
-        _logger.log(level, text, self._device, generation, *args, extra=self._extra(generation))
+        extra = self._extra(generation)
+        warn_untold("trio_accel.devices", text, self._device, generation, *args, level=level, **extra)
 
     def _extra(self, generation: int) -> dict[str, object]:
         return {"device": self._device, "generation": generation, "losses": self.count}

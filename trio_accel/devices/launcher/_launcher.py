@@ -104,6 +104,8 @@ class Order:
 class LauncherActor(Actor):
     """Holds a launcher process. When it dies, all workers die with it, and another one is started."""
 
+    prints_crashes = True
+
     def __init__(self, front: Launcher) -> None:
         self._front = front
         self._link: LauncherLink
