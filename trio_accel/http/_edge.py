@@ -271,6 +271,10 @@ class Exchange:
             self._task.deadline = Deadline.from_header(header, at_most=self.edge.limits.answer).at
         except ValueError:
             return await self._fail(400, f"x-deadline must be seconds, such as 1.5, got {header!r:.40}")
+        if self.connection.has_left:
+            # Nothing more is received, so only the time can end an answer that nobody reads.
+            self._is_bounded = True
+            self._task.deadline = min(self._task.deadline, trio.current_time() + self.edge.limits.stall)
         try:
             with self._task:
                 await self.edge.app(self.scope, self._receive, self._send)
