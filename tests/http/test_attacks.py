@@ -179,6 +179,30 @@ async def test_bodies_together_have_a_limit(app: Any, seen: Seen) -> None:
         assert await status(port, post("/echo", b"x" * 1000)) == 200
 
 
+@pytest.mark.parametrize("size", [100, 9000])
+async def test_unfinished_bodies_do_not_keep_others_out(app: Any, seen: Seen, size: int) -> None:
+    """The largest unfinished body goes first, and bodies of running requests stay."""
+    limits = Limits(body=10_000, bodies=640_000, wait=60.0)
+    async with serving(app, limits=limits) as port:
+        running = await connect(port, post("/slow", b"x" * 9500))
+        await seen.until(lambda them: them.running == 1)
+        unfinished = [await connect(port, post("/echo", b"x" * 10_000)[:-1]) for _ in range(66)]
+        for _ in range(20):
+            answer = await ask(port, post("/echo", b"y" * size, "Connection: close"))
+            assert answer.startswith(b"HTTP/1.1 200 ")
+            assert answer.endswith(b"\r\n\r\n" + b"y" * size)
+        assert seen.running == 1
+        found = [await read_all(stream) for stream in unfinished[:3]]
+        for part in found:
+            assert part.startswith(b"HTTP/1.1 503 ")
+            assert b"retry-after: 1" in part
+        # Others are not refused without need.
+        await unfinished[-1].send_all(b"x")
+        assert b" 200 " in await unfinished[-1].receive_some()
+        for stream in (*unfinished[3:], running):
+            await stream.aclose()
+
+
 async def test_clients_that_do_not_read_are_disconnected(app: Any, seen: Seen) -> None:
     async with serving(app, limits=Limits(stall=0.2)) as port:
         deaf = [await connect(port, get("/big")) for _ in range(20)]

@@ -13,6 +13,7 @@ import math
 import socket
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from http import HTTPStatus
 
 import attrs
@@ -79,7 +80,7 @@ class Connection:
     requests: int = attrs.field(default=0, init=False)
     on_leave: Callable[[], None] = attrs.field(default=ignore, init=False)
     is_holding: bool = attrs.field(default=False, init=False)
-    _framing: Framing = attrs.field(factory=Framing, init=False)
+    _framing: Framing = attrs.field(factory=partial(Framing, joins_chunks=True), init=False)
     # Held by the send in flight. Hypercorn may close the connection, or answer 400, during another answer.
     _sending: trio.Lock = attrs.field(factory=trio.Lock, init=False)
     _receiving: trio.CancelScope | None = attrs.field(default=None, init=False)

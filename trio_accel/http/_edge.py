@@ -72,6 +72,7 @@ class Edge:
         connections: All connections, the longest idle one first.
         requests: The number of requests that the application serves.
         body_bytes: The total bytes of bodies in memory.
+        reading: The requests with unfinished bodies, the oldest one first.
         is_ending: Whether no request follows on a connection.
     """
 
@@ -82,6 +83,7 @@ class Edge:
     connections: dict[Connection, None] = attrs.field(factory=dict[Connection, None], init=False)
     requests: int = attrs.field(default=0, init=False)
     body_bytes: int = attrs.field(default=0, init=False)
+    reading: dict[Exchange, None] = attrs.field(factory=dict["Exchange", None], init=False)
     is_ending: bool = attrs.field(default=False, init=False)
     _changed: trio.Event = attrs.field(factory=trio.Event, init=False)
 
@@ -138,6 +140,14 @@ class Edge:
         for connection in self.connections:
             connection.cut("the service ends")
 
+    def limit_bodies(self) -> None:
+        """Refuse the largest unfinished bodies until the rest is within the limit.
+
+        If the newest body was refused instead, a few clients that never end theirs would keep all others out.
+        """
+        while self.body_bytes > self.limits.bodies and self.reading:
+            max(self.reading, key=lambda exchange: exchange.body_bytes).refuse_body()
+
     async def answer(self, connection: Connection, scope: Any, receive: Receive, send: Send) -> None:
         """Serve one request of a connection; except for the first argument, an ASGI application."""
         exchange = Exchange(self, connection, scope, receive, send)
@@ -154,7 +164,7 @@ class Edge:
             connection.end_if_over()
             if connection.on_leave == exchange.leave:
                 connection.on_leave = ignore
-            self.body_bytes -= exchange.body_bytes
+            exchange.drop_body()
             if connection in self.connections:
                 self.touch(connection)
 
@@ -188,6 +198,8 @@ class Exchange:
     _over: trio.Event = attrs.field(factory=trio.Event, init=False)
     _task: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
     _is_bounded: bool = attrs.field(default=False, init=False)
+    _body_task: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
+    _is_refused: bool = attrs.field(default=False, init=False)
 
     def leave(self) -> None:
         """Note that the client has left, and cancel the application unless its answer has ended.
@@ -223,23 +235,46 @@ class Exchange:
         length = next((int(value) for name, value in self.scope["headers"] if name == b"content-length"), 0)
         if length > limits.body:
             return 413
-        with trio.move_on_after(limits.wait):
-            while True:
-                message = await self.from_client()
-                if message["type"] != "http.request":
-                    self._has_left = True
-                    return 0
-                part = message["body"]
-                self._parts.append(part)
-                self.body_bytes += len(part)
-                edge.body_bytes += len(part)
-                if self.body_bytes > limits.body:
-                    return 413
-                if edge.body_bytes > limits.bodies:
-                    return 503
-                if not message["more_body"]:
-                    return 0
-        return 408
+        self._body_task.deadline = trio.current_time() + limits.wait
+        edge.reading[self] = None
+        try:
+            with self._body_task:
+                return await self._read_parts()
+        finally:
+            edge.reading.pop(self, None)
+        return 503 if self._is_refused else 408
+
+    async def _read_parts(self) -> int:
+        edge, limits = self.edge, self.edge.limits
+        while True:
+            message = await self.from_client()
+            if message["type"] != "http.request":
+                self._has_left = True
+                return 0
+            part = message["body"]
+            self._parts.append(part)
+            self.body_bytes += len(part)
+            edge.body_bytes += len(part)
+            if self.body_bytes > limits.body:
+                return 413
+            edge.limit_bodies()
+            if self._is_refused:
+                return 503
+            if not message["more_body"]:
+                return 0
+
+    def refuse_body(self) -> None:
+        """Have the unfinished body refused, and drop its received part."""
+        self._is_refused = True
+        self.edge.reading.pop(self, None)
+        self.drop_body()
+        self._body_task.cancel(reason="the bodies of all requests are too large")
+
+    def drop_body(self) -> None:
+        """Release the bytes of the body."""
+        self.edge.body_bytes -= self.body_bytes
+        self.body_bytes = 0
+        self._parts.clear()
 
     async def _refuse(self, status: int) -> None:
         """Answer without the application, and end the connection, whatever still arrives on it."""
