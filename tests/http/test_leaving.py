@@ -195,7 +195,7 @@ async def test_a_handler_that_cannot_be_cancelled_holds_no_descriptor(how: str) 
     ],
 )
 async def test_descriptors_of_clients_are_released(app: Any, seen: Seen, data: bytes) -> None:
-    """Each request, left in each way at once and after a moment, and also by clients that only fall silent."""
+    """Each request, left in each way at once and after a moment, and also by silent clients."""
     limits = Limits(stall=0.2, wait=0.3, answer=0.4)
     async with serving(app, limits=limits) as port:
         before, kept = files(), []

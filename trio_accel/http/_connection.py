@@ -3,7 +3,8 @@
 Hypercorn shields its sends from cancellation, closes a stream during a send, and does not notice that a
 client leaves while the application works. Therefore `Connection` closes the socket to end a slow send, sends
 the end only after the data in flight, and reports when its client leaves. It also passes only checked
-requests to Hypercorn, one at a time (`Framing`).
+requests to Hypercorn, one at a time (`Framing`). Requests for probes do not reach Hypercorn, because it costs
+many times what they cost.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import socket
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
@@ -66,6 +67,8 @@ class Connection:
         stream: The stream.
         stall: The seconds in which the client must read each part of an answer.
         error_body: Makes the JSON object of an error from its status and its text.
+        wait: The seconds until the headers of the next request must have arrived.
+        short_answer: Returns the answer to the headers of a request that needs no application, or None.
         scope: The cancel scope of the connection's tasks.
         requests: The number of requests that the application has not finished.
         on_leave: Called when the client leaves or is disconnected.
@@ -76,6 +79,8 @@ class Connection:
     stream: trio.SocketStream
     stall: float
     error_body: Callable[[int, str], Mapping[str, object]]
+    wait: float
+    short_answer: Callable[[Connection, bytes], Awaitable[tuple[bytes, bool] | None]]
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
     requests: int = attrs.field(default=0, init=False)
     on_leave: Callable[[], None] = attrs.field(default=ignore, init=False)
@@ -90,6 +95,8 @@ class Connection:
     _is_answering: bool = attrs.field(default=False, init=False)
     has_left: bool = attrs.field(default=False, init=False)
     _is_closed: bool = attrs.field(default=False, init=False)
+    # When the connection is closed unless a request begins.
+    _idle_until: float = attrs.field(default=math.inf, init=False)
     # Set when the end of the last answer was sent.
     _ended: trio.Event = attrs.field(factory=trio.Event, init=False)
 
@@ -110,8 +117,8 @@ class Connection:
         """Receive checked bytes of one request; ``b""`` if the client has left or its request is refused.
 
         While a request is served, this reads on, so that the end of the connection is noticed. The bytes of
-        the next request wait until `end_answer`. If they exceed the backlog for `stall` seconds, the client is
-        disconnected, because its end could not be noticed.
+        the next request wait until `end_answer`. If they exceed the backlog for `stall` seconds, the client
+        is disconnected, because its end could not be noticed.
 
         After the end of the last answer, this reads on for a moment and closes the socket, although the
         application may still work.
@@ -125,17 +132,9 @@ class Connection:
         """
         try:
             while not self._is_closed:
-                if not (self._is_answering and self._framing.is_between):
-                    is_new = self._framing.is_between
-                    if taken := self._framing.take():
-                        self._is_answering = self._is_answering or is_new
-                        return taken
-                data: bytes | bytearray | None = None
-                with trio.CancelScope() as self._receiving:
-                    if len(self._framing) >= _BACKLOG_BYTES:
-                        await trio.sleep(self.stall)
-                        self.cut("the client sends too many requests")
-                    data = await self.stream.receive_some(_RECEIVED_BYTES)
+                if taken := await self._take():
+                    return taken
+                data = await self._receive()
                 if data:
                     self._framing.feed(data)
                 elif data is not None:
@@ -152,6 +151,54 @@ class Connection:
         await self._ended.wait()
         await self.linger()
         raise trio.ClosedResourceError("the connection is closed")
+
+    async def _take(self) -> bytes:
+        """Take received bytes of a request for Hypercorn, and answer those that need no application."""
+        while not self._is_closed and not (self._is_answering and self._framing.is_between):
+            is_new = self._framing.is_between
+            taken = self._framing.take()
+            if is_new and taken and self._framing.is_between and await self._answer_shortly(taken):
+                continue
+            self._is_answering = self._is_answering or (is_new and bool(taken))
+            return taken
+        return b""
+
+    async def _receive(self) -> bytes | bytearray | None:
+        """Receive bytes; None if `_take` may have more, or the connection is closed."""
+        with trio.CancelScope(deadline=self._idle_until) as self._receiving:
+            if len(self._framing) >= _BACKLOG_BYTES:
+                await trio.sleep(self.stall)
+                self.cut("the client sends too many requests")
+            return await self.stream.receive_some(_RECEIVED_BYTES)
+        if trio.current_time() >= self._idle_until:
+            await self.aclose()
+        return None
+
+    async def _answer_shortly(self, head: bytes) -> bool:
+        """Answer a request without Hypercorn. Return whether it was one that needs no application."""
+        if (answer := await self.short_answer(self, head)) is None:
+            return False
+        data, is_last = answer
+        await self.send_all(data)
+        if is_last:
+            await self.aclose()
+        self.set_idle(True)
+        return True
+
+    def set_idle(self, is_idle: bool) -> None:
+        """Begin or end the time in which the headers of the next request must arrive."""
+        # A connection that is to end does not begin to wait again.
+        if self._idle_until > -math.inf:
+            self._idle_until = trio.current_time() + self.wait if is_idle else math.inf
+        if self._receiving is not None:
+            self._receiving.deadline = self._idle_until
+
+    def end_idle(self) -> None:
+        """Close the connection if it waits for a request."""
+        if self._idle_until < math.inf:
+            self._idle_until = -math.inf
+            if self._receiving is not None:
+                self._receiving.deadline = self._idle_until
 
     def end_answer(self) -> None:
         """Let the next request begin, after the answer of the last one."""
@@ -263,3 +310,31 @@ class Connection:
         self._close()
         self.on_leave()
         self.scope.cancel(reason=reason)
+
+
+@attrs.frozen
+class IdleTime:
+    """The idle time of a connection, in place of Hypercorn's, which starts two tasks for each request.
+
+    Attributes:
+        connection: The connection.
+        is_ending: Returns whether idle connections are closed at once.
+    """
+
+    connection: Connection
+    is_ending: Callable[[], bool]
+
+    async def restart(self, task_group: object, action: object) -> None:
+        """Begin the idle time.
+
+        Args:
+            task_group: Ignored.
+            action: Ignored.
+        """
+        self.connection.set_idle(True)
+        if self.is_ending():
+            self.connection.end_idle()
+
+    async def stop(self) -> None:
+        """End the idle time, because a request has begun."""
+        self.connection.set_idle(False)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from email.utils import formatdate
 from math import inf
 from typing import Any, TypeAlias
 
@@ -29,6 +31,14 @@ Application: TypeAlias = Callable[[Any, Any, Any], Awaitable[Any]]
 _DEADLINE = b"x-deadline"
 _RETRY = (b"retry-after", b"1")
 _CLOSE = (b"connection", b"close")
+# Headers without anything that could be wrong or that changes the meaning of a request for a probe.
+_PLAIN = re.compile(rb"(GET|HEAD) (/[!-$&-~]*) HTTP/1\.1(\r\n(?:[A-Za-z0-9-]+:[\t -~]*\r\n)*)\r\n", re.ASCII)
+_HOST = re.compile(rb"(?i)\nhost:[ \t]*[!-~]")
+_CLOSING = re.compile(rb"(?i)\nconnection:[ \t]*close[ \t]*\r")
+_MEANT = re.compile(
+    rb"(?i)\n(?:connection:(?![ \t]*(?:close|keep-alive)[ \t]*\r)"
+    rb"|expect:|upgrade:|content-length:|x-deadline:)"
+)
 
 
 @attrs.frozen
@@ -47,13 +57,25 @@ class Reply:
 
     async def send(self, send: Send) -> None:
         """Send it as ASGI messages."""
+        headers, body = self._parts()
+        await send({"type": "http.response.start", "status": self.status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    def encode(self, is_last: bool, has_body: bool) -> bytes:
+        """Return it as bytes of HTTP/1.1, without the body for ``HEAD``."""
+        headers, body = self._parts()
+        headers.append((b"date", formatdate(usegmt=True).encode()))
+        if is_last:
+            headers.append(_CLOSE)
+        head = b"".join(b"%b: %b\r\n" % header for header in headers)
+        return b"HTTP/1.1 %d \r\n%b\r\n%b" % (self.status, head, body if has_body else b"")
+
+    def _parts(self) -> tuple[list[tuple[bytes, bytes]], bytes]:
         if isinstance(self.body, str):
             body, kind = self.body.encode(), b"text/plain; version=0.0.4; charset=utf-8"
         else:
             body, kind = json.dumps(self.body).encode(), b"application/json"
-        headers = [(b"content-type", kind), (b"content-length", b"%d" % len(body)), *self.headers]
-        await send({"type": "http.response.start", "status": self.status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+        return [(b"content-type", kind), (b"content-length", b"%d" % len(body)), *self.headers], body
 
 
 Probe: TypeAlias = Callable[[], Awaitable[Reply]]
@@ -91,18 +113,19 @@ class Edge:
         self, stream: trio.SocketStream, server: Callable[[Connection], Awaitable[None]]
     ) -> None:
         """Serve a connection to its end. An error ends only this connection."""
-        connection = Connection(stream, self.limits.stall, self.error_body)
+        limits = self.limits
+        connection = Connection(stream, limits.stall, self.error_body, limits.wait, self.short_answer)
         self.touch(connection)
         # A connection before its first request is idle, so busy ones must not count. They are counted only if
         # it matters, because each of hundreds of new connections would count all others.
-        limit = self.limits.connections
+        limit = limits.connections
         if (
             len(self.connections) > limit
             and sum(not open_connection.requests for open_connection in self.connections) > limit
         ):
             self.close_idle()
         try:
-            if len(self.connections) <= 2 * self.limits.connections:
+            if len(self.connections) <= 2 * limit:
                 with connection.scope:
                     await server(connection)
                 await connection.linger()
@@ -119,6 +142,30 @@ class Edge:
         """Note that a connection begins to wait, or begins a request."""
         self.connections.pop(connection, None)
         self.connections[connection] = None
+
+    def end_idle(self) -> None:
+        """Close the connections without a request."""
+        for connection in self.connections:
+            connection.end_idle()
+
+    async def short_answer(self, connection: Connection, head: bytes) -> tuple[bytes, bool] | None:
+        """Return the answer to a plain request for a probe, and whether it is the last of its connection.
+
+        Args:
+            connection: The connection.
+            head: The checked headers of a request without a body.
+
+        Returns:
+            None for each other request, which may be wrong or ask for more than the probe.
+        """
+        found = _PLAIN.fullmatch(head)
+        if found is None or (probe := self.probes.get(found[2].decode())) is None:
+            return None
+        if len(_HOST.findall(found[3])) != 1 or _MEANT.search(found[3]):
+            return None
+        self.touch(connection)
+        is_last = self.is_ending or _CLOSING.search(found[3]) is not None
+        return (await probe()).encode(is_last, found[1] == b"GET"), is_last
 
     def close_idle(self) -> bool:
         """Close the connection that has been idle the longest. Return whether there was one."""

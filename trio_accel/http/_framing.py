@@ -185,43 +185,55 @@ class Framing:
     def _take_chunks(self) -> bytes:
         """Take all received chunks before the last one, or the line of the last one."""
         data, place = bytearray(), 0
-        while place < len(self._data):
+        while self._part is not _RequestPart.TRAILERS:
             if self._part is _RequestPart.CHUNK:
                 part = self._data[place : place + self._remaining]
                 data += part
-                place += len(part)
-                self._remaining -= len(part)
+                taken = len(part)
+                self._remaining -= taken
                 if not self._remaining:
                     self._part = _RequestPart.CHUNK_END
             elif self._part is _RequestPart.CHUNK_END:
-                end = self._data[place : place + 2]
-                if not b"\r\n".startswith(end):
-                    raise RefusedError(400)
-                if len(end) < 2:
-                    break
-                place += 2
-                self._part = _RequestPart.CHUNK_LINE
+                taken = self._end_chunk(place)
             else:
-                found = _CHUNK.match(self._data, place, place + _CHUNK_LINE_BYTES)
-                if found is None:
-                    if b"\n" in self._data[place:] or len(self._data) - place >= _CHUNK_LINE_BYTES:
-                        raise RefusedError(400)
-                    break
-                size = int(found[1], 16)
-                if data and not size:
-                    break
-                place = found.end()
-                self._count_chunk(size)
-                self._part, self._remaining = _RequestPart.CHUNK, size
-                if not size:
-                    self._part = _RequestPart.TRAILERS
-                    break
-        taken = self._cut(place)
+                taken = self._begin_chunk(place, is_first=not data)
+            if not taken:
+                break
+            place += taken
+        raw = self._cut(place)
         if not self.joins_chunks:
-            return taken
+            return raw
         if data:
             return b"%x\r\n%b\r\n" % (len(data), data)
         return b"0\r\n" if self._part is _RequestPart.TRAILERS else b""
+
+    def _end_chunk(self, place: int) -> int:
+        """Return the bytes of the line break after a chunk, or 0 if they have not arrived."""
+        end = self._data[place : place + 2]
+        if not b"\r\n".startswith(end):
+            raise RefusedError(400)
+        if len(end) < 2:
+            return 0
+        self._part = _RequestPart.CHUNK_LINE
+        return 2
+
+    def _begin_chunk(self, place: int, *, is_first: bool) -> int:
+        """Return the bytes of the line before a chunk; 0 if they must wait.
+
+        The line of the last chunk waits until the chunks before it are taken.
+        """
+        found = _CHUNK.match(self._data, place, place + _CHUNK_LINE_BYTES)
+        if found is None:
+            line = self._data[place : place + _CHUNK_LINE_BYTES]
+            if b"\n" in line or len(line) == _CHUNK_LINE_BYTES:
+                raise RefusedError(400)
+            return 0
+        size = int(found[1], 16)
+        if not size and not is_first:
+            return 0
+        self._count_chunk(size)
+        self._part, self._remaining = (_RequestPart.CHUNK if size else _RequestPart.TRAILERS), size
+        return found.end() - place
 
     def _count_chunk(self, size: int) -> None:
         self._chunks += 1

@@ -18,7 +18,7 @@ from ..actors import named_arguments, single
 from ..backends.base.kit.modules import import_extra
 from ..devices import System
 from ..devices.base._lobby import accepted
-from ._connection import Connection
+from ._connection import Connection, IdleTime
 from ._edge import Application, Edge, ErrorBody
 from ._framing import HEAD_BYTES
 from ._lifespan import Lifespan
@@ -99,7 +99,7 @@ async def serve(
     _check(app=app, host=host, listeners=listeners, system=system, recorder=recorder)
     _check(limits=limits, error_body=error_body)
     _check_port(port)
-    hypercorn = _Hypercorn(limits)
+    hypercorn = _Hypercorn()
     if listeners is None:
         listeners = await _listen(host, port)
     edge = Edge(app, limits, probes_of(system, recorder), error_body)
@@ -138,10 +138,8 @@ async def serve(
 class _Hypercorn:
     """The parts of Hypercorn that serve one connection, and their configuration."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self) -> None:
         config = import_extra("hypercorn.config", "http").Config()
-        # Its idle time also ends headers that arrive slowly.
-        config.keep_alive_timeout = limits.wait
         config.keep_alive_max_requests = sys.maxsize
         config.h11_max_incomplete_size = HEAD_BYTES
         config.include_server_header = False
@@ -154,7 +152,9 @@ class _Hypercorn:
     async def serve(self, edge: Edge, state: dict[str, Any], connection: Connection) -> None:
         """Serve the requests of a connection by an edge."""
         app = self._wrapper(partial(edge.answer, connection))
-        await self._tcp_server(app, self._config, self._context, state, connection)
+        server = self._tcp_server(app, self._config, self._context, state, connection)
+        server.idle_task = IdleTime(connection, lambda: edge.is_ending)
+        await server
 
     async def end(self, edge: Edge, deadline: float) -> None:
         """End connections without a request at once, and wait for the others until the deadline."""
@@ -162,6 +162,7 @@ class _Hypercorn:
         seconds = deadline - trio.current_time()
         _logger.info("ending: %d requests are open, and have %.3g s", edge.requests, seconds)
         await self._context.terminated.set()
+        edge.end_idle()
         with trio.move_on_at(deadline):
             await edge.wait_empty()
 
