@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
+from typing import Any
 
 import attrs
 import trio
@@ -26,6 +27,8 @@ BROKEN = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
 _RECEIVED_BYTES = 1 << 16
 # The size of the parts of an answer. The client must read each within `Connection.stall`.
 _SENT_BYTES = 1 << 16
+# Short answers are sent together if they have fewer bytes.
+_HELD_BYTES = 1 << 14
 # The maximum bytes of later requests to read while a request is served.
 _BACKLOG_BYTES = 1 << 16
 _MAX_WATCHED = 32767.0  # the largest number of seconds that the kernel takes
@@ -74,6 +77,8 @@ class Connection:
         on_leave: Called when the client leaves or is disconnected.
         has_left: Whether the client has left or was disconnected.
         is_holding: Whether sent data waits for `flush`, so that several parts need one system call.
+        replies: The answers of probes since bytes were received, by path. They also answer the same
+            requests that had arrived before.
     """
 
     stream: trio.SocketStream
@@ -85,6 +90,7 @@ class Connection:
     requests: int = attrs.field(default=0, init=False)
     on_leave: Callable[[], None] = attrs.field(default=ignore, init=False)
     is_holding: bool = attrs.field(default=False, init=False)
+    replies: dict[str, Any] = attrs.field(factory=dict[str, Any], init=False)
     _framing: Framing = attrs.field(factory=partial(Framing, joins_chunks=True), init=False)
     # Held by the send in flight. Hypercorn may close the connection, or answer 400, during another answer.
     _sending: trio.Lock = attrs.field(factory=trio.Lock, init=False)
@@ -154,14 +160,19 @@ class Connection:
 
     async def _take(self) -> bytes:
         """Take received bytes of a request for Hypercorn, and answer those that need no application."""
+        taken = b""
         while not self._is_closed and not (self._is_answering and self._framing.is_between):
             is_new = self._framing.is_between
             taken = self._framing.take()
             if is_new and taken and self._framing.is_between and await self._answer_shortly(taken):
+                taken = b""
                 continue
             self._is_answering = self._is_answering or (is_new and bool(taken))
-            return taken
-        return b""
+            break
+        if self.replies:
+            self.replies.clear()
+            await self.flush()
+        return taken
 
     async def _receive(self) -> bytes | bytearray | None:
         """Receive bytes; None if `_take` may have more, or the connection is closed."""
@@ -175,11 +186,17 @@ class Connection:
         return None
 
     async def _answer_shortly(self, head: bytes) -> bool:
-        """Answer a request without Hypercorn. Return whether it was one that needs no application."""
+        """Answer a request without Hypercorn. Return whether it was one that needs no application.
+
+        The answer is held until `_take` ends.
+        """
         if (answer := await self.short_answer(self, head)) is None:
             return False
         data, is_last = answer
-        await self.send_all(data)
+        self.is_holding = True
+        self._held.append(data)
+        if sum(map(len, self._held)) >= _HELD_BYTES or is_last:
+            await self.flush()
         if is_last:
             await self.aclose()
         self.set_idle(True)

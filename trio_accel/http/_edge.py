@@ -159,13 +159,15 @@ class Edge:
             None for each other request, which may be wrong or ask for more than the probe.
         """
         found = _PLAIN.fullmatch(head)
-        if found is None or (probe := self.probes.get(found[2].decode())) is None:
+        if found is None or (probe := self.probes.get(path := found[2].decode())) is None:
             return None
         if len(_HOST.findall(found[3])) != 1 or _MEANT.search(found[3]):
             return None
         self.touch(connection)
         is_last = self.is_ending or _CLOSING.search(found[3]) is not None
-        return (await probe()).encode(is_last, found[1] == b"GET"), is_last
+        if (reply := connection.replies.get(path)) is None:
+            reply = connection.replies[path] = await probe()
+        return reply.encode(is_last, found[1] == b"GET"), is_last
 
     def close_idle(self) -> bool:
         """Close the connection that has been idle the longest. Return whether there was one."""
