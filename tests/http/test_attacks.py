@@ -59,6 +59,54 @@ async def test_pipelined_requests_are_all_answered_in_their_order(app: Any) -> N
     assert places == sorted(places)
 
 
+async def test_probes_are_answered_in_order_without_much_work(app: Any, seen: Seen, system: Any) -> None:
+    """Between other requests, by each method, until the connection ends."""
+    last = get("/ready", "Connection: close", "User-Agent: x/1 (y)")
+    asked = [
+        get("/health") * 100,
+        post("/echo", b"abc"),
+        get("/health").replace(b"GET", b"HEAD"),
+        get("/health?verbose=1"),
+        get("/nothing"),
+        get("/health", "Content-Length: 0"),
+        post("/health", b""),
+        last,
+        get("/ping"),
+    ]
+    async with serving(app, system=system) as port:
+        found = await ask(port, b"".join(asked))
+    answers = found.split(b"HTTP/1.1 ")[1:]
+    assert [int(answer.split()[0]) for answer in answers] == [200] * 103 + [404, 200, 404, 200]
+    bodies = [answer.partition(b"\r\n\r\n")[2] for answer in answers]
+    assert {json.loads(body)["status"] for body in bodies[:100]} == {"alive"}
+    assert bodies[100] == b"abc"
+    assert bodies[101] == b""
+    assert f"content-length: {len(bodies[0])}".encode() in answers[101]
+    assert json.loads(bodies[102])["status"] == json.loads(bodies[104])["status"] == "alive"
+    assert json.loads(bodies[-1]) == {"status": "ready"}
+    assert [b"connection: close" in answer for answer in answers] == [False] * 106 + [True]
+
+
+@pytest.mark.parametrize("data", [get("/health") * 100, get("/echo", CHUNKED) + b"1\r\nx\r\n" * 1000])
+async def test_a_small_request_makes_few_steps_of_the_loop(app: Any, system: Any, data: bytes) -> None:
+    """A client cannot take the loop from others by a few kilobytes."""
+
+    class Steps(trio.abc.Instrument):
+        count = 0
+
+        def before_task_step(self, task: trio.lowlevel.Task) -> None:
+            self.count += 1
+
+    async with serving(app, system=system) as port:
+        last = b"0\r\n\r\n" if b"echo" in data else b""
+        await ask(port, data[:200] + get("/ping", "Connection: close"))
+        steps = Steps()
+        trio.lowlevel.add_instrument(steps)
+        await ask(port, data + last + get("/ping", "Connection: close"))
+        trio.lowlevel.remove_instrument(steps)
+    assert steps.count < 500
+
+
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
@@ -177,6 +225,30 @@ async def test_bodies_together_have_a_limit(app: Any, seen: Seen) -> None:
             await stream.aclose()
         await seen.until(lambda them: them.running == 0)
         assert await status(port, post("/echo", b"x" * 1000)) == 200
+
+
+@pytest.mark.parametrize("size", [100, 9000])
+async def test_unfinished_bodies_do_not_keep_others_out(app: Any, seen: Seen, size: int) -> None:
+    """The largest unfinished body goes first, and bodies of running requests stay."""
+    limits = Limits(body=10_000, bodies=640_000, wait=60.0)
+    async with serving(app, limits=limits) as port:
+        running = await connect(port, post("/slow", b"x" * 9500))
+        await seen.until(lambda them: them.running == 1)
+        unfinished = [await connect(port, post("/echo", b"x" * 10_000)[:-1]) for _ in range(66)]
+        for _ in range(20):
+            answer = await ask(port, post("/echo", b"y" * size, "Connection: close"))
+            assert answer.startswith(b"HTTP/1.1 200 ")
+            assert answer.endswith(b"\r\n\r\n" + b"y" * size)
+        assert seen.running == 1
+        found = [await read_all(stream) for stream in unfinished[:3]]
+        for part in found:
+            assert part.startswith(b"HTTP/1.1 503 ")
+            assert b"retry-after: 1" in part
+        # Others are not refused without need.
+        await unfinished[-1].send_all(b"x")
+        assert b" 200 " in await unfinished[-1].receive_some()
+        for stream in (*unfinished[3:], running):
+            await stream.aclose()
 
 
 async def test_clients_that_do_not_read_are_disconnected(app: Any, seen: Seen) -> None:

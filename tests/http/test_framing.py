@@ -216,3 +216,22 @@ def test_spaces_cost_their_size(size: int, byte: bytes) -> None:
     with pytest.raises(RefusedError):
         take_all(framing, [HEAD + b"X: a" + byte * size + b"\0\r\n\r\n"])
     assert time.process_time() - began < 1.0
+
+
+@given(st.lists(st.binary(min_size=1, max_size=40), max_size=20), st.lists(st.integers(0, 900), max_size=8))
+def test_joined_chunks_have_the_same_data(chunks: list[bytes], places: list[int]) -> None:
+    head = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+    sent = b"".join(b"%x;a=b\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks) + b"0\r\nX: y\r\n\r\n"
+    framing, connection, data = Framing(joins_chunks=True), h11.Connection(h11.SERVER), b""
+    events: list[type] = []
+    for part in cut(head + sent + HEAD, places):
+        framing.feed(part)
+        while not (events and events[-1] is h11.EndOfMessage) and (taken := framing.take()):
+            connection.receive_data(taken)
+            while isinstance(event := connection.next_event(), h11.Event):
+                events.append(type(event))
+                data += bytes(event.data) if isinstance(event, h11.Data) else b""
+    assert data == b"".join(chunks)
+    assert events[-1] is h11.EndOfMessage
+    # One chunk for each received part, because each costs much more than its bytes.
+    assert events.count(h11.Data) <= len(places) + 1

@@ -8,8 +8,9 @@ import functools
 import inspect
 import math
 import random
+import re
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import FunctionType, MappingProxyType
 from typing import Any, Literal, TypeVar, cast
 
@@ -47,6 +48,10 @@ T = TypeVar("T")
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
+SYNONYMS = "trio_accel.synonyms"
+"""Key of a field's metadata: names that other libraries give to the option."""
+
+
 def named_options(cls: type[T]) -> type[T]:
     """Make an attrs class check its options at construction, and name the wrong one.
 
@@ -66,7 +71,11 @@ def named_options(cls: type[T]) -> type[T]:
 
     @functools.wraps(make)
     def check(self: object, *values: Any, **options: Any) -> None:
-        _check_names(cls.__name__, options, names)
+        for name in options:
+            if name not in names:
+                raise _unknown_field(cls, name, fields)
+        if len(values) > len(positional):
+            raise _not_by_name(cls.__name__, values, positional, names)
         values = tuple(map(as_plain, values))
         options = {name: as_plain(value) for name, value in options.items()}
         for name, value in (*zip(positional, values, strict=False), *options.items()):
@@ -76,6 +85,36 @@ def named_options(cls: type[T]) -> type[T]:
 
     setattr(cls, "__init__", check)  # noqa: B010  # type checkers refuse an assignment
     return cls
+
+
+def _unknown_field(cls: type, name: str, fields: Iterable[Any]) -> TypeError:
+    """Make the error for an unknown option of a class, which names the field that has this meaning."""
+    names = [field.alias for field in fields]
+    for field in fields:
+        if name in field.metadata.get(SYNONYMS, ()):
+            return TypeError(f"{cls.__name__}: there is no option {name!r}; did you mean {field.alias!r}?")
+    if "timeout" in name:
+        # Options have times by other names, and the description of each begins with its unit.
+        in_seconds = re.findall(r"^ +(\w+): .*[Ss]econds", cls.__doc__ or "", re.MULTILINE)
+        if times := [time for time in in_seconds if time in names]:
+            hint = f"did you mean {times[0]!r}?" if len(times) == 1 else f"its times are {', '.join(times)}"
+        else:
+            hint = nearest(name, names)
+        return TypeError(f"{cls.__name__}: there is no option {name!r}; {hint}")
+    return unknown_option(cls.__name__, name, names)
+
+
+def _not_by_name(
+    label: str, values: Sequence[object], positional: Sequence[str], names: Sequence[str]
+) -> TypeError:
+    """Make the error for options without names."""
+    if len(values) > len(names):
+        return TypeError(f"{label}: there are {len(names)} options, got {len(values)} values")
+    by_name = [name for name in names if name not in positional]
+    named = [*map(repr, values[: len(positional)])]
+    for name, value in zip(by_name, values[len(positional) :], strict=False):
+        named.append(f"{name}={value!r}")
+    return TypeError(f"{label}: pass options by name, as in {label}({', '.join(named)})")
 
 
 def checked_options(make: FunctionT) -> FunctionT:

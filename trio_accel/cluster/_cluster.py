@@ -15,6 +15,7 @@ import attrs
 import trio
 
 from ..actors import Actor, ActorContext, Directive, Policy, Ref, SupervisorScope, opens, warn_untold
+from ..actors._conditions import part_of
 from ..backends.base import NotSupportedError
 from ..devices import DeviceGroup, System, run_together
 from ._agent import AgentConfig
@@ -81,7 +82,8 @@ async def open_cluster(
         nursery.start_soon(cluster.follow, supervisor, first)
         await first.wait()
         try:
-            yield cluster
+            with part_of(system, "cluster", cluster.fault):
+                yield cluster
         finally:
             await cluster.end_durable()  # noqa: ASYNC102  # it shields itself
             cluster.close()
@@ -103,6 +105,10 @@ class Cluster(EntityRouter):
     def __repr__(self) -> str:
         names = ", ".join(member.name for member in self.members)
         return f"<Cluster of {names or 'no node'}, epoch {self.epoch}>"
+
+    def fault(self) -> str | None:
+        """Return why the cluster can serve no request now, or None: for the probe ``/ready``."""
+        return None if self.members else "no node is left"
 
     def replicas(self, cls: type[EntityT]) -> Mapping[str, EntityRef[EntityT]]:
         """Return the address of an entity on each node, by the node's name: for `patterns.ReplicaPool`.

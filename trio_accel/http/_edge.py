@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from email.utils import formatdate
 from math import inf
 from typing import Any, TypeAlias
 
@@ -29,6 +31,14 @@ Application: TypeAlias = Callable[[Any, Any, Any], Awaitable[Any]]
 _DEADLINE = b"x-deadline"
 _RETRY = (b"retry-after", b"1")
 _CLOSE = (b"connection", b"close")
+# Headers without anything that could be wrong or that changes the meaning of a request for a probe.
+_PLAIN = re.compile(rb"(GET|HEAD) (/[!-$&-~]*) HTTP/1\.1(\r\n(?:[A-Za-z0-9-]+:[\t -~]*\r\n)*)\r\n", re.ASCII)
+_HOST = re.compile(rb"(?i)\nhost:[ \t]*[!-~]")
+_CLOSING = re.compile(rb"(?i)\nconnection:[ \t]*close[ \t]*\r")
+_MEANT = re.compile(
+    rb"(?i)\n(?:connection:(?![ \t]*(?:close|keep-alive)[ \t]*\r)"
+    rb"|expect:|upgrade:|content-length:|x-deadline:)"
+)
 
 
 @attrs.frozen
@@ -47,13 +57,25 @@ class Reply:
 
     async def send(self, send: Send) -> None:
         """Send it as ASGI messages."""
+        headers, body = self._parts()
+        await send({"type": "http.response.start", "status": self.status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    def encode(self, is_last: bool, has_body: bool) -> bytes:
+        """Return it as bytes of HTTP/1.1, without the body for ``HEAD``."""
+        headers, body = self._parts()
+        headers.append((b"date", formatdate(usegmt=True).encode()))
+        if is_last:
+            headers.append(_CLOSE)
+        head = b"".join(b"%b: %b\r\n" % header for header in headers)
+        return b"HTTP/1.1 %d \r\n%b\r\n%b" % (self.status, head, body if has_body else b"")
+
+    def _parts(self) -> tuple[list[tuple[bytes, bytes]], bytes]:
         if isinstance(self.body, str):
             body, kind = self.body.encode(), b"text/plain; version=0.0.4; charset=utf-8"
         else:
             body, kind = json.dumps(self.body).encode(), b"application/json"
-        headers = [(b"content-type", kind), (b"content-length", b"%d" % len(body)), *self.headers]
-        await send({"type": "http.response.start", "status": self.status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+        return [(b"content-type", kind), (b"content-length", b"%d" % len(body)), *self.headers], body
 
 
 Probe: TypeAlias = Callable[[], Awaitable[Reply]]
@@ -72,6 +94,7 @@ class Edge:
         connections: All connections, the longest idle one first.
         requests: The number of requests that the application serves.
         body_bytes: The total bytes of bodies in memory.
+        reading: The requests with unfinished bodies, the oldest one first.
         is_ending: Whether no request follows on a connection.
     """
 
@@ -82,6 +105,7 @@ class Edge:
     connections: dict[Connection, None] = attrs.field(factory=dict[Connection, None], init=False)
     requests: int = attrs.field(default=0, init=False)
     body_bytes: int = attrs.field(default=0, init=False)
+    reading: dict[Exchange, None] = attrs.field(factory=dict["Exchange", None], init=False)
     is_ending: bool = attrs.field(default=False, init=False)
     _changed: trio.Event = attrs.field(factory=trio.Event, init=False)
 
@@ -89,18 +113,19 @@ class Edge:
         self, stream: trio.SocketStream, server: Callable[[Connection], Awaitable[None]]
     ) -> None:
         """Serve a connection to its end. An error ends only this connection."""
-        connection = Connection(stream, self.limits.stall, self.error_body)
+        limits = self.limits
+        connection = Connection(stream, limits.stall, self.error_body, limits.wait, self.short_answer)
         self.touch(connection)
         # A connection before its first request is idle, so busy ones must not count. They are counted only if
         # it matters, because each of hundreds of new connections would count all others.
-        limit = self.limits.connections
+        limit = limits.connections
         if (
             len(self.connections) > limit
             and sum(not open_connection.requests for open_connection in self.connections) > limit
         ):
             self.close_idle()
         try:
-            if len(self.connections) <= 2 * self.limits.connections:
+            if len(self.connections) <= 2 * limit:
                 with connection.scope:
                     await server(connection)
                 await connection.linger()
@@ -117,6 +142,32 @@ class Edge:
         """Note that a connection begins to wait, or begins a request."""
         self.connections.pop(connection, None)
         self.connections[connection] = None
+
+    def end_idle(self) -> None:
+        """Close the connections without a request."""
+        for connection in self.connections:
+            connection.end_idle()
+
+    async def short_answer(self, connection: Connection, head: bytes) -> tuple[bytes, bool] | None:
+        """Return the answer to a plain request for a probe, and whether it is the last of its connection.
+
+        Args:
+            connection: The connection.
+            head: The checked headers of a request without a body.
+
+        Returns:
+            None for each other request, which may be wrong or ask for more than the probe.
+        """
+        found = _PLAIN.fullmatch(head)
+        if found is None or (probe := self.probes.get(path := found[2].decode())) is None:
+            return None
+        if len(_HOST.findall(found[3])) != 1 or _MEANT.search(found[3]):
+            return None
+        self.touch(connection)
+        is_last = self.is_ending or _CLOSING.search(found[3]) is not None
+        if (reply := connection.replies.get(path)) is None:
+            reply = connection.replies[path] = await probe()
+        return reply.encode(is_last, found[1] == b"GET"), is_last
 
     def close_idle(self) -> bool:
         """Close the connection that has been idle the longest. Return whether there was one."""
@@ -138,6 +189,14 @@ class Edge:
         for connection in self.connections:
             connection.cut("the service ends")
 
+    def limit_bodies(self) -> None:
+        """Refuse the largest unfinished bodies until the rest is within the limit.
+
+        If the newest body was refused instead, a few clients that never end theirs would keep all others out.
+        """
+        while self.body_bytes > self.limits.bodies and self.reading:
+            max(self.reading, key=lambda exchange: exchange.body_bytes).refuse_body()
+
     async def answer(self, connection: Connection, scope: Any, receive: Receive, send: Send) -> None:
         """Serve one request of a connection; except for the first argument, an ASGI application."""
         exchange = Exchange(self, connection, scope, receive, send)
@@ -154,7 +213,7 @@ class Edge:
             connection.end_if_over()
             if connection.on_leave == exchange.leave:
                 connection.on_leave = ignore
-            self.body_bytes -= exchange.body_bytes
+            exchange.drop_body()
             if connection in self.connections:
                 self.touch(connection)
 
@@ -188,6 +247,8 @@ class Exchange:
     _over: trio.Event = attrs.field(factory=trio.Event, init=False)
     _task: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
     _is_bounded: bool = attrs.field(default=False, init=False)
+    _body_task: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
+    _is_refused: bool = attrs.field(default=False, init=False)
 
     def leave(self) -> None:
         """Note that the client has left, and cancel the application unless its answer has ended.
@@ -223,23 +284,46 @@ class Exchange:
         length = next((int(value) for name, value in self.scope["headers"] if name == b"content-length"), 0)
         if length > limits.body:
             return 413
-        with trio.move_on_after(limits.wait):
-            while True:
-                message = await self.from_client()
-                if message["type"] != "http.request":
-                    self._has_left = True
-                    return 0
-                part = message["body"]
-                self._parts.append(part)
-                self.body_bytes += len(part)
-                edge.body_bytes += len(part)
-                if self.body_bytes > limits.body:
-                    return 413
-                if edge.body_bytes > limits.bodies:
-                    return 503
-                if not message["more_body"]:
-                    return 0
-        return 408
+        self._body_task.deadline = trio.current_time() + limits.wait
+        edge.reading[self] = None
+        try:
+            with self._body_task:
+                return await self._read_parts()
+        finally:
+            edge.reading.pop(self, None)
+        return 503 if self._is_refused else 408
+
+    async def _read_parts(self) -> int:
+        edge, limits = self.edge, self.edge.limits
+        while True:
+            message = await self.from_client()
+            if message["type"] != "http.request":
+                self._has_left = True
+                return 0
+            part = message["body"]
+            self._parts.append(part)
+            self.body_bytes += len(part)
+            edge.body_bytes += len(part)
+            if self.body_bytes > limits.body:
+                return 413
+            edge.limit_bodies()
+            if self._is_refused:
+                return 503
+            if not message["more_body"]:
+                return 0
+
+    def refuse_body(self) -> None:
+        """Have the unfinished body refused, and drop its received part."""
+        self._is_refused = True
+        self.edge.reading.pop(self, None)
+        self.drop_body()
+        self._body_task.cancel(reason="the bodies of all requests are too large")
+
+    def drop_body(self) -> None:
+        """Release the bytes of the body."""
+        self.edge.body_bytes -= self.body_bytes
+        self.body_bytes = 0
+        self._parts.clear()
 
     async def _refuse(self, status: int) -> None:
         """Answer without the application, and end the connection, whatever still arrives on it."""
@@ -271,6 +355,10 @@ class Exchange:
             self._task.deadline = Deadline.from_header(header, at_most=self.edge.limits.answer).at
         except ValueError:
             return await self._fail(400, f"x-deadline must be seconds, such as 1.5, got {header!r:.40}")
+        if self.connection.has_left:
+            # Nothing more is received, so only the time can end an answer that nobody reads.
+            self._is_bounded = True
+            self._task.deadline = min(self._task.deadline, trio.current_time() + self.edge.limits.stall)
         try:
             with self._task:
                 await self.edge.app(self.scope, self._receive, self._send)

@@ -8,7 +8,7 @@ Hypercorn gives all received bytes to h11. Some of them are harmful there:
   raises an error. The preface is refused. Offers are removed, because a server may ignore them and Java's
   HTTP client makes them by default.
 * h11 accepts a request with a length and chunks, which a proxy may read as two requests.
-* Each chunk of a body costs much more than its bytes.
+* Each chunk of a body costs much more than its bytes. `Framing` can join them.
 
 So the headers and the trailers of a request reach h11 only when they are complete and checked. That needs the
 length of each body, which `Framing` takes from the headers. If h11 and this module could disagree, this
@@ -63,13 +63,19 @@ class _RequestPart(enum.Enum):
     BODY = enum.auto()
     CHUNK_LINE = enum.auto()
     CHUNK = enum.auto()
+    CHUNK_END = enum.auto()
     TRAILERS = enum.auto()
 
 
 @attrs.define(eq=False)
 class Framing:
-    """The bytes that a client has sent, cut into requests."""
+    """The bytes that a client has sent, cut into requests.
 
+    Attributes:
+        joins_chunks: Whether the data of received chunks is returned as a single chunk, without extensions.
+    """
+
+    joins_chunks: bool = False
     _data: bytearray = attrs.field(factory=bytearray, init=False)
     _part: _RequestPart = attrs.field(default=_RequestPart.HEAD, init=False)
     # Bytes until the end of the body or the chunk.
@@ -124,16 +130,14 @@ class Framing:
                 if lines:
                     self._part = _RequestPart.HEAD
                 return lines
-            case _RequestPart.CHUNK_LINE:
-                return self._take_chunk_line()
-            case _:
+            case _RequestPart.BODY:
                 part = self._cut(min(self._remaining, len(self._data)))
                 self._remaining -= len(part)
                 if not self._remaining:
-                    self._part = (
-                        _RequestPart.HEAD if self._part is _RequestPart.BODY else _RequestPart.CHUNK_LINE
-                    )
+                    self._part = _RequestPart.HEAD
                 return part
+            case _:
+                return self._take_chunks()
 
     def _cut(self, count: int) -> bytes:
         part = bytes(self._data[:count])
@@ -178,24 +182,64 @@ class Framing:
         if self._remaining:
             self._part = _RequestPart.BODY
 
-    def _take_chunk_line(self) -> bytes:
-        end = self._data.find(b"\n", 0, _CHUNK_LINE_BYTES)
-        if end < 0:
-            if len(self._data) >= _CHUNK_LINE_BYTES:
-                raise RefusedError(400)
-            return b""
-        line = self._cut(end + 1)
-        chunk = _CHUNK.fullmatch(line)
-        if chunk is None:
+    def _take_chunks(self) -> bytes:
+        """Take all received chunks before the last one, or the line of the last one."""
+        data, place = bytearray(), 0
+        while self._part is not _RequestPart.TRAILERS:
+            if self._part is _RequestPart.CHUNK:
+                part = self._data[place : place + self._remaining]
+                data += part
+                taken = len(part)
+                self._remaining -= taken
+                if not self._remaining:
+                    self._part = _RequestPart.CHUNK_END
+            elif self._part is _RequestPart.CHUNK_END:
+                taken = self._end_chunk(place)
+            else:
+                taken = self._begin_chunk(place, is_first=not data)
+            if not taken:
+                break
+            place += taken
+        raw = self._cut(place)
+        if not self.joins_chunks:
+            return raw
+        if data:
+            return b"%x\r\n%b\r\n" % (len(data), data)
+        return b"0\r\n" if self._part is _RequestPart.TRAILERS else b""
+
+    def _end_chunk(self, place: int) -> int:
+        """Return the bytes of the line break after a chunk, or 0 if they have not arrived."""
+        end = self._data[place : place + 2]
+        if not b"\r\n".startswith(end):
             raise RefusedError(400)
-        size = int(chunk[1], 16)
+        if len(end) < 2:
+            return 0
+        self._part = _RequestPart.CHUNK_LINE
+        return 2
+
+    def _begin_chunk(self, place: int, *, is_first: bool) -> int:
+        """Return the bytes of the line before a chunk; 0 if they must wait.
+
+        The line of the last chunk waits until the chunks before it are taken.
+        """
+        found = _CHUNK.match(self._data, place, place + _CHUNK_LINE_BYTES)
+        if found is None:
+            line = self._data[place : place + _CHUNK_LINE_BYTES]
+            if b"\n" in line or len(line) == _CHUNK_LINE_BYTES:
+                raise RefusedError(400)
+            return 0
+        size = int(found[1], 16)
+        if not size and not is_first:
+            return 0
+        self._count_chunk(size)
+        self._part, self._remaining = (_RequestPart.CHUNK if size else _RequestPart.TRAILERS), size
+        return found.end() - place
+
+    def _count_chunk(self, size: int) -> None:
         self._chunks += 1
         self._chunk_bytes += size
         if self._chunks > _FEW_CHUNKS + self._chunk_bytes // _BYTES_PER_CHUNK:
             raise RefusedError(413)
-        # The line break after the chunk belongs to it.
-        self._part, self._remaining = (_RequestPart.CHUNK, size + 2) if size else (_RequestPart.TRAILERS, 0)
-        return line
 
 
 def _with_origin(head: bytes, absolute: re.Match[bytes]) -> bytes:

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-import trio
-
-from ..actors import ActorError
-from ..backends.base import AccelError
+from ..actors._conditions import faults_of
 from ..devices import System
 from ..programs._program import ended_programs
+from ._checks import Check, checks_of, faults_of_checks
 from ._edge import Probe, Reply
-
-_READY_SECONDS = 0.5
 
 
 class Exposes(Protocol):
@@ -25,40 +20,54 @@ class Exposes(Protocol):
         ...
 
 
-def probes_of(system: System | None, recorder: Exposes | None) -> Mapping[str, Probe]:
-    """Make the routes for a system and a recorder."""
+def probes_of(
+    system: System | None, recorder: Exposes | None, checks: Sequence[Check] = ()
+) -> Mapping[str, Probe]:
+    """Make the routes for a system, a recorder and checks."""
 
     async def metrics() -> Reply:
         assert recorder is not None
         return Reply(200, recorder.exposition())
 
     routes: dict[str, Probe] = {} if recorder is None else {"/metrics": metrics}
-    if system is not None:
-        routes |= {"/health": lambda: _health(system), "/ready": lambda: _ready(system)}
+    if system is not None or checks:
+        restarting = [check for check in checks if check.restarts]
+        routes |= {"/health": lambda: _health(system, restarting), "/ready": lambda: _ready(system, checks)}
     return routes
 
 
-async def _health(system: System) -> Reply:
+async def _health(system: System | None, checks: Sequence[Check]) -> Reply:
     """Return the faults that end on no restart. No actor is asked, so a busy device is alive."""
-    faults = [str(outage) for outage in system.outages]
-    for device in system.devices:
-        faults += [f"program {program.name!r} has ended" for program in ended_programs(device)]
-    workers = [(node.path, node.pid) for node in system.tree().walk() if node.pid]
+    faults = [*_ended(system), *(await faults_of_checks(checks) if checks else ())]
+    workers = [(node.path, node.pid) for node in system.tree().walk() if node.pid] if system else []
     devices = {
         device.path: {
             "generation": device.generation,
             "pid": next((pid for path, pid in workers if path.startswith(f"{device.path}/")), None),
         }
-        for device in system.devices
+        for device in (system.devices if system else ())
     }
     shown = {"status": "failed" if faults else "alive", "faults": faults, "devices": devices}
     return Reply(503 if faults else 200, shown)
 
 
-async def _ready(system: System) -> Reply:
-    """Return whether each device answers within half a second."""
-    with trio.move_on_after(_READY_SECONDS), suppress(AccelError, ActorError):
-        for device in system.devices:
-            await device.statistics()
+async def _ready(system: System | None, checks: Sequence[Check]) -> Reply:
+    """Return whether each part can serve now: devices, programs and clusters of the system, and checks."""
+    faults = _ended(system)
+    if system is not None:
+        faults += faults_of(system)
+        checks = [*checks_of(system.devices), *checks]
+    faults += await faults_of_checks(checks)
+    if not faults:
         return Reply(200, {"status": "ready"})
-    return Reply(503, {"status": "a device does not answer"}, ((b"retry-after", b"1"),))
+    return Reply(503, {"status": "not ready", "faults": faults}, ((b"retry-after", b"1"),))
+
+
+def _ended(system: System | None) -> list[str]:
+    """Return the parts of a system that have failed for good."""
+    if system is None:
+        return []
+    faults = [str(outage) for outage in system.outages]
+    for device in system.devices:
+        faults += [f"program {program.name!r} has ended" for program in ended_programs(device)]
+    return faults

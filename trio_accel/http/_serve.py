@@ -18,7 +18,8 @@ from ..actors import named_arguments, single
 from ..backends.base.kit.modules import import_extra
 from ..devices import System
 from ..devices.base._lobby import accepted
-from ._connection import Connection
+from ._checks import Part, checks_of
+from ._connection import Connection, IdleTime
 from ._edge import Application, Edge, ErrorBody
 from ._framing import HEAD_BYTES
 from ._lifespan import Lifespan
@@ -49,6 +50,7 @@ async def serve(
     listeners: Sequence[trio.SocketListener] | None = None,
     system: System | None = None,
     recorder: Exposes | None = None,
+    checks: Iterable[Part] = (),
     limits: Limits = _LIMITS,
     error_body: ErrorBody = _error_of,
     signals: Iterable[int] = (signal.SIGINT, signal.SIGTERM),
@@ -76,10 +78,13 @@ async def serve(
         host: Name or address to listen at. ``"0.0.0.0"`` accepts other machines.
         port: TCP port; 0 for any free port.
         listeners: Open listeners in place of `host` and `port`. They are closed at the end.
-        system: Answers ``/health``, which is 503 if a device is given up or a program has ended, and
-            ``/ready``, which is 503 if a device does not answer within 0.5 s. These routes precede the
-            application's routes, and need no free place.
+        system: Answers ``/health``, which is 503 if a device is given up or a program has ended, because only
+            a restart helps. Answers ``/ready``, which is 503 in these cases, if a device does not answer
+            within 0.5 s, and if a cluster of the system has no node. The bodies of both name the part and
+            the reason. These routes precede the application's routes, and need no free place.
         recorder: Answers ``/metrics`` from a `trio_accel.telemetry.Recorder`.
+        checks: More parts that ``/ready`` asks: each `Check` of your own, and devices, clusters and trainers
+            that do not belong to `system`.
         limits: The limits for clients.
         error_body: Makes the JSON of each error that `serve` answers itself, such as 413, 503 and 504. It
             gets the status and a text. Without it, the JSON is ``{"error": text}``.
@@ -99,10 +104,11 @@ async def serve(
     _check(app=app, host=host, listeners=listeners, system=system, recorder=recorder)
     _check(limits=limits, error_body=error_body)
     _check_port(port)
-    hypercorn = _Hypercorn(limits)
+    probes = probes_of(system, recorder, checks_of(checks))
+    hypercorn = _Hypercorn()
     if listeners is None:
         listeners = await _listen(host, port)
-    edge = Edge(app, limits, probes_of(system, recorder), error_body)
+    edge = Edge(app, limits, probes, error_body)
     lifespan, ending = Lifespan(app), trio.Event()
     end, closing = inf, min(_CLOSING, _PART * limits.grace)
     failure: BaseException | None = None
@@ -138,10 +144,8 @@ async def serve(
 class _Hypercorn:
     """The parts of Hypercorn that serve one connection, and their configuration."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self) -> None:
         config = import_extra("hypercorn.config", "http").Config()
-        # Its idle time also ends headers that arrive slowly.
-        config.keep_alive_timeout = limits.wait
         config.keep_alive_max_requests = sys.maxsize
         config.h11_max_incomplete_size = HEAD_BYTES
         config.include_server_header = False
@@ -154,7 +158,9 @@ class _Hypercorn:
     async def serve(self, edge: Edge, state: dict[str, Any], connection: Connection) -> None:
         """Serve the requests of a connection by an edge."""
         app = self._wrapper(partial(edge.answer, connection))
-        await self._tcp_server(app, self._config, self._context, state, connection)
+        server = self._tcp_server(app, self._config, self._context, state, connection)
+        server.idle_task = IdleTime(connection, lambda: edge.is_ending)
+        await server
 
     async def end(self, edge: Edge, deadline: float) -> None:
         """End connections without a request at once, and wait for the others until the deadline."""
@@ -162,6 +168,7 @@ class _Hypercorn:
         seconds = deadline - trio.current_time()
         _logger.info("ending: %d requests are open, and have %.3g s", edge.requests, seconds)
         await self._context.terminated.set()
+        edge.end_idle()
         with trio.move_on_at(deadline):
             await edge.wait_empty()
 
