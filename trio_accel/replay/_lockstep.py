@@ -26,7 +26,7 @@ from ..devices.operations._blocks import Block
 from ._bare import MEMORY, Bare, NewBlock, read_block, write_block
 from ._compare import Tolerance, difference
 from ._entries import Again, LaunchEntry
-from ._journal import Entry, JournalError, RecordingJournal
+from ._journal import Entry, JournalError, RecordingJournal, left_out
 from ._load import Mark, Outside, load
 from ._replay import Player, changes_of, compare_filled, compare_mark, name_of, rerun, viewed
 from ._report import Failure, Report, Skipped, note
@@ -139,7 +139,8 @@ async def lockstep(
     """
     if reference is candidate:
         raise ValueError("lockstep: the devices must be two; open the device twice")
-    loaded, report, began = load(journal, programs=programs), Report(), time.perf_counter()
+    loaded, began = load(journal, programs=programs), time.perf_counter()
+    report = Report(left_out=left_out(journal))
     report.environment = changes_of(loaded, candidate)
     players = Player(loaded, reference), Player(loaded, candidate)
     pair = _Lockstep(players, report, tolerance, isolated)

@@ -21,7 +21,7 @@ from ._bare import NewBlock, read_block, write_block
 from ._compare import Tolerance, difference
 from ._entries import NEVER_DONE, Again, Blocks, LaunchEntry, check_inside
 from ._environment import environment
-from ._journal import JournalError, RecordingJournal
+from ._journal import JournalError, RecordingJournal, left_out
 from ._load import Loaded, Mark, Outside, load
 from ._recorder import module_digest
 from ._report import Change, Failure, Report, Skipped, note
@@ -127,7 +127,11 @@ async def replay(
         JournalError: It is not a journal, or contains something that must not run.
         OutOfMemoryError: The device lacks memory; the message has the operation's number.
     """
-    loaded, report, began = load(journal, programs=programs), Report(), time.perf_counter()
+    loaded, report, began = (
+        load(journal, programs=programs),
+        Report(left_out=left_out(journal)),
+        time.perf_counter(),
+    )
     report.environment = changes_of(loaded, device)
     player = Player(loaded, device)
     try:
