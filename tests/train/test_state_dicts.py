@@ -33,9 +33,7 @@ async def exported(
                 os.kill(await pid(trainer.devices[0]), signal.SIGKILL)
         arrays: list[Any] = [await trainer.state_dict(), await trainer.parameters()]
         if chosen.average is None:
-            with pytest.raises(
-                ValueError, match="state_dict: averaged needs"
-            ):
+            with pytest.raises(ValueError, match="state_dict: averaged needs"):
                 await trainer.state_dict(averaged=True)
         else:
             arrays += await trainer.state_dict(averaged=True), await trainer.parameters(averaged=True)
