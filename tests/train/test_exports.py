@@ -48,7 +48,7 @@ async def exported(
 
 
 def loaded(arrays: Mapping[str, Any], model: Any) -> Any:
-    tensors = {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
     assert list(tensors) == list(model.state_dict())
     model.load_state_dict(tensors, strict=True)
     return model.eval()

@@ -28,7 +28,7 @@ Ids: TypeAlias = npt.NDArray[np.int64]
 
 # Candidates in addition to the wanted number: for few equal distances, and for many.
 _EXTRA_CANDIDATES = (16, 1024)
-# Elements of vectors in float64 of one request: 64 MiB.
+# The float64 elements in a request: 64 MiB.
 _MAX_ELEMENTS = 1 << 23
 
 
@@ -53,7 +53,7 @@ class Part(NamedTuple):
 
 
 def wide_dtype(dtype: DType) -> str:
-    """Return the dtype of products for vectors of a dtype."""
+    """Return the dtype of products."""
     return "float64" if dtype is DType.float64 else "float32"
 
 

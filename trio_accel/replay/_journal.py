@@ -133,7 +133,7 @@ class FileJournal:
         return (frame.entry for frame in self._frames() if frame.entry is not None)
 
     def left_out(self) -> int:
-        """Return the number of bytes of an incomplete last entry; 0 if there is none.
+        """Return the size of an incomplete last entry in bytes; 0 if the last entry is complete.
 
         Raises:
             JournalError: The file is not a journal, or is damaged before its end.
@@ -234,7 +234,7 @@ class SqliteJournal:
                 self._database.execute(line)
             columns = [name for _, name, *_ in self._database.execute("pragma table_info(entries)")]
             if "checksum" not in columns:
-                # Entries of earlier versions have none.
+                # Earlier versions wrote entries without a checksum.
                 self._database.execute("alter table entries add column checksum integer")
         except sqlite3.Error as error:
             raise JournalError(f"{self.path} is not a journal: {error}") from error
@@ -367,5 +367,5 @@ def read(journal: RecordingJournal) -> list[Entry]:
 
 
 def left_out(journal: RecordingJournal) -> int:
-    """Return the number of bytes of an incomplete last entry, which a reader leaves out; 0 if none."""
+    """Return the size of an incomplete last entry in bytes, which a reader leaves out."""
     return journal.left_out() if isinstance(journal, FileJournal) else 0

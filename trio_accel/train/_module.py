@@ -66,7 +66,7 @@ class Beginning:
         return self._base
 
     def entries(self) -> dict[str, list[str]]:
-        """Return the source of each entry of the model's `state_dict`; see `Module.entries`."""
+        """Return the source of each `state_dict` entry; see `Module.entries`."""
         return self._model.entries(self._made)
 
     def frozen(self) -> dict[str, Any]:
@@ -145,7 +145,7 @@ class Module:
         return {name: on_host(tensor) for name, tensor in named if not tensor.requires_grad}
 
     def entries(self, made: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
-        """Return the source of each entry of the model's `state_dict`, after `start`.
+        """Return the source of each `state_dict` entry, after `start`.
 
         Args:
             made: The parameters and buffers of `start`.
@@ -160,7 +160,7 @@ class Module:
                 for kind in ("parameters", "buffers")
                 for name, array in made[kind].items()
             }
-        # Tied tensors have one name among the parameters and buffers, but a key for each place.
+        # Tied tensors share a name among the parameters and buffers, but the keys of the `state_dict` differ.
         sources = {
             id(tensor): ("parameters" if tensor.requires_grad else "frozen", name)
             for name, tensor in self.model.named_parameters()
@@ -325,9 +325,8 @@ class Module:
     def _convert(self, compute: Any) -> None:
         """Convert frozen parameters and floating buffers to the dtype of the computations.
 
-        Layers such as BatchNorm require the same dtype of both. Only buffers of layers with parameters of
-        their own become narrower, so that tables, such as the frequencies of rotary embeddings, keep their
-        digits.
+        Layers such as BatchNorm require the same dtype of both. Only layers with parameters get narrower
+        buffers, so that tables, such as rotary frequencies, keep their digits.
         """
         for name, parameter in self.model.named_parameters():
             parameter.requires_grad_(parameter.requires_grad and name not in self.plan["frozen"])

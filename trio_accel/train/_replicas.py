@@ -55,8 +55,7 @@ class Replicas(ABC, Generic[ModuleT]):
         states: The committed state.
         base: The checksums of the frozen parameters.
         frozen: The parameters of frozen groups, as host arrays by name, for each part of the model.
-        entries: The sources of the entries of the model's `state_dict`, for each part of the model; see
-            `Module.entries`.
+        entries: The source of each `state_dict` entry, for each part of the model; see `Module.entries`.
     """
 
     def __init__(
