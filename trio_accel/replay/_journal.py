@@ -33,6 +33,7 @@ _MAGIC = b"trio_accel journal\n"
 # A frame is this head and an entry: the length of the entry, the check of the head, and the checksum of all.
 _FRAME = struct.Struct("<QI")
 _LENGTH_BITS = 48
+_COLUMNS = "number integer primary key, entry blob not null, checksum integer"
 
 
 class JournalError(AccelError):
@@ -229,13 +230,10 @@ class SqliteJournal:
             for line in (
                 "pragma journal_mode=wal",
                 "pragma synchronous=normal",
-                "create table if not exists entries (number integer primary key, entry blob not null)",
+                f"create table if not exists entries ({_COLUMNS})",
             ):
                 self._database.execute(line)
-            columns = [name for _, name, *_ in self._database.execute("pragma table_info(entries)")]
-            if "checksum" not in columns:
-                # Earlier versions wrote entries without a checksum.
-                self._database.execute("alter table entries add column checksum integer")
+            self._has_checksums()
         except sqlite3.Error as error:
             raise JournalError(f"{self.path} is not a journal: {error}") from error
 
@@ -243,12 +241,19 @@ class SqliteJournal:
         if hasattr(self, "_database"):
             self._database.close()
 
+    def _has_checksums(self) -> bool:
+        """Return whether the table has checksums, which earlier versions did not write."""
+        columns = self._database.execute("pragma table_info(entries)")
+        return any(name == "checksum" for _, name, *_ in columns)
+
     def append(self, entry: bytes, /) -> None:
         """See `RecordingJournal.append`.
 
         Raises:
             sqlite3.Error: The database cannot be written.
         """
+        if not self._has_checksums():
+            self._database.execute("alter table entries add column checksum integer")
         [(last,)] = self._database.execute("select coalesce(max(number), 0) from entries")
         row = last + 1, entry, zlib.crc32(entry, _seed(last + 1))
         self._database.execute("insert into entries (number, entry, checksum) values (?, ?, ?)", row)
@@ -259,9 +264,9 @@ class SqliteJournal:
         Raises:
             JournalError: The database is damaged.
         """
-        rows = self._database.execute("select number, entry, checksum from entries order by number")
-        expected = 0
+        checksums, expected = "checksum" if self._has_checksums() else "null", 0
         try:
+            rows = self._database.execute(f"select number, entry, {checksums} from entries order by number")  # noqa: S608
             for number, entry, checksum in rows:
                 expected += 1
                 is_whole = number == expected and type(entry) is bytes
