@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import trio_accel as ta
-from trio_accel import actors, cluster, devices, http, jit, patterns, train
+from trio_accel import actors, cluster, devices, http, jit, patterns, replay, train
 
 
 async def model(item: int) -> int:
@@ -41,7 +41,7 @@ NEEDED: dict[type, dict[str, Any]] = {
     train.Config: {"optimizer": train.sgd()},
     train.Optimizer: {"kind": "sgd", "rate": train.constant(0.1), "numbers": {}},
     train.ParameterGroup: {"matches": callable}, train.Lora: {"targets": ["up"]},
-    train.Parallel: {}, train.Precision: {},
+    train.Parallel: {}, train.Precision: {}, replay.Tolerance: {},
 }  # fmt: skip
 FIELDS = [(cls, field) for cls in NEEDED for field in attrs.fields(cls) if field.init]
 IDS = [f"{cls.__name__}.{field.alias}" for cls, field in FIELDS]

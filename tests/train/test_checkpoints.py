@@ -155,7 +155,7 @@ async def test_a_checkpoint_by_hand(tmp_path: Path) -> None:
         # A second one of the same step takes the place of the first one.
         assert path == await trainer.save(tmp_path / "mine")
     assert path == tmp_path / "mine" / "step-00000003"
-    chosen = config(checkpoint=train.Checkpoint(tmp_path / "other", every=0, load=path))
+    chosen = config(checkpoint=train.Checkpoint(tmp_path / "other", every=None, load=path))
     losses, parameters, _ = await go_on(1, NumpyMlp, chosen, 6)
     expected, arrays = reference(6, 64)
     assert_same((losses, parameters), (expected[3:], arrays))

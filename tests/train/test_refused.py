@@ -165,6 +165,10 @@ async def test_a_loss_that_raises_on_one_rank(open_: Callable[..., Any]) -> None
         (lambda: config(accumulate=True), "accumulate must be an integer"),
         (lambda: config(on_nan="ignore"), "on_nan must be one of 'raise', 'skip', 'stop', got 'ignore'"),
         (lambda: train.Checkpoint("x", keep=0), "keep must be an integer of at least 1, got 0"),
+        (lambda: train.Checkpoint("x", every=0), "every must be an integer of at least 1, got 0"),
+        (lambda: train.Checkpoint("x", every=-3), "every must be an integer of at least 1, got -3"),
+        (lambda: train.constant(-1.0), "constant: rate must be a number from 0"),
+        (lambda: train.constant(math.inf), "constant: rate must be a number from 0"),
     ],
 )
 def test_numbers_of_the_configuration(make: Callable[[], object], says: str) -> None:

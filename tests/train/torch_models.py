@@ -98,3 +98,67 @@ class Other(TorchMlp):
         except RuntimeError:
             rank = self.mesh.rank
         return super().configure(width=16 + rank)
+
+
+class Layers(torch.nn.Module):  # type: ignore[misc]  # without types
+    """Batch norms of both kinds, tied and frozen parameters, and buffers of several kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = torch.nn.Conv2d(1, 2, 3, padding=1)
+        self.norm2d = torch.nn.BatchNorm2d(2)
+        self.first, self.norm1d = torch.nn.Linear(128, 10), torch.nn.BatchNorm1d(10, affine=False)
+        self.last, self.tied = torch.nn.Linear(10, 10), torch.nn.Linear(10, 10)
+        self.tied.weight = self.last.weight
+        self.first.bias.requires_grad_(False)
+        self.register_buffer("scratch", torch.ones(3), persistent=False)
+        self.register_buffer("turned", torch.tensor([1 + 2j, 3 - 4j]))
+        self.register_buffer("mask", torch.tensor([True, False]))
+        self.register_buffer("steps", torch.tensor(2**40 + 1))
+        self.register_buffer("same", self.mask)
+        self.register_buffer("missing", None)
+        self.register_buffer("table", torch.linspace(0, 1, 5))
+
+    def forward(self, x: Any) -> Any:
+        if self.training:
+            self.steps += 1
+            self.scratch += 1
+            self.turned *= 1j
+        x = functional.relu(self.norm2d(self.conv(x.view(-1, 1, 8, 8))))
+        return self.tied(functional.relu(self.last(self.norm1d(self.first(x.flatten(1))))))
+
+
+class Layered(train.Module):
+    """A network of `Layers`."""
+
+    def configure(self) -> Any:
+        return Layers()
+
+    def loss(self, batch: Mapping[str, Any]) -> Any:
+        dtype = next(self.model.parameters()).dtype
+        return functional.cross_entropy(self.model(batch["x"].to(dtype)).double(), batch["y"])
+
+
+class CountedLayers(Layers):
+    def get_extra_state(self) -> Any:
+        return {"calls": 3}
+
+
+class WithExtraState(Layered):
+    """A network with a state that PyTorch keeps next to parameters and buffers."""
+
+    def configure(self) -> Any:
+        return CountedLayers()
+
+
+class SameNames(SharedMlp):
+    """Two stages, each with a parameter of the same name."""
+
+    def configure(self) -> Any:
+        shape = (16, 64) if self.mesh.is_first else (10, 16)
+        return torch.nn.ParameterDict({"w": torch.ones(shape, dtype=torch.float64) / 16})
+
+    def stage(self, x: Any, batch: Mapping[str, Any]) -> Any:
+        if self.mesh.is_first:
+            return functional.linear(batch["x"], self.model["w"])
+        return functional.cross_entropy(functional.linear(x, self.model["w"]), batch["y"])

@@ -208,3 +208,29 @@ class StagedMlp(ArrayModule):
             slope = slope * (hidden > 0)
             found |= {"w1": x.T @ slope, "b1": slope.sum(axis=0)}
         return slope, found
+
+
+class BufferedMlp(NumpyMlp):
+    """The network in a program, with buffers: the rows that rank 0 has seen, and their mean pixel."""
+
+    def start(self, seed: int, options: Arrays) -> tuple[dict[str, Any], dict[str, Any]]:
+        parameters, _ = super().start(seed, options)
+        return parameters, {"seen": np.array(0), "mean": np.zeros((1, 2), np.float32)}
+
+    def gradients(self, parameters: Arrays, batch: Arrays) -> tuple[float, Arrays]:
+        self.made = {
+            "seen": self.held["seen"] + len(batch["x"]),
+            "mean": self.held["mean"] + batch["x"].mean(),
+        }
+        return super().gradients(parameters, batch)
+
+    def _load(self, flat: Any, buffers: Any) -> None:
+        super()._load(flat, None)
+        self.held: Arrays = self.buffers.views(np.zeros(3) if buffers is None else buffers.copy())
+
+    def _begin(self, source: Arrays, target: Arrays, work: Any) -> None:
+        super()._begin(source, target, work)
+        self._load(source["parameters"], source["buffers"])
+
+    def _save_buffers(self, flat: Any) -> None:
+        flat[:] = self.buffers.flattened(self.made, "float64")

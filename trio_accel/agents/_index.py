@@ -5,8 +5,7 @@ loss of a worker cannot damage it, and changes of the index do not disturb a run
 other segments, and replaces the tuple of segments when all of them exist. So a failed change has no effect.
 
 A penalty for each vector is subtracted from the product before `top_k`. It is infinite for removed vectors
-and for vectors excluded by a filter. For the metric "l2" it is half of the squared length, because
-``-|q - v|² / 2`` has the same order as ``q · v - |v|² / 2``.
+and for vectors excluded by a filter. For the metric "l2" it is half of a squared length; see `_euclidean`.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from .. import arrays, linalg, weights
 from ..actors import TaskLock, must_be_count, must_be_one_of
 from ..backends.base import DType, DTypeLike
 from ..devices import AccelRef, Call, Device, check_device, gather
+from ._euclidean import Part, centre_of, nearest
 
 __all__ = ["Metric", "SearchResult", "VectorIndex"]
 
@@ -66,12 +66,14 @@ class _Segment:
         vectors: Of shape (ids, width) on the device.
         penalties: What to subtract from products; infinite for removed vectors.
         on_device: The penalties on the device; None if all are 0.
+        centre: For "l2", subtracted from vectors before the product; None for the origin.
     """
 
     ids: _Ids
     vectors: AccelRef
     penalties: _Floats
     on_device: AccelRef | None
+    centre: _Floats | None = None
 
     def positions(self, ids: _Ids) -> tuple[_Ids, _Mask]:
         """Return positions for ids, and whether each id is at its position, removed ones not."""
@@ -88,9 +90,11 @@ class VectorIndex:
     """An exact index of vectors on a device: each search compares with all of them.
 
     Vectors are rounded to the dtype of the index; for the metric "cosine" they are divided by their lengths
-    before. A search is one request, a product and a `trio_accel.arrays.top_k`, in this dtype. So it finds the
-    vectors that NumPy's product in this dtype finds. Nearness that differs by less than the rounding of the
-    dtype is in no order.
+    before. A search is one request, a product and a `trio_accel.arrays.top_k`. For "cosine" and "dot" it is
+    in this dtype, so nearness that differs by less than the rounding of the dtype is in no order.
+
+    For "l2", the rounded vectors are ordered by their distances in float64, wherever they are. A query with
+    very many vectors at almost the same distance, or far from all vectors, takes further requests.
 
     Each change takes effect as a whole when its call returns, or not at all. Changes wait for each other. A
     search waits for none of them, and sees the index as it was when the queries were checked.
@@ -198,7 +202,9 @@ class VectorIndex:
                 if 2 * changed.is_there.sum() < len(penalties):
                     remaining += await self._merged([changed])
                 else:
-                    remaining.append(await self._segment(segment.ids, segment.vectors, penalties))
+                    remaining.append(
+                        await self._segment(segment.ids, segment.vectors, penalties, segment.centre)
+                    )
             self._set(tuple(remaining))
 
     async def search(
@@ -218,7 +224,8 @@ class VectorIndex:
 
         Raises:
             ValueError: `k` is below 1; the queries have another shape, NaN, infinity or, for "cosine", a
-                length of 0; `where` has another length; or the scores exceed the dtype.
+                length of 0; `where` has another length; or the scores exceed the dtype, for "l2" at least
+                float32.
             TypeError: `k` is not an integer, the queries are not real numbers, or `where` is not boolean.
             StaleRefError, ContextLostError, DeviceLostError: The vectors were lost, or the device was.
         """
@@ -227,17 +234,17 @@ class VectorIndex:
         several = np.atleast_2d(rows)
         # Changes make other segments, so the segments of this search stay as they are.
         segments, penalties = self._segments, self._filtered(where)
-        parts = list[_Part]()
+        parts = list[Part]()
         for segment, chosen in zip(segments, penalties, strict=True):
             if count := int((chosen < math.inf).sum()):
                 is_filtered = chosen is not segment.penalties
                 penalty = await self._device.put(chosen) if is_filtered else segment.on_device
-                parts.append((segment, penalty, min(k, count)))
+                parts.append(Part(segment.ids, segment.vectors, segment.centre, chosen, penalty, count))
         if not parts:
             await trio.lowlevel.checkpoint()
             shape = (*rows.shape[:-1], 0)
             return SearchResult(np.empty(shape, np.int64), np.empty(shape))
-        step = max(1, _MAX_SCORES // sum(len(segment.ids) for segment, _, _ in parts))
+        step = max(1, _MAX_SCORES // sum(len(part.ids) for part in parts))
         starts = range(0, max(1, len(several)), step)
         pieces = [await self._nearest(several[start : start + step], k, parts) for start in starts]
         merged = [np.concatenate(piece) for piece in zip(*pieces, strict=True)]
@@ -326,17 +333,22 @@ class VectorIndex:
 
     async def _new_segment(self, ids: _Ids, vectors: AccelRef) -> _Segment:
         """Make a segment from vectors on the device, none of them removed."""
-        is_l2 = self._metric == "l2"
-        penalties = await self._halves(vectors) if is_l2 else np.zeros(len(ids), np.float32)
-        _refuse(
-            "add: vector", 0, ~np.isfinite(penalties), f"has a length whose square exceeds {penalties.dtype}"
-        )
-        return await self._segment(ids, vectors, penalties)
+        centre, penalties = None, np.zeros(len(ids), np.float32)
+        if self._metric == "l2":
+            centre, penalties = await centre_of(vectors)
+            _refuse(
+                "add: vector",
+                0,
+                ~np.isfinite(penalties),
+                f"has a length whose square exceeds {penalties.dtype}",
+            )
+        return await self._segment(ids, vectors, penalties, centre)
 
-    async def _segment(self, ids: _Ids, vectors: AccelRef, penalties: _Floats) -> _Segment:
-        return _Segment(
-            ids, vectors, penalties, await self._device.put(penalties) if penalties.any() else None
-        )
+    async def _segment(
+        self, ids: _Ids, vectors: AccelRef, penalties: _Floats, centre: _Floats | None
+    ) -> _Segment:
+        on_device = await self._device.put(penalties) if penalties.any() else None
+        return _Segment(ids, vectors, penalties, on_device, centre)
 
     async def _halves(self, vectors: AccelRef) -> _Floats:
         """Return half of each vector's squared length, at least in float32."""
@@ -349,13 +361,11 @@ class VectorIndex:
         order = np.flatnonzero(is_there)
         if not len(order) or (len(segments) == 1 and is_there.all()):
             return [*segments] if len(order) else []
-        ids, penalties = (
-            np.concatenate([getattr(segment, name) for segment in segments]) for name in ("ids", "penalties")
-        )
+        ids = np.concatenate([segment.ids for segment in segments])
         order = order[np.argsort(ids[order])]
         vectors = arrays.concat([segment.vectors for segment in segments], axis=0)
         taken = await arrays.take(vectors, order, axis=0)
-        return [await self._segment(ids[order], taken, penalties[order])]
+        return [await self._new_segment(ids[order], taken)]
 
     def _filtered(self, id_filter: _Filter) -> list[_Floats]:
         """Return the penalties of each segment, including the filter's."""
@@ -373,28 +383,26 @@ class VectorIndex:
             for segment in self._segments
         ]
 
-    async def _nearest(self, rows: npt.NDArray[Any], k: int, parts: Sequence[_Part]) -> SearchResult:
+    async def _nearest(self, rows: npt.NDArray[Any], k: int, parts: Sequence[Part]) -> SearchResult:
         """Search all segments by one request, and select the nearest vectors of the results."""
+        if self._metric == "l2":
+            return SearchResult(*await nearest(rows, k, parts))
         calls: list[Call[Any]] = []
-        for segment, penalty, count in parts:
-            products: Any = linalg.matmul(rows, segment.vectors.T)
-            calls.append(arrays.top_k(products if penalty is None else products - penalty, count))
+        for part in parts:
+            products: Any = linalg.matmul(rows, part.vectors.T)
+            penalised = products if part.on_device is None else products - part.on_device
+            calls.append(arrays.top_k(penalised, min(k, part.count)))
         best: Any = await gather(*calls).to_host()
-        scores = np.concatenate([part.values for part in best], axis=1).astype(np.float64)
+        scores = np.concatenate([found.values for found in best], axis=1).astype(np.float64)
         ids = np.concatenate(
-            [source[0].ids[part.indices] for source, part in zip(parts, best, strict=True)], axis=1
+            [part.ids[found.indices] for part, found in zip(parts, best, strict=True)], axis=1
         )
         if not np.isfinite(scores).all():
             raise ValueError(f"search: the scores exceed {self._dtype}; use a wider dtype or shorter vectors")
         order = np.lexsort((ids, -scores), axis=-1)[:, :k]
-        ids, scores = np.take_along_axis(ids, order, 1), np.take_along_axis(scores, order, 1)
-        if self._metric == "l2":
-            wide = rows.astype(np.float64)
-            scores = np.sqrt(np.maximum(np.einsum("ij,ij->i", wide, wide)[:, None] - 2 * scores, 0.0))
-        return SearchResult(ids, scores)
+        return SearchResult(np.take_along_axis(ids, order, 1), np.take_along_axis(scores, order, 1))
 
 
-_Part: TypeAlias = tuple[_Segment, AccelRef | None, int]
 _NO_IDS: Final = np.empty(0, np.int64)
 
 

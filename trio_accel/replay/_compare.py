@@ -8,6 +8,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
+from ..actors import is_number, named_options, validator
 from ..backends.base import HostArray
 
 __all__ = ["Difference", "Tolerance"]
@@ -15,6 +16,10 @@ __all__ = ["Difference", "Tolerance"]
 _INTEGER_OF_SIZE = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
 
 
+_from_zero = validator("be a number from 0", lambda value: is_number(value, 0.0))
+
+
+@named_options
 @attrs.frozen(kw_only=True)
 class Tolerance:
     """The allowed difference of two elements: ``absolute + relative * abs(reference)``.
@@ -24,16 +29,11 @@ class Tolerance:
         absolute: The part that does not depend on the reference.
 
     Raises:
-        ValueError: A number is below 0, or NaN.
+        ValueError: A value is not a number from 0.
     """
 
-    relative: float = 0.0
-    absolute: float = 0.0
-
-    def __attrs_post_init__(self) -> None:
-        for name in ("relative", "absolute"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"Tolerance: {name} must be at least 0, got {getattr(self, name)!r}")
+    relative: float = attrs.field(default=0.0, validator=_from_zero)
+    absolute: float = attrs.field(default=0.0, validator=_from_zero)
 
 
 @attrs.frozen(kw_only=True)

@@ -14,7 +14,7 @@ import struct
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from ..backends.base import AccelError
 
@@ -30,8 +30,10 @@ Entry: TypeAlias = tuple[Any, ...]
 """The kind of an entry, and its values."""
 
 _MAGIC = b"trio_accel journal\n"
-# Length and checksum of a frame.
+# A frame is this head and an entry: the length of the entry, the check of the head, and the checksum of all.
 _FRAME = struct.Struct("<QI")
+_LENGTH_BITS = 48
+_COLUMNS = "number integer primary key, entry blob not null, checksum integer"
 
 
 class JournalError(AccelError):
@@ -68,11 +70,28 @@ class MemoryJournal:
         return iter(tuple(self._entries))
 
 
+class _Frame(NamedTuple):
+    """A stored entry.
+
+    Attributes:
+        entry: The entry; None if it is incomplete.
+        start: The offset of its first byte in the file.
+        end: The offset after its last byte.
+        is_checked: Whether the length is certain.
+    """
+
+    entry: bytes | None
+    start: int
+    end: int
+    is_checked: bool
+
+
 class FileJournal:
     """Entries in a file, each written by one call, so that a killed process loses no stored entry.
 
     A new recording is appended to the file. If the process was killed while writing, the last entry may be
-    torn: it is ignored, and the next recording overwrites it.
+    incomplete: it is left out, and the next recording overwrites it. Each entry has a checksum of its place
+    and content, so that a changed byte or a missing part before the end raises `JournalError`.
 
     Args:
         path: The file. The first entry creates it.
@@ -90,6 +109,7 @@ class FileJournal:
         """See `RecordingJournal.append`.
 
         Raises:
+            JournalError: The file is not a journal, or is damaged.
             OSError: The file cannot be written.
         """
         if self._descriptor is None:
@@ -100,16 +120,27 @@ class FileJournal:
             os.lseek(self._descriptor, end, os.SEEK_SET)
             if not end:
                 self._write(_MAGIC)
-        self._write(_FRAME.pack(len(entry), zlib.crc32(entry)) + entry)
+        start = os.lseek(self._descriptor, 0, os.SEEK_CUR)
+        checks = _head_check(start, len(entry)), zlib.crc32(entry, _seed(start))
+        self._write(_FRAME.pack(checks[0] << _LENGTH_BITS | len(entry), checks[1]) + entry)
 
     def entries(self) -> Iterator[bytes]:
         """See `RecordingJournal.entries`.
 
         Raises:
-            JournalError: The file is not a journal.
+            JournalError: The file is not a journal, or is damaged before its end.
             OSError: The file cannot be read.
         """
-        return (entry for entry, _ in self._frames())
+        return (frame.entry for frame in self._frames() if frame.entry is not None)
+
+    def left_out(self) -> int:
+        """Return the size of an incomplete last entry in bytes; 0 if the last entry is complete.
+
+        Raises:
+            JournalError: The file is not a journal, or is damaged before its end.
+            OSError: The file cannot be read.
+        """
+        return sum(frame.end - frame.start for frame in self._frames() if frame.entry is None)
 
     def _write(self, content: bytes) -> None:
         assert self._descriptor is not None
@@ -123,29 +154,70 @@ class FileJournal:
             raise
 
     def _end(self) -> int:
-        """Return the offset of the next entry."""
+        """Return the offset of the next entry.
+
+        Raises:
+            JournalError: The file is not a journal, or is damaged.
+        """
         if not self.path.exists() or not self.path.stat().st_size:
             return 0
-        return max((end for _, end in self._frames()), default=len(_MAGIC))
+        end = len(_MAGIC)
+        for frame in self._frames():
+            if frame.entry is None and not frame.is_checked:
+                # A wrong length would look the same, and the bytes after it may be whole entries.
+                raise JournalError(
+                    f"{self.path}: the last entry, at byte {frame.start}, is incomplete or damaged, and an "
+                    "earlier version wrote it without a check of its length; record to another file"
+                )
+            end = frame.start if frame.entry is None else frame.end
+        return end
 
-    def _frames(self) -> Iterator[tuple[bytes, int]]:
-        """Yield the complete entries, and the end of each."""
+    def _frames(self) -> Iterator[_Frame]:
+        """Yield the entries; the last one may be incomplete."""
         with self.path.open("rb") as file:
             if file.read(len(_MAGIC)) != _MAGIC:
                 raise JournalError(f"{self.path} is not a journal: it does not begin with {_MAGIC!r}")
             size = os.fstat(file.fileno()).st_size
-            while len(head := file.read(_FRAME.size)) == _FRAME.size:
-                length, checksum = _FRAME.unpack(head)
-                if length > size - file.tell():
+            number, end = 0, len(_MAGIC)
+            while end < size:
+                number, start = number + 1, end
+                head = file.read(_FRAME.size)
+                if len(head) < _FRAME.size:
+                    yield _Frame(None, start, size, is_checked=True)
                     return
-                entry = file.read(length)
-                if zlib.crc32(entry) != checksum:
-                    return
-                yield entry, file.tell()
+                word, checksum = _FRAME.unpack(head)
+                check, length = word >> _LENGTH_BITS, word & ((1 << _LENGTH_BITS) - 1)
+                # Earlier versions wrote neither a check nor empty entries.
+                is_right = check == _head_check(start, length) if check else length > 0
+                end, entry = start + _FRAME.size + length, b""
+                if is_right:
+                    entry = file.read(min(length, size))
+                    is_whole = end <= size and zlib.crc32(entry, _seed(start) if check else 0) == checksum
+                    if not is_whole and end >= size:
+                        yield _Frame(None, start, size, is_checked=bool(check))
+                        return
+                    is_right = is_whole
+                if not is_right:
+                    raise JournalError(
+                        f"{self.path} is damaged: entry {number}, at byte {start} of {size}, has a wrong "
+                        "checksum, so the recording is not complete; replay a copy from before the damage"
+                    )
+                yield _Frame(entry, start, end, is_checked=bool(check))
+
+
+def _seed(start: int) -> int:
+    """Return the checksum of an entry's place, so that entries after a missing part are wrong."""
+    return zlib.crc32(start.to_bytes(8, "little"))
+
+
+def _head_check(start: int, length: int) -> int:
+    """Return 16 bits for the head of a frame, never with a byte of 0, as earlier versions wrote there."""
+    check = zlib.crc32(length.to_bytes(8, "little"), _seed(start))
+    return (check % 255 + 1) << 8 | (check // 255 % 255 + 1)
 
 
 class SqliteJournal:
-    """Entries in a database of SQLite, each in its own commit.
+    """Entries in a database of SQLite, each in its own commit, with a checksum.
 
     Args:
         path: The database.
@@ -158,9 +230,10 @@ class SqliteJournal:
             for line in (
                 "pragma journal_mode=wal",
                 "pragma synchronous=normal",
-                "create table if not exists entries (number integer primary key, entry blob not null)",
+                f"create table if not exists entries ({_COLUMNS})",
             ):
                 self._database.execute(line)
+            self._has_checksums()
         except sqlite3.Error as error:
             raise JournalError(f"{self.path} is not a journal: {error}") from error
 
@@ -168,18 +241,42 @@ class SqliteJournal:
         if hasattr(self, "_database"):
             self._database.close()
 
+    def _has_checksums(self) -> bool:
+        """Return whether the table has checksums, which earlier versions did not write."""
+        columns = self._database.execute("pragma table_info(entries)")
+        return any(name == "checksum" for _, name, *_ in columns)
+
     def append(self, entry: bytes, /) -> None:
         """See `RecordingJournal.append`.
 
         Raises:
             sqlite3.Error: The database cannot be written.
         """
-        self._database.execute("insert into entries (entry) values (?)", (entry,))
+        if not self._has_checksums():
+            self._database.execute("alter table entries add column checksum integer")
+        [(last,)] = self._database.execute("select coalesce(max(number), 0) from entries")
+        row = last + 1, entry, zlib.crc32(entry, _seed(last + 1))
+        self._database.execute("insert into entries (number, entry, checksum) values (?, ?, ?)", row)
 
     def entries(self) -> Iterator[bytes]:
-        """See `RecordingJournal.entries`."""
-        for (entry,) in self._database.execute("select entry from entries order by number"):
-            yield entry
+        """See `RecordingJournal.entries`.
+
+        Raises:
+            JournalError: The database is damaged.
+        """
+        checksums, expected = "checksum" if self._has_checksums() else "null", 0
+        try:
+            rows = self._database.execute(f"select number, entry, {checksums} from entries order by number")  # noqa: S608
+            for number, entry, checksum in rows:
+                expected += 1
+                is_whole = number == expected and type(entry) is bytes
+                if not is_whole or checksum not in (None, zlib.crc32(entry, _seed(number))):
+                    raise JournalError(
+                        f"{self.path} is damaged: entry {expected} is missing or has a wrong checksum"
+                    )
+                yield entry
+        except sqlite3.Error as error:
+            raise JournalError(f"{self.path} is damaged after entry {expected}: {error}") from error
 
 
 def pack(entry: Entry) -> bytes:
@@ -256,7 +353,13 @@ def read(journal: RecordingJournal) -> list[Entry]:
     Raises:
         JournalError: It is none, or of a newer format.
     """
-    entries = list(map(unpack, journal.entries()))
+    entries: list[Entry] = []
+    for number, entry in enumerate(journal.entries(), 1):
+        try:
+            entries.append(unpack(entry))
+        except JournalError as error:
+            error.message = f"entry {number}: {error.message}"
+            raise
     if not entries or entries[0][0] != "header":
         raise JournalError("the journal is empty: its header is missing")
     for entry in entries:
@@ -266,3 +369,8 @@ def read(journal: RecordingJournal) -> list[Entry]:
                 f"the journal has format {file_format!r:.20}, this version reads format {FORMAT}"
             )
     return entries
+
+
+def left_out(journal: RecordingJournal) -> int:
+    """Return the size of an incomplete last entry in bytes, which a reader leaves out."""
+    return journal.left_out() if isinstance(journal, FileJournal) else 0

@@ -12,7 +12,7 @@ import attrs
 
 from ..backends.base.contract.program_definition import ProgramDefinition
 from ._entries import NEVER_DONE, Again, Decoded, LaunchEntry
-from ._journal import Entry, JournalError, RecordingJournal, read
+from ._journal import Entry, JournalError, RecordingJournal, left_out, read
 
 __all__ = ["listing"]
 
@@ -212,6 +212,8 @@ def listing(journal: RecordingJournal) -> Iterator[str]:
             lines[line_indices[values[0]]] += f": {values[1]}: {values[2]}"
         elif kind == "mark":
             lines.append(f"mark {values[0]!r}: {', '.join([str(value[0]) for value in values[2]])}")
+    if nbytes := left_out(journal):
+        lines.append(f"left out: an incomplete last entry of {nbytes} bytes")
     yield from lines
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 import numpy as np
 
+from ..actors import must_be_count
 from ..backends.base import NotSupportedError, OutOfMemoryError
 from ..backends.base.contract.ops import (
     ArraySpec,
@@ -26,9 +27,9 @@ from ..devices.operations._blocks import Block
 from ._bare import MEMORY, Bare, NewBlock, read_block, write_block
 from ._compare import Tolerance, difference
 from ._entries import Again, LaunchEntry
-from ._journal import Entry, JournalError, RecordingJournal
+from ._journal import Entry, JournalError, RecordingJournal, left_out
 from ._load import Mark, Outside, load
-from ._replay import Player, changes_of, compare_filled, compare_mark, name_of, rerun, viewed
+from ._replay import Player, changes_of, check_replay, compare_filled, compare_mark, name_of, rerun, viewed
 from ._report import Failure, Report, Skipped, note
 
 __all__ = ["lockstep"]
@@ -129,17 +130,21 @@ async def lockstep(
             inherited.
         steps: Whether chains are compared step by step, because a later step may hide a difference.
         programs: See `replay`.
-        max_differences: The number of differences that ends the comparison.
-        until: The last operation.
+        max_differences: The number of differences that ends the comparison; at least 1.
+        until: See `replay`.
         tolerance: See `replay`.
 
     Raises:
-        ValueError: Both devices are the same.
+        TypeError: An option has another type.
+        ValueError: Both devices are the same, or `max_differences` or `until` is below 1.
         JournalError, OutOfMemoryError: See `replay`.
     """
     if reference is candidate:
         raise ValueError("lockstep: the devices must be two; open the device twice")
-    loaded, report, began = load(journal, programs=programs), Report(), time.perf_counter()
+    check_replay("lockstep", until, tolerance, isolated=isolated, steps=steps, programs=programs)
+    must_be_count("lockstep: max_differences", max_differences)
+    loaded, began = load(journal, programs=programs), time.perf_counter()
+    report = Report(left_out=left_out(journal))
     report.environment = changes_of(loaded, candidate)
     players = Player(loaded, reference), Player(loaded, candidate)
     pair = _Lockstep(players, report, tolerance, isolated)

@@ -503,8 +503,11 @@ async def record(
         contents: Whether to store numbers of the program.
 
     Raises:
+        TypeError: `contents` is not a bool.
         JournalError: The journal cannot be written. An operation that cannot be recorded is not launched.
     """
+    if contents is not True and contents is not False:
+        raise TypeError(f"record: contents must be True or False, got {contents!r}")
     recorder = _DeviceRecorder(opened(device), journal, contents=contents)
     recorder.append(("header", FORMAT, environment(device), contents))
     with recorder.device.recorded(recorder):

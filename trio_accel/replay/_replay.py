@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import trio
 
+from ..actors import must_be_count
 from ..backends.base import DType, HostArray, NotSupportedError, OutOfMemoryError
 from ..backends.base.contract.ops import (
     ArraySpec,
@@ -21,7 +22,7 @@ from ._bare import NewBlock, read_block, write_block
 from ._compare import Tolerance, difference
 from ._entries import NEVER_DONE, Again, Blocks, LaunchEntry, check_inside
 from ._environment import environment
-from ._journal import JournalError, RecordingJournal
+from ._journal import JournalError, RecordingJournal, left_out
 from ._load import Loaded, Mark, Outside, load
 from ._recorder import module_digest
 from ._report import Change, Failure, Report, Skipped, note
@@ -86,6 +87,22 @@ class Player:
         self._over = self._loaded.over.get(step.number, ())
 
 
+def check_replay(function: str, until: object, tolerance: object, **switches: object) -> None:
+    """Check the options of a replay.
+
+    Raises:
+        TypeError: A switch, `until` or `tolerance` has another type.
+        ValueError: `until` is below 1.
+    """
+    for name, value in switches.items():
+        if value is not True and value is not False:
+            raise TypeError(f"{function}: {name} must be True or False, got {value!r}")
+    if until is not None:
+        must_be_count(f"{function}: until", until)
+    if tolerance is not None and not isinstance(tolerance, Tolerance):
+        raise TypeError(f"{function}: tolerance must be a Tolerance or None, got {tolerance!r}")
+
+
 def name_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {error!s:.200}"
 
@@ -120,14 +137,18 @@ async def replay(
             accesses only the memory of its own arrays.
         device: The device, of any backend.
         programs: Whether to run the journal's programs, and import the modules that it names.
-        until: The last operation.
+        until: The number of the last operation, from 1 on.
         tolerance: The tolerance between elements; None for equal bits.
 
     Raises:
+        TypeError: An option has another type.
+        ValueError: `until` is below 1.
         JournalError: It is not a journal, or contains something that must not run.
         OutOfMemoryError: The device lacks memory; the message has the operation's number.
     """
-    loaded, report, began = load(journal, programs=programs), Report(), time.perf_counter()
+    check_replay("replay", until, tolerance, programs=programs)
+    loaded, began = load(journal, programs=programs), time.perf_counter()
+    report = Report(left_out=left_out(journal))
     report.environment = changes_of(loaded, device)
     player = Player(loaded, device)
     try:

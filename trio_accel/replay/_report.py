@@ -70,6 +70,7 @@ class Report:
         outside: Operations with results from outside, such as another device; the journal has the results.
         failures: Operations with another outcome.
         environment: The changes since the recording.
+        left_out: The number of bytes of an incomplete last entry of the journal, which is left out.
         seconds: The duration.
     """
 
@@ -80,6 +81,7 @@ class Report:
     outside: list[str] = attrs.field(factory=list[str])
     failures: list[Failure] = attrs.field(factory=list[Failure])
     environment: list[Change] = attrs.field(factory=list[Change])
+    left_out: int = 0
     seconds: float = 0.0
 
     @property
@@ -98,6 +100,8 @@ class Report:
             f"{len(self.failures)} operations ended otherwise, {len(self.skipped)} were skipped, in "
             f"{self.seconds:.1f} s"
         )
+        if self.left_out:
+            lines.append(f"  left out: an incomplete last entry of {self.left_out} bytes")
         counts = Counter(difference.operation for difference in self.differences)
         lines += [f"  differ: {count} of {name}" for name, count in counts.most_common()]
         lines += [

@@ -143,7 +143,8 @@ class Checkpoint:
 
     Attributes:
         folder: The folder; each checkpoint is a subfolder.
-        every: The number of steps between checkpoints; 0 to write them only by `Trainer.save`.
+        every: The number of steps between checkpoints; None to write them only by `Trainer.save`, and for
+            the best metric.
         keep: The number of checkpoints to keep; older ones are removed.
         load: The initial state of a trainer: ``"latest"`` for the newest complete checkpoint if there is any,
             a path for that checkpoint, or None to start from the beginning.
@@ -153,7 +154,9 @@ class Checkpoint:
     """
 
     folder: str | os.PathLike[str]
-    every: int = attrs.field(default=1000, kw_only=True, validator=must_be_whole(0))
+    every: int | None = attrs.field(
+        default=1000, kw_only=True, validator=attrs.validators.optional(must_be_whole(1))
+    )
     keep: int = attrs.field(default=3, kw_only=True, validator=must_be_whole(1))
     load: str | os.PathLike[str] | None = attrs.field(default="latest", kw_only=True)
     best: str | None = attrs.field(default=None, kw_only=True)

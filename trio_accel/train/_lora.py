@@ -115,7 +115,8 @@ class Lora:
         """
         arrays = {name: np.ascontiguousarray(array) for name, array in parameters.items()}
         self._check(arrays, "parameters")
-        settings = {"rank": self.rank, "alpha": self.alpha, "targets": [*self.targets], "base": base}
+        settings: dict[str, Any] = {"rank": self.rank, "alpha": self.alpha, "targets": [*self.targets]}
+        settings |= {"base": base, "checksum": self.base_of(arrays)}
         data: bytes = _safetensors("safetensors.numpy").save(
             arrays, {"format": "pt", "lora": json.dumps(settings)}
         )
@@ -161,6 +162,9 @@ class Lora:
         if base and settings.get("base") not in (0, base):
             raise AdapterError(f"adapter {path} is of another model: the parameters that it adapts differ")
         self._check(arrays, f"adapter {path}")
+        # Earlier versions wrote files without a checksum.
+        if settings.get("checksum", checksum := self.base_of(arrays)) != checksum:
+            raise AdapterError(f"adapter {path} is damaged: its numbers have another checksum")
         return arrays
 
     def put(self, model: Any, path: str | os.PathLike[str]) -> None:

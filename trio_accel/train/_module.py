@@ -21,7 +21,7 @@ from ._config import AVERAGE
 from ._groups import GroupPart, within
 from ._layout import Batch, FlatLayout, Work, checksum_of, rows_of
 from ._mesh import Mesh, Turn, torch_of_model, turns
-from ._torch_parts import CONFIGURING, Stepper, on_host, recompute
+from ._torch_parts import CONFIGURING, Stepper, host_dtype, on_host, real_view, recompute
 
 __all__ = ["Module"]
 
@@ -50,6 +50,7 @@ class Beginning:
         model = object.__new__(target)
         model.mesh = Mesh(*mesh)
         parameters, buffers = model.start(seed, options)
+        self._model: Module = model
         self._made: dict[str, dict[str, Any]] = {"parameters": parameters, "buffers": buffers}
         if optimizer is not None:
             shapes = {name: array.shape for name, array in parameters.items()}
@@ -63,6 +64,14 @@ class Beginning:
     def base(self) -> dict[str, int]:
         """Return the checksums of the frozen parameters."""
         return self._base
+
+    def entries(self) -> dict[str, list[str]]:
+        """Return the source of each `state_dict` entry; see `Module.entries`."""
+        return self._model.entries(self._made)
+
+    def frozen(self) -> dict[str, Any]:
+        """Return the frozen parameters by name."""
+        return self._model.frozen()
 
 
 class Module:
@@ -86,7 +95,7 @@ class Module:
     """
 
     mesh: Mesh
-    model: Any
+    model: Any = None
 
     def __init__(self, a: State, b: State, plan: Mapping[str, Any], options: Mapping[str, Any]) -> None:
         self.plan: Mapping[str, Any] = plan
@@ -124,14 +133,44 @@ class Module:
         parameters = {
             name: on_host(tensor) for name, tensor in model.named_parameters() if tensor.requires_grad
         }
-        return parameters, {name: on_host(tensor) for name, tensor in model.named_buffers()}
+        return parameters, {name: on_host(real_view(tensor)) for name, tensor in model.named_buffers()}
 
     def base(self) -> dict[str, int]:
         """Return the checksums of the frozen parameters, after `start`."""
-        named = self.model.named_parameters()
-        return {
-            name: checksum_of(name, on_host(tensor)) for name, tensor in named if not tensor.requires_grad
+        return {name: checksum_of(name, array) for name, array in self.frozen().items()}
+
+    def frozen(self) -> dict[str, Any]:
+        """Return the frozen parameters, after `start`, as host arrays by name."""
+        named = [] if self.model is None else self.model.named_parameters()
+        return {name: on_host(tensor) for name, tensor in named if not tensor.requires_grad}
+
+    def entries(self, made: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
+        """Return the source of each `state_dict` entry, after `start`.
+
+        Args:
+            made: The parameters and buffers of `start`.
+
+        Returns:
+            Kind, name and dtype by the key of the entry. The kind is ``"parameters"``, ``"buffers"``,
+            ``"frozen"``, or ``"other"`` for values that belong to none of them.
+        """
+        if self.model is None:
+            return {
+                name: [kind, name, np.asarray(array).dtype.name]
+                for kind in ("parameters", "buffers")
+                for name, array in made[kind].items()
+            }
+        # Tied tensors share a name among the parameters and buffers, but the keys of the `state_dict` differ.
+        sources = {
+            id(tensor): ("parameters" if tensor.requires_grad else "frozen", name)
+            for name, tensor in self.model.named_parameters()
         }
+        sources |= {id(tensor): ("buffers", name) for name, tensor in self.model.named_buffers()}
+        entries: dict[str, list[str]] = {}
+        for key, value in self.model.state_dict(keep_vars=True).items():
+            kind, name = sources.get(id(value), ("other", key))
+            entries[key] = [kind, name, "" if kind == "other" else host_dtype(value)]
+        return entries
 
     def output_shape(self, rows: int) -> tuple[int, ...]:
         """Return the shape of a stage's output for the next stage, for `rows` samples."""
@@ -177,8 +216,7 @@ class Module:
         loss = self._backward_all(work)
         gradient = self._summed(data)
         if "buffers" in target:
-            for (_, span, shape), buffer in self._pairs():
-                target["buffers"][span].view(shape).copy_(buffer)
+            self._save_buffers(target["buffers"])
             data.broadcast(target["buffers"])
         squares = self._squares(gradient, rank_slice)
         # Ranks with the same numbers each contribute a share, so that the sum is right.
@@ -247,7 +285,8 @@ class Module:
             with CONFIGURING:
                 torch.manual_seed(plan["seed"])
                 self.model = self.configure(**options)
-            self._check_base()
+            named, checksums = dict(self.model.named_parameters()), plan["base"]
+            check_base({name: on_host(named[name]) for name in named if name in checksums}, checksums)
             self.model.to(device)
         else:
             with torch.device(device):
@@ -255,10 +294,7 @@ class Module:
                 self.model = self.configure(**options)
         recompute(self.model, plan["recompute"])
         compute = getattr(torch, plan["compute"])
-        for name, parameter in self.model.named_parameters():
-            parameter.requires_grad_(parameter.requires_grad and name not in plan["frozen"])
-            if not parameter.requires_grad:
-                parameter.data = parameter.data.to(compute)
+        self._convert(compute)
         self._optimizer = Stepper(plan["optimizer"], plan["numbers"], plan["decays"])
         self._parts = [GroupPart(*part) for part in plan["parts"]]
         self._shapes = FlatLayout(*plan["shapes"])
@@ -286,14 +322,22 @@ class Module:
         self._waiting: list[tuple[slice, set[int]]] = []
         self._data: Any = None
 
-    def _check_base(self) -> None:
-        checksums = self.plan["base"]
+    def _convert(self, compute: Any) -> None:
+        """Convert frozen parameters and floating buffers to the dtype of the computations.
+
+        Layers such as BatchNorm require the same dtype of both. Only layers with parameters get narrower
+        buffers, so that tables, such as rotary frequencies, keep their digits.
+        """
         for name, parameter in self.model.named_parameters():
-            if name in checksums and checksums[name] != checksum_of(name, on_host(parameter)):
-                raise ValueError(
-                    f"configure() has made other numbers for {name!r} than before: parameters that are not "
-                    "trained must depend on its options and on the seed alone"
-                )
+            parameter.requires_grad_(parameter.requires_grad and name not in self.plan["frozen"])
+            if not parameter.requires_grad:
+                parameter.data = parameter.data.to(compute)
+        for layer in self.model.modules():
+            has_parameters = next(layer.parameters(recurse=False), None) is not None
+            for buffer in layer.buffers(recurse=False):
+                is_wider = torch_of_model().promote_types(buffer.dtype, compute) == compute
+                if buffer.is_floating_point() and (is_wider or has_parameters):
+                    buffer.data = buffer.data.to(compute)
 
     def warm_up(self) -> None:
         """Load the code of a step with one sample of zeros, so that a spare worker is ready for a loss."""
@@ -335,6 +379,11 @@ class Module:
         self._flat.copy_(flat)
         for (_, span, shape), buffer in self._pairs():
             buffer.copy_(buffers[span].view(shape))
+
+    def _save_buffers(self, flat: Any) -> None:
+        """Write the buffers of the model to a flat array."""
+        for (_, span, shape), buffer in self._pairs():
+            flat[span].view(shape).copy_(buffer)
 
     def _evaluated(self, batch: Batch) -> Metrics:
         torch, mesh = torch_of_model(), self.mesh
@@ -449,7 +498,7 @@ class Module:
         return counts
 
     def _pairs(self) -> Iterator[tuple[tuple[str, slice, tuple[int, ...]], Any]]:
-        return zip(self.buffers.entries(), self.model.buffers(), strict=True)
+        return zip(self.buffers.entries(), map(real_view, self.model.buffers()), strict=True)
 
     def _optimize(self, state: State, g: Any, work: Work) -> None:
         """Compute a step of the optimizer in place, by a gradient, and the average of the parameters."""
@@ -471,3 +520,17 @@ class Module:
         return torch.stack(
             [torch.as_tensor(number, dtype=torch.float64, device=device) for number in numbers]
         )
+
+
+def check_base(arrays: Mapping[str, Any], checksums: Mapping[str, int]) -> None:
+    """Require the frozen parameters of the beginning.
+
+    Raises:
+        ValueError: A parameter has another checksum.
+    """
+    for name, array in arrays.items():
+        if checksums[name] != checksum_of(name, array):
+            raise ValueError(
+                f"configure() has made other numbers for {name!r} than before: parameters that are not "
+                "trained must depend on its options and on the seed alone"
+            )

@@ -294,7 +294,12 @@ def torch_optimizer(kind: type | str, lr: float | Schedule, **options: Any) -> O
 
 
 def constant(rate: float) -> Schedule:
-    """Return a schedule with a constant rate."""
+    """Return a schedule with a constant rate.
+
+    Raises:
+        ValueError: The rate is not a number from 0.
+    """
+    check_number("constant: rate", rate)
     return lambda step: rate
 
 

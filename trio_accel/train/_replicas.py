@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any, Generic, TypeAlias, TypeVar, cast
 
@@ -22,7 +23,7 @@ from ._config import AVERAGE, LEAST_SCALE, Config
 from ._groups import GroupPart, chosen, decays_of, parts_of
 from ._layout import Batch, FlatLayout, Work, checksum_of
 from ._mesh import Mesh
-from ._module import Beginning, Metrics, Module
+from ._module import Beginning, Metrics, Module, check_base
 from ._optimizers import SHAPED
 from ._updates import changed, shaped_beginning
 
@@ -53,6 +54,8 @@ class Replicas(ABC, Generic[ModuleT]):
         layouts: How ``"parameters"`` and ``"buffers"`` of each rank lie in their flat arrays.
         states: The committed state.
         base: The checksums of the frozen parameters.
+        frozen: The parameters of frozen groups, as host arrays by name, for each part of the model.
+        entries: The source of each `state_dict` entry, for each part of the model; see `Module.entries`.
     """
 
     def __init__(
@@ -64,8 +67,8 @@ class Replicas(ABC, Generic[ModuleT]):
         self.base: dict[str, int] = {}
         self._groups: dict[str, int] = {}
         self._parts: dict[int, list[GroupPart]] = {}
-        # Parameters of frozen groups, for each part of the model.
-        self._frozen: dict[int, dict[str, Any]] = {}
+        self.frozen: dict[int, dict[str, Any]] = {}
+        self.entries: dict[int, dict[str, list[str]]] = {}
         self._world = world
         self._config = config
         self._module = module
@@ -99,7 +102,7 @@ class Replicas(ABC, Generic[ModuleT]):
             # Parameters of a group are adjacent.
             order = sorted(parameters, key=self._groups.__getitem__)
             fixed = {name: parameters[name] for name in order if is_frozen[self._groups[name]]}
-            self._frozen[cell] = fixed
+            self.frozen[cell] = fixed
             self.base |= {f"{cell} {name}": checksum_of(name, array) for name, array in fixed.items()}
             named["parameters"] = {name: parameters[name] for name in order if name not in fixed}
             if not named["parameters"]:
@@ -120,6 +123,14 @@ class Replicas(ABC, Generic[ModuleT]):
 
         They include the state of an optimizer that needs shapes.
         """
+
+    async def model_frozen(self, mesh: Mesh) -> dict[str, Any]:
+        """Return the parameters that the model of a rank has frozen itself, as host arrays by name.
+
+        Raises:
+            ValueError: The model makes other numbers than at the beginning.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     async def evaluate(self, name: str, shares: Sequence[Batch]) -> list[Metrics]:
@@ -172,20 +183,32 @@ class Replicas(ABC, Generic[ModuleT]):
 class ProgramReplicas(Replicas[Module]):
     """Models as programs, with two copies of the state; a step reads one and writes the other."""
 
-    async def begin(self, mesh: Mesh) -> dict[str, dict[str, Any]]:
+    def _beginning(self, mesh: Mesh, shaped: object) -> AbstractAsyncContextManager[Program[Beginning]]:
         module, device = self._module, self._world.devices[mesh.rank]
         path = f"{module.__module__}:{module.__qualname__}"
         args = path, self._config.seed, attrs.astuple(mesh), dict(self._options)
+        return open_program(device, Beginning, *args, shaped)
+
+    async def begin(self, mesh: Mesh) -> dict[str, dict[str, Any]]:
         optimizer, decays = self._config.optimizer, decays_of(self._config.optimizer, self._config.groups)
         shaped = (optimizer.kind, dict(optimizer.numbers), decays) if optimizer.has_shapes else None
-        async with open_program(device, Beginning, *args, shaped) as program:
+        async with self._beginning(mesh, shaped) as program:
             state: Any = await program.ask(Beginning.state)
             base: Any = await program.ask(Beginning.base)
+            entries: Any = await program.ask(Beginning.entries)
+        self.entries[mesh.cell] = entries
         self.base |= {f"{mesh.cell} {name}": checksum for name, checksum in base.items()}
         return {
             kind: {name: await array.to_host() for name, array in named.items()}
             for kind, named in state.items()
         }
+
+    async def model_frozen(self, mesh: Mesh) -> dict[str, Any]:
+        async with self._beginning(mesh, None) as program:
+            named: Any = await program.ask(Beginning.frozen)
+        arrays = {name: await array.to_host() for name, array in named.items()}
+        check_base(arrays, {name: self.base[f"{mesh.cell} {name}"] for name in arrays})
+        return arrays
 
     async def open(self) -> None:
         self._next: States = [
@@ -229,7 +252,7 @@ class ProgramReplicas(Replicas[Module]):
                     for name, checksum in self.base.items()
                     if name.startswith(cell)
                 }
-                rank_plan["frozen"] = [*self._frozen[self.meshes[rank].cell]]
+                rank_plan["frozen"] = [*self.frozen[self.meshes[rank].cell]]
                 rank_plan["mesh"] = attrs.astuple(self.meshes[rank])
                 self._programs[rank] = await open_program(device, self._module, *state, rank_plan, options)
 
@@ -316,6 +339,7 @@ class CallReplicas(Replicas[CallModule]):
                 "torch_optimizer is for a train.Module; a CallModule has train.adamw and others"
             )
         initial = dict(self._model.initial(np.random.default_rng(self._config.seed)))
+        self.entries[mesh.cell] = {name: ["parameters", name, ""] for name in initial}
         state: dict[str, dict[str, Any]] = {"parameters": initial, "buffers": {}}
         if self._config.optimizer.has_shapes:
             state[SHAPED] = shaped_beginning({name: np.shape(array) for name, array in initial.items()})
@@ -325,7 +349,7 @@ class CallReplicas(Replicas[CallModule]):
         self._next = self.states
         self._fixed: list[Mapping[str, AccelRef]] = []
         for mesh in self.meshes:
-            frozen, views = self._frozen[mesh.cell], dict[str, AccelRef]()
+            frozen, views = self.frozen[mesh.cell], dict[str, AccelRef]()
             if frozen:
                 layout = FlatLayout([*frozen], [*map(np.shape, frozen.values())])
                 flat = layout.flattened(frozen, DType.of(self._config.precision.compute).dtype)

@@ -233,3 +233,14 @@ def on_host(tensor: Any) -> Any:
     """Return a tensor as a host array; narrow numbers become float32."""
     narrow = tensor.dtype in (torch_of_model().float16, torch_of_model().bfloat16)
     return (tensor.float() if narrow else tensor).detach().cpu().numpy()
+
+
+def real_view(tensor: Any) -> Any:
+    """Return a complex tensor as a real view with a last axis of 2, and any other tensor unchanged."""
+    return torch_of_model().view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def host_dtype(tensor: Any) -> str:
+    """Return the dtype of `on_host`'s array."""
+    name = str(tensor.dtype).removeprefix("torch.")
+    return "float32" if name in ("float16", "bfloat16") else name

@@ -64,11 +64,12 @@ from ._config import AVERAGE, LARGEST_SCALE, LEAST_SCALE, Config
 from ._groups import rates_of
 from ._layout import Batch, FlatLayout, Work, base_of, rows_of, shared, shared_loosely
 from ._module import Metrics, Module
+from ._named_state import flattened, parameters_of, state_dict_of
 from ._observers import call_hooks, log_figures
-from ._optimizers import SHAPED
 from ._replicas import CallModule, CallReplicas, ProgramReplicas, Replicas
+from ._step import Step, figures_of, note_of
 
-__all__ = ["Batches", "NotFiniteError", "Step", "Steps", "Trainer", "open_trainer"]
+__all__ = ["Batches", "NotFiniteError", "Steps", "Trainer", "open_trainer"]
 
 _logger = logging.getLogger("trio_accel.train")
 
@@ -86,42 +87,6 @@ _LOSSES = (ContextLostError, StaleRefError, InputFailedError, ActorRestartingErr
 
 class NotFiniteError(FloatingPointError):
     """The loss or the gradient of a step is not finite; the step has not changed the state."""
-
-
-@attrs.frozen(kw_only=True)
-class Step:
-    """A finished step.
-
-    Attributes:
-        number: The number of the step, from 1 on. A skipped step has the number of the last committed one.
-        loss: The mean loss of all samples, before the step.
-        gradient_norm: The norm of the gradient, before it was clipped.
-        rate: The rate of the optimizer; groups may have others.
-        samples: The total number of samples.
-        tokens: The number of tokens, by `Config.tokens`; 0 if that is None.
-        seconds: The duration, including all replays.
-        replays: The number of times that the step ran again after a loss.
-        workers_lost: The number of workers lost since the trainer was opened.
-        is_skipped: Whether the step has changed nothing, because a loss or gradient was not finite.
-        metrics: The metrics of the validation after the step, by name; empty without a validation.
-    """
-
-    number: int
-    loss: float
-    gradient_norm: float
-    rate: float
-    samples: int
-    tokens: int
-    seconds: float
-    replays: int
-    workers_lost: int
-    is_skipped: bool
-    metrics: Mapping[str, float] = attrs.field(factory=dict[str, float])
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Tokens of all ranks per second."""
-        return self.tokens / self.seconds
 
 
 @opens("the training is not open yet: async with open_trainer(...) as trainer")
@@ -212,7 +177,7 @@ class Trainer:
         beginnings = await replicas.begin_all()
         self._identity = Identity(config.optimizer.kind, [*config.states], base_of(replicas.base))
         ranks = self._replicas.meshes[0].data if config.parallel.shard_optimizer else 1
-        begun = {cell: self._flat(named, ranks) for cell, named in beginnings.items()}
+        begun = {cell: flattened(config, named, ranks) for cell, named in beginnings.items()}
         checkpoint, cells = config.checkpoint, [layouts for layouts, _ in begun.values()]
         saved_state = None if checkpoint is None else await load(checkpoint, self._identity, cells)
         if saved_state is not None:
@@ -229,25 +194,6 @@ class Trainer:
         self.snapshot_bytes = sum(array.nbytes for array in replicas.states[0].values())
         await replicas.open()
 
-    def _flat(
-        self, named: Mapping[str, Mapping[str, Any]], ranks: int
-    ) -> tuple[dict[str, FlatLayout], dict[str, np.ndarray]]:
-        """Return the layouts of named arrays in flat ones, and the initial state as flat arrays."""
-        layouts = {
-            kind: FlatLayout(
-                [*arrays], [*map(np.shape, arrays.values())], ranks if kind == "parameters" else 1
-            )
-            for kind, arrays in named.items()
-        }
-        master = self.config.precision.master
-        first = layouts["parameters"].flattened(named["parameters"], master)
-        flat = {"parameters": first, **{name: np.zeros_like(first) for name in self.config.states}}
-        if SHAPED in flat:
-            flat[SHAPED] = layouts[SHAPED].flattened(named[SHAPED], master)
-        if named["buffers"]:
-            flat["buffers"] = layouts["buffers"].flattened(named["buffers"], "float64")
-        return layouts, flat
-
     async def wait_saved(self) -> None:
         """Wait until no checkpoint is being written."""
         async with self._saving:
@@ -262,31 +208,38 @@ class Trainer:
             averaged: Whether to return their moving averages; see `Config.average`.
 
         Raises:
-            ValueError: `averaged` is True, but the training keeps no averages.
+            ValueError: `averaged` is True, but the training keeps no averages; or two stages of a pipeline
+                have parameters of the same name.
         """
         name = self._name_of("parameters", averaged=averaged)
-        return (await self._retry("a copy to the host", lambda: self._on_host(name)))[0]
+        copied = partial(parameters_of, self._replicas, name)
+        return (await self._retry("a copy to the host", copied))[0]
+
+    async def state_dict(self, *, averaged: bool = False) -> dict[str, np.ndarray]:
+        """Return the committed model for export: parameters, also frozen ones, and persistent buffers.
+
+        For a `Module`, the names are the keys of the model's `state_dict`, so that a new model takes the
+        arrays by ``load_state_dict(..., strict=True)``. Trained parameters have the dtype
+        `Precision.master`, which floating buffers have at least. Other arrays have their dtype in
+        `configure`, but float16 and bfloat16 become float32. For a `CallModule`, the names are those of
+        `initial`. If ranks share layers, each value is a list of parts, in rank order.
+
+        Args:
+            averaged: Whether to return the moving averages of trained parameters; see `Config.average`.
+
+        Raises:
+            NotSupportedError: The model's `state_dict` has an entry that is neither a parameter nor a buffer.
+            ValueError: `averaged` is True, but the training keeps no averages; two stages of a pipeline have
+                entries of the same name; or `configure` makes other frozen parameters than before.
+        """
+        name = self._name_of("state_dict", averaged=averaged)
+        copied = partial(state_dict_of, self._replicas, name, self.config.precision.master)
+        return (await self._retry("a copy to the host", copied))[0]
 
     def _name_of(self, function: str, *, averaged: bool) -> str:
         if averaged and self.config.average is None:
             raise ValueError(f"{function}: averaged needs Config.average, which is None")
         return AVERAGE if averaged else "parameters"
-
-    async def _on_host(self, name: str) -> dict[str, np.ndarray]:
-        parameters: dict[str, Any] = {}
-        replicas = self._replicas
-        flats: dict[int, list[Any]] = {}
-        for mesh, state in zip(replicas.meshes, replicas.states, strict=True):
-            if mesh.data_rank == 0 or (replicas.is_apart and name == AVERAGE):
-                flats.setdefault(mesh.cell, []).append(await state[name].to_host())
-        for mesh, layouts in zip(replicas.meshes, replicas.layouts, strict=True):
-            if mesh.data_rank == 0:
-                flat = np.concatenate(flats[mesh.cell])
-                for key, array in layouts["parameters"].views(flat).items():
-                    parameters.setdefault(key, []).append(array)
-        if replicas.meshes[0].tensor == 1:
-            return {name: parts[0] for name, parts in parameters.items()}
-        return parameters
 
     async def validate(self, batches: Any = None, *, averaged: bool = False) -> dict[str, float]:
         """Compute the metrics of batches on all ranks, without gradients.
@@ -487,7 +440,7 @@ class Trainer:
             metrics=metrics,
         )
         if is_finite and config.loggers:
-            await log_figures(config.loggers, step.number, _figures(step, rates))
+            await log_figures(config.loggers, step.number, figures_of(step, rates))
         await call_hooks(config.hooks, "after_step", self, step)
         return step
 
@@ -593,7 +546,7 @@ class Steps:
                 await call_hooks(hooks, "at_end", self._trainer, failure)  # noqa: ASYNC102  # not cancelled
             raise
         if self._report is not None:
-            self._report(step.number, note=_note_of(step))
+            self._report(step.number, note=note_of(step))
         return step
 
     async def _next(self, source: Source) -> Step:
@@ -605,23 +558,3 @@ class Steps:
             raise StopAsyncIteration
         source.leave_out(self._trainer.progress.batches)
         return step
-
-
-def _figures(step: Step, rates: Sequence[float]) -> dict[str, float]:
-    """Return the figures of a step for loggers."""
-    names = ("loss", "gradient_norm", "rate", "tokens_per_second", "seconds", "workers_lost")
-    return {
-        **{name: getattr(step, name) for name in names},
-        **{f"rate_{number}": rate for number, rate in enumerate(rates) if number},
-        **{f"validation_{name}": value for name, value in step.metrics.items()},
-    }
-
-
-def _note_of(step: Step) -> str:
-    """Return the figures of a step for its progress bar."""
-    note = f"loss {step.loss:.4f}  rate {step.rate:.2e}"
-    if step.tokens:
-        note += f"  {step.tokens_per_second:,.0f} tokens/s"
-    if step.workers_lost:
-        note += f"  {step.workers_lost} workers lost"
-    return note

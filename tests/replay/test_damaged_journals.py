@@ -1,0 +1,185 @@
+"""Journals with changed or missing bytes: an error with its place, or an incomplete last entry left out."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import sqlite3
+import struct
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import trio_accel as ta
+from trio_accel import replay
+
+ENTRIES = [
+    pickle.dumps(("header", 1, (), True)),
+    *[pickle.dumps(("part", n, bytes([n]) * (7 * n))) for n in range(1, 5)],
+    pickle.dumps(("outside", 1, "a.b")),
+]
+HEAD = struct.Struct("<QI")
+
+
+def written(path: Path) -> tuple[bytes, list[int]]:
+    """Write a journal; return its bytes, and the end of each entry after the start of the first one."""
+    journal, ends = replay.FileJournal(path), [19]
+    for entry in ENTRIES:
+        journal.append(entry)
+        ends.append(path.stat().st_size)
+    return path.read_bytes(), ends
+
+
+def check(path: Path, content: bytes, expected: int) -> str:
+    """Read damaged bytes, and append: return an error that changes nothing, or keep the expected entries."""
+    path.write_bytes(content)
+    journal = replay.FileJournal(path)
+    try:
+        found = list(journal.entries())
+    except replay.JournalError as error:
+        with pytest.raises(replay.JournalError):
+            replay.FileJournal(path).append(b"next")
+        assert path.read_bytes() == content
+        return str(error)
+    assert found == ENTRIES[:expected]
+    nbytes = journal.left_out()
+    if found:
+        *_, line = ["", *replay.listing(journal)]
+        assert (line == f"left out: an incomplete last entry of {nbytes} bytes") == bool(nbytes)
+    journal.append(b"next")
+    assert list(replay.FileJournal(path).entries()) == [*found, b"next"]
+    kept = content[: len(content) - nbytes]
+    assert path.read_bytes()[: len(kept)] == kept
+    return ""
+
+
+def test_each_changed_byte_is_found(tmp_path: Path) -> None:
+    content, ends = written(tmp_path / "journal")
+    for at in range(len(content)):
+        number = sum(end <= at for end in ends)
+        for change in (1, 0xFF, content[at]):
+            damaged = bytearray(content)
+            damaged[at] ^= change
+            if damaged == content:
+                continue
+            text = check(tmp_path / "damaged", bytes(damaged), len(ENTRIES) - 1)
+            if at < 19:
+                assert "is not a journal" in text
+            elif at < ends[-2]:
+                start, size = ends[number - 1], len(content)
+                assert f"entry {number}, at byte {start} of {size}, has a wrong checksum" in text
+
+
+def test_each_length(tmp_path: Path) -> None:
+    content, ends = written(tmp_path / "journal")
+    for size in range(19, len(content)):
+        assert not check(tmp_path / "damaged", content[:size], sum(end <= size for end in ends[1:]))
+
+
+def test_missing_repeated_and_exchanged_entries(tmp_path: Path) -> None:
+    content, ends = written(tmp_path / "journal")
+    frames = [content[start:end] for start, end in itertools.pairwise(ends)]
+    for number in range(len(frames) - 1):
+        for other in (
+            frames[:number] + frames[number + 1 :],
+            frames[: number + 1] + frames[number:],
+            [*frames[:number], frames[number + 1], frames[number], *frames[number + 2 :]],
+        ):
+            text = check(tmp_path / "damaged", content[:19] + b"".join(other), 0)
+            assert "has a wrong checksum" in text
+    for zeros in (1, 12, 500):
+        text = check(tmp_path / "damaged", content + bytes(zeros), len(ENTRIES))
+        assert bool(text) == (zeros >= HEAD.size)
+
+
+def test_journals_of_earlier_versions(tmp_path: Path) -> None:
+    """They have no check of lengths, so an incomplete end may be damage, and nothing is appended to it."""
+    path = tmp_path / "journal"
+    content = b"trio_accel journal\n" + b"".join(
+        HEAD.pack(len(entry), zlib.crc32(entry)) + entry for entry in ENTRIES
+    )
+    path.write_bytes(content)
+    journal = replay.FileJournal(path)
+    assert list(journal.entries()) == ENTRIES
+    journal.append(b"next")
+    assert list(replay.FileJournal(path).entries()) == [*ENTRIES, b"next"]
+    path.write_bytes(content[:-3])
+    journal = replay.FileJournal(path)
+    assert list(journal.entries()) == ENTRIES[:-1]
+    assert journal.left_out() == 12 + len(ENTRIES[-1]) - 3
+    with pytest.raises(replay.JournalError, match="an earlier version wrote it without a check"):
+        journal.append(b"next")
+    assert path.read_bytes() == content[:-3]
+    damaged = bytearray(content)
+    damaged[19 + 12 + 3] ^= 4
+    path.write_bytes(damaged)
+    with pytest.raises(replay.JournalError, match="entry 1, at byte 19 of"):
+        list(journal.entries())
+
+
+DAMAGE: list[Callable[[sqlite3.Connection], object]] = [
+    lambda base: base.execute("update entries set entry = ? where number = 3", (ENTRIES[1],)),
+    lambda base: base.execute("update entries set entry = 'text' where number = 3"),
+    lambda base: base.execute("delete from entries where number = 3"),
+    lambda base: base.execute("update entries set checksum = checksum + 1 where number = 3"),
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_databases(tmp_path: Path, damage: Callable[[sqlite3.Connection], object]) -> None:
+    path = tmp_path / "database"
+    journal = replay.SqliteJournal(path)
+    for entry in ENTRIES:
+        journal.append(entry)
+    assert list(journal.entries()) == ENTRIES
+    with sqlite3.connect(path) as base:
+        damage(base)
+    base.close()
+    with pytest.raises(replay.JournalError, match="is damaged: entry 3 is missing or has a wrong checksum"):
+        list(replay.SqliteJournal(path).entries())
+
+
+def test_a_database_of_an_earlier_version(tmp_path: Path) -> None:
+    path = tmp_path / "database"
+    with sqlite3.connect(path) as base:
+        base.execute("create table entries (number integer primary key, entry blob not null)")
+        base.executemany("insert into entries (entry) values (?)", [(entry,) for entry in ENTRIES])
+    base.close()
+    journal = replay.SqliteJournal(path)
+    assert list(journal.entries()) == ENTRIES
+    journal.append(b"next")
+    assert list(replay.SqliteJournal(path).entries()) == [*ENTRIES, b"next"]
+
+
+def test_an_entry_that_is_not_plain_is_named() -> None:
+    journal = replay.MemoryJournal()
+    for entry in (*ENTRIES[:2], b"rubbish"):
+        journal.append(entry)
+    with pytest.raises(replay.JournalError, match="entry 3: an entry of the journal holds more than plain"):
+        list(replay.listing(journal))
+
+
+async def test_the_report_names_an_incomplete_entry(device: ta.Device, tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    async with replay.record(device, replay.FileJournal(path)) as recording:
+        for number in range(2):
+            await recording.mark(f"m{number}", x=await device.put(np.arange(4.0) + number))
+    whole = await replay.replay(replay.FileJournal(path), device)
+    assert (whole.left_out, whole.is_same, whole.compared) == (0, True, 2)
+    content = path.read_bytes()
+    path.write_bytes(content[:-1])
+    report = await replay.replay(replay.FileJournal(path), device)
+    assert (report.is_same, report.compared) == (True, 1)
+    assert f"left out: an incomplete last entry of {report.left_out} bytes" in str(report)
+    damaged = bytearray(content)
+    damaged[len(content) // 2] ^= 4
+    path.write_bytes(damaged)
+    with pytest.raises(replay.JournalError, match="is damaged: entry"):
+        await replay.replay(replay.FileJournal(path), device)
+    with pytest.raises(replay.JournalError, match="is damaged: entry"):
+        async with replay.record(device, replay.FileJournal(path)):
+            pass
+    assert path.read_bytes() == damaged
