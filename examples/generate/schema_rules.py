@@ -43,7 +43,7 @@ def subschemas(schema: _Schema, target: Callable[[Any, _Schema], Any]) -> Iterat
     seen = set[int]()
     for value, is_map in waiting:
         if isinstance(value, list):
-            waiting += [(one, False) for one in cast("list[Any]", value)]
+            waiting += [(one, False) for one in value]
         if not isinstance(value, dict) or (id(cast("Any", value)) in seen and not is_map):
             continue
         node = cast("dict[str, Any]", value)
@@ -141,7 +141,7 @@ def _tightest(nodes: Sequence[_Schema], name: str, exclusive: str, sign: int) ->
         inner, outer = node.get(name), node.get(exclusive)
         outer = inner if outer is True else outer
         found += [
-            (sign * Fraction(one), is_exclusive)
+            (sign * Fraction(cast("float", one)), is_exclusive)
             for one, is_exclusive in ((inner, False), (outer, True))
             if _is_number(one)
         ]
@@ -160,10 +160,9 @@ def _is_bound(name: str, value: Any, node: _Schema) -> bool:
     # It adds 1 to an exclusive bound of integers, or subtracts 1.
     if name.startswith("exclusive") or node.get(f"exclusive{name.capitalize()}") is True:
         return abs(value) < _MAX_FLOAT
-    # It compares digits, and writes those of a large float64 as the shortest that are read back.
-    return abs(value) < _MAX_INTEGER and (
-        is_integer or value % 1 != 0 or Fraction(repr(float(value))) == value
-    )
+    # It compares digits, and writes a large float64 with the fewest digits that are read back.
+    is_written = is_integer or value % 1 != 0 or Fraction(repr(float(value))) == value
+    return bool(is_written and abs(value) < _MAX_INTEGER)
 
 
 def _is_exact(value: Any) -> bool:
