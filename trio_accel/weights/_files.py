@@ -369,13 +369,11 @@ class OpenFile:
         length = int.from_bytes(head.tobytes(), "little")
         if length > LONGEST:
             raise WeightsError(
-                f"{self.path} is not a safetensors file: its first {LENGTH} bytes must be the length of its "
-                f"header, which may have {LONGEST} bytes"
+                f"{self.path} is not a safetensors file: it claims a header of {length} bytes, more than the "
+                f"{LONGEST} that there may be"
             )
         if LENGTH + length > size:
-            raise WeightsError(
-                f"{self.path} has {size} bytes, fewer than the header that it claims: cut off?"
-            )
+            raise WeightsError(f"{self.path} claims a header of {length} bytes, but has {size}: cut off?")
         text = np.empty(length, np.uint8)
         self.read(text, LENGTH)
         try:
