@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import secrets
+import stat
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -36,6 +38,7 @@ _logger = logging.getLogger("generate")
 # The layer names of `examples/finetune` are the names of `weights_of` with this prefix.
 _PREFIX = "layers."
 _PARTS = (".lora_A.weight", ".lora_B.weight")
+_LEADS_OUT = "it is a link that leads out of the folder of adapters"
 OFF = "is off here: start the service with --admin-key FILE and --adapters FOLDER"
 BUSY = ApiError("another swap is in progress: try again later", None, "swap_under_way", 409)
 ENDING = ApiError("the service is shutting down, so it does not swap adapters", None, "ending", 503)
@@ -75,7 +78,11 @@ class Adapter:
 
 
 async def read_adapter(
-    device: ta.Device, path: Path, config: Config, weights: Mapping[str, npt.NDArray[np.float32]]
+    device: ta.Device,
+    path: Path,
+    config: Config,
+    weights: Mapping[str, npt.NDArray[np.float32]],
+    folder: Path | None = None,
 ) -> Adapter:
     """Read an adapter from a file of `train.Lora.save`.
 
@@ -84,28 +91,70 @@ async def read_adapter(
         path: The file.
         config: The model that it must fit.
         weights: Its weights, by the names of `weights_of`.
+        folder: The folder that must contain the file, even if `path` is a link; None for any.
 
     Raises:
         FileNotFoundError: The file does not exist.
-        AdapterError: The file is damaged, is not an adapter, or belongs to another model. The message does
-            not name the folder.
+        AdapterError: The file is outside of `folder`, damaged, not an adapter, or belongs to another model.
+            The message does not name the folder, and has no bytes of a file in another format.
     """
     try:
-        return await _read(device, path, weights_of(config), weights)
+        file = await trio.to_thread.run_sync(_open_file, path, folder)
+        try:
+            return await _read(device, file, path.name, weights_of(config), weights)
+        except ta.weights.WeightsError:
+            # Its reason may quote the first bytes of a secret.
+            size = os.fstat(file).st_size
+            what = f"{path.name} has {size} bytes, and is not a complete safetensors file"
+            raise train.AdapterError(what) from None
+        finally:
+            os.close(file)
     except FileNotFoundError:
         raise
-    except (train.AdapterError, ta.weights.WeightsError, ta.NotSupportedError, OSError) as error:
-        said = getattr(error, "strerror", None) or str(error).replace(str(path), path.name)
+    except (train.AdapterError, ta.NotSupportedError, OSError) as error:
+        said = getattr(error, "strerror", None) or str(error)
         raise train.AdapterError(f"the adapter {path.name} cannot be used: {said:.300}") from None
+
+
+def _open_file(path: Path, folder: Path | None) -> int:
+    """Return the descriptor of a file, which must be in a folder after all links are followed. Blocking."""
+    root = None if folder is None else folder.resolve()
+    # Look first, so that errors reveal nothing about files elsewhere.
+    if root is not None and not Path(os.path.realpath(path)).is_relative_to(root):
+        raise train.AdapterError(_LEADS_OUT)
+    # Without the flag, opening a pipe waits for its writer.
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        _check_file(file, path, root)
+    except BaseException:
+        os.close(file)
+        raise
+    return file
+
+
+def _check_file(file: int, path: Path, root: Path | None) -> None:
+    # The link may have changed since, but the descriptor stays with its file.
+    if root is not None and not _path_of(file, path).is_relative_to(root):
+        raise train.AdapterError(_LEADS_OUT)
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        raise train.AdapterError("it is not a regular file")
+
+
+def _path_of(file: int, path: Path) -> Path:
+    """Return the current path of an open file, without links."""
+    link = f"/proc/self/fd/{file}"
+    return Path(os.readlink(link)) if os.path.lexists(link) else path.resolve()
 
 
 async def _read(
     device: ta.Device,
-    path: Path,
+    file: int,
+    name: str,
     shapes: Mapping[str, tuple[int, ...]],
     weights: Mapping[str, npt.NDArray[np.float32]],
 ) -> Adapter:
     # The file may be untrusted, so inspect it before memory is allocated.
+    path = f"/dev/fd/{file}"
     contents = await ta.weights.inspect(path)
     if contents.nbytes > sum(array.nbytes for array in weights.values()):
         raise train.AdapterError("it is larger than the model")
@@ -119,7 +168,7 @@ async def _read(
         raise train.AdapterError("it contains NaN or infinity")
     if base and not await trio.to_thread.run_sync(_is_base, base, weights):
         raise train.AdapterError("it belongs to another model: the adapted weights differ")
-    return Adapter(path.name, lora, {name: (found[one], found[two]) for name, (one, two) in pairs.items()})
+    return Adapter(name, lora, {name: (found[one], found[two]) for name, (one, two) in pairs.items()})
 
 
 def _settings(metadata: Mapping[str, str]) -> tuple[train.Lora, int]:
@@ -241,12 +290,16 @@ class Adapters:
         if name in {"", ".", ".."} or "/" in name or "\\" in name or len(name.encode()) > 255:
             what = "adapter must be the name of a file in the folder of adapters, without a path"
             raise ApiError(f"{what}, got {shown(name)}", "adapter")
-        await self.swap(self.folder / name)
+        await self.swap(self.folder / name, self.folder)
 
-    async def swap(self, path: Path | None) -> None:
+    async def swap(self, path: Path | None, folder: Path | None = None) -> None:
         """Use an adapter, or none, for sequences that begin from now on.
 
         If this fails or is cancelled, nothing has changed.
+
+        Args:
+            path: The file of the adapter; None for none.
+            folder: See `read_adapter`.
 
         Raises:
             ApiError: The swap failed, for the reason in the message.
@@ -260,7 +313,7 @@ class Adapters:
             return self.generation.use(self._base)
         self._is_swapping = True
         try:
-            await self._begin_with(path)
+            await self._begin_with(path, folder)
         finally:
             self._is_swapping = False
 
@@ -268,10 +321,10 @@ class Adapters:
         if self.is_ending:
             raise ENDING
 
-    async def _begin_with(self, path: Path) -> None:
+    async def _begin_with(self, path: Path, folder: Path | None) -> None:
         loaded, device = self.generation.loaded, self._base.caches[0].device
         try:
-            adapter = await read_adapter(device, path, loaded.config, loaded.weights)
+            adapter = await read_adapter(device, path, loaded.config, loaded.weights, folder)
             await self._nursery.start(self._hold, adapter)
         except FileNotFoundError:
             what = f"there is no adapter {shown(path.name)} in the folder of adapters"

@@ -150,4 +150,5 @@ class Grammars:
 
 def _reason(matcher: LLMatcher) -> str:
     """Return why a matcher cannot continue, without the grammar that follows in its message."""
-    return " ".join(matcher.get_error().replace("<non-verbose/>", "").split())[:200]
+    said = matcher.get_error().replace("<non-verbose/>", "").partition("<backtrace>")[0]
+    return " ".join(said.split())[:200]

@@ -173,13 +173,17 @@ class Llama:
     number of rows, and each attention processes blocks of `KEYS` keys in order. A prompt is processed in the
     same way as generated tokens, so its chunks and shared prefixes do not change a bit either.
 
+    Some libraries compute the last rows of a product by another kernel, such as OpenBLAS without AVX-512. For
+    these, an exact model divides its products into blocks of fewer rows.
+
     Args:
         weights: Arrays by the names of `weights_of`.
         caches: For each layer an array of the shape `Config.cache_shape`.
         made: The tokens chosen by the last steps: `SLOTS` times the number of sequences in a step. None if no
             step takes tokens from there.
         config: The configuration, by `attrs.asdict`.
-        exact: The number of rows in each product of an exact model; 0 for other models.
+        exact: The number of rows that an exact model computes at once; 0 for other models.
+        block: The number of rows in each product of an exact model, a divisor of `exact`; 0 for `exact`.
     """
 
     xp: Any = np
@@ -193,8 +197,9 @@ class Llama:
         *,
         config: Mapping[str, Any],
         exact: int = 0,
+        block: int = 0,
     ) -> None:
-        self.config, self.exact = Config(**config), exact
+        self.config, self.exact, self.block = Config(**config), exact, block or exact
         self.weights, self.caches = dict(weights), list(caches)
         self.made: Any = made
         self._cosines, self._sines = rotations(self.config)
@@ -414,6 +419,12 @@ class Llama:
         return x / np.sqrt(squares + np.float32(self.config.epsilon)) * self.weights[name]
 
     def _dense(self, name: str, x: Any) -> Any:
+        if self.block == self.exact:
+            return self._product(name, x)
+        blocks = range(0, len(x), self.block)
+        return self.xp.concatenate([self._product(name, x[first : first + self.block]) for first in blocks])
+
+    def _product(self, name: str, x: Any) -> Any:
         return x @ self.weights[name].T
 
     def _silu(self, x: Any) -> Any:

@@ -80,11 +80,12 @@ class TorchLlama(Llama):
         *,
         config: Mapping[str, Any],
         exact: int = 0,
+        block: int = 0,
     ) -> None:
         tensors = {name: torch.from_dlpack(array) for name, array in weights.items()}
         places = None if made is None else torch.from_dlpack(made)
         arrays = [torch.from_dlpack(cache) for cache in caches]
-        super().__init__(tensors, arrays, places, config=config, exact=exact)
+        super().__init__(tensors, arrays, places, config=config, exact=exact, block=block)
         self.graphs: dict[tuple[int, int], _Step] = {}
         self._multipliers: dict[int, Any] = {}
         on = tensors["words"].device
@@ -254,7 +255,7 @@ class TorchLlama(Llama):
         weight = self.weights[name]
         return functional.rms_norm(x, weight.shape, weight, self.config.epsilon)
 
-    def _dense(self, name: str, x: Any) -> Any:
+    def _product(self, name: str, x: Any) -> Any:
         return functional.linear(x, self.weights[name])
 
     def _silu(self, x: Any) -> Any:

@@ -293,6 +293,8 @@ class Model:
 
 _Opening: TypeAlias = Callable[[Mapping[str, ta.AccelRef], int], AbstractAsyncContextManager[Model]]
 _numbers = count(1)
+# The kernels of OpenBLAS for AVX2 compute up to 8 rows alike.
+_MAX_BLOCK = 8
 
 
 def _program(name: str) -> type[Llama]:
@@ -350,13 +352,14 @@ async def open_model(
         forward: The implementation: ``"numpy"``, ``"torch"``, or ``"operations"`` for the functions of the
             package; None for PyTorch if it is installed, otherwise NumPy.
         width: See `Model.width`; with ``"operations"`` it is 0.
-        exact: The number of rows in each product, so that a sequence has the same bits next to any others,
-            and however often the context is lost; see `Llama`. 0 for products of any shape. Not supported
-            with ``"operations"``.
+        exact: The number of rows that are computed at once, so that a sequence has the same bits next to any
+            others, and however often the context is lost; see `Llama`. Products have fewer rows if the bits
+            of a row depend on its index otherwise. 0 for products of any shape. Not supported with
+            ``"operations"``.
 
     Raises:
         NotSupportedError: The model cannot be exact, because rows of products have different bits at
-            different positions.
+            different positions, in blocks of any size.
     """
     chosen = forward or ("torch" if find_spec("torch") else "numpy")
     if exact and chosen == "operations":
@@ -369,7 +372,8 @@ async def open_model(
     if chosen == "operations":
         opening: _Opening = partial(_open_operations, config, caches)
     else:
-        opening = partial(_open_program, device, _program(chosen), config, caches, width, exact)
+        sizes = [(exact, block) for block in _blocks_of(exact)]
+        opening = partial(_open_program, device, _program(chosen), config, caches, width, sizes)
     async with opening(placed, 0) as model:
         yield model
 
@@ -387,6 +391,11 @@ async def _open_operations(
         operations.close()
 
 
+def _blocks_of(exact: int) -> list[int]:
+    """Return the numbers of rows to try for the products of an exact model, the fastest first."""
+    return [exact, *(block for block in range(min(_MAX_BLOCK, exact - 1), 0, -1) if exact % block == 0)]
+
+
 @asynccontextmanager
 async def _open_program(
     device: ta.Device,
@@ -394,19 +403,14 @@ async def _open_program(
     config: Config,
     caches: Sequence[ta.AccelRef],
     width: int,
-    exact: int,
+    sizes: Sequence[tuple[int, int]],
     weights: Mapping[str, ta.AccelRef],
     number: int,
 ) -> AsyncGenerator[Model]:
     given: Any = weights, caches, await device.zeros((SLOTS * width,), "int64")
-    async with ta.open_program(device, cls, *given, config=attrs.asdict(config), exact=exact) as program:
-        # The check writes to the cache, so it must run before all sequences.
-        if exact and number == 0:
-            pages, size = caches[0].shape[:2]
-            if not await _has_same_bits(program, cls, config, pages, size):
-                raise ta.NotSupportedError(
-                    "exact: on this device, the bits of a product's row depend on the other rows or its index"
-                )
+    (exact, block), *others = sizes
+    options: Any = {"config": attrs.asdict(config), "exact": exact, "block": block}
+    async with ta.open_program(device, cls, *given, **options) as program:
 
         async def step(batch: Batch) -> Chosen:
             first = (batch.rows, batch.tables, batch.ends, batch.sampling, batch.counts)
@@ -418,5 +422,15 @@ async def _open_program(
             total = int.from_bytes(found[end : end + 8], "little")
             return Chosen(np.frombuffer(found[:end], np.int32), total, likely)
 
-        opening = partial(_open_program, device, cls, config, caches, width, exact)
-        yield Model(config, caches, step, program.operation(cls.step), width, weights, number, opening)
+        opening = partial(_open_program, device, cls, config, caches, width)
+        # The check writes to the cache, so it must run before all sequences.
+        if number or not exact or await _has_same_bits(program, cls, config, *caches[0].shape[:2]):
+            same, operation = partial(opening, sizes[:1]), program.operation(cls.step)
+            yield Model(config, caches, step, operation, width, weights, number, same)
+            return
+    if not others:
+        raise ta.NotSupportedError(
+            "exact: on this device, the bits of a product's row depend on the other rows or its index"
+        )
+    async with opening(others, weights, number) as model:
+        yield model

@@ -7,10 +7,14 @@ schema if a text must match several schemas at once. So these combinations are c
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from math import prod
 from typing import Any, TypeAlias, cast
+from urllib.parse import unquote
+
+from schema_rules import BOUNDS, fault_of, fault_of_bounds, subschemas
 
 __all__ = ["MAX_SCHEMA", "OPTIONS", "ConstraintError", "checked_schema", "count_joined"]
 
@@ -26,15 +30,16 @@ OPTIONS: Any = {
     "coerce_one_of": False,
     "lenient": False,
 }
-_MAX_DEPTH, _MAX_MULTIPLE = 64, 1000
+_MAX_DEPTH = 64
 # The time to compile is exponential in the number of patterns for a text, quadratic in `patternProperties`,
 # and 20 µs for each schema joined from others.
 _MAX_PATTERNS, _MAX_PATTERN_PROPERTIES, _MAX_JOINED = 6, 16, 1000
 # An index in a JSON pointer with this number of digits or more is out of range.
 _MAX_DIGITS = 6
+_INDEX = re.compile(r"\+?[0-9]+")
 # The parts of a schema to join with other schemas' parts.
 _TEXTS = ("pattern", "format")
-_OWN = (*_TEXTS, "properties", "patternProperties", "additionalProperties", "items", "prefixItems")
+_OWN = (*_TEXTS, *BOUNDS, "properties", "patternProperties", "additionalProperties", "items", "prefixItems")
 _Schema: TypeAlias = Mapping[str, Any]
 
 
@@ -46,7 +51,8 @@ def checked_schema(schema: _Schema) -> str:
     """Return a schema as JSON, with the options of `Grammars.json`.
 
     Raises:
-        ConstraintError: The schema is too large or too deep, or any text that matches is endless.
+        ConstraintError: The schema is too large or too deep, any text that matches is endless, or the
+            compiler would enforce another schema.
     """
     try:
         whole = {**schema, "x-guidance": OPTIONS}
@@ -63,9 +69,9 @@ def checked_schema(schema: _Schema) -> str:
         properties += len(_fields(node.get("patternProperties")))
         if depth > _MAX_DEPTH:
             raise ConstraintError(f"it is nested deeper than {_MAX_DEPTH}")
-        multiple = node.get("multipleOf", 1)
-        if not isinstance(multiple, dict) and (not isinstance(multiple, int) or multiple > _MAX_MULTIPLE):
-            raise ConstraintError(f"multipleOf must be an integer up to {_MAX_MULTIPLE}")
+    for node in subschemas(schema, _target):
+        if fault := fault_of(node, schema):
+            raise ConstraintError(fault)
     if properties > _MAX_PATTERN_PROPERTIES:
         what = f"it must have at most {_MAX_PATTERN_PROPERTIES} patternProperties, got {properties}"
         raise ConstraintError(what)
@@ -79,7 +85,8 @@ def count_joined(schema: _Schema) -> int:
     """Count the schemas that result from joining others, as by `allOf` or next to `anyOf` and `$ref`.
 
     Raises:
-        ConstraintError: There are too many, or one of them has too many patterns.
+        ConstraintError: There are too many, or one of them has too many patterns, or bounds that cannot be
+            enforced together.
     """
     counter = _Joined(schema)
     counter.count_all()
@@ -142,6 +149,8 @@ class _Joined:
             choices += _choices(node)
             others = [_target(node.get("$ref"), self._root), *_listed(node.get("allOf"))]
             joined += [other for other in others if isinstance(other, dict)]
+        if fault := fault_of_bounds(joined):
+            raise ConstraintError(fault)
         patterns = sum(isinstance(part.get(name), str) for part in parts for name in _TEXTS)
         if patterns > _MAX_PATTERNS:
             what = f"it joins more than {_MAX_PATTERNS} patterns or formats with allOf, $ref, anyOf"
@@ -256,10 +265,16 @@ def _target(reference: Any, root: Mapping[str, Any]) -> Any:
     found: Any = root
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
-    for part in reference.split("/")[1:]:
+    # Read the path as the compiler does, because it is the compiler's work that is counted.
+    path = unquote(reference) if "%" in reference else reference
+    for part in path.split("/")[1:]:
         name = part.replace("~1", "/").replace("~0", "~")
-        place = int(name) if name.isdecimal() and len(name) < _MAX_DIGITS else MAX_SCHEMA
-        found = _fields(found).get(name) or next(iter(_listed(found)[place : place + 1]), None)
+        if isinstance(found, list):
+            digits = (name.removeprefix("+").lstrip("0") or "0") if _INDEX.fullmatch(name) else ""
+            place = int(digits) if 0 < len(digits) < _MAX_DIGITS else MAX_SCHEMA
+            found = next(iter(_listed(found)[place : place + 1]), None)
+        else:
+            found = _fields(found).get(name)
         if found is None:
             break
     return found
