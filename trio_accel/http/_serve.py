@@ -15,7 +15,7 @@ from typing import Any, cast
 import trio
 
 from ..actors import named_arguments, single
-from ..backends.base.kit.modules import import_extra
+from ..backends.base.kit.modules import import_ahead, import_extra
 from ..devices import System
 from ..devices.base._lobby import accepted
 from ._connection import Connection
@@ -99,6 +99,7 @@ async def serve(
     _check(app=app, host=host, listeners=listeners, system=system, recorder=recorder)
     _check(limits=limits, error_body=error_body)
     _check_port(port)
+    await trio.to_thread.run_sync(import_ahead, _MODULES)
     hypercorn = _Hypercorn(limits)
     if listeners is None:
         listeners = await _listen(host, port)
@@ -133,6 +134,10 @@ async def serve(
         _close(listeners)
     if failure is not None:
         raise failure
+
+
+# A thread imports them, because that takes half a second.
+_MODULES = ("hypercorn.config", "hypercorn.trio.worker_context", "hypercorn.trio.tcp_server")
 
 
 class _Hypercorn:
