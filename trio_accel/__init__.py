@@ -11,6 +11,7 @@ from importlib import import_module as _import_module
 from trio.lowlevel import enable_ki_protection as _enable_ki_protection
 
 from . import arrays as arrays
+from ._names import LAZY_PARTS as _LAZY_PARTS
 from ._names import export as _export
 from ._version import __version__ as __version__
 from .actors import (
@@ -164,15 +165,8 @@ if _typing.TYPE_CHECKING:
     )
     from .telemetry import open_dashboard as open_dashboard
 
-# Capabilities that only some programs need are imported at first use: they would be half of the import.
-# Ctrl-C waits for the end of such an import: in a callback of the import system it would be printed and lost.
-_LATER = frozenset(
-    (
-        "agents", "cluster", "collectives", "fft", "gradients", "graphs", "http", "interop", "jit", "linalg",
-        "ndimage", "nn", "patterns", "programs", "random", "replay", "signal", "sparse", "spatial", "tables",
-        "telemetry", "tensor", "testing", "train", "weights",
-    )
-)  # fmt: skip
+# Names of the parts that are imported at first use. Ctrl-C waits for the end of such an import, because in a
+# callback of the import system it would be printed and lost.
 _NAMES_OF_LATER = {
     "blocking": "interop",
     "custom_gradient": "gradients",
@@ -192,7 +186,7 @@ if not _typing.TYPE_CHECKING:  # otherwise, checkers would assume that every nam
     @_enable_ki_protection
     def __getattr__(name: str) -> object:
         """Import a lazy name at its first use; for an unknown name, suggest where it is."""
-        if name in _LATER:
+        if name in _LAZY_PARTS:
             return _import_module(f"{__name__}.{name}")
         if name in _NAMES_OF_LATER:
             return getattr(_import_module(f"{__name__}.{_NAMES_OF_LATER[name]}"), name)
@@ -201,7 +195,7 @@ if not _typing.TYPE_CHECKING:  # otherwise, checkers would assume that every nam
             hint = _elsewhere(name)
             if not hint:
                 # If two parts share a name, the later part takes precedence: `elementwise` is `jit`'s.
-                for part in ("tensor", *sorted(_LATER - {"tensor"})):
+                for part in ("tensor", *sorted({*_LAZY_PARTS} - {"tensor"})):
                     if name in _import_module(f"{__name__}.{part}").__all__:
                         hint = f"; write ta.{part}.{name}"
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
@@ -217,4 +211,4 @@ _have_operators(_Namespace(_of_standard))
 # Without this, `logging` would print warnings too where a program has configured nothing.
 _logging.getLogger(__name__).addHandler(_StderrUnlessConfigured())
 
-_export(__name__, "__version__", "arrays", *_LATER, *_NAMES_OF_LATER)
+_export(__name__, "__version__", "arrays", *_LAZY_PARTS, *_NAMES_OF_LATER)

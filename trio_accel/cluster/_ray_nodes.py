@@ -16,7 +16,7 @@ import attrs
 import trio
 
 from ..actors._errors import single
-from ..backends.base.kit.modules import import_extra
+from ..backends.base.kit.modules import deferred_extra, import_extra
 from ._agent import LOG_FORMAT, Agent, AgentConfig, Started
 from ._errors import not_started
 from ._link import Address
@@ -101,7 +101,7 @@ class RayNodes:
         runtime_env: dict[str, Any] | None = None,
         ports: Sequence[int] = (0,),
     ) -> None:
-        self._ray: Any = import_extra("ray", "ray")
+        self._load_ray = deferred_extra("ray", "ray")
         self._address, self._num_gpus, self._ports = address, num_gpus, ports
         # Ray's workers give way to all other programs. At that priority an agent would be silent too long.
         variables: dict[str, Any] = {"RAY_worker_niceness": "0"} | ((runtime_env or {}).get("env_vars") or {})
@@ -110,6 +110,11 @@ class RayNodes:
         self._shared: set[str] = set()
         self._actors: dict[str, Any] = {}
         self._started: dict[str, tuple[Started, AgentConfig]] = {}
+
+    @property
+    def _ray(self) -> Any:
+        """The package. Its import takes seconds, and `_poll` in its thread is the first use."""
+        return self._load_ray()
 
     async def watch(self) -> AsyncGenerator[Collection[str]]:
         """See `Nodes`."""

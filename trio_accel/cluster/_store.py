@@ -16,7 +16,7 @@ import trio
 from attrs.converters import optional
 
 from ..actors import is_number, must_be_whole, validator
-from ..backends.base.kit.modules import import_extra
+from ..backends.base.kit.modules import deferred_extra
 from ._errors import FencedError, StoreError
 from ._seals import sealed, unsealed
 
@@ -457,13 +457,15 @@ class PostgresStore(Store):
     }
 
     dsn: str = attrs.field(repr=False)  # it may have a password
-    _psycopg: Any = attrs.field(factory=lambda: import_extra("psycopg", "postgres"), init=False, repr=False)
+    _load_psycopg: Callable[[], Any] = attrs.field(
+        factory=partial(deferred_extra, "psycopg", "postgres"), init=False, repr=False
+    )
     _is_given_up: bool = attrs.field(default=False, init=False, repr=False)
 
     def _connect(self) -> None:
         # libpq accepts only integers of at least two seconds.
         seconds = max(2, round(self.timeout))
-        self._database = self._psycopg.connect(self.dsn, autocommit=True, connect_timeout=seconds)
+        self._database = self._load_psycopg().connect(self.dsn, autocommit=True, connect_timeout=seconds)
         milliseconds = round(900 * self.timeout)
         self._database.execute(f"set statement_timeout = {milliseconds}")
         # The next owner must not wait for the lock of an owner stopped within a transaction.

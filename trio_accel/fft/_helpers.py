@@ -6,12 +6,15 @@ import functools
 import math
 from collections.abc import Sequence
 
-from ..backends.base import DType, DTypeLike
+from ..backends.base import DType, DTypeLike, Ints
 from ..devices import AccelRef, Device, bounded_integer, bounded_integers, check_device, composed
 from ..expressions import Elementwise, Out, check_ref
 from ._functions import axis_of
 
 __all__ = ["fftfreq", "fftshift", "ifftshift", "next_fast_len", "rfftfreq"]
+
+# SciPy's limit, which leaves room for one more factor of 11 in 64 bits.
+_MAX_TARGET = ((1 << 64) - 1) // 11
 
 
 @composed
@@ -86,15 +89,30 @@ def next_fast_len(target: int, real: bool = False) -> int:
 
     Raises:
         TypeError: `target` is not an integer.
-        ValueError: It is negative, or has more than 64 bits.
+        ValueError: It is negative, or larger than 2**64 / 11.
 
     >>> next_fast_len(1021, real=True)
     1024
     """
-    # It takes longer to import than the package.
-    from scipy.fft import next_fast_len as found
+    length = bounded_integer("fft.next_fast_len", "target", target)
+    if not 0 <= length <= _MAX_TARGET:
+        raise ValueError(f"fft.next_fast_len: target must be from 0 to {_MAX_TARGET}, got {length}")
+    return _smooth(length, (3, 5) if real else (3, 5, 7, 11)) if length else 0
 
-    return found(bounded_integer("fft.next_fast_len", "target", target), real)
+
+@functools.lru_cache(maxsize=1024)
+def _smooth(target: int, primes: Ints) -> int:
+    """Return the smallest number of at least `target` with no other prime factors than 2 and `primes`.
+
+    SciPy's function is not used, because its import takes longer than that of the package.
+    """
+    if not primes:
+        return 1 << (target - 1).bit_length()
+    smallest, factor = _smooth(target, primes[:-1]), primes[-1]
+    while factor < smallest:
+        smallest = min(smallest, factor * _smooth(-(-target // factor), primes[:-1]))
+        factor *= primes[-1]
+    return smallest
 
 
 async def _frequencies(name: str, device: Device, n: int, d: float, dtype: DTypeLike) -> AccelRef:

@@ -15,7 +15,7 @@ from typing import Any, cast
 import trio
 
 from ..actors import named_arguments, single
-from ..backends.base.kit.modules import import_extra
+from ..backends.base.kit.modules import import_ahead, import_extra
 from ..devices import System
 from ..devices.base._lobby import accepted
 from ._checks import Part, checks_of
@@ -105,6 +105,7 @@ async def serve(
     _check(limits=limits, error_body=error_body)
     _check_port(port)
     probes = probes_of(system, recorder, checks_of(checks))
+    await trio.to_thread.run_sync(import_ahead, _MODULES)
     hypercorn = _Hypercorn()
     if listeners is None:
         listeners = await _listen(host, port)
@@ -139,6 +140,10 @@ async def serve(
         _close(listeners)
     if failure is not None:
         raise failure
+
+
+# A thread imports them, because that takes half a second.
+_MODULES = ("hypercorn.config", "hypercorn.trio.worker_context", "hypercorn.trio.tcp_server")
 
 
 class _Hypercorn:

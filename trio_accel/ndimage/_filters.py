@@ -188,21 +188,29 @@ def convolve1d() -> None:
 
 
 def gaussian_weights(sigma: float, order: int, truncate: float, radius: int | None) -> Any:
-    """Return SciPy's weights: its filter of an impulse has them in reverse. None if they are empty."""
-    import scipy.ndimage
+    """Return the weights of `scipy.ndimage.gaussian_filter1d`, or None if they are empty.
 
+    The derivative of ``q(x) * exp(-x**2 / (2 * sigma**2))`` is ``(q'(x) - x / sigma**2 * q(x))`` times that
+    exponential, so a derivative of any order is a polynomial times the Gaussian.
+    """
     w.require(w.real("sigma", sigma) >= 0, f"sigma must be at least 0, got {sigma}")
     reached = w.real("truncate times sigma", truncate * sigma)
     count = int(min(reached, 1e9) + 0.5) if radius is None else w.integer("radius", radius)
-    is_right = 0 <= count <= 1 << 16 and 0 <= w.integer("order", order) <= 64
+    order = w.integer("order", order)
+    is_right = 0 <= count <= 1 << 16 and 0 <= order <= 64
     w.require(is_right, f"radius and order must be from 0 to 65536 and 64, got {count} and {order}")
     if sigma <= 1e-15:
         return None
-    impulse = np.eye(1, 2 * count + 1, count)[0]
-    response: Any = scipy.ndimage.gaussian_filter1d(
-        impulse, sigma, order=order, mode="constant", radius=count
-    )
-    return response[::-1]
+    x, powers = np.arange(-count, count + 1), np.arange(order + 1)
+    gaussian = np.exp(-0.5 / (sigma * sigma) * x**2)
+    gaussian /= gaussian.sum()
+    if not order:
+        return gaussian
+    derive = np.diag(powers[1:], 1) + np.diag(np.ones(order) / -(sigma * sigma), -1)
+    polynomial = np.eye(1, order + 1)[0]
+    for _ in range(order):
+        polynomial = derive.dot(polynomial)
+    return ((x[:, None] ** powers).dot(polynomial) * gaussian)[::-1]
 
 
 async def _separable(

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from ..backends.base import DType, HostArray, Ints, NotSupportedError
 from ..devices import AccelRef, Operand, composed, device_of
 from . import windows as w
+from ._degrees import cosine_and_sine
 from ._filters import line
 from .windows import Floats, Mode, Output
 
@@ -509,10 +510,7 @@ def rotation(
     shape: Ints, degrees: float, plane: Sequence[int], *, reshape: bool
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], list[int]]:
     """Return the matrix and the offset in the plane of a rotation, and the shape of the result."""
-    from scipy import special
-
-    # They are exact at multiples of 90 degrees.
-    cosine, sine = special.cosdg(degrees), special.sindg(degrees)
+    cosine, sine = cosine_and_sine(degrees)
     matrix = np.array([[cosine, sine], [-sine, cosine]])
     rows, columns = (shape[axis] for axis in plane)
     corners = matrix @ [[0, 0, rows, rows], [0, columns, 0, columns]]

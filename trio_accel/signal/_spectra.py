@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
+import trio
 
 from ..arrays import imag, mean, moveaxis, pad, real, sliding_window_view
 from ..arrays._checks import check_number
 from ..backends.base import DType, HostArray
+from ..backends.base.kit.modules import import_alone
 from ..devices import AccelRef, bounded_integer, composed
 from ..expressions import Elementwise, axis_of, check_ref
 from ..fft import fft, irfft, rfft
@@ -29,6 +32,18 @@ _POWER = Elementwise[AccelRef](
     inputs=("x", "factor", "half"),
     operation="signal.power",
 )
+
+
+@functools.cache
+def _scipy_windows() -> Callable[..., HostArray]:
+    """Return SciPy's function of windows by name. The first call takes a second, because it imports SciPy."""
+    return cast("Callable[..., HostArray]", import_alone("scipy.signal").get_window)
+
+
+async def _load_windows(window: object) -> None:
+    """Let a thread import SciPy's windows at the first use of a name, so that the loop is not held."""
+    if isinstance(window, (str, tuple)) and not _scipy_windows.cache_info().currsize:
+        await trio.to_thread.run_sync(_scipy_windows)
 
 
 def _segments(
@@ -72,9 +87,7 @@ def _segments(
             f"{rate} and {window_length}"
         )
     if isinstance(window, (str, tuple)):
-        import scipy.signal
-
-        window = scipy.signal.get_window(window, window_length)
+        window = _scipy_windows()(window, window_length)
     window = np.asarray(window)
     size, is_real = window.size, x.dtype.kind != "complex"
     overlap = size // 2 if noverlap is None else bounded_integer(name, "noverlap", noverlap)
@@ -150,6 +163,7 @@ async def welch(
             `noverlap` or `nfft` does not fit it.
     """
     check_ref("welch", "x", x)
+    await _load_windows(window)
     spectra, axes = welch_of(x, fs, window, nperseg, noverlap, nfft, detrend, scaling=scaling, axis=axis)
     power = await spectra
     return axes()[0], power
@@ -220,6 +234,7 @@ async def stft(
         ValueError: The axis is out of range or scaling, or `noverlap` or `nfft` does not fit a segment.
     """
     check_ref("stft", "x", x)
+    await _load_windows(window)
     spectra, axes = stft_of(x, fs, window, nperseg, noverlap, nfft, axis=axis, scaling=scaling)
     transforms = await spectra
     return *axes(), transforms

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from scipy.spatial import cKDTree
 
 from .. import arrays
 from ..arrays._checks import check_real, placed
@@ -268,6 +267,9 @@ def by_counting(n: int, cells: HostArray, counts: HostArray) -> None:
 
 def by_tree(n: int, axes: int, radius: float, lists: bool, total: int, *arrays: HostArray) -> None:
     """Compute it on the CPU backend, where SciPy's tree needs no cells."""
+    # A thread of the device imports it, because it takes longer than the package.
+    from scipy.spatial import cKDTree
+
     points, _, _, (low, _, _, box), _, out = arrays
     if box.any():
         points = (points - low) % box

@@ -14,7 +14,7 @@ import attrs
 import trio
 
 from ..actors import Actor, ActorContext, ActorSystem, Event, is_number, opens
-from ..backends.base.kit.modules import import_extra
+from ..backends.base.kit.modules import import_ahead, import_extra
 from ..http import Limits, serve
 from ._past import INTERVAL, Past, busiest_first
 from ._recorder import Recorder, check_system, record
@@ -106,7 +106,9 @@ async def open_dashboard(
             f"interval must be a number of seconds from {_SHORTEST_SECONDS:g} to {_LONGEST_SECONDS:g}, "
             f"got {str(interval)[:40]}"
         )
-    for module in ("starlette.applications", "hypercorn.trio.tcp_server"):
+    modules = ("starlette.applications", "starlette.endpoints", "hypercorn.trio.tcp_server")
+    await trio.to_thread.run_sync(import_ahead, modules)
+    for module in modules:
         import_extra(module, "dashboard")
     with socket.create_server((_HOST, port)) as listener, record(system) as recorder:
         feed = _Feed(recorder, interval, shows_errors=errors)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import csv
-import importlib
+import importlib.util
 import inspect
 import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -135,11 +134,9 @@ class TensorBoardLogger(Logger):
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        try:
-            writer: Any = importlib.import_module("tensorboardX").SummaryWriter
-        except ImportError as error:
-            raise ImportError("TensorBoardLogger needs tensorboardX: pip install tensorboardX") from error
-        self._open = partial[Any](writer, os.fspath(folder))
+        if importlib.util.find_spec("tensorboardX") is None:
+            raise ImportError("TensorBoardLogger needs tensorboardX: pip install tensorboardX")
+        self._folder = os.fspath(folder)
         self._writer: Any = None
         self._last = 0
 
@@ -147,7 +144,9 @@ class TensorBoardLogger(Logger):
         """Write each figure as a scalar, and flush."""
         if self._writer is None or step <= self._last:
             self.close()
-            self._writer = self._open(purge_step=step)
+            # The trainer calls this in a thread, because the import takes long.
+            package: Any = importlib.import_module("tensorboardX")
+            self._writer = package.SummaryWriter(self._folder, purge_step=step)
         for name, value in figures.items():
             self._writer.add_scalar(name, value, step)
         self._writer.flush()

@@ -18,6 +18,7 @@ import trio
 from trio.lowlevel import enable_ki_protection
 
 from ... import actors
+from ..._names import LAZY_PARTS
 from ...actors import SystemOptions, named_arguments, opens
 from ...backends import candidates, members
 from ...backends.base import AccelBackend, DeviceInfo, DeviceLostError, NotSupportedError
@@ -31,10 +32,8 @@ from ._group import DeviceGroup, DeviceOpening, PlacementPolicy, by_load
 __all__ = ["System", "open_system"]
 
 _logger = logging.getLogger("trio_accel.devices")
-# Packages of operations, which are imported while a device opens unless the program has imported them.
-_CAPABILITIES = tuple(
-    [f"trio_accel.{name}" for name in ("linalg", "fft", "random", "sparse", "graphs", "jit", "nn")]
-)
+# What first uses need: also the types of low precision, and the orders of contractions.
+_PARTS = ("ml_dtypes", "opt_einsum", *[f"trio_accel.{name}" for name in LAZY_PARTS])
 
 
 class System(actors.ActorSystem):
@@ -75,7 +74,7 @@ class System(actors.ActorSystem):
         is_started = False
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(_import_capabilities)
+                nursery.start_soon(_import_parts)
                 try:
                     await device.start(self if group is None else group.scope)
                     is_started = True
@@ -229,13 +228,13 @@ async def open_system(name: str, *, options: SystemOptions | None = None) -> Asy
             yield system  # noqa: ASYNC119  # `opens` makes a context manager of it
 
 
-async def _import_capabilities() -> None:
-    """Import the packages of operations in a thread, while the program waits for a device anyway.
+async def _import_parts() -> None:
+    """Import the lazy parts of the package in a thread, while the program waits for a device anyway.
 
-    Otherwise a program's first matrix product would import them in the loop, which takes 25 to 150 ms for one
-    package.
+    Otherwise a program's first matrix product or gradient would import them in the loop, which takes 10 to
+    600 ms for a part.
     """
-    missing = [name for name in _CAPABILITIES if name not in sys.modules]
+    missing = [name for name in _PARTS if name not in sys.modules]
     if missing:
         await trio.to_thread.run_sync(import_ahead, missing)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import os
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from types import ModuleType
 
 from ..contract.errors import NotSupportedError
@@ -29,6 +30,18 @@ def import_extra(module: str, extra: str) -> ModuleType:
         raise NotSupportedError(
             f"the package {package} cannot be imported ({error}); pip install '.[{extra}]' in a checkout"
         ) from error
+
+
+def deferred_extra(module: str, extra: str) -> Callable[[], ModuleType]:
+    """Return a function that imports a module of an extra, so that a thread does it at the first use.
+
+    Raises:
+        NotSupportedError: It is not installed; the error names the extra.
+    """
+    if importlib.util.find_spec(module) is None:
+        # This raises the error, because nothing can be imported.
+        import_extra(module, extra)
+    return partial(import_extra, module, extra)
 
 
 def import_alone(module: str, package: str | None = None) -> ModuleType:
