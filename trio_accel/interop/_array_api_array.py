@@ -134,13 +134,29 @@ class Array:
             raise AttributeError(message, name=name, obj=self)
 
     def __repr__(self) -> str:
-        if self.size <= _SHOWN and not trio.lowlevel.in_trio_run():
-            # A lost or damaged array, or one of a closed device, also has a repr.
-            with suppress(Exception):
-                host = self._space.call("__repr__", self._ref.to_host)
-                numbers = np.array2string(host, separator=", ", prefix="Array(")
-                return f"Array({numbers}, dtype={self.dtype}, device={self._ref.device.path})"
+        host = self._shown_elements() if self.size <= _SHOWN and not trio.lowlevel.in_trio_run() else None
+        if host is not None:
+            numbers = np.array2string(host, separator=", ", prefix="Array(")
+            return f"Array({numbers}, dtype={self.dtype}, device={self._ref.device.path})"
         return f"<Array {self.dtype} {self.shape} on {self._ref.device.path}>"
+
+    def _shown_elements(self) -> npt.NDArray[Any] | None:
+        """Copy the elements for the `repr`; None if the array is lost or damaged, or its device is closed."""
+
+        async def elements() -> npt.NDArray[Any] | None:
+            # Only errors of the task are suppressed: a handler of a signal raises its error in this thread.
+            with suppress(Exception):
+                return await self._ref.to_host()
+            return None
+
+        try:
+            return cast("npt.NDArray[Any] | None", self._space.call("__repr__", elements))
+        except trio.RunFinishedError:
+            return None
+        except RuntimeError as error:
+            if str(error).startswith("__repr__: "):  # the namespace refuses the call
+                return None
+            raise
 
     @property
     def ref(self) -> AccelRef:

@@ -21,7 +21,6 @@ import threading
 import weakref
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
-from contextlib import suppress
 from contextvars import Context
 from functools import partial
 from typing import Any, Never, NoReturn, Self, TypeAlias, TypeVar, cast
@@ -34,7 +33,7 @@ from ..backends.base import DeviceLostError
 from ..devices import AccelRef, Call, Device, DeviceOptions, System, gather, open_system
 from ._array_api import ArrayApi, array_api
 from ._array_api_array import Array
-from ._blocking import RunCalls, result_of
+from ._blocking import RunCalls, is_done, result_of
 
 ResultT = TypeVar("ResultT")
 ReplyT = TypeVar("ReplyT")
@@ -101,11 +100,10 @@ class _RunThread(threading.Thread):
     def end(self, limit: float = math.inf) -> None:
         """End the run, and wait for the thread, at most the limit's number of seconds."""
         self.is_ending = True
-        if self.ident is not None and self.begun.exception() is None:
+        if self.ident is not None and is_done(self.begun) and self.begun.exception() is None:
             self.calls.call_soon(self.scope.cancel)
             # CPython before 3.13 takes a thread for dead whose `join` Ctrl-C has interrupted.
-            with suppress(TimeoutError):
-                result_of(self.ended, limit)
+            if is_done(self.ended, limit):
                 self.join()
 
     def at_exit(self) -> None:
@@ -276,7 +274,7 @@ class BlockingDevice:
             raise TypeError(f"{name}: pass a call, or an async function and its arguments, got {got}")
         try:
             return ask(name, partial(self._awaited, name, awaited, args))
-        except Exception:
+        except BaseException:
             silence(source)
             raise
 
