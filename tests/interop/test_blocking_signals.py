@@ -26,9 +26,17 @@ class OwnError(BaseException):
 
 
 ERRORS = (
-    TimeoutError, concurrent.futures.CancelledError, RuntimeError, ValueError, StopIteration,
-    AttributeError, ta.DeviceLostError, SystemExit, KeyboardInterrupt, OwnError,
-)  # fmt: skip
+    TimeoutError,
+    concurrent.futures.CancelledError,
+    RuntimeError,
+    ValueError,
+    StopIteration,
+    AttributeError,
+    ta.DeviceLostError,
+    SystemExit,
+    KeyboardInterrupt,
+    OwnError,
+)
 Alarm = Callable[[BaseException], Callable[[], None]]
 
 

@@ -19,6 +19,7 @@ from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
+from types import TracebackType
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import trio
@@ -105,7 +106,7 @@ class _Task(Generic[ResultT]):
     Attributes:
         future: Its result; pending until the task has ended, because only a pending future can be cancelled.
         scope: Its cancellation cancels the task.
-        has_begun: Whether the run has seen the request.
+        has_begun: Whether the run has visited the request.
         is_settled: Whether the future has its result, or the confirmation that it is cancelled.
         ended: Opened when nothing of the task runs any longer.
     """
@@ -361,6 +362,42 @@ class DeviceCalls(RunCalls):
                 f"{name}: this {self._owner} no longer has a device ({error}); make one of an open "
                 "device, or use xp of ta.blocking(...)"
             ) from error
+
+
+# Modules whose frames between a program's call and its async function tell the program nothing.
+_INTERNAL_MODULES = frozenset(
+    ("concurrent", "contextlib", "outcome", "threading", "trio", __name__.partition(".")[0])
+)
+_DEFECT_CLASSES = (AssertionError, AttributeError, KeyError, NameError)
+
+
+def trim(error: BaseException) -> None:
+    """Drop the frames of this package and of Trio from the traceback of an error, and of its causes.
+
+    The frames of the program remain. An error that only a defect of this package can raise is left whole.
+    """
+    visited: set[int] = set()
+    pending: list[BaseException | None] = [error]
+    while pending:
+        cause = pending.pop()
+        if cause is None or id(cause) in visited:
+            continue
+        visited.add(id(cause))
+        pending += [cause.__cause__, cause.__context__]
+        frames: list[TracebackType] = []
+        traceback = cause.__traceback__
+        is_defect = False
+        while traceback is not None:
+            module: str = traceback.tb_frame.f_globals.get("__name__", "")
+            is_between = module.partition(".")[0] in _INTERNAL_MODULES
+            is_defect = is_between and isinstance(cause, _DEFECT_CLASSES)
+            frames += [] if is_between else [traceback]
+            traceback = traceback.tb_next
+        if not is_defect:
+            chain: TracebackType | None = None
+            for frame in reversed(frames):
+                chain = TracebackType(chain, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+            cause.__traceback__ = chain
 
 
 def is_cancellation(error: BaseException) -> bool:
