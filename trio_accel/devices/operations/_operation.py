@@ -743,7 +743,8 @@ class Planner:
         if block.table is not self._table:
             raise ValueError(
                 f"{self.name}: {argument} is on {ref.device.path}, this runs on {self._device.path}; "
-                f"copy it there: await {argument}.copy_to(device)"
+                f"copy it there: await {argument}.copy_to(device), or between devices of ta.blocking "
+                f"b.wait(b.device.put(b2.get({argument})))"
             )
         if not block.is_usable:
             if is_read or block.is_lost:
