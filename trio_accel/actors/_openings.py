@@ -155,6 +155,7 @@ def _refusing(use: str) -> Callable[..., Any]:
 
 
 _USES = {
+    "getitem": "[...]",
     "add": "+",
     "sub": "-",
     "mul": "*",
@@ -170,11 +171,11 @@ _USES = {
     "rshift": ">>",
 }
 for _special, _sign in _USES.items():
-    setattr(ToAwait, f"__{_special}__", _refusing(f" {_sign} ..."))
-    setattr(ToAwait, f"__r{_special}__", _refusing(""))
+    setattr(ToAwait, f"__{_special}__", _refusing(f" {_sign} ..." if _special != "getitem" else _sign))
+    if _special != "getitem":
+        setattr(ToAwait, f"__r{_special}__", _refusing(""))
 for _special in ("lt", "le", "gt", "ge", "neg", "pos", "abs", "invert", "len", "iter", "float", "int"):
     setattr(ToAwait, f"__{_special}__", _refusing(""))
-ToAwait.__getitem__ = _refusing("[...]")  # type: ignore[attr-defined]
 
 
 def to_await(method: str) -> Callable[[FunctionT], FunctionT]:

@@ -303,7 +303,7 @@ class Array:
     def _with_arrays(self, key: Any) -> Any:
         """Copy NumPy arrays and lists in a key to the device."""
         if isinstance(key, tuple):
-            items = cast("tuple[Any, ...]", key)
+            items: tuple[Any, ...] = key
             return tuple([self._with_arrays(item) for item in items])
         if isinstance(key, list):
             host: Any = np.asarray(key)

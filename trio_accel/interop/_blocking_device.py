@@ -171,7 +171,7 @@ class BlockingDevice:
 
     def __enter__(self) -> Self:
         self._calls.wait("with", trio.lowlevel.checkpoint)
-        if self.device.condition == "closed":
+        if self.device.is_ended:
             raise RuntimeError("with: the device of this blocking device is closed; make another")
         return self
 
@@ -258,7 +258,8 @@ class BlockingDevice:
         """
         try:
             if isinstance(array, Iterator) and not inspect.isawaitable(array):
-                array = [*cast("Iterator[Any]", array)]
+                items: list[Any] = [*array]
+                array = items
             return self._asked("get", self._calls.wait, partial(_to_host, array), (), array)
         except BaseException as error:
             trim(error)
@@ -374,7 +375,7 @@ async def _to_host(array: Any, *, is_result: bool = False) -> Any:
     if hasattr(array, "to_host"):
         return await array.to_host()
     if isinstance(array, dict):
-        named = cast("dict[Any, Any]", array)
+        named: dict[Any, Any] = array
         return dict(zip(named, await _to_host([*named.values()], is_result=is_result), strict=True))
     if isinstance(array, (list, tuple)):
         items: list[Any] = [*array]

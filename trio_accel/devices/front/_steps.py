@@ -409,8 +409,7 @@ class TracedStep(Generic[ParametersP, ResultT]):
             if ref.block.table is not table:
                 raise ValueError(
                     f"step {self._name}: an argument is on {ref.device.path}, this runs on {device.path}; "
-                    "copy it there: await x.copy_to(device), or between devices of ta.blocking "
-                    "b.wait(b.device.put(b2.get(x)))"
+                    "copy it there: await x.copy_to(device)"
                 )
         chains: Chains = device.chains
         if current_trio_token() is not chains.state.token:
