@@ -296,8 +296,7 @@ def complaint(name: str, error: Exception) -> str | None:
     head, _, rest = text.partition(": ")
     if not isinstance(error, (TypeError, ValueError, IndexError, ta.AccelError)):
         return "of no type that functions refuse with"
-    # The message of a declared function has its name, in other letters.
-    if head != name and head.replace("_", "").casefold() != name.replace("_", "").casefold():
+    if head != name:
         return "does not begin with the function"
     if found := OF_PYTHON.search(rest) or INNER.search(rest):
         return f"has {found[0]!r}"

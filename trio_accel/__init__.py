@@ -88,7 +88,7 @@ from .backends.base import (
     StaleRefError as StaleRefError,
     Topology as Topology,
 )
-from .backends.base.contract.foreign_names import elsewhere as _elsewhere
+from .backends.base.contract.foreign_names import elsewhere_than_here as _elsewhere
 from .devices import (
     AccelRef as AccelRef,
     AdaptiveCompletion as AdaptiveCompletion,

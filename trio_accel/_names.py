@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from types import ModuleType
+from typing import NoReturn
 
 # Parts of the package that programs import at first use, because they would be half of `import trio_accel`.
 # While a device opens, a thread imports them all, so that no first use holds the loop.
@@ -14,7 +15,24 @@ LAZY_PARTS = (
 )  # fmt: skip
 
 
-def export(package: str, *extra_names: str) -> None:
+class _Package(ModuleType):
+    """A package whose `dir` has all public names, also those that are imported at their first use."""
+
+    def __dir__(self) -> list[str]:
+        names: list[str] = self.__dict__["__all__"]
+        is_private = [name[0] == "_" and not name.endswith("__") for name in self.__dict__]
+        there = [name for name, hidden in zip(self.__dict__, is_private, strict=True) if not hidden]
+        return sorted({*names, *there})
+
+
+class _RefusingPackage(_Package):
+    """A package with a helpful error if a program calls it like a function."""
+
+    def __call__(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError(f"module {self.__name__!r} is not callable; {self.__dict__['_instead']}")
+
+
+def export(package: str, *extra_names: str, instead: str = "") -> None:
     """Make all names that a package has imported so far its public names, except modules.
 
     Type checkers know them as they are: imported by ``*``, or by ``as`` the same name.
@@ -22,7 +40,12 @@ def export(package: str, *extra_names: str) -> None:
     Args:
         package: Name of the package.
         *extra_names: Other public names.
+        instead: What to write if a program calls the package, because it has the name of a known function.
     """
-    names = sys.modules[package].__dict__
+    module = sys.modules[package]
+    names = module.__dict__
     imported = [name for name, value in names.items() if name[0] != "_" and not isinstance(value, ModuleType)]
     names["__all__"] = sorted([*imported, *extra_names])
+    names["_instead"] = instead
+    # Completion in the interpreter adds a parenthesis to callable modules, so that few of them are.
+    module.__class__ = _RefusingPackage if instead else _Package

@@ -73,13 +73,13 @@ async def test_an_operand_that_was_not_awaited(
 ) -> None:
     host = np.eye(2)
     assert await refused(linalg.matmul, unawaited(device.put(host)), a) == (
-        f"linalg.Matmul: a must be an AccelRef or a NumPy array, got coroutine; {NOT_AWAITED}"
+        f"linalg.matmul: a must be an AccelRef or a NumPy array, got coroutine; {NOT_AWAITED}"
     )
     assert await refused(linalg.matmul, unawaited(device.put(host)), host) == (
         f"linalg.matmul: an operand is a coroutine; {NOT_AWAITED}"
     )
     assert await refused(linalg.axpy, 1.0, a, unawaited(device.put(host))) == (
-        f"linalg.Axpy: y must be an AccelRef, got coroutine; {NOT_AWAITED}"
+        f"linalg.axpy: y must be an AccelRef, got coroutine; {NOT_AWAITED}"
     )
     assert await refused(device.put, unawaited(a.to_host())) == (
         f"put: host must be an array, got Call; {NOT_AWAITED}"
@@ -91,7 +91,7 @@ async def test_an_operand_that_was_not_awaited(
         f"linalg.Matmul: a must be an AccelRef or a NumPy array, got Call; {NOT_AWAITED}"
     )
     assert await refused(lambda: operator.matmul(unawaited(device.put(host)), a)) == (
-        f"linalg.Matmul: a must be an AccelRef or a NumPy array, got coroutine; {NOT_AWAITED}"
+        f"linalg.matmul: a must be an AccelRef or a NumPy array, got coroutine; {NOT_AWAITED}"
     )
 
 
@@ -140,14 +140,14 @@ async def test_a_pending_in_place_of_its_reply(device: ta.Device, a: ta.AccelRef
 async def test_operands_of_other_kinds(device: ta.Device, a: ta.AccelRef) -> None:
     wrong: Any = [[1.0]]
     assert await refused(linalg.matmul, a, wrong) == (
-        "linalg.Matmul: b must be an AccelRef or a NumPy array, got list; make it one: np.asarray(value)"
+        "linalg.matmul: b must be an AccelRef or a NumPy array, got list; make it one: np.asarray(value)"
     )
     assert await refused(linalg.scal, 2.0, np.ones(3)) == (
         "linalg.scal: no operand is on a device; copy one there first (await device.put(array)), or ask the "
         "device itself (await device.ask(message))"
     )
     assert await refused(linalg.matmul, a, a, out=np.eye(2)) == (
-        "linalg.Matmul: out must be an AccelRef, got ndarray; copy it to the device first: "
+        "linalg.matmul: out must be an AccelRef, got ndarray; copy it to the device first: "
         "await device.put(array)"
     )
     assert await refused(device.put, a) == (
@@ -162,7 +162,7 @@ async def test_an_operand_of_another_device(device: ta.Device, a: ta.AccelRef, o
     with pytest.raises(ValueError, match="copy it there") as caught:
         await linalg.matmul(a, foreign)
     assert str(caught.value) == (
-        f"linalg.Matmul: b is on {other.path}, this runs on {device.path}; copy it there: "
+        f"linalg.matmul: b is on {other.path}, this runs on {device.path}; copy it there: "
         "await b.copy_to(device)"
     )
     product = await linalg.matmul(a, await foreign.copy_to(device))

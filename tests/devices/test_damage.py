@@ -65,7 +65,7 @@ async def test_to_overwrite_all_makes_an_array_right_again(device: ta.Device, na
     for array in (x, row):
         with pytest.raises(ta.StaleRefError, match="overwrite what is spoiled, by fill, assign or out="):
             await array.to_host()
-    with pytest.raises(ta.StaleRefError, match=r"linalg\.Scal: x: its contents were spoiled"):
+    with pytest.raises(ta.StaleRefError, match=r"linalg\.scal: x: its contents were spoiled"):
         await linalg.scal(2.0, x)  # what is updated is read
     await HEALS[name](x, y)
     wanted = await expected.to_host()

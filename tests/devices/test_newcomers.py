@@ -189,7 +189,7 @@ MISTAKES: dict[str, tuple[Callable[[Given], Any], type[Exception], str]] = {
     "a float32 batch and float64 weights": (
         lambda g: nn.linear(g.single, g.x),
         TypeError,
-        r"^nn\.Linear: .* a dtype, got x float32, weight float64; write await weight\.cast\('float32'\)$",
+        r"^nn\.linear: .* a dtype, got x float32, weight float64; write await weight\.cast\('float32'\)$",
     ),
     "a float32 batch of the host": (
         lambda g: nn.linear(g.host.astype("f4"), g.x),

@@ -57,7 +57,7 @@ async def test_overlapping_arrays_are_refused(device: ta.Device) -> None:
         with pytest.raises(ValueError, match="out must have memory of its own for each element") as caught:
             await a.to_host(out=out)
         assert str(caught.value) == (
-            "devices.ToHost: out must have memory of its own for each element, got an array of shape (2, 3) "
+            "to_host: out must have memory of its own for each element, got an array of shape (2, 3) "
             f"with strides {out.strides}, whose elements overlap; give np.empty(shape, dtype), or none for a "
             "new array"
         )

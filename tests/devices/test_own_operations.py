@@ -99,7 +99,7 @@ async def test_complex_is_not_converted_to_real(system: ta.System, device: ta.De
 
 async def test_cast_says_the_same(device: ta.Device) -> None:
     a = await device.put(np.array([1j]))
-    with pytest.raises(TypeError, match=r"devices\.Copy: dtype: complex128 to float32 .*to_host\(\)\)\.real"):
+    with pytest.raises(TypeError, match=r"cast: dtype: complex128 to float32 .*to_host\(\)\)\.real"):
         await a.cast("float32")
 
 

@@ -176,7 +176,7 @@ async def test_an_error_on_the_stream_spoils_what_was_updated_in_place(
     with pytest.raises(ta.ActorFailedError, match="the kernel broke"):
         await ta.linalg.scal(2.0, x)
     assert repr(x) == "<AccelRef float64 (3,) on manual:0, damaged by linalg.Scal>"
-    with pytest.raises(ta.StaleRefError, match=r"linalg\.Nrm2: x: .*spoiled by linalg\.Scal.*make it again"):
+    with pytest.raises(ta.StaleRefError, match=r"linalg\.nrm2: x: .*spoiled by linalg\.Scal.*make it again"):
         await ta.linalg.nrm2(x)
     await wait_all_tasks_blocked()
     assert node(system, "context/blas").restarts == 1

@@ -50,6 +50,7 @@ def b() -> Generator[BlockingDevice, None, None]:
         x = opened.wait(opened.device.put(np.eye(2)))
         opened.get(ta.linalg.qr(opened.wait(x @ x)))
         opened.get(opened.xp.asarray(x.shape) + 1)
+        opened.get([x + 1.0, x])
         yield opened
 
 

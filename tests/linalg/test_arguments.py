@@ -31,7 +31,7 @@ WRONG: dict[str, tuple[Ask, type[Exception], str]] = {
     "inner lengths": (
         lambda a: linalg.matmul(a.matrix, np.ones((4, 2))),
         ValueError,
-        r"linalg\.Matmul: the last axis of a and the last but one axis of b .* a of shape \(3, 3\) and b",
+        r"linalg\.matmul: the last axis of a and the last but one axis of b .* a of shape \(3, 3\) and b",
     ),
     "inner length of a vector": (
         lambda a: linalg.matmul(a.matrix, np.ones(4)),
@@ -87,22 +87,22 @@ WRONG: dict[str, tuple[Ask, type[Exception], str]] = {
     "objects": (
         lambda a: linalg.matmul(a.matrix, np.array([[None] * 3] * 3)),
         TypeError,
-        r"Matmul: b: dtype: .* allowed: float64",
+        r"matmul: b: dtype: .* allowed: float64",
     ),
     "lengths of axpy": (
         lambda a: linalg.axpy(1.0, np.ones(4), a.vector),
         ValueError,
-        r"Axpy: arrays must share a shape, got x of shape \(4,\) and y of shape \(3,\)",
+        r"axpy: arrays must share a shape, got x of shape \(4,\) and y of shape \(3,\)",
     ),
     "dtypes of axpy": (
         lambda a: linalg.axpy(1.0, np.ones(3, np.float32), a.vector),
         TypeError,
-        r"Axpy: operands must share a dtype, got x float32, y float64",
+        r"axpy: operands must share a dtype, got x float32, y float64",
     ),
     "integers": (
         lambda a: linalg.axpy(1, a.whole, a.whole),
         TypeError,
-        r"Axpy: the arrays must have a floating or complex dtype, got int64; use cast\(\)",
+        r"axpy: the arrays must have a floating or complex dtype, got int64; use cast\(\)",
     ),
     "axpy with itself": (
         lambda a: linalg.axpy(1.0, a.vector, a.vector),
@@ -112,37 +112,37 @@ WRONG: dict[str, tuple[Ask, type[Exception], str]] = {
     "y on the host": (
         lambda a: linalg.axpy(1.0, a.vector, np.ones(3)),  # type: ignore[arg-type]
         TypeError,
-        r"Axpy: y must be an AccelRef, got ndarray",
+        r"axpy: y must be an AccelRef, got ndarray",
     ),
     "complex factor": (
         lambda a: linalg.axpy(1j, np.ones(3), a.vector),
         TypeError,
-        r"Axpy: alpha 1j is complex, the arrays are float64",
+        r"axpy: alpha 1j is complex, the arrays are float64",
     ),
     "factor true": (
         lambda a: linalg.scal(True, a.vector),
         TypeError,
-        r"Scal: alpha must be a number, got bool",
+        r"scal: alpha must be a number, got bool",
     ),
     "factor in text": (
         lambda a: linalg.scal("2", a.vector),  # type: ignore[arg-type]
         TypeError,
-        r"Scal: alpha must be a number, got str",
+        r"scal: alpha must be a number, got str",
     ),
     "an array as factor": (
         lambda a: linalg.scal(np.ones(3), a.vector),  # type: ignore[arg-type]
         TypeError,
-        r"Scal: alpha must be a number, got ndarray",
+        r"scal: alpha must be a number, got ndarray",
     ),
     "factor too large": (
         lambda a: linalg.scal(1e300, a.single),
         ValueError,
-        r"Scal: alpha 1e\+300 is outside the range of float32",
+        r"scal: alpha 1e\+300 is outside the range of float32",
     ),
     "factor of 400 digits": (
         lambda a: linalg.scal(10**400, a.vector),
         ValueError,
-        r"Scal: alpha 1000.*000 is outside the range of float64",
+        r"scal: alpha 1000.*000 is outside the range of float64",
     ),
     "scal on the host": (
         lambda a: linalg.scal(2.0, np.ones(3)),  # type: ignore[arg-type]
@@ -152,32 +152,32 @@ WRONG: dict[str, tuple[Ask, type[Exception], str]] = {
     "dot of matrices": (
         lambda a: linalg.dot(a.matrix, a.matrix),
         ValueError,
-        r"Dot: x must have one axis, got shape \(3, 3\)",
+        r"dot: x must have one axis, got shape \(3, 3\)",
     ),
     "lengths of dot": (
         lambda a: linalg.dot(a.vector, np.ones(2)),
         ValueError,
-        r"Dot: y must have shape \(3,\), got x of shape \(3,\) and y of shape \(2,\)",
+        r"dot: y must have shape \(3,\), got x of shape \(3,\) and y of shape \(2,\)",
     ),
     "out of dot": (
         lambda a: linalg.dot(a.vector, a.vector, out=a.vector),
         ValueError,
-        r"Dot: out must have shape \(\) and dtype float64, got shape \(3,\)",
+        r"dot: out must have shape \(\) and dtype float64, got shape \(3,\)",
     ),
     "nrm2 of a matrix": (
         lambda a: linalg.nrm2(a.matrix),
         ValueError,
-        r"Nrm2: x must have one axis, got shape \(3, 3\)",
+        r"nrm2: x must have one axis, got shape \(3, 3\)",
     ),
     "nrm2 of integers": (
         lambda a: linalg.nrm2(a.whole),
         TypeError,
-        r"Nrm2: x has dtype int64; allowed: float16, .* complex128 \(use cast\(\)\)",
+        r"nrm2: x has dtype int64; allowed: float16, .* complex128 \(use cast\(\)\)",
     ),
     "nrm2 to a complex": (
         lambda a: _complex_out(a.device),
         ValueError,
-        r"Nrm2: out must have shape \(\) and dtype float64, got shape \(\) and dtype complex128",
+        r"nrm2: out must have shape \(\) and dtype float64, got shape \(\) and dtype complex128",
     ),
 }
 

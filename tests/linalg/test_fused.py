@@ -451,7 +451,7 @@ async def test_what_is_refused(
     ref = await device.put(first)
     with pytest.raises(error, match=text) as caught:
         await fused_matmul(ref, *others, **options)
-    assert str(caught.value).startswith("linalg.FusedMatmul: ")
+    assert str(caught.value).startswith("linalg.fused_matmul: ")
 
 
 @pytest.mark.skipif(not IS_STAND_IN, reason="bindings that count")

@@ -206,12 +206,12 @@ WRONG: dict[str, tuple[Callable[[Arrays], Awaitable[object]], type[Exception], s
     "0-d": (
         lambda a: linalg.svd(a.scalar),
         np.linalg.LinAlgError,
-        r"linalg\.Svd: a must be at least two-dimensional, got shape \(\)",
+        r"linalg\.svd: a must be at least two-dimensional, got shape \(\)",
     ),
     "1-d": (
         lambda a: linalg.cholesky(a.vector),
         np.linalg.LinAlgError,
-        r"linalg\.Cholesky: a must be at least two-dimensional, got shape \(3,\)",
+        r"linalg\.cholesky: a must be at least two-dimensional, got shape \(3,\)",
     ),
     "1-d of lu": (lambda a: linalg.lu(a.vector), np.linalg.LinAlgError, "at least two-dimensional"),
     "1-d of qr": (lambda a: linalg.qr(a.vector), np.linalg.LinAlgError, "at least two-dimensional"),
@@ -245,7 +245,7 @@ WRONG: dict[str, tuple[Callable[[Arrays], Awaitable[object]], type[Exception], s
     "integers": (
         lambda a: linalg.qr(a.whole),
         TypeError,
-        r"Qr: a has dtype int64; allowed: float32, float64, complex64, complex128 \(use cast\(\)\)",
+        r"qr: a has dtype int64; allowed: float32, float64, complex64, complex128 \(use cast\(\)\)",
     ),
     "half precision": (lambda a: linalg.eigh(a.half), TypeError, "a has dtype float16; allowed: float32"),
     "two dtypes": (

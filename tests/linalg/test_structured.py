@@ -290,28 +290,28 @@ async def test_one_of_a_stack_is_bad(device: ta.Device) -> None:
 REFUSED: dict[str, tuple[Callable[[Any], Awaitable[Any]], type[Exception], str]] = {
     "rows of a band": (
         lambda x: linalg.solve_banded((1, 0), x, np.ones(3)), ValueError,
-        r"SolveBanded: ab must have a row for each of l \+ u \+ 1 diagonals, got l 1, u 0 and ab of",
+        r"solve_banded: ab must have a row for each of l \+ u \+ 1 diagonals, got l 1, u 0 and ab of",
     ),
     "negative diagonals": (
         lambda x: linalg.solve_banded((-1, 3), x, np.ones(3)), ValueError, r"ab must have a row for each of",
     ),
     "no whole diagonals": (
         lambda x: linalg.solve_banded((1.0, 1), x, np.ones(3)),  # type: ignore[arg-type]
-        TypeError, r"SolveBanded: l must be an integer, got 1\.0",
+        TypeError, r"solve_banded: l must be an integer, got 1\.0",
     ),
     "no row": (lambda x: linalg.solveh_banded(x[:0], np.ones(3)), ValueError, r"ab must have a row for the"),
     "lengths": (
         lambda x: linalg.solve_tridiagonal(x[0], x[0], x[0, :2], np.ones(3)), ValueError,
-        r"SolveTridiagonal: du must have shape \(\.\.\., 3\)",
+        r"solve_tridiagonal: du must have shape \(\.\.\., 3\)",
     ),
     "another stack": (
         lambda x: linalg.solve_tridiagonal(x, x, x, np.ones((2, 3, 1))), ValueError, r"same leading axes",
     ),
     "output": (
         lambda x: linalg.schur(x, "upper"),  # type: ignore[arg-type]
-        ValueError, r"Schur: output must be 'real' or 'complex', got 'upper'",
+        ValueError, r"schur: output must be 'real' or 'complex', got 'upper'",
     ),
-    "not square": (lambda x: linalg.sqrtm(x[:2]), ValueError, r"Sqrtm: last 2 dimensions of a must be"),
+    "not square": (lambda x: linalg.sqrtm(x[:2]), ValueError, r"sqrtm: last 2 dimensions of a must be"),
     "no device": (lambda x: linalg.ldl(np.ones((2, 2))), TypeError, r"no operand is on a device"),
     "factor": (lambda x: linalg.cho_solve((x, True), np.ones(4)), ValueError, r"b must have shape \(3,\) or"),
     "which triangle": (
@@ -327,7 +327,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Awaitable[Any]], type[Exception], str]]
     ),
     "no first row": (
         lambda x: linalg.solve_toeplitz((x[0], "x"), x[0]),  # type: ignore[arg-type]
-        TypeError, r"SolveToeplitz: r must be an AccelRef or a NumPy array, got str",
+        TypeError, r"solve_toeplitz: r must be an AccelRef or a NumPy array, got str",
     ),
 }  # fmt: skip
 

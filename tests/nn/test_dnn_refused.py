@@ -19,7 +19,7 @@ BLOCKS, TABLE, LENGTHS = np.ones((6, 2, 4, 3), np.float32), np.zeros((2, 3), np.
 
 # The call, the error, and a part of its text.
 CASES: list[tuple[Any, type[Exception], str]] = [
-    (lambda x: nn.conv2d(x, W, stride=0), ValueError, "nn.Conv2d: stride must be at least 1, got 0"),
+    (lambda x: nn.conv2d(x, W, stride=0), ValueError, "nn.conv2d: stride must be at least 1, got 0"),
     (lambda x: nn.conv2d(x, W, stride=(1, 0)), ValueError, "stride must be at least 1, got 0"),
     (lambda x: nn.conv2d(x, W, stride=(1, 1, 1)), ValueError, "stride must have a number for each of 2 axes"),
     (lambda x: nn.conv2d(x, W, stride=1.5), TypeError, "stride must be an integer, got 1.5"),
@@ -48,7 +48,7 @@ CASES: list[tuple[Any, type[Exception], str]] = [
     (lambda x: nn.conv2d(x, W, groups=0), ValueError, "groups must be at least 1, got 0"),
     (lambda x: nn.conv2d(x, W, np.ones(4, np.float32)), ValueError, "bias must have shape (6,), got (4,)"),
     (lambda x: nn.conv2d(x, W[0]), ValueError, "weight must have 4 axes, got shape (4, 3, 3)"),
-    (lambda x: nn.conv1d(x, W), ValueError, "nn.Conv1d: input must have 3 axes, or 2 without a batch"),
+    (lambda x: nn.conv1d(x, W), ValueError, "nn.conv1d: input must have 3 axes, or 2 without a batch"),
     (
         lambda x: nn.conv2d(x, W[:, :, :0]),
         ValueError,

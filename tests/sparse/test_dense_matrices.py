@@ -126,7 +126,7 @@ WRONG: dict[str, tuple[Ask, type[Exception], str]] = {
     "a vector": (
         lambda g: sparse.spmm(g.a, np.ones(2)),
         ValueError,
-        r"sparse\.Spmm: b must have two axes, got shape \(2,\)",
+        r"sparse\.spmm: b must have two axes, got shape \(2,\)",
     ),
     "rows of b": (
         lambda g: sparse.spmm(g.a, np.ones((3, 2))),
@@ -152,12 +152,12 @@ WRONG: dict[str, tuple[Ask, type[Exception], str]] = {
     "out is b": (
         lambda g: sparse.spmm(g.a, g.square, out=g.square),
         ValueError,
-        r"Spmm: out must not share memory with b; give one of them as a copy\(\)",
+        r"spmm: out must not share memory with b; give one of them as a copy\(\)",
     ),
     "out is part of b": (
         lambda g: sparse.sddmm(g.a, g.square, np.eye(2), out=g.square.reshape(4)[:3]),
         ValueError,
-        r"Sddmm: out must not share memory with a",
+        r"sddmm: out must not share memory with a",
     ),
     "out of another shape": (
         lambda g: sparse.spmm(g.a, g.square, out=g.a.data),
@@ -167,18 +167,18 @@ WRONG: dict[str, tuple[Ask, type[Exception], str]] = {
     "inner lengths": (
         lambda g: sparse.sddmm(g.a, g.square, np.ones((3, 2))),
         ValueError,
-        r"Sddmm: b must have shape \(2, 2\), got matrix of shape \(2, 2\) .* b of shape \(3, 2\)",
+        r"sddmm: b must have shape \(2, 2\), got matrix of shape \(2, 2\) .* b of shape \(3, 2\)",
     ),
     "rows of a": (lambda g: sparse.sddmm(g.a, np.ones((3, 2)), g.square), ValueError, r"a must have shape"),
     "dense out": (
         lambda g: sparse.to_dense(g.a, out=g.a.data),
         ValueError,
-        r"ToDense: out must have shape \(2, 2\) and dtype float64, got shape \(3,\)",
+        r"to_dense: out must have shape \(2, 2\) and dtype float64, got shape \(3,\)",
     ),
     "no sparse matrix": (
         lambda g: sparse.to_dense(g.square),  # type: ignore[arg-type]
         TypeError,
-        r"ToDense: matrix must be a CsrMatrix, got AccelRef; use sparse\.csr",
+        r"to_dense: matrix must be a CsrMatrix, got AccelRef; use sparse\.csr",
     ),
 }
 

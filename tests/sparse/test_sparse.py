@@ -118,7 +118,7 @@ async def test_what_a_matrix_says_of_itself(device: ta.Device) -> None:
     a.release()
     await device.synchronize()
     assert (await device.statistics()).memory.used == 0
-    with pytest.raises(ta.StaleRefError, match=r"sparse\.Spmv: matrix\.indptr: its memory was released"):
+    with pytest.raises(ta.StaleRefError, match=r"sparse\.spmv: matrix\.indptr: its memory was released"):
         await sparse.spmv(a, np.ones(4, np.float32))
 
 
@@ -244,7 +244,7 @@ WRONG: dict[str, tuple[Ask, type[Exception], str]] = {
     "length of x": (
         lambda g: sparse.spmv(g.a, np.ones(3)),
         ValueError,
-        r"sparse\.Spmv: x must have shape \(2,\), got matrix of shape \(2, 2\) .* x of shape \(3,\)",
+        r"sparse\.spmv: x must have shape \(2,\), got matrix of shape \(2, 2\) .* x of shape \(3,\)",
     ),
     "a matrix as x": (
         lambda g: sparse.spmv(g.a, np.eye(2)),
@@ -259,7 +259,7 @@ WRONG: dict[str, tuple[Ask, type[Exception], str]] = {
     "a SciPy matrix": (
         lambda g: sparse.spmv(scipy.sparse.eye_array(2), g.x),  # type: ignore[arg-type]
         TypeError,
-        r"Spmv: matrix must be a CsrMatrix, got dia_array; use sparse\.csr",
+        r"spmv: matrix must be a CsrMatrix, got dia_array; use sparse\.csr",
     ),
     "out of another shape": (
         lambda g: sparse.spmv(g.a, g.x, out=g.a.data),

@@ -395,3 +395,16 @@ async def test_without_opentelemetry_the_extra_is_named(
     monkeypatch.setitem(sys.modules, "opentelemetry.trace", None)
     with pytest.raises(ta.NotSupportedError, match=r"'\.\[tracing\]'"), ta.telemetry.trace(system):
         pass
+
+
+async def test_what_is_no_provider_or_system_is_refused(system: ta.System) -> None:
+    untyped: Any = ta.telemetry.trace
+    with (
+        pytest.raises(TypeError, match=r"^trace: tracer_provider must make tracers, .* got 42"),
+        untyped(system, 42),
+    ):
+        pass
+    with pytest.raises(TypeError, match=r"^trace: system must be an open system"), untyped(42):
+        pass
+    with pytest.raises(TypeError, match=r"^timeline: system must be an open system"):
+        ta.telemetry.timeline(42, "nowhere.json").__enter__()  # type: ignore[arg-type]

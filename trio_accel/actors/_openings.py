@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import wraps
 from types import TracebackType
@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeAlias, TypeVar, 
 
 from trio.lowlevel import enable_ki_protection
 
-__all__ = ["NotAwaited", "Opening", "Silenced", "not_copied", "opens", "silence"]
+__all__ = ["NotAwaited", "Opening", "Silenced", "not_copied", "opens", "silence", "to_await"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 _Opens: TypeAlias = Callable[P, AbstractAsyncContextManager[T, bool | None]]
 
 
@@ -89,6 +90,109 @@ class Opening(NotAwaited):
 
     def __await__(self) -> Generator[Any, Any, NoReturn]:
         raise TypeError(self.what_to_do)
+
+
+class ToAwait(Silenced, Coroutine[Any, Any, T]):
+    """The coroutine of a method that makes an array, with errors that ask for the `await`.
+
+    Args:
+        coroutine: The coroutine.
+        method: The call of the method, such as ``"device.put(...)"``.
+    """
+
+    __slots__ = ("_coroutine", "_method")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T], method: str) -> None:
+        self._coroutine = coroutine
+        self._method = method
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        return self._coroutine.__await__()
+
+    def send(self, value: Any) -> Any:
+        """See `collections.abc.Coroutine`."""
+        return self._coroutine.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        """See `collections.abc.Coroutine`."""
+        return self._coroutine.throw(*error)
+
+    def close(self) -> None:
+        """Let the coroutine end without running it."""
+        self._coroutine.close()
+
+    def silence(self) -> None:
+        """Suppress the warning."""
+        silence(self._coroutine)
+
+    if not TYPE_CHECKING:  # a type checker finds it without, and would find every attribute with it
+
+        def __getattr__(self, name: str) -> NoReturn:
+            # Libraries probe coroutines by names such as `cr_frame`.
+            if name.startswith(("_", "cr_", "gi_", "ag_", "what_", "to_host")):
+                raise AttributeError(name)
+            self.silence()
+            raise AttributeError(
+                f"a coroutine does not have the attribute {name!r}; {self._advice('.' + name)}"
+            )
+
+    def _advice(self, use: str) -> str:
+        return f"await it first: (await {self._method}){use}, or in blocking code b.wait({self._method}){use}"
+
+
+# Errors show the class, whose objects are coroutines to a program.
+ToAwait.__name__ = "coroutine"
+
+
+def _refusing(use: str) -> Callable[..., Any]:
+    def refuse(self: ToAwait[Any], *operands: object) -> Any:
+        if any(isinstance(operand, Silenced) and not isinstance(operand, ToAwait) for operand in operands):
+            return NotImplemented  # the array refuses it, and names the function
+        silence(self, *operands)
+        raise TypeError(f"a coroutine is not an array; {self._advice(use)}")  # of its module
+
+    return refuse
+
+
+_USES = {
+    "getitem": "[...]",
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "truediv": "/",
+    "floordiv": "//",
+    "mod": "%",
+    "pow": "**",
+    "matmul": "@",
+    "and": "&",
+    "or": "|",
+    "xor": "^",
+    "lshift": "<<",
+    "rshift": ">>",
+}
+for _special, _sign in _USES.items():
+    setattr(ToAwait, f"__{_special}__", _refusing(f" {_sign} ..." if _special != "getitem" else _sign))
+    if _special != "getitem":
+        setattr(ToAwait, f"__r{_special}__", _refusing(""))
+for _special in ("lt", "le", "gt", "ge", "neg", "pos", "abs", "invert", "len", "iter", "float", "int"):
+    setattr(ToAwait, f"__{_special}__", _refusing(""))
+
+
+def to_await(method: str) -> Callable[[FunctionT], FunctionT]:
+    """Make a method that makes an array, whose coroutine refuses to be used like the array.
+
+    Args:
+        method: The call of the method, such as ``"device.put(...)"``, for errors.
+    """
+
+    def decorate(function: FunctionT) -> FunctionT:
+        @wraps(function)
+        def call(*args: Any, **named: Any) -> Any:
+            return ToAwait(function(*args, **named), method)
+
+        return cast("FunctionT", call)
+
+    return decorate
 
 
 def not_copied(noun: str, advice: str) -> TypeError:

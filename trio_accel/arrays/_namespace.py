@@ -25,7 +25,7 @@ class Namespace:
     """Functions of the array API standard, which make calls of references and calls.
 
     They are the functions of `ta.arrays` that need no device, and the products of `ta.linalg`; also dtypes
-    and constants. ``x.__array_namespace__()`` of a reference or a call returns it.
+    and constants. Operators of references and calls use it.
 
     Args:
         find: Finds a function by its name.

@@ -32,4 +32,4 @@ from .operations._pending import *
 from .operations._plan_source import refuse_value as refuse_value
 from .operations._ref import *
 
-_export(__name__)
+_export(__name__, instead="write ta.list_devices()")

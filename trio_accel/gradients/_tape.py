@@ -346,6 +346,8 @@ class _Tape:
         args: tuple[Any, ...],
         named: Mapping[str, Any],
     ) -> None:
+        args = tuple([_unwrapped(argument) for argument in args])
+        named = {key: _unwrapped(argument) for key, argument in named.items()}
         self._f, self._name, self._positions, self._named = f, name, positions, named
         self._args = list(args)
         self.refs: list[Any] = []
@@ -442,6 +444,17 @@ def _check_floating(name: str, array: Any) -> None:
             f"{name}: arguments with gradients must be floating, got {array.dtype}; cast it, or choose "
             "others by argnums"
         )
+
+
+def _unwrapped(nested: Any) -> Any:
+    """Return nested arrays with the references of a blocking namespace's arrays."""
+    if getattr(type(nested), "takes_operators", False):
+        return nested.ref
+    if isinstance(nested, Mapping):
+        return {key: _unwrapped(item) for key, item in cast("Mapping[str, Any]", nested).items()}
+    if type(nested) in (list, tuple):
+        return type(nested)([_unwrapped(item) for item in nested])
+    return nested
 
 
 def _visit(nested: Any, see: Callable[[Any], object]) -> None:

@@ -18,10 +18,11 @@ import attrs
 import numpy as np
 
 from .. import arrays, fft, jit, linalg
+from ..actors import silence
 from ..backends.base import DType, DTypeLike, NotSupportedError, host_array
-from ..devices import AccelRef, Device
+from ..devices import AccelRef, Call, Device
 from ._array_api_array import Array, number_of
-from ._blocking import DeviceCalls
+from ._blocking import DeviceCalls, trim
 
 
 class HasDType(Protocol):
@@ -348,7 +349,11 @@ class _BlockingNamespace:
 
         @wraps(function)
         def blocking(*args: Any, **kwargs: Any) -> Any:
-            return self._call(f"{self.__name__}.{name}", function, *args, **kwargs)
+            try:
+                return self._call(f"{self.__name__}.{name}", function, *args, **kwargs)
+            except BaseException as error:
+                trim(error)
+                raise
 
         # A function is the same one whenever it is asked for.
         setattr(self, name, blocking)
@@ -400,8 +405,10 @@ class ArrayApi(_BlockingNamespace):
     Attributes:
         linalg: The extension for linear algebra.
         fft: The extension for Fourier transforms.
+        array_type: The class of its arrays.
     """
 
+    array_type: type[Array] = Array
     e: float = math.e
     inf: float = math.inf
     nan: float = math.nan
@@ -470,9 +477,13 @@ class ArrayApi(_BlockingNamespace):
             trio.Cancelled: The task that waits for the worker thread is cancelled.
         """
         keywords = {key: _unwrapped(value) for key, value in kwargs.items()}
-        return self._wrapped(
-            self._blocking.call(name, partial(run, function, *map(_unwrapped, args), **keywords))
-        )
+        try:
+            return self._wrapped(
+                self._blocking.call(name, partial(run, function, *map(_unwrapped, args), **keywords))
+            )
+        except BaseException as error:
+            trim(error)
+            raise
 
     def asarray(
         self,
@@ -494,6 +505,9 @@ class ArrayApi(_BlockingNamespace):
             TypeError: Elements that no dtype has, or a complex number for a real dtype.
             RuntimeError: An `AccelRef` or a call belongs to another Trio run.
         """
+        if copy is False and isinstance(obj, Call):
+            silence(obj)
+            raise ValueError("asarray: copy=False, and the call makes a new array; leave copy out")
         if isinstance(obj, Array) and obj.__array_namespace__()._blocking.run is not self._blocking.run:  # noqa: SLF001
             obj = np.asarray(obj)
         elements = obj if isinstance(obj, Array) or hasattr(obj, "to_host") else _host(obj, dtype)

@@ -16,6 +16,7 @@ import trio
 from .. import arrays
 from ..backends.base import DType, NotSupportedError
 from ..devices import AccelRef, Call, Device
+from ._numpy_names import of_function, of_ufunc
 
 _HOST = (1, 0)
 """DLPack's name for host memory."""
@@ -23,6 +24,25 @@ _SHOWN = 1000
 """The number of elements up to which the `repr` of an array has them."""
 _REAL = ("bool", "int", "uint", "float")
 """Kinds of the dtypes that Python converts to a real number."""
+_GRADIENT = "write b.get(ta.grad(loss)(array)), where loss is a function that composes calls"
+_INSTEAD = {
+    **dict.fromkeys(("backward", "grad", "requires_grad", "requires_grad_"), _GRADIENT),
+    "detach": "leave it out, because nothing is recorded outside of ta.grad",
+    "block_until_ready": "leave it out, because each operation has ended when it returns",
+    "item": "write float(array), int(array) or complex(array)",
+    **dict.fromkeys(("cpu", "get", "numpy", "to_host"), "write np.asarray(array), or b.get(array)"),
+    **dict.fromkeys(("cuda", "to"), 'write array.to_device(device), or xp.astype(array, "float32")'),
+    **dict.fromkeys(("clone", "copy"), "write xp.asarray(array, copy=True)"),
+    **dict.fromkeys(("at", "assign", "fill"), "write array[index] = value"),
+    **dict.fromkeys(("flatten", "ravel", "view"), "write xp.reshape(array, (-1,))"),
+    **dict.fromkeys(("permute", "transpose"), "write xp.permute_dims(array, axes)"),
+    **dict.fromkeys(("double", "float", "half", "long", "cast"), 'write xp.astype(array, "float32")'),
+    **dict.fromkeys(("dot", "mm"), "write array @ other"),
+    "unsqueeze": "write xp.expand_dims(array, axis=0)",
+    "dim": "write array.ndim",
+    "numel": "write array.size",
+}
+"""Attributes of other libraries' arrays: the advice, where the namespace lacks a function of the name."""
 _OPERANDS = (bool, int, float, complex, np.generic, np.ndarray, AccelRef, Call)
 
 
@@ -107,13 +127,24 @@ class Array:
     what_to_do: ClassVar[str] = (
         "call the function of its namespace, such as b.xp.sum(array), or pass its AccelRef: array.ref"
     )
-    # NumPy's numbers and arrays leave operators to the array.
-    __array_ufunc__ = None
+    # References and calls leave operators to the array.
+    takes_operators: ClassVar[bool] = True
     __hash__: ClassVar[None] = None  # type: ignore[assignment]  # arrays are compared by element
 
     def __init__(self, ref: AccelRef, space: Space) -> None:
         self._ref = ref
         self._space = space
+
+    def __array_ufunc__(self, ufunc: Any, method: str, /, *inputs: Any, **named: Any) -> Any:
+        """Compute a ufunc of NumPy, and operators with NumPy's arrays and numbers.
+
+        The namespace computes it on the device if it has the function, otherwise NumPy on the host.
+        """
+        return of_ufunc(self._space, ufunc, method, inputs, named)
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any, /) -> Any:
+        """Compute a function of NumPy: on the device if the namespace has it, otherwise on the host."""
+        return of_function(self._space, function, args, kwargs)
 
     def __array_namespace__(self, /, *, api_version: str | None = None) -> Any:
         """Return the namespace.
@@ -127,20 +158,41 @@ class Array:
     if not TYPE_CHECKING:  # a type checker would find every attribute
 
         def __getattr__(self, name: str) -> NoReturn:
-            advice = "np.asarray(array) copies it to NumPy"
+            advice = _INSTEAD.get(name, "np.asarray(array) copies it to NumPy")
             if not name.startswith("_") and hasattr(self._space, name):
                 advice = f"write xp.{name}(array), where xp is its namespace, such as b.xp"
             message = f"'Array' object does not have {name!r}; {advice}"
             raise AttributeError(message, name=name, obj=self)
 
+    def __dir__(self) -> list[str]:
+        """Return the names for programs, without those that only this package uses."""
+        names = [name for name in super().__dir__() if name not in ("takes_operators", "what_to_do")]
+        return [name for name in names if name[0] != "_" or name.endswith("__")]
+
     def __repr__(self) -> str:
-        if self.size <= _SHOWN and not trio.lowlevel.in_trio_run():
-            # A lost or damaged array, or one of a closed device, also has a repr.
-            with suppress(Exception):
-                host = self._space.call("__repr__", self._ref.to_host)
-                numbers = np.array2string(host, separator=", ", prefix="Array(")
-                return f"Array({numbers}, dtype={self.dtype}, device={self._ref.device.path})"
+        host = self._shown_elements() if self.size <= _SHOWN and not trio.lowlevel.in_trio_run() else None
+        if host is not None:
+            numbers = np.array2string(host, separator=", ", prefix="Array(")
+            return f"Array({numbers}, dtype={self.dtype}, device={self._ref.device.path})"
         return f"<Array {self.dtype} {self.shape} on {self._ref.device.path}>"
+
+    def _shown_elements(self) -> npt.NDArray[Any] | None:
+        """Copy the elements for the `repr`; None if the array is lost or damaged, or its device is closed."""
+
+        async def elements() -> npt.NDArray[Any] | None:
+            # Only errors of the task are suppressed: a handler of a signal raises its error in this thread.
+            with suppress(Exception):
+                return await self._ref.to_host()
+            return None
+
+        try:
+            return cast("npt.NDArray[Any] | None", self._space.call("__repr__", elements))
+        except trio.RunFinishedError:
+            return None
+        except RuntimeError as error:
+            if str(error).startswith("__repr__: "):  # the namespace refuses the call
+                return None
+            raise
 
     @property
     def ref(self) -> AccelRef:
@@ -229,15 +281,15 @@ class Array:
     def __getitem__(self, key: Any, /) -> Array:
         """Take a part: a view by integers, slices, ``...`` and ``None``; a copy by arrays.
 
-        Arrays of integers select elements along their axes, broadcast against each other, and arrays of truth
-        values select the places that are true.
+        Arrays of integers, also of NumPy, and lists select elements along their axes, broadcast against each
+        other, and arrays of truth values select the places that are true.
 
         Raises:
             IndexError: An index is out of range, there are too many, or an array of truth values has another
                 shape.
             TypeError: An index is of another kind.
         """
-        return cast("Array", self._space.call("__getitem__", get_part, self, key))
+        return cast("Array", self._space.call("__getitem__", get_part, self, self._with_arrays(key)))
 
     def __setitem__(self, key: Any, value: Any, /) -> None:
         """Write to a part, which is chosen as by indexing; the value is broadcast to it.
@@ -246,7 +298,17 @@ class Array:
             IndexError, TypeError: As for indexing; or the dtype lacks the kind of the value.
             ValueError: The value does not broadcast to the shape of the part.
         """
-        self._space.call("__setitem__", set_part, self, key, value)
+        self._space.call("__setitem__", set_part, self, self._with_arrays(key), value)
+
+    def _with_arrays(self, key: Any) -> Any:
+        """Copy NumPy arrays and lists in a key to the device."""
+        if isinstance(key, tuple):
+            items: tuple[Any, ...] = key
+            return tuple([self._with_arrays(item) for item in items])
+        if isinstance(key, list):
+            host: Any = np.asarray(key)
+            key = host if host.size else host.astype(np.int64)
+        return self._space.asarray(key) if isinstance(key, np.ndarray) else key
 
     def __len__(self) -> int:
         return len(self._ref)

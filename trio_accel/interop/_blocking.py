@@ -1,24 +1,26 @@
 """Calls of other threads in a Trio run: the thread waits, and its Ctrl-C cancels the task.
 
-A thread submits an async function to the run, which starts a task for it, and waits for a future. The future
-is pending until the task has ended, because only a pending future can be cancelled. `Future.cancel` cancels
-the task; the task then confirms its end to `concurrent.futures.wait` and `as_completed`. So an interrupted
-thread waits until the task no longer uses its arguments, and a second Ctrl-C also ends this wait.
+A thread submits an async function to the run, which starts a task for it, and waits for its end. The future
+of the task is pending until then, because only a pending future can be cancelled. `Future.cancel` cancels the
+task; the task then confirms its end to `concurrent.futures.wait` and `as_completed`.
+
+Any error that a handler of a signal raises interrupts the thread, as `KeyboardInterrupt` by Ctrl-C does. The
+thread cancels the task and waits until it no longer uses its arguments. A second error also ends this wait.
 """
 
 from __future__ import annotations
 
-import concurrent.futures
 import math
 import os
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
-from threading import Event
-from typing import Any, TypeAlias, TypeVar
+from types import TracebackType
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import trio
 
@@ -36,36 +38,120 @@ another thread, then it is noticed at the end of the wait.
 _Spawn: TypeAlias = Callable[[Callable[[], Awaitable[None]]], object]
 
 
-def result_of(future: Future[ResultT], limit: float = math.inf) -> ResultT:
-    """Wait for a future, at most the limit's number of seconds, and return its result. Ctrl-C ends the wait.
+def is_done(future: Future[Any], limit: float = math.inf) -> bool:
+    """Wait for a future, at most the limit's number of seconds, and return whether it is done.
+
+    An error from a handler of a signal ends the wait, and is raised as it is: `Future.result` would confuse a
+    `TimeoutError` with its own, and may replace an error because it fails to release a lock.
+    """
+    ended = _Latch()
+    try:
+        future.add_done_callback(ended.open)
+        return ended.wait(limit)
+    finally:
+        _unlock(future)
+
+
+def result_of(future: Future[ResultT]) -> ResultT:
+    """Wait for a future, and return its result. An error from a handler of a signal ends the wait.
 
     Raises:
-        TimeoutError: The limit has passed.
-        Exception: The error of the future.
+        BaseException: The error of the future, or of the handler.
     """
-    end = time.monotonic() + limit
-    while True:
-        try:
-            return future.result(min(end - time.monotonic(), _SIGNAL_SECONDS))
-        except TimeoutError:
-            if future.done():  # the error is the future's, or the result has arrived meanwhile
-                return future.result()
+    is_done(future)
+    try:
+        return future.result()
+    finally:
+        _unlock(future)
+
+
+class _Latch:
+    """An event for a thread whose wait ends by any error from a handler of a signal.
+
+    `threading.Event` waits by a condition in Python, where an error of a handler may leave a lock in the
+    wrong state. A plain lock has no such states.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def open(self, _: object = None) -> None:
+        """End the wait."""
+        with suppress(RuntimeError):  # it is open
+            self._lock.release()
+
+    def wait(self, limit: float = math.inf) -> bool:
+        """Wait at most the limit's number of seconds, and return whether it was opened."""
+        end = time.monotonic() + limit
+        while not self._lock.acquire(timeout=max(0.0, min(end - time.monotonic(), _SIGNAL_SECONDS))):
             if time.monotonic() >= end:
-                raise
-        except RuntimeError as error:
-            # CPython fails to release the lock if Ctrl-C arrives just after it was released for the wait.
-            if isinstance(error.__context__, KeyboardInterrupt):
-                raise error.__context__ from None
-            raise
-        finally:
-            _unlock(future)
+                return False
+        return True
 
 
 def _unlock(future: Future[Any]) -> None:
-    """Release the lock of a future that Ctrl-C has left locked: it may arrive before the body of a `with`."""
+    """Release the lock of a future that a handler of a signal has left locked.
+
+    The error of the handler may arrive before the body of a `with`.
+    """
     lock: Any = future._condition  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     while lock._is_owned():  # noqa: SLF001
         lock.release()
+
+
+class _Task(Generic[ResultT]):
+    """The task of a call, from its request until its end.
+
+    Attributes:
+        future: Its result; pending until the task has ended, because only a pending future can be cancelled.
+        scope: Its cancellation cancels the task.
+        has_begun: Whether the run has visited the request.
+        is_settled: Whether the future has its result, or the confirmation that it is cancelled.
+        ended: Opened when nothing of the task runs any longer.
+    """
+
+    def __init__(self) -> None:
+        self.future: Future[ResultT] = Future()
+        self.scope = trio.CancelScope()
+        self.has_begun = False
+        self.is_settled = False
+        self.ended = _Latch()
+
+    async def run(self, function: Callable[[], Awaitable[ResultT]]) -> None:
+        """Call a function for the future."""
+        result: Any = None
+        try:
+            with self.scope:
+                result = await function()
+        except BaseException as error:  # noqa: ASYNC103  # the thread that waits gets it
+            if is_cancellation(error):
+                self.future.cancel()
+                self.settle()
+                raise
+            self.settle(partial(self.future.set_exception, error))
+        else:
+            # Not in the `try`, because a callback of the future may raise `SystemExit`.
+            self.settle(None if self.scope.cancelled_caught else partial(self.future.set_result, result))
+
+    def settle(self, setting: Callable[[], object] | None = None) -> None:
+        """Set the result of the future, or confirm that it is cancelled."""
+        if self.is_settled:
+            return
+        self.is_settled = True
+        try:
+            # From here on, it cannot be cancelled any longer.
+            if self.future.set_running_or_notify_cancel() and setting is not None:
+                setting()
+        finally:
+            self.ended.open()
+
+    def withdraw(self) -> None:
+        """Cancel the task, or confirm the cancellation of a future whose task will never begin."""
+        if self.has_begun:
+            self.scope.cancel()
+        else:
+            self.settle()
 
 
 class RunCalls:
@@ -123,9 +209,15 @@ class RunCalls:
             RuntimeError: In a forked process, or the run has ended.
         """
         self._check_process(name)
-        future: Future[ResultT] = Future()
-        self._begin(name, future, function, Event())
-        return future
+        task = _Task[ResultT]()
+
+        def leave(future: Future[ResultT]) -> None:
+            if future.cancelled():
+                self.call_soon(task.scope.cancel)
+
+        task.future.add_done_callback(leave)
+        self._begin(name, task, function)
+        return task.future
 
     def wait(self, name: str, function: Callable[[], Awaitable[ResultT]]) -> ResultT:
         """Have the run call a function, and return its result.
@@ -136,26 +228,28 @@ class RunCalls:
 
         Raises:
             RuntimeError: In Trio's thread, in a forked process, or the run has ended.
-            KeyboardInterrupt: Ctrl-C, which has cancelled the function; it has ended.
+            BaseException: The error of the function; or of a handler of a signal, such as `KeyboardInterrupt`
+                by Ctrl-C, which has cancelled the function; it has ended.
         """
         self.check_place(name)
-        future: Future[ResultT] = Future()
-        has_begun = Event()
+        task = _Task[ResultT]()
         try:
-            self._begin(name, future, function, has_begun)
-            return result_of(future)
+            self._begin(name, task, function)
+            task.ended.wait()
+            return task.future.result()
         except BaseException as error:
-            _unlock(future)
-            if isinstance(error, CancelledError) and future.cancelled():
+            _unlock(task.future)
+            if isinstance(error, CancelledError) and task.future.cancelled():
                 raise self._ended(name) from self.failure  # noqa: ASYNC104  # the cancellation was this future's, whose run has ended
-            if future.cancel():
-                # Ctrl-C may have arrived before the run was called. Later requests also run later.
-                confirm = partial(_confirm, future, has_begun)
-                if not self.call_soon(confirm):
-                    confirm()
-                while concurrent.futures.wait([future], _SIGNAL_SECONDS).not_done:
-                    pass
+            try:
+                is_cancelled = task.future.cancel()
+            finally:
+                self._withdraw(task)
+            if is_cancelled:
+                task.ended.wait()
             raise
+        finally:
+            _unlock(task.future)
 
     def check_place(self, name: str) -> None:
         """Refuse threads that must not wait.
@@ -187,29 +281,28 @@ class RunCalls:
     def _ended(self, name: str) -> RuntimeError:
         return RuntimeError(f"{name}: this {self._owner} is closed, or its Trio run has ended; make another")
 
-    def _begin(
-        self,
-        name: str,
-        future: Future[ResultT],
-        function: Callable[[], Awaitable[ResultT]],
-        has_begun: Event,
-    ) -> None:
-        context, scope = copy_context(), trio.CancelScope()
-
-        def leave(future: Future[ResultT]) -> None:
-            if future.cancelled():
-                self.call_soon(scope.cancel)
+    def _begin(self, name: str, task: _Task[ResultT], function: Callable[[], Awaitable[ResultT]]) -> None:
+        context = copy_context()
 
         def spawn() -> None:
-            has_begun.set()
+            task.has_begun = True
             try:
-                context.run(self._spawn, partial(_call, function, future, scope))
+                context.run(self._spawn, partial(task.run, function))
             except RuntimeError:
-                _settle(future, partial(future.set_exception, self._ended(name)))
+                task.settle(partial(task.future.set_exception, self._ended(name)))
 
-        future.add_done_callback(leave)
         if not self.call_soon(spawn):
             raise self._ended(name) from self.failure
+
+    def _withdraw(self, task: _Task[Any]) -> None:
+        """Have the run withdraw a task that may not have begun, because later requests also run later."""
+        try:
+            is_running = self.call_soon(task.withdraw)
+        except BaseException:  # of a handler of a signal, maybe before the request
+            self.call_soon(task.withdraw)
+            raise
+        if not is_running:
+            task.withdraw()
 
 
 class _OtherRunError(Exception):
@@ -271,36 +364,40 @@ class DeviceCalls(RunCalls):
             ) from error
 
 
-async def _call(
-    function: Callable[[], Awaitable[ResultT]], future: Future[ResultT], scope: trio.CancelScope
-) -> None:
-    """Call a function for a future, which is pending until the function has ended."""
-    result: Any = None
-    try:
-        with scope:
-            result = await function()
-    except BaseException as error:  # noqa: ASYNC103  # the thread that waits gets it
-        if is_cancellation(error):
-            future.cancel()
-            _settle(future)
-            raise
-        _settle(future, partial(future.set_exception, error))
-    else:
-        # Not in the `try`, because a callback of the future may raise `SystemExit`.
-        _settle(future, None if scope.cancelled_caught else partial(future.set_result, result))
+# Modules whose frames between a program's call and its async function tell the program nothing.
+_INTERNAL_MODULES = frozenset(
+    ("concurrent", "contextlib", "outcome", "threading", "trio", __name__.partition(".")[0])
+)
+_DEFECT_CLASSES = (AssertionError, AttributeError, KeyError, NameError)
 
 
-def _settle(future: Future[Any], setting: Callable[[], object] | None = None) -> None:
-    """Set the result of a future, or confirm that it is cancelled."""
-    # From here on, it cannot be cancelled any longer.
-    if future.set_running_or_notify_cancel() and setting is not None:
-        setting()
+def trim(error: BaseException) -> None:
+    """Drop the frames of this package and of Trio from the traceback of an error, and of its causes.
 
-
-def _confirm(future: Future[Any], has_begun: Event) -> None:
-    """Confirm that a future is cancelled although its task will never begin."""
-    if not has_begun.is_set():
-        _settle(future)
+    The frames of the program remain. An error that only a defect of this package can raise is left whole.
+    """
+    visited: set[int] = set()
+    pending: list[BaseException | None] = [error]
+    while pending:
+        cause = pending.pop()
+        if cause is None or id(cause) in visited:
+            continue
+        visited.add(id(cause))
+        pending += [cause.__cause__, cause.__context__]
+        frames: list[TracebackType] = []
+        traceback = cause.__traceback__
+        is_defect = False
+        while traceback is not None:
+            module: str = traceback.tb_frame.f_globals.get("__name__", "")
+            is_between = module.partition(".")[0] in _INTERNAL_MODULES
+            is_defect = is_between and isinstance(cause, _DEFECT_CLASSES)
+            frames += [] if is_between else [traceback]
+            traceback = traceback.tb_next
+        if not is_defect:
+            chain: TracebackType | None = None
+            for frame in reversed(frames):
+                chain = TracebackType(chain, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+            cause.__traceback__ = chain
 
 
 def is_cancellation(error: BaseException) -> bool:

@@ -19,22 +19,21 @@ import itertools
 import math
 import threading
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
-from contextlib import suppress
 from contextvars import Context
 from functools import partial
-from typing import Any, Never, NoReturn, Self, TypeAlias, TypeVar, cast
+from typing import Any, Never, NoReturn, Self, TypeAlias, TypeVar, cast, overload
 
 import attrs
 import trio
 
 from ..actors import not_copied, silence, single, warn_untold
-from ..backends.base import DeviceLostError
+from ..backends.base import DeviceLostError, HostArray
 from ..devices import AccelRef, Call, Device, DeviceOptions, System, gather, open_system
 from ._array_api import ArrayApi, array_api
 from ._array_api_array import Array
-from ._blocking import RunCalls, result_of
+from ._blocking import RunCalls, is_done, result_of, trim
 
 ResultT = TypeVar("ResultT")
 ReplyT = TypeVar("ReplyT")
@@ -101,11 +100,10 @@ class _RunThread(threading.Thread):
     def end(self, limit: float = math.inf) -> None:
         """End the run, and wait for the thread, at most the limit's number of seconds."""
         self.is_ending = True
-        if self.ident is not None and self.begun.exception() is None:
+        if self.ident is not None and is_done(self.begun) and self.begun.exception() is None:
             self.calls.call_soon(self.scope.cancel)
             # CPython before 3.13 takes a thread for dead whose `join` Ctrl-C has interrupted.
-            with suppress(TimeoutError):
-                result_of(self.ended, limit)
+            if is_done(self.ended, limit):
                 self.join()
 
     def at_exit(self) -> None:
@@ -173,6 +171,8 @@ class BlockingDevice:
 
     def __enter__(self) -> Self:
         self._calls.wait("with", trio.lowlevel.checkpoint)
+        if self.device.is_ended:
+            raise RuntimeError("with: the device of this blocking device is closed; make another")
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -217,24 +217,53 @@ class BlockingDevice:
             TypeError: Neither an awaitable nor an async function.
             Exception: The error of the function.
         """
-        return self._asked("wait", self._calls.wait, awaited, args, awaited)
+        try:
+            return self._asked("wait", self._calls.wait, awaited, args, awaited)
+        except BaseException as error:
+            trim(error)
+            raise
 
+    @overload
+    def get(self, array: AccelRef | Array | Awaitable[AccelRef | HostArray]) -> HostArray: ...
+    @overload
+    def get(self, array: Awaitable[tuple[AccelRef, ...]]) -> tuple[HostArray, ...]: ...
+    @overload
+    def get(self, array: list[AccelRef] | list[Array] | list[Call[AccelRef]]) -> list[HostArray]: ...
+    @overload
+    def get(
+        self, array: tuple[AccelRef | Array | Awaitable[AccelRef | HostArray], ...]
+    ) -> tuple[HostArray, ...]: ...
+    @overload
+    def get(self, array: Awaitable[ResultT]) -> ResultT: ...
+    @overload
+    def get(self, array: Any) -> Any: ...
     def get(self, array: Any) -> Any:
         """Wait for an array or a call, and copy the result to the host.
 
+        A call runs once. Its result stays on the device while your program refers to the call, so that a cell
+        ``b.get(y)`` can run again.
+
         Args:
             array: An `AccelRef`, an array of `xp`, a call such as ``x @ w``, a coroutine such as ``step(x)``;
-                or a list or tuple of these.
+                or a list, tuple, dict or iterator of these.
 
         Returns:
-            The NumPy array; a tuple of them for a call with several results; a list or tuple for a list or
-            tuple. A result of a coroutine that is not an array is returned as it is.
+            The NumPy array; a tuple of them for a call with several results; a list, tuple or dict for a
+            list, tuple or dict, and a list for an iterator. A result of a coroutine that is not an array is
+            returned as it is.
 
         Raises:
             RuntimeError, Exception: As for `wait`.
             TypeError: Neither an array of a device nor an awaitable.
         """
-        return self._asked("get", self._calls.wait, partial(_to_host, array), (), array)
+        try:
+            if isinstance(array, Iterator) and not inspect.isawaitable(array):
+                items: list[Any] = [*array]
+                array = items
+            return self._asked("get", self._calls.wait, partial(_to_host, array), (), array)
+        except BaseException as error:
+            trim(error)
+            raise
 
     def close(self) -> None:
         """Cancel the tasks of the run, close the device, and wait for the end of the thread.
@@ -276,7 +305,7 @@ class BlockingDevice:
             raise TypeError(f"{name}: pass a call, or an async function and its arguments, got {got}")
         try:
             return ask(name, partial(self._awaited, name, awaited, args))
-        except Exception:
+        except BaseException:
             silence(source)
             raise
 
@@ -286,7 +315,7 @@ class BlockingDevice:
         if not inspect.isawaitable(result):
             raise TypeError(f"{name}: {awaited!r} is not an async function: it has returned {result!r}")
         try:
-            return await result
+            return await _result(result)
         except DeviceLostError as error:
             if error.retry_after is not None:
                 raise
@@ -319,9 +348,13 @@ def blocking(
         ValueError, TypeError, NotSupportedError: As for `System.open_device`.
         KeyboardInterrupt: Ctrl-C; nothing stays open.
     """
-    return BlockingDevice(
-        name or next(_NAMES), lambda system: system.open_device(spec, options=options, **_unknown)
-    )
+    try:
+        return BlockingDevice(
+            name or next(_NAMES), lambda system: system.open_device(spec, options=options, **_unknown)
+        )
+    except BaseException as error:
+        trim(error)
+        raise
 
 
 def _find(calls: RunCalls, function: Callable[[], ResultT]) -> ResultT:
@@ -337,20 +370,36 @@ async def _to_host(array: Any, *, is_result: bool = False) -> Any:
     """Copy an array, or several, to the host; see `BlockingDevice.get`."""
     if isinstance(array, Array):
         array = array.ref
+    if inspect.isawaitable(array):
+        return await _to_host(await _result(array), is_result=True)
     if hasattr(array, "to_host"):
         return await array.to_host()
+    if isinstance(array, dict):
+        named: dict[Any, Any] = array
+        return dict(zip(named, await _to_host([*named.values()], is_result=is_result), strict=True))
     if isinstance(array, (list, tuple)):
         items: list[Any] = [*array]
         # Calls of one list may share operands, so they run as one request.
         calls: dict[int, Any] = {id(item): item for item in items if issubclass(type(item), Call)}
-        refs = dict(zip(calls, await gather(*calls.values()), strict=True)) if calls else calls
-        items = [await _to_host(refs.get(id(item), item), is_result=is_result) for item in items]
+        if calls:
+            for call, result in zip(calls.values(), await gather(*calls.values()), strict=True):
+                call.kept = result
+        items = [await _to_host(item, is_result=is_result) for item in items]
         return items if isinstance(array, list) else tuple(items)
-    if inspect.isawaitable(array):
-        return await _to_host(await array, is_result=True)
     if is_result:
         return array
+    if isinstance(array, (set, frozenset)):
+        silence(*cast("set[Any]", array))
     raise TypeError(
-        "get: array must be an array of a device, a call or coroutine that makes one, or a list of these, "
-        f"got {array!r}; use wait for other awaitables"
+        "get: array must be an array of a device, a call or coroutine that makes one, or a list, tuple or "
+        f"dict of these, got {array!r}; use wait for other awaitables"
     )
+
+
+async def _result(awaited: Any) -> Any:
+    """Await an object; a call that was awaited so before has its result still."""
+    if not hasattr(type(awaited), "kept"):
+        return await awaited
+    if not hasattr(awaited, "kept"):
+        awaited.kept = await awaited
+    return awaited.kept

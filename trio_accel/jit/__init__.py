@@ -9,4 +9,7 @@ from ._declarations import *
 from ._expressions import *
 from ._kernel import *
 
-_export(__name__)
+_export(
+    __name__,
+    instead='write ta.jit.elementwise("a * x + y") for an expression, or ta.step(f) for a function of calls',
+)

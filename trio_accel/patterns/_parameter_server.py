@@ -19,6 +19,7 @@ import trio
 from ..actors import NotExecutedError, TaskLock, must_be_count, must_be_one_of
 from ..backends.base import ContextLostError, DType
 from ..devices import AccelRef, Device
+from ..devices.operations._operators import NAMESPACE
 from ._submit import CallStatistics, TaskSubmitActor
 
 __all__ = [
@@ -189,7 +190,7 @@ class ParameterState:
         for index, gradient in enumerate(arrays):
             if isinstance(gradient, AccelRef) and gradient.device is not self.device:
                 arrays[index] = await gradient.copy_to(self.device)
-        flat: AccelRef = await self.flat.__array_namespace__().concat(arrays, axis=None)
+        flat: AccelRef = await NAMESPACE[0].concat(arrays, axis=None)
         return flat
 
     def commit(self, flat: AccelRef, slots: tuple[AccelRef, ...]) -> None:
@@ -259,10 +260,8 @@ class ParameterServer(TaskSubmitActor[Pull | Push, Parameters]):
         self._state.check("ParameterServer", item.gradients)
         self._check_age(item.version)
         gradient = await self._state.joined(item.gradients)
-        if self._refuses_nan:
-            xp = gradient.__array_namespace__()
-            if not await xp.all(xp.isfinite(gradient)).item():
-                raise ValueError("ParameterServer: a gradient has NaN or infinity; nothing was changed")
+        if self._refuses_nan and not await NAMESPACE[0].all(NAMESPACE[0].isfinite(gradient)).item():
+            raise ValueError("ParameterServer: a gradient has NaN or infinity; nothing was changed")
         async with self._turn:
             # Other pushes had their turns meanwhile.
             self._check_age(item.version)

@@ -38,6 +38,7 @@ from ..actors import (
 )
 from ..backends.base.kit.modules import import_extra
 from ..devices import Ask, Launch, OpenDevice, Operation, Phase, System, opened
+from ._recorder import check_system
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context as TraceContext
@@ -232,7 +233,10 @@ def timeline(system: ActorSystem | None, path: str | os.PathLike[str]) -> Genera
 
     Raises:
         OSError: The file cannot be opened.
+        TypeError: `system` is not an open system.
     """
+    if system is not None:
+        check_system("timeline", system)
     written = Timeline(Path(path).open("w", encoding="utf-8", buffering=1 << 16))  # noqa: SIM115  # `end` closes
     inside = around_each_system(written.watch) if system is None else written.watch(system)
     try:
@@ -470,8 +474,15 @@ def trace(system: ActorSystem, tracer_provider: TracerProvider | None = None) ->
 
     Raises:
         NotSupportedError: OpenTelemetry is not installed.
+        TypeError: `system` is not an open system, or `tracer_provider` makes no tracers.
     """
+    check_system("trace", system)
     api: Any = import_extra("opentelemetry.trace", "tracing")
+    if tracer_provider is not None and not callable(getattr(tracer_provider, "get_tracer", None)):
+        raise TypeError(
+            "trace: tracer_provider must make tracers, such as opentelemetry.sdk.trace.TracerProvider(), "
+            f"got {tracer_provider!r}"
+        )
     provider: TracerProvider = tracer_provider or api.get_tracer_provider()
     spans = _Spans(provider.get_tracer(_NAME))
     with spans.watch(system):

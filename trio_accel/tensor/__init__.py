@@ -14,4 +14,4 @@ from ..devices.operations._named import export_operations as _export_operations
 from ._contractions import *
 from ._elements import *
 
-_export_operations(__name__)
+_export_operations(__name__, instead="write await device.put(array) to make an array on a device")

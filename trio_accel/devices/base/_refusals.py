@@ -11,15 +11,17 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, SupportsIndex, cast
 
 import numpy as np
+import trio.lowlevel
 
 from ...actors import Silenced, silence
 from ...backends.base import DType, Ints
-from ...backends.base.contract.foreign_names import counterpart, instead_of
+from ...backends.base.contract.foreign_names import counterpart, instead_of_attribute
 
 __all__ = [
     "bounded_integer",
     "bounded_integers",
     "clamped",
+    "for_blocking_code",
     "integer",
     "is_several",
     "real",
@@ -33,6 +35,13 @@ _AWAITED = "; it was not awaited: write `await` before the call that makes it"
 
 # NumPy's functions that read no elements.
 _OF_LAYOUT = frozenset({"ndim", "shape", "size"})
+# Names without an underscore that other modules of this package use.
+_INTERNAL = frozenset(
+    (
+        *("args", "block", "first", "fresh", "function", "kept", "layouts", "named", "noun", "refuse"),
+        *("refuse_numpy", "send", "silence", "spent", "throw"),
+    )
+)
 _MIN_SSIZE = -sys.maxsize - 1
 
 
@@ -55,6 +64,13 @@ def what_to_do(value: object, *, is_array: bool = True) -> str:
         one_of_all = "one array of its arrays: await ta.arrays.stack(value)"
         return f"; make {one_of_all if has_arrays else 'it one: np.asarray(value)'}"
     return ""
+
+
+def for_blocking_code(text: str) -> str:
+    """Return an error's text; outside of a Trio run, with advice in place of `await`."""
+    if "await " not in text or "b.get(" in text or trio.lowlevel.in_trio_run():
+        return text
+    return f"{text}; in blocking code use b.get(...) or b.wait(...) in place of await"
 
 
 def refuse_dtypes(name: str, dtypes: Mapping[str, DType], hosts: Collection[str]) -> NoReturn:
@@ -105,12 +121,17 @@ class OnDevice(Silenced):
             TypeError: Always.
         """
         self.silence()
-        raise TypeError(text)
+        raise TypeError(for_blocking_code(text))
 
     def refuse_numpy(self, package: str, name: str) -> NoReturn:
         """Refuse a NumPy function, and name the function that computes on the device; see `counterpart`."""
         path = ".".join(filter(None, ("np", package, name)))
         self.refuse(f"{path} of {self.noun}: {counterpart(package, name, self.first)}")
+
+    def __dir__(self) -> list[str]:
+        """Return the names for programs, without those that only this package uses."""
+        names = set(super().__dir__()) - _INTERNAL
+        return sorted(name for name in names if name[0] != "_" or name.endswith("__"))
 
     if TYPE_CHECKING:  # `_REFUSED` defines them
 
@@ -133,9 +154,11 @@ class OnDevice(Silenced):
 
         def __getattr__(self, name: str) -> NoReturn:
             # Libraries probe private names, and work without them.
+            hint = ""
             if not name.startswith("_"):
                 self.silence()
-            message = f"{type(self).__name__!r} object has no attribute {name!r}{instead_of(name)}"
+                hint = instead_of_attribute(name)
+            message = for_blocking_code(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
             raise AttributeError(message, name=name, obj=self)
 
 

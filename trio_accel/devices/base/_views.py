@@ -14,7 +14,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from ...backends.base import HostArray, Ints
 from ...backends.base.contract.ops import ArraySpec, contiguous_strides
-from ._refusals import shown
+from ._refusals import for_blocking_code, shown
 
 Index: TypeAlias = "int | slice | EllipsisType | tuple[int | slice | EllipsisType | None, ...] | None"
 
@@ -35,10 +35,11 @@ def indexed(spec: ArraySpec, index: Index) -> ArraySpec:
         if part is None or part is Ellipsis or isinstance(part, slice):
             continue
         if not _is_whole(part):
-            raise TypeError(
+            text = (
                 f"index: integers, slices, ... and None make a view; {shown(part)} would make a copy: "
                 "await ta.arrays.take(x, indices) of elements, await ta.arrays.compress(mask, x) by a mask"
             )
+            raise TypeError(for_blocking_code(text))
         # With a 0-d array as an index, NumPy would make a copy.
         parts[position] = operator.index(part)
         if abs(parts[position]) > sys.maxsize:

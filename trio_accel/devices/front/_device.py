@@ -28,9 +28,11 @@ from ...actors import (
     named_arguments,
     not_copied,
     opens,
+    to_await,
 )
 from ...backends.base import (
     AccelBackend,
+    AccelError,
     DeviceInfo,
     DeviceLostError,
     DType,
@@ -63,7 +65,7 @@ from ..operations._pending import Pending, ReplyT
 from ..operations._ref import AccelRef, Device, DeviceRequest, LibraryT, owned
 from ._chains import Chains
 from ._html import html_table
-from ._memory import Copy, Empty, PeerCopy, Put, copy_between, is_large
+from ._memory import Copy, Empty, PeerCopy, Put, copy_between, is_large, refuse_as_method
 
 __all__ = ["DeviceActor", "Lent", "OpenDevice", "Stay", "exclusive", "lend", "opened", "poll_answers"]
 
@@ -295,27 +297,37 @@ class OpenDevice(Device):
             recorder.submitted(pending)
         return pending
 
+    @to_await("device.put(...)")
     @named_arguments
     async def put(self, host: npt.ArrayLike | SharesCudaMemory, *, pinned: bool = False) -> AccelRef:
         """See `Device.put`."""
-        _check_host(host)
-        if pinned:
-            return await self.ask(Put(await self._pinned(host)))
-        foreign = ForeignArray.of(host)
-        if foreign is not None:
-            self._check_foreign()
-            return await self.ask(Put(foreign))
-        array = host_array("devices.Put: host", host)
-        if chosen_listener() is not None and is_large(array):
-            return await copy_between(self.state.backend, array, self)
-        return await self.ask(Put(array))
+        try:
+            _check_host(host)
+            if pinned:
+                return await self.ask(Put(await self._pinned(host)))
+            foreign = ForeignArray.of(host)
+            if foreign is not None:
+                self._check_foreign()
+                return await self.ask(Put(foreign))
+            array = host_array("put: host", host)
+            if chosen_listener() is not None and is_large(array):
+                return await copy_between(self.state.backend, array, self)
+            return await self.ask(Put(array))
+        except (TypeError, ValueError, AccelError) as error:
+            refuse_as_method("put", error)
+            raise
 
+    @to_await("device.full(...)")
     @named_arguments
     async def full(
         self, shape: int | Sequence[int], value: complex, dtype: DTypeLike = "float64"
     ) -> AccelRef:
         """See `Device.full`."""
-        return await self.ask(Empty(_extents(shape), DType.of(dtype), value))
+        try:
+            return await self.ask(Empty(_extents(shape), DType.of(dtype), value))
+        except (TypeError, ValueError, AccelError) as error:
+            refuse_as_method("full", error)
+            raise
 
     @named_arguments
     def host_empty(self, shape: int | Sequence[int], dtype: DTypeLike = "float64") -> HostArray:
@@ -667,6 +679,11 @@ def _check_host(host: object) -> None:
         raise TypeError(
             f"put: the array is on {host.device.path} already; await ref.copy() copies it there, and "
             "await ref.copy_to(device) to another device"
+        )
+    if getattr(type(host), "takes_operators", False):
+        raise TypeError(
+            "put: host is an array of a blocking namespace, on a device already: pass array.ref to async "
+            "functions, and b.xp.asarray(array) copies it to the device of b"
         )
     if inspect.isawaitable(host) or isinstance(host, NotAwaited):
         raise TypeError(f"put: host must be an array, got {type(host).__name__}{what_to_do(host)}")

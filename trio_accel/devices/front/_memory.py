@@ -495,8 +495,22 @@ async def _ask_each(messages: Any) -> Any:
     return map_tree(messages, lambda _: next(replies))
 
 
-METHODS["to_host"] = ArrayFunction("AccelRef.to_host", _to_host, ask=_ask_owner, is_direct=True)
-METHODS["to_host out"] = ArrayFunction("AccelRef.to_host", _to_host, ask=_ask_owner, is_direct=True)
-METHODS["copy"] = ArrayFunction("AccelRef.copy", Copy)
-METHODS["fill"] = ArrayFunction("AccelRef.fill", Fill)
-METHODS["assign"] = ArrayFunction("AccelRef.assign", Assign)
+def refuse_as_method(method: str, error: Exception, args: tuple[Any, ...] = (), _: object = None) -> None:
+    """Raise an error with the name of the method in place of its message's."""
+    said = error.message if isinstance(error, AccelError) else str(error)
+    head, colon, rest = said.partition(": ")
+    if colon and head.startswith("devices."):
+        text = f"{'cast' if method == 'copy' and len(args) > 1 else method}: {rest}"
+        if isinstance(error, AccelError):
+            error.message = text
+        elif type(error) in (TypeError, ValueError):
+            raise type(error)(text) from None
+
+
+METHODS["to_host"] = ArrayFunction(
+    "AccelRef.to_host", _to_host, ask=_ask_owner, is_direct=True, refuse=partial(refuse_as_method, "to_host")
+)
+METHODS["to_host out"] = attrs.evolve(METHODS["to_host"])
+METHODS["copy"] = ArrayFunction("AccelRef.copy", Copy, refuse=partial(refuse_as_method, "copy"))
+METHODS["fill"] = ArrayFunction("AccelRef.fill", Fill, refuse=partial(refuse_as_method, "fill"))
+METHODS["assign"] = ArrayFunction("AccelRef.assign", Assign, refuse=partial(refuse_as_method, "assign"))

@@ -62,7 +62,7 @@ from ._chain import (
     replaced,
     spent_error,
 )
-from ._operators import NAMESPACE, OF_TWO, OF_UFUNCS, VERSIONS, give_operators
+from ._operators import NAMESPACE, OF_TWO, OF_UFUNCS, give_operators
 from ._pending import Pending
 
 __all__ = ["Call", "called", "composed"]
@@ -81,15 +81,19 @@ class Operators(OnDevice, Generic[T_co]):
 
     __hash__ = object.__hash__
 
-    def __array_namespace__(self, /, *, api_version: str | None = None) -> Any:
-        """Return the array API namespace with functions that make calls.
+    def __array_namespace__(self, /, *, api_version: str | None = None) -> NoReturn:
+        """Refuse to be an array of the standard, whose functions return results and not calls.
+
+        Libraries such as SciPy and array-api-compat would otherwise take the calls for results.
 
         Raises:
-            ValueError: This version of the standard is not supported.
+            TypeError: Always; it names the functions to use instead.
         """
-        if api_version not in (None, *VERSIONS):
-            raise ValueError(f"api_version must be one of {', '.join(VERSIONS)}, got {api_version!r}")
-        return NAMESPACE[0]
+        self.refuse(
+            f"{self.noun} does not provide a namespace of functions with results, because it is awaited: "
+            f"pass b.xp.asarray({self.first}) of b = ta.blocking(...), or write "
+            f"await ta.arrays.sum({self.first})"
+        )
 
     if not TYPE_CHECKING:  # a type checker would have NumPy's operators return anything
 
@@ -273,7 +277,8 @@ OtherOperand: TypeAlias = "Operators[Any] | HostArray | complex | np.generic"
 class SpentCall(Operators[T_co], ChainStep, Coroutine[Any, Any, T_co]):
     """An awaited call, or an operand of an awaited call."""
 
-    __slots__ = ("_is_silent", "_running")
+    # `kept` is its result, which code that blocks keeps for a second `get`.
+    __slots__ = ("_is_silent", "_running", "kept")
     noun = "a Call"
     first = "call"
 
@@ -588,17 +593,27 @@ def start(call: SpentCall[T_co]) -> Pending[T_co]:
                 f"{name} waits in between, and cannot be handed over: run it in a task", operation=name
             )
     for step in chain.steps:
-        function, pending = step.function, None
-        args, named = replaced(step, values)
-        result = function.make(*args, **named)
-        if function.how == "message":
-            pending = asked(function.name, args, named).submit(result)
-            result = pending.value
-        values[id(step)] = result
+        function = step.function
+        values[id(step)], pending = _handed_over(function, *replaced(step, values))
     chain.let_go()
     if pending is None:
         raise NotSupportedError(f"{call!r} has nothing to hand over", operation=call.function.name)
     return pending
+
+
+def _handed_over(
+    function: ArrayFunction, args: tuple[Any, ...], named: Mapping[str, Any]
+) -> tuple[Any, Pending[Any] | None]:
+    try:
+        result = function.make(*args, **named)
+        if function.how != "message":
+            return result, None
+        pending = asked(function.name, args, named).submit(result)
+        return pending.value, pending
+    except Exception as error:
+        if function.refuse is not None:
+            function.refuse(error, args, named)
+        raise
 
 
 def composed(

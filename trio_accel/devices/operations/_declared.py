@@ -11,7 +11,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Coroutine, Mapping
-from functools import lru_cache
+from functools import lru_cache, wraps
 from types import FunctionType
 from typing import (
     TYPE_CHECKING,
@@ -79,6 +79,32 @@ Failure: TypeAlias = "str | Callable[[DeclaredSpec, str, int, tuple[int, ...]], 
 _MAX_CACHED_SHAPES = 1024
 # The status word of a matrix that skipped all routines.
 _NOT_FINITE = -1
+
+
+def _refuse_layers(message: Any, declaration: Declaration) -> None:
+    """Refuse the arguments of a layer, because PyTorch's layers have the names of messages."""
+    construct, first = message.__init__, next(iter(declaration.parameters))
+    called = ", ".join(
+        name
+        for name, parameter in inspect.signature(message).parameters.items()
+        if parameter.default is parameter.empty
+    )
+    advice = f"it is a message, and layers are not available: write await ta.{declaration.name}({called})"
+
+    @wraps(construct)
+    def construct_or_refuse(self: Any, *args: Any, **named: Any) -> None:
+        try:
+            construct(self, *args, **named)
+        except TypeError as error:
+            text = str(error).partition("() ")[2] or str(error)
+            raise TypeError(f"nn.{message.__name__}: {text}; {advice}") from None
+        value = getattr(self, first)
+        if type(value) is int:
+            raise TypeError(
+                f"nn.{message.__name__}: {first} must be an AccelRef or a NumPy array, got {value}; {advice}"
+            )
+
+    message.__init__ = construct_or_refuse
 
 
 @attrs.frozen(eq=False)
@@ -565,9 +591,12 @@ class _Maker:
             "plan": plan,
             "__repr__": field_repr,
         }
-        return attrs.define(eq=False, repr=False, on_setattr=None, these=fields)(
+        message = attrs.define(eq=False, repr=False, on_setattr=None, these=fields)(
             type(name, (Operation,), space)
         )
+        if declaration.name.startswith("nn.") and next(iter(declaration.parameters.values()), "") == "array":
+            _refuse_layers(message, declaration)
+        return message
 
     def make_function(self, message: type[Any]) -> Any:
         """Make the function that returns calls."""

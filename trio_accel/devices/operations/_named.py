@@ -24,6 +24,8 @@ from ._chain import ArrayFunction
 from ._ref import AccelRef
 
 _HEAD = re.compile(r"[a-z_]+(?:\.\w+){1,2}|Generator(?:\.\w+)?")
+# Of the copy of a host array to the device.
+_PUT = re.compile(r"^(?:devices\.Put|put): host: ")
 _PLAIN = (TypeError, ValueError, IndexError, np.exceptions.AxisError, np.linalg.LinAlgError)
 # An AttributeError for a valid argument is a defect of this package.
 _HEADLESS = (*_PLAIN, ArithmeticError, AttributeError, NotSupportedError)
@@ -57,14 +59,18 @@ class RangeError(ValueError, OverflowError):
     """A number that no dtype or float64 can hold. NumPy raises `OverflowError` for it."""
 
 
-def export_operations(package: str) -> None:
+def export_operations(package: str, *, instead: str = "") -> None:
     """Export the names that a package of operations has imported, and make its errors helpful.
 
     Its functions make calls, and their errors carry the outer function's name. Declared operations and
     expressions do so themselves. The error for a missing name explains where that name is. Type checkers do
     not see the ``__getattr__`` set here, because with it they would accept any name.
+
+    Args:
+        package: Name of the package.
+        instead: What to write if a program calls the package; see `export`.
     """
-    export(package)
+    export(package, instead=instead)
     module = sys.modules[package]
     _name(package.rpartition(".")[2], module, module.__all__)
     module.__dict__["__getattr__"] = tells_of_missing(package)
@@ -164,12 +170,11 @@ def _is_huge(value: object) -> bool:
 
 def _named_text(name: str, said: str, signature: inspect.Signature, arguments: Mapping[str, Any]) -> str:
     """Rewrite an error's text with the names of the function and its arguments; empty if it is unrelated."""
-    head, colon, rest = said.removeprefix("devices.Put: host: ").partition(": ")
+    head, colon, rest = _PUT.sub("", said).partition(": ")
     parameters = signature.parameters
     if colon and (_HEAD.fullmatch(head) or head == name.partition(".")[2]):
-        # The message of a declared operation has the function's name in another spelling.
-        is_own = head.replace("_", "").casefold() == name.replace("_", "").casefold() and "." in head
-        text = f"{head if is_own else name}: {rest}"
+        # Of an inner function, or the class of the function's own message.
+        text = f"{name}: {rest}"
     elif head.partition(" ")[0].partition("[")[0].rstrip(":") in parameters:
         text = f"{name}: {said}"
     elif head == "dtype":

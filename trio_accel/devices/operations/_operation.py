@@ -450,6 +450,13 @@ def admit(
     return None if recording is None or recording.is_over else recording
 
 
+def _copying(argument: str, ref: AccelRef, device: Any) -> str:
+    """Return how to copy an array to a device; devices of `ta.blocking` have systems of their own."""
+    if ref.device.system is device.system:
+        return f"await {argument}.copy_to(device)"
+    return f"await {argument}.copy_to(device), or from b2 to b: b.wait(b.device.put(b2.get({argument})))"
+
+
 class Planner:
     """Checks operands and makes outputs while an operation is planned.
 
@@ -752,7 +759,7 @@ class Planner:
         if block.table is not self._table:
             raise ValueError(
                 f"{self.name}: {argument} is on {ref.device.path}, this runs on {self._device.path}; "
-                f"copy it there: await {argument}.copy_to(device)"
+                f"copy it there: {_copying(argument, ref, self._table.device)}"
             )
         if not block.is_usable:
             if is_read or block.is_lost:

@@ -40,9 +40,6 @@ _COMPARED = (OnDevice, np.ndarray, np.generic, Number, list, tuple)
 OF_UFUNCS = {"power": "pow", "left_shift": "bitwise_left_shift", "right_shift": "bitwise_right_shift"}
 _OF_ONE = {"neg": "negative", "pos": "positive", "abs": "abs", "invert": "bitwise_invert"}
 
-VERSIONS = ("2021.12", "2022.12", "2023.12", "2024.12", "2025.12")
-"""Versions of the array API standard."""
-
 NAMESPACE: list[Any] = []
 """The namespace of the standard over calls: the layers above add it."""
 
@@ -60,7 +57,11 @@ def give_operators(cls: type[OnDevice], find: Callable[[str], Callable[..., Any]
             if name in _EQUALITY:
                 if not isinstance(operand, _COMPARED):
                     return NotImplemented
-            elif isinstance(operand, _REFUSED) or getattr(operand, "__array_ufunc__", 0) is None:
+            elif (
+                isinstance(operand, _REFUSED)
+                or getattr(operand, "__array_ufunc__", 0) is None
+                or getattr(type(operand), "takes_operators", False)
+            ):
                 self.silence()  # Python refuses it, or asks the operand, as NumPy has it
                 return NotImplemented
             return find(name)(operand, self) if is_reflected else find(name)(self, operand)

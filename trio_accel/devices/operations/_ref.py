@@ -18,7 +18,7 @@ import numpy.typing as npt
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ...actors import ActorSystem, NotAwaited, Request, named_arguments, opens
+from ...actors import ActorSystem, NotAwaited, Request, named_arguments, opens, to_await
 from ...backends.base import (
     ArraySpec,
     DeviceInfo,
@@ -171,6 +171,7 @@ class AccelRef(Operators["AccelRef"]):
         async with self.device.lease(self, write=write, stream=stream) as array:
             yield array
 
+    @to_await("x.copy_to(...)")
     @named_arguments
     async def copy_to(self, device: Device) -> AccelRef:
         """Copy the array to another device. The copy is contiguous.
@@ -400,15 +401,17 @@ class Device(abc.ABC):
             OutOfMemoryError: There is not enough device memory.
         """
 
+    @to_await("device.zeros(...)")
     @named_arguments
     async def zeros(self, shape: int | Sequence[int], dtype: DTypeLike = "float64") -> AccelRef:
         """Make an array of zeros."""
-        return await self.full(shape, 0, dtype)
+        return await _filled("zeros", self.full(shape, 0, dtype))
 
+    @to_await("device.empty(...)")
     @named_arguments
     async def empty(self, shape: int | Sequence[int], dtype: DTypeLike = "float64") -> AccelRef:
         """Make an array to be written. It is like `zeros`, so that it shows no data of other programs."""
-        return await self.full(shape, 0, dtype)
+        return await _filled("empty", self.full(shape, 0, dtype))
 
     @abc.abstractmethod
     async def full(
@@ -584,6 +587,19 @@ async def _item_of(ref: AccelRef) -> Any:
 
 
 DEVICE_OF.append(device_of)
+
+
+async def _filled(method: str, full: Awaitable[AccelRef]) -> AccelRef:
+    """Wait for an array of `Device.full`; errors have the name of the method."""
+    try:
+        return await full
+    except (TypeError, ValueError) as error:
+        text = str(error)
+        if text.startswith("full: "):
+            raise type(error)(text.replace("full", method, 1)) from None
+        raise
+
+
 METHODS["__getitem__"] = ArrayFunction("AccelRef.__getitem__", _part, "value")
 METHODS.update({name: _viewing(name) for name in ("reshape", "transpose")})
 METHODS.update({name: ArrayFunction(f"AccelRef.{name}", attrgetter(name), "value") for name in ("T", "mT")})
