@@ -29,7 +29,6 @@ from ...backends.base import (
     host_array,
 )
 from ...backends.base.contract.ops import (
-    DESCRIPTORS,
     ArraySpec,
     CopyFromHostSpec,
     CopySpec,
@@ -680,7 +679,7 @@ class Planner:
                 + ("; plan() is a plain function, not an async one" if inspect.iscoroutine(planned) else "")
             )
         spec = planned.spec
-        described = DESCRIPTORS[type(spec)]
+        described = spec.described
         view_copies: tuple[CopySpec, ...] = ()
         if self._views:
             spec, view_copies = self._without_views(spec)
