@@ -368,15 +368,15 @@ class _Tape:
 
     def run(self) -> Any:
         """Call the function; returns its call."""
-        args, remaining = list(self._args), iter(self.refs)
+        args = list(self._args)
         # A position may be selected twice, and then has one leaf with two gradients.
         by_position: dict[int, list[Any]] = {}
         for position in self._all_positions():
             number = position % len(args)
-            own: list[Any] = []
-            _visit(self._args[position], lambda _, own=own: own.append(next(remaining)))
             if number not in by_position:
-                by_position[number] = [self._leaf(ref) for ref in own]
+                refs: list[Any] = []
+                _visit(args[number], refs.append)
+                by_position[number] = [self._leaf(ref) for ref in refs]
                 args[number] = _with(args[number], iter(by_position[number]))
             self.leaves += by_position[number]
         token = _IS_RUNNING.set(True)

@@ -30,8 +30,8 @@ class _Same:
     def __init__(self, value: object) -> None:
         self.value = value
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.value is other.value
+    def __eq__(self, same: object) -> bool:
+        return isinstance(same, _Same) and self.value is same.value
 
     def __hash__(self) -> int:
         return id(self.value)
