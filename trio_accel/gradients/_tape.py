@@ -396,7 +396,7 @@ class _Tape:
         """Return the call of an argument, which is another call for each of them."""
         # A view of an array is an array, and would not be known as a part of it. A call may be an operand of
         # others, but not stand for two arguments.
-        is_known = isinstance(ref, Call) and all(made is not ref for made in self._made)
+        is_known = isinstance(ref, Call) and all(call is not ref for call in self._made)
         leaf = ref if is_known else arrays.reshape(ref, ref.shape)
         self._made.append(leaf)
         return leaf
