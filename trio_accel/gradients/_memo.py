@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 ResultT = TypeVar("ResultT")
 OwnerT = TypeVar("OwnerT", bound="Owner")
@@ -38,4 +38,4 @@ def memoized(
         result: ResultT = memo[entry]
         return result
 
-    return cached
+    return cast("Any", cached)  # type: ignore[no-any-return]  # the same parameters, but for the owner's name

@@ -112,7 +112,7 @@ class Operation(DeviceRequest[LibraryT_contra, ReplyT_co]):
     @property
     def operation(self) -> str:
         """The capability and class, such as ``"linalg.Matmul"``."""
-        return _name_of(type(self))  # type: ignore[arg-type]  # for mypy, a class is not hashable
+        return operation_name(type(self))
 
     def plan(self, planner: Planner) -> Planned[ReplyT_co]:
         """Validate the operation and lower it to a specification. Runs in the caller's task.
