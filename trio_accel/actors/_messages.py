@@ -205,6 +205,10 @@ class Waiter:
 
         A program has driven the await by hand, and closed it. No task waits for the outcome then.
         """
+        task = self.task
+        if task is not None and task.custom_sleep_data is self:
+            # The actor may deliver the cancellation at once, and the task must not get it.
+            task.custom_sleep_data = None
         # The collector closes an await that was dropped, perhaps after the run or in another thread.
         if trio.lowlevel.in_trio_run():
             self.abort(raise_closed)
