@@ -109,7 +109,7 @@ INTERNAL: Mapping[str, frozenset[str]] = {
         "Descriptor Role SpecField array_key arrays_of field_repr map_arrays value_key "
         "common_shape product_shape real_of transformed_shape KINDS check_index Item Shapes column "
         "complex_of scalar_offsets IDENTITIES Combination Scan identity_of accumulator_of number_of "
-        "contraction_terms in_between DESCRIPTORS"
+        "contraction_terms in_between"
     ),
     "AccelRef": _names("first noun refuse refuse_numpy silence"),
     "ActorContext": _names("served show show_note show_process"),

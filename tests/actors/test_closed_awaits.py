@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ from trio_accel.actors import (
     TaskEvent,
     TaskLock,
 )
+from trio_accel.patterns import Batcher, Submit
 
 wait = trio.testing.wait_all_tasks_blocked
 
@@ -113,6 +114,18 @@ async def test_a_closed_ask_cancels_its_handler(system: ActorSystem) -> None:
     waiting.close()
     # The actor takes the next message, because its handler was cancelled.
     assert await puppet.ask(Echo("next")) == "next"
+
+
+async def test_a_closed_ask_of_an_actor_that_unwinds_at_once(system: ActorSystem) -> None:
+    async def model(items: Sequence[float]) -> list[float]:
+        await trio.lowlevel.checkpoint()
+        return [item * 2 for item in items]
+
+    batcher = await system.spawn(Batcher[float, float], model, name="batcher")
+    for _ in range(3):
+        begin(batcher.ask(Submit(1.0))).close()
+        begin(batcher.ask(Submit(1.0)))
+        assert await batcher.ask(Submit(2.0)) == 4.0
 
 
 async def test_a_closed_tell_is_not_sent(system: ActorSystem) -> None:

@@ -87,3 +87,23 @@ async def test_an_await_left_half_way_harms_no_later_call(device: ta.Device, nam
     gc.collect()
     await device.synchronize()
     assert device.generation == generation
+
+
+@pytest.mark.parametrize("leave", LEAVES)
+async def test_requests_left_half_way_during_a_lease(device: ta.Device, leave: Callable[[Any], Any]) -> None:
+    """One of them polls for an answer that is due, and would poll for ever."""
+    x = await device.put(np.eye(64))
+    for _ in range(30):
+        await (x @ x).to_host()
+    async with x.lease(write=True):
+        for awaitable in ((x @ x).to_host(), x.to_host()):
+            waiting = begin(awaitable)
+            if waiting is not None:
+                leave(waiting)
+            del waiting
+    pending = (x @ x).start()
+    begin(pending.wait())
+    with trio.fail_after(60):
+        np.testing.assert_array_equal(await (x @ x).to_host(), np.eye(64))
+        await pending.wait()
+    KEPT.clear()

@@ -10,10 +10,13 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
+import trio
 
 import trio_accel as ta
 from trio_accel.actors import Actor, Message, Request, handles
-from trio_accel.devices import opened
+from trio_accel.backends.base.kit.checks import NATIVE
+from trio_accel.devices import LibraryActor, Operand, opened, operation
+from trio_accel.devices.operations._operation import operation_name
 from trio_accel.patterns import Batcher, Submit
 
 COUNT = 100
@@ -96,6 +99,23 @@ async def _graph(device: ta.Device, x: ta.AccelRef, number: int) -> Any:
     graph = await ta.graphs.capture(device, body, x)
     await graph.replay()
     return graph, held, body
+
+
+async def _operation(device: ta.Device, x: ta.AccelRef, number: int) -> Any:
+    class OwnActor(LibraryActor):
+        library = __name__
+
+    async def own(a: Operand) -> ta.AccelRef:
+        """Compute nothing."""
+        ...  # noqa: PIE790  # as `operation` wants it
+
+    own.__qualname__ = own.__name__ = f"own_{number}"
+    declared = operation("a(n) -> out(n)", actor=OwnActor, dtypes=NATIVE)(own)
+    assert declared.spec.descriptor().cls is declared.spec
+    assert operation_name(declared.message)
+    assert declared.message(x).operation
+    await trio.lowlevel.checkpoint()
+    return own, declared, declared.spec, declared.message, OwnActor
 
 
 async def _actor(device: ta.Device, x: ta.AccelRef, number: int) -> Any:

@@ -286,7 +286,7 @@ async def test_work_that_is_bound_is_dropped_with_its_block(device: ta.Device) -
     step = ta.step(lambda x, y: (x * y).to_host())
     await settled(device, lambda: step(x, y))
     plans = device.chains.kept.plans  # type: ignore[attr-defined]
-    plan = next(kept.value for key, kept in plans.items() if key[0] is step)
+    plan = next(kept.value for key, kept in plans.items() if key[0] == step._key)
     (bound,) = plan._bound.values()
     assert bound.works
     assert not bound.is_dropped

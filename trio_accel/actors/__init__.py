@@ -7,13 +7,13 @@ from ._direct import *
 from ._errors import *
 from ._events import *
 from ._handlers import *
+from ._leavable import *
 from ._loop_watch import *
 from ._messages import *
 from ._numbers import *
 from ._openings import *
 from ._options import *
 from ._outcomes import *
-from ._parking import *
 from ._ref import *
 from ._system import *
 from ._tree import *

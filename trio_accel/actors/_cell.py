@@ -15,10 +15,9 @@ from ._events import ActorTerminated
 from ._handlers import ActorBase, Handler, HandlerTable
 from ._incarnation import Incarnation
 from ._mailbox import Mailbox
-from ._messages import AnyMessage, AwaitedStart, Envelope, Message, Request, cells, lend
+from ._messages import AnyMessage, AwaitedStart, Envelope, Message, Request, TaskEvent, cells, lend
 from ._options import MailboxOptions, Policy, Restart
 from ._outcomes import Outcomes
-from ._parking import TaskEvent
 from ._restarts import StartGate
 from ._system_state import SystemState, check_run, thread_ident
 from ._tree import ActorSnapshot

@@ -14,9 +14,8 @@ from trio.lowlevel import enable_ki_protection
 from ._errors import check_printable, drop_frames, is_fatal
 from ._handlers import UNAVAILABLE, ActorBase, Handler, HandlerGroup, HandlerTable
 from ._mailbox import Mailbox
-from ._messages import EXPIRED, Envelope, EnvelopeState, Party, running
+from ._messages import EXPIRED, Envelope, EnvelopeState, Party, TaskEvent, running
 from ._outcomes import DeferredReply, Outcomes
-from ._parking import TaskEvent
 from ._tree import ActorSnapshot, Reading
 
 _NEVER = float("inf")

@@ -1,4 +1,14 @@
-"""Messages: base classes, envelopes, the slot for an outcome, and the tasks of actors."""
+"""Messages: base classes, envelopes, the slot for an outcome, and where tasks wait.
+
+A program may drive an await by hand: `waiting = call.__await__()`, `waiting.send(None)`, and then close it,
+throw into it, drop it, or keep it and await something else. Trio does not notice, because it sees only the
+task's own traps. Trio's lots and events keep such a task, and the next wake-up raises `AssertionError` in the
+task that wakes, which may be the reader of a device. Two rules prevent this:
+
+* A wait ends its registration however its frame ends, with or without an outcome.
+* Each wait marks the task (`Task.custom_sleep_data`, which Trio clears at each wake-up), and a task is woken
+  only while it has the mark of this wait. A later wait replaces the mark of a wait that the task has kept.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +22,22 @@ from typing import Any, Final, Generic, NoReturn, Protocol, TypeVar, final
 import attrs
 import outcome
 import trio
+from trio.lowlevel import enable_ki_protection
 
 from ._system_state import SystemState
 
-__all__ = ["WAKE_VALUE", "ItemRequest", "Message", "Request", "Serves", "Waiter", "actor_path_of"]
+__all__ = [
+    "WAKE_VALUE",
+    "ItemRequest",
+    "Message",
+    "ParkingLot",
+    "Request",
+    "Serves",
+    "TaskEvent",
+    "TaskLock",
+    "Waiter",
+    "actor_path_of",
+]
 
 ActorT_contra = TypeVar("ActorT_contra", contravariant=True)
 ReplyT_co = TypeVar("ReplyT_co", covariant=True)
@@ -171,7 +193,7 @@ class Waiter:
 
     Invariant: `task` is parked exactly while it is not None. Code that reschedules the task, or releases it
     in the abort function, clears `task` in the same step. So a stale wake-up cannot reach a later wait of the
-    task, and a wait that ends with a `task` was closed half-way: see `_parking`.
+    task, and a wait that ends with a `task` was closed half-way.
 
     Attributes:
         task: The waiting task, while it is parked.
@@ -205,6 +227,10 @@ class Waiter:
 
         A program has driven the await by hand, and closed it. No task waits for the outcome then.
         """
+        task = self.task
+        if task is not None and task.custom_sleep_data is self:
+            # The actor may deliver the cancellation at once, and the task must not get it.
+            task.custom_sleep_data = None
         # The collector closes an await that was dropped, perhaps after the run or in another thread.
         if trio.lowlevel.in_trio_run():
             self.abort(raise_closed)
@@ -417,3 +443,131 @@ def actor_path_of(task: trio.lowlevel.Task) -> str | None:
     """Return the path of a task's actor, or None if the task does not belong to an actor."""
     cell = cells.get(task)
     return None if cell is None else cell.path
+
+
+class ParkingLot:
+    """Parked tasks, as in `trio.lowlevel.ParkingLot`; a closed wait leaves the lot."""
+
+    __slots__ = ("_parked",)
+
+    def __init__(self) -> None:
+        # The task of each wait. A task may have left several waits half-way.
+        self._parked: dict[object, trio.lowlevel.Task] = {}
+
+    def __len__(self) -> int:
+        """Return the number of parked tasks."""
+        return len(self._parked)
+
+    @enable_ki_protection
+    async def park(self) -> None:
+        """Park the current task until it is woken; can be cancelled."""
+        wait = object()
+        parked = self._parked
+
+        def abort(_: object) -> trio.lowlevel.Abort:
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        task = parked[wait] = trio.lowlevel.current_task()
+        task.custom_sleep_data = wait
+        del task
+        try:
+            await trio.lowlevel.wait_task_rescheduled(abort)
+        finally:
+            parked.pop(wait, None)
+
+    @enable_ki_protection
+    def unpark(self) -> bool:
+        """Wake the task that has waited longest; return whether there was one."""
+        while self._parked:
+            if self._wake(next(iter(self._parked))):
+                return True
+        return False
+
+    @enable_ki_protection
+    def unpark_all(self) -> None:
+        """Wake all tasks."""
+        for wait in tuple(self._parked):
+            self._wake(wait)
+
+    def _wake(self, wait: object) -> bool:
+        task = self._parked.pop(wait)
+        # A task that runs is not parked, whatever its mark.
+        if task.custom_sleep_data is not wait or task is trio.lowlevel.current_task():
+            return False
+        trio.lowlevel.reschedule(task, WAKE_VALUE)
+        return True
+
+
+class TaskEvent:
+    """An event that tasks wait for, as in `trio.Event`; a closed wait is forgotten."""
+
+    __slots__ = ("_is_set", "_lot")
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._lot: Final = ParkingLot()
+
+    def is_set(self) -> bool:
+        """Return whether it is set."""
+        return self._is_set
+
+    def set(self) -> None:
+        """Set it, and wake the tasks that wait."""
+        self._is_set = True
+        self._lot.unpark_all()
+
+    async def wait(self) -> None:
+        """Wait until it is set; a checkpoint in any case."""
+        if self._is_set:
+            await trio.lowlevel.checkpoint()
+        else:
+            await self._lot.park()
+
+
+class TaskLock:
+    """A fair lock for tasks, as `trio.Lock`; a closed wait does not get it."""
+
+    __slots__ = ("_is_locked", "_lot")
+
+    def __init__(self) -> None:
+        self._is_locked = False
+        self._lot: Final = ParkingLot()
+
+    def locked(self) -> bool:
+        """Return whether a task has it."""
+        return self._is_locked
+
+    @enable_ki_protection
+    def acquire_nowait(self) -> None:
+        """Take it.
+
+        Raises:
+            trio.WouldBlock: Another task has it.
+        """
+        if self._is_locked:
+            raise trio.WouldBlock
+        self._is_locked = True
+
+    @enable_ki_protection
+    async def acquire(self) -> None:
+        """Take it, or wait until the previous task passes it on; a checkpoint in any case."""
+        if self._is_locked:
+            await trio.lowlevel.checkpoint_if_cancelled()
+        else:
+            await trio.lowlevel.checkpoint()
+        if self._is_locked:
+            # The task that wakes this one keeps it locked.
+            await self._lot.park()
+        else:
+            self._is_locked = True
+
+    @enable_ki_protection
+    def release(self) -> None:
+        """Pass it to the task that has waited longest, or leave it open."""
+        self._is_locked = self._lot.unpark()
+
+    async def __aenter__(self) -> None:
+        await self.acquire()
+
+    async def __aexit__(self, *_: object) -> None:  # noqa: ASYNC910  # as `trio.Lock`
+        self.release()

@@ -10,9 +10,8 @@ from functools import partial
 import attrs
 import trio
 
-from ._messages import AwaitedStart
+from ._messages import AwaitedStart, TaskEvent
 from ._options import Backoff, Intensity, Policy
-from ._parking import TaskEvent
 
 
 @attrs.define(eq=False)

@@ -16,9 +16,8 @@ from ._cell import Cell
 from ._errors import ActorFailedError, describe
 from ._events import ActorRestarted, SupervisorFailed
 from ._handlers import ActorBase
-from ._messages import AwaitedStart, cell_of_task
+from ._messages import AwaitedStart, TaskEvent, cell_of_task
 from ._options import Directive, Intensity, MailboxOptions, Policy, Restart, Strategy, bind_arguments, named
-from ._parking import TaskEvent
 from ._ref import Ref
 from ._restarts import Restarts
 from ._system_state import SystemState

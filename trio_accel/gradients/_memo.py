@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 ResultT = TypeVar("ResultT")
 OwnerT = TypeVar("OwnerT", bound="Owner")
@@ -32,10 +32,10 @@ def memoized(
     def cached(owner: OwnerT, *key: KeyP.args, **named: KeyP.kwargs) -> ResultT:
         assert not named  # all callers are in this package
         memo = owner.memo
-        place = (function, *key)
-        if place not in memo:
-            memo[place] = function(owner, *key, **named)
-        result: ResultT = memo[place]
+        entry = (function, *key)
+        if entry not in memo:
+            memo[entry] = function(owner, *key, **named)
+        result: ResultT = memo[entry]
         return result
 
-    return cached
+    return cast("Any", cached)  # type: ignore[no-any-return]  # the same parameters, but for the owner's name

@@ -370,15 +370,15 @@ class _Tape:
 
     def run(self) -> Any:
         """Call the function; returns its call."""
-        args, remaining = list(self._args), iter(self.refs)
+        args = list(self._args)
         # A position may be selected twice, and then has one leaf with two gradients.
         by_position: dict[int, list[Any]] = {}
         for position in self._all_positions():
             number = position % len(args)
-            own: list[Any] = []
-            _visit(self._args[position], lambda _, own=own: own.append(next(remaining)))
             if number not in by_position:
-                by_position[number] = [self._leaf(ref) for ref in own]
+                refs: list[Any] = []
+                _visit(args[number], refs.append)
+                by_position[number] = [self._leaf(ref) for ref in refs]
                 args[number] = _with(args[number], iter(by_position[number]))
             self.leaves += by_position[number]
         token = _IS_RUNNING.set(True)
@@ -398,7 +398,7 @@ class _Tape:
         """Return the call of an argument, which is another call for each of them."""
         # A view of an array is an array, and would not be known as a part of it. A call may be an operand of
         # others, but not stand for two arguments.
-        is_known = isinstance(ref, Call) and all(made is not ref for made in self._made)
+        is_known = isinstance(ref, Call) and all(call is not ref for call in self._made)
         leaf = ref if is_known else arrays.reshape(ref, ref.shape)
         self._made.append(leaf)
         return leaf

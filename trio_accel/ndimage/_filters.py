@@ -220,13 +220,13 @@ async def _separable(
     along, total = w.axes_of(x, axes), list[AccelRef]()
     modes, dtype = w.modes_of(mode, len(along)), w.dtype_of(x, output, x.shape)
     # SciPy stores truth values as bytes that wrap around, and the next axis reads these: -1 + 1 is False.
-    between = DType.uint8 if dtype is DType.bool else dtype
+    stored_dtype = DType.uint8 if dtype is DType.bool else dtype
     for n, kernels in enumerate(sums):
         result = x
         for axis, weights, filled in zip(along, kernels, modes, strict=True):
             if weights is not None:
                 result = await line(
-                    result, weights, axis, between, filled if len(sums) == 1 else modes[n], cval
+                    result, weights, axis, stored_dtype, filled if len(sums) == 1 else modes[n], cval
                 )
         if result is x or result.dtype is not dtype:
             result = await w.converted(result, dtype)

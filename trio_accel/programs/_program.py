@@ -105,7 +105,7 @@ class OpenProgram:
         # Arguments of streams among them, because a generator may access its arrays while it is closed.
         self._held: dict[int, inspect.BoundArguments] = {}
         self._asking = 0
-        self._idle = TaskEvent()
+        self._idle: TaskEvent | None = None
         # D140: resets run one after the other; calls are parked until all are over.
         self._turn = TaskLock()
         self._resets = 0
@@ -284,7 +284,7 @@ class OpenProgram:
             raise
         finally:
             self._asking -= 1
-            if not self._asking:
+            if not self._asking and self._idle is not None:
                 self._idle.set()
 
     async def _ask_unknown(self, method: ProgramMethod, state: Sequence[StateArray], bound: Any) -> Any:

@@ -17,7 +17,6 @@ import numpy as np
 
 from ..backends.base import DType, HostArray
 from ..backends.base.contract.ops import (
-    DESCRIPTORS,
     ArraySpec,
     ChainSpec,
     CopyFromHostSpec,
@@ -537,7 +536,7 @@ def plain_launch(launch: Launch, recipes: Recipes, host: HostEncoder) -> Entry:
 
 def status_words(spec: OperationSpec) -> list[HostArray]:
     """Return the status words of a specification."""
-    described, words = DESCRIPTORS[type(spec)], list[HostArray]()
+    described, words = spec.described, list[HostArray]()
     for index in described.status:
         if (word := getattr(spec, described.fields[index].name)) is not None:
             words.append(word)

@@ -36,7 +36,7 @@ import trio
 
 from ..actors import TaskEvent
 from ..backends.base import HostArray
-from ..backends.base.contract.ops import DESCRIPTORS, CopyToHostSpec, KernelDefinition
+from ..backends.base.contract.ops import CopyToHostSpec, KernelDefinition
 from ..backends.base.contract.program_definition import ProgramDefinition
 from ..devices import AccelRef, Device, Launch, Operation, opened
 from ..devices.front._memory import ToHost
@@ -210,7 +210,7 @@ class _DeviceRecorder:
             self.append(("launch", number, *plain))
             if type(spec) is CopyToHostSpec:
                 filled = (spec.host,)
-            elif DESCRIPTORS[type(spec)].has_status:
+            elif spec.described.has_status:
                 filled = status_words(spec)
             for block_id, _ in launch.allocations:
                 known_ids.add(block_id)

@@ -25,9 +25,9 @@ class LoopNotifier:
 
     __slots__ = ("_callback", "_token", "notifications", "wakeups")
 
-    def __init__(self, callback: Callable[[], None]) -> None:
+    def __init__(self, callback: Callable[[], object]) -> None:
         self._token = trio.lowlevel.current_trio_token()
-        self._callback: Callable[[], None] | None = callback
+        self._callback: Callable[[], object] | None = callback
         self.notifications = 0
         self.wakeups = 0
 

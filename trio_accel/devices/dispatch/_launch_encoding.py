@@ -15,7 +15,6 @@ import numpy as np
 
 from ...backends.base import HostArray, Ints
 from ...backends.base.contract.ops import (
-    DESCRIPTORS,
     ArraySpec,
     CopyToHostSpec,
     Descriptor,
@@ -196,7 +195,7 @@ def _spec_key(
     Returns:
         None if the specification has keyword fields, or a value that is too long or cannot be compared.
     """
-    described = DESCRIPTORS[type(spec)]
+    described = spec.described
     if described.keywords:
         return None
     key: list[Any] = [described.cls]

@@ -15,7 +15,7 @@ import trio
 from ...actors import WAKE_VALUE, TaskEvent, Waiter
 from ...backends.base import DType, HostArray, Ints
 from ...backends.base.contract.errors import NoEdgeError
-from ...backends.base.contract.ops import DESCRIPTORS, ArraySpec, CopyFromHostSpec, CopyToHostSpec
+from ...backends.base.contract.ops import ArraySpec, CopyFromHostSpec, CopyToHostSpec
 from ..base._errors import out_of_descriptors
 from ..base._host_pool import HostPool, SlabRegion
 from ..base._waits import SubmissionTurn
@@ -484,7 +484,7 @@ class OperationRequest(RemoteRequest):
         template_parts = None if hosts.is_used else templates.find(launch, hosts.address)
         if template_parts is not None:
             template, blocks, packed = template_parts
-            described = DESCRIPTORS[type(launch.spec)]
+            described = launch.spec.described
             if described.has_status:
                 words = [getattr(launch.spec, described.fields[index].name) for index in described.status]
                 hosts.filled = [status for status in words if status is not None]

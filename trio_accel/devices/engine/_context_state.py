@@ -9,7 +9,6 @@ import attrs
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ...actors import TaskEvent
 from ...backends.base import CompletionTimeoutError, ContextLostError, DeviceLostError
 from ..base._errors import IN_FLIGHT, FailureClass, classify, locate, lost
 from ..operations._blocks import BlockTable
@@ -132,7 +131,7 @@ class Watchdog:
     _reap: Callable[[], None]
     _stuck_after: float | None
     _observer: EngineObserver
-    idle: TaskEvent | None = None
+    idle: trio.Event | None = None
 
     @enable_ki_protection
     async def run(self) -> None:
@@ -147,7 +146,7 @@ class Watchdog:
                     # dropped before are drained here.
                     blocks.is_watched = False
                     blocks.drain_some()
-                    self.idle = TaskEvent()
+                    self.idle = trio.Event()
                     await self.idle.wait()
                 blocks.is_watched = True
                 number += 1

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator
 from struct import pack
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import numpy as np
@@ -30,8 +30,8 @@ class _Same:
     def __init__(self, value: object) -> None:
         self.value = value
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.value is other.value
+    def __eq__(self, same: object) -> bool:
+        return isinstance(same, _Same) and self.value is same.value
 
     def __hash__(self) -> int:
         return id(self.value)
@@ -75,7 +75,7 @@ def _bits(kind: type[Any], value: Any) -> object:
         return value.dtype, value.shape, value.tobytes()
     if value is None:
         return False
-    is_itself = kind in _PLAIN or kind.__eq__ is object.__eq__ or isinstance(value, type)
+    is_itself = kind in _PLAIN or cast("Any", kind).__eq__ is object.__eq__ or isinstance(value, type)
     return value if is_itself else None
 
 
@@ -86,14 +86,12 @@ def _state(value: Any) -> Iterator[Any]:
         Exception: The object does not reveal its state.
     """
     kind: type[Any] = type(value)
-    fields: Iterable[Any] = ()
+    compared: dict[str, bool] = {}
     if dataclasses.is_dataclass(kind):
-        fields = dataclasses.fields(kind)
-        compared = {field.name: field.compare for field in fields}
+        compared = {field.name: field.compare for field in dataclasses.fields(kind)}
     elif attrs.has(kind):
-        fields = attrs.fields(kind)
-        compared = {field.name: bool(field.eq) for field in fields}
-    if not fields:
+        compared = {field.name: bool(field.eq) for field in attrs.fields(kind)}
+    if not compared:
         reduced = value.__reduce_ex__(4)
         if isinstance(reduced, str):
             raise TypeError("it is global")

@@ -464,7 +464,7 @@ class TracedStep(Generic[ParametersP, ResultT]):
     ) -> KeptPlan[Any]:
         """Cache a plan until the end of the step."""
         plan = cache.keep(cache.new(key) if new is None else new, value)
-        self._plans[:] = [(table, kept) for table, kept in self._plans if kept.state != "over"]
+        self._plans[:] = [(table, entry) for table, entry in self._plans if entry.state != "over"]
         self._plans.append((weakref.ref(cache), plan))
         return plan
 

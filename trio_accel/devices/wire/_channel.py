@@ -77,6 +77,7 @@ class Channel:
         self._listener = TaskNotifier()
         # Whether a caller's task receives for a while (`spin`).
         self._is_spinning = False
+        self._spinner: tuple[trio.lowlevel.Task, float] | None = None
         # The messages that it has received and leaves to the receiver.
         self._left: list[Received] = []
         self._is_closed = False
@@ -109,6 +110,13 @@ class Channel:
 
     def _asked(self) -> None:
         """Record that the peer has to answer."""
+        if self._is_spinning and self._spinner is not None:
+            # A task that drives its await by hand may have left its spin half-way, and would never end it.
+            task, end = self._spinner
+            if task is trio.lowlevel.current_task() or time.perf_counter() > end:
+                self._is_spinning = False
+                self._sleeper.notify()
+                self._listener.notify()
         if self.spin_wait is not None and self.spin_wait.sent():
             # An answer is due.
             self._sleeper.notify()
@@ -174,6 +182,8 @@ class Channel:
     def begin_spin(self) -> None:
         """Leave only messages to the receiver that a polling task does not take, until `end_spin`."""
         self._is_spinning = True
+        # The task asks nothing else while it spins, and no spin takes longer.
+        self._spinner = trio.lowlevel.current_task(), time.perf_counter() + 2 * LONGEST_LOOK
 
     def poll(self, take: Take, seconds: float) -> bool | None:
         """Check once for a polling task; return whether its message has arrived, or None at the end."""
@@ -189,7 +199,7 @@ class Channel:
     def end_spin(self, take: Take) -> None:
         """Leave the remaining messages to the receiver."""
         assert self.spin_wait is not None
-        self._is_spinning = False
+        self._is_spinning, self._spinner = False, None
         received = [] if self._left else self._doze()
         if received and not take(received):
             self._left = received

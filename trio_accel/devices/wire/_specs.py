@@ -12,7 +12,7 @@ import attrs
 import numpy as np
 
 from ...backends.base import DType, HostArray, Ints
-from ...backends.base.contract.ops import DESCRIPTORS, ArraySpec, Descriptor, OperationSpec
+from ...backends.base.contract.ops import ArraySpec, Descriptor, OperationSpec
 from ..base._library_paths import why_not_found
 from ._messages import SHORT_REPR
 from ._protocol import ARRAY, COMPLEX, DTYPES, ENUM, HOST, TUPLE, Message
@@ -29,7 +29,8 @@ PLAIN = frozenset({type(None), bool, int, float, str, bytes})
 """Values of these types are sent unchanged."""
 
 _NAMES = {id(member): member.value for member in DType}
-_PATHS: dict[type[OperationSpec], str] = {}
+# The attribute of a class with its import path, because a table would keep the class.
+_PATH = "_trio_accel_path"
 
 
 def encode_spec(spec: OperationSpec, host: HostEncoder, status: HostEncoder | None = None) -> Message:
@@ -45,8 +46,8 @@ def encode_spec(spec: OperationSpec, host: HostEncoder, status: HostEncoder | No
             (the message names it).
     """
     cls = type(spec)
-    values: list[object] = [_PATHS.get(cls) or _path_of(cls)]
-    described = DESCRIPTORS[cls]
+    values: list[object] = [vars(cls).get(_PATH) or _path_of(cls)]
+    described = cls.described
     if described.has_status:
         host = _by_field(spec, host, status)
     for field in described.values(spec):
@@ -87,7 +88,7 @@ def _path_of(cls: type[OperationSpec]) -> str:
         raise TypeError(
             f"a specification that crosses to a worker is an attrs class; {cls.__qualname__} is not"
         )
-    _PATHS[cls] = path
+    setattr(cls, _PATH, path)
     return path
 
 

@@ -10,7 +10,6 @@ import attrs
 import numpy as np
 
 from ..contract.ops import (
-    DESCRIPTORS,
     ArraySpec,
     GraphNode,
     GraphRecipe,
@@ -125,7 +124,7 @@ def bound_nodes(
 
 def with_words(node: GraphNode, spec: OperationSpec) -> OperationSpec:
     """Return a bound specification with status words of its own, if the operation has any."""
-    described = DESCRIPTORS[type(spec)]
+    described = spec.described
     if not described.status:
         return spec
     values, of_recipe = list(described.values(spec)), list(described.values(node.spec))

@@ -19,7 +19,7 @@ import numpy as np
 
 from ..contract.dtypes import HostArray
 from ..contract.errors import AccelError, NotSupportedError, OutOfMemoryError
-from ..contract.ops import DESCRIPTORS, ArraySpec, ChainSpec, OperationSpec, StatusArray
+from ..contract.ops import ArraySpec, ChainSpec, OperationSpec, StatusArray
 from ..contract.protocols import AccelDevice, AccelStream, CacheCounts, InThread
 from .checks import check_dtypes, check_shapes
 from .kernels import KernelDevice, KernelEntry, kernels_of
@@ -153,7 +153,7 @@ class TableLibrary:
                 device=self._for_plans.info.name,
             )
         if self._read_only:
-            _, written = DESCRIPTORS[type(spec)].blocks(spec)
+            _, written = spec.described.blocks(spec)
             if borrowed := self._read_only & {*written}:
                 raise ValueError(
                     f"{spec.operation}: blocks {sorted(borrowed)} are another device's, read-only"
@@ -166,7 +166,7 @@ class TableLibrary:
 
     def _key_of(self, spec: OperationSpec) -> tuple[object, ...]:
         """Return the key of an operation's plan; by default layouts and exact values."""
-        return DESCRIPTORS[type(spec)].plan_key(spec)
+        return spec.described.plan_key(spec)
 
     def _find_plan(self, spec: OperationSpec) -> Any:
         """Return the plan of an operation; None if it is missing."""
@@ -379,7 +379,7 @@ class ComputingCall:
     def __call__(self) -> None:
         """Run the kernel, and look at the status words if there are any."""
         spec = self._spec
-        described = DESCRIPTORS[type(spec)]
+        described = spec.described
         if hasattr(spec, "is_withdrawn"):
             return
         try:

@@ -19,7 +19,7 @@ import attrs
 
 from ...base.contract.device_array import merged
 from ...base.contract.dtypes import DType, Ints
-from ...base.contract.ops import DESCRIPTORS, ArraySpec, ExpressionSpec
+from ...base.contract.ops import ArraySpec, ExpressionSpec
 from ...base.expressions import (
     SCALAR_BYTES,
     EncodedProgram,
@@ -166,7 +166,7 @@ def run_split(entry: Entry, data: bytes, count: int, parts: int) -> bool:
 
 
 _plans: dict[tuple[object, ...], LoopPlan] = {}
-_key_of = DESCRIPTORS[ExpressionSpec].plan_key
+_key_of = ExpressionSpec.described.plan_key
 
 
 def compute(spec: ExpressionSpec, call: Call) -> bool:

@@ -7,7 +7,7 @@ for each class, because they run at each launch: to look fields up by name would
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import Any, ClassVar, TypeAlias, TypeVar, cast, dataclass_transform
 
@@ -34,7 +34,6 @@ from ._array import (
 from ._asker import Asker
 
 __all__ = [
-    "DESCRIPTORS",
     "Descriptor",
     "OperationSpec",
     "SpecField",
@@ -165,6 +164,18 @@ def field_repr(instance: Any) -> str:
     return f"{cls.__qualname__.rpartition('>.')[2]}({fields})"
 
 
+class _Described:
+    """Makes the descriptor of a class at its first use, which then takes this place."""
+
+    def __get__(self, spec: object, cls: type[Any]) -> Descriptor:
+        described: Descriptor = _describe(cls)
+        cls.described = described
+        return described
+
+
+_DESCRIBED = _Described()
+
+
 class OperationSpec:
     """Base of operation specifications, made by `specification`: codes, sizes and `ArraySpec` fields.
 
@@ -191,6 +202,7 @@ class OperationSpec:
     is_withdrawn: bool
 
     operation: ClassVar[str]
+    described: ClassVar[Descriptor] = cast("Any", _DESCRIBED)
     runs_once: ClassVar[bool] = False
     is_from_outside: ClassVar[bool] = False
     runs_code: ClassVar[bool] = False
@@ -202,6 +214,8 @@ class OperationSpec:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        # Each class has its own, and no table keeps the classes of a program.
+        cls.described = cast("Any", _DESCRIBED)
         # attrs makes each class with slots twice: the second one has what the first one was given.
         if "operation" not in vars(cls):
             cls.operation = f"{cls.__module__}.{cls.__qualname__}"
@@ -218,7 +232,7 @@ class OperationSpec:
         Raises:
             TypeError: The class is not made by attrs.
         """
-        return DESCRIPTORS[cls]
+        return cls.described
 
     def inputs(self) -> tuple[ArraySpec, ...]:
         """List the arrays that the operation reads (updated ones too)."""
@@ -254,16 +268,6 @@ class OperationSpec:
         Raises:
             AccelError: The library could not finish the operation, with the reason.
         """
-
-
-class _Descriptors(dict[type[Any], Descriptor]):
-    def __missing__(self, cls: type[Any]) -> Descriptor:
-        described = self[cls] = _describe(cls)
-        return described
-
-
-DESCRIPTORS: Mapping[type[Any], Descriptor] = _Descriptors()
-"""The descriptors by class, for what runs at each launch: to call `OperationSpec.descriptor` takes longer."""
 
 
 def map_arrays(value: object, function: Callable[[ArraySpec], Any]) -> Any:
