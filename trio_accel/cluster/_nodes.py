@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Collection, Iterable
 from contextlib import suppress
-from typing import Protocol
+from typing import Protocol, cast
 
 import trio
 
@@ -67,13 +67,17 @@ class LocalNodes:
         names: Their names, or their number.
 
     Raises:
-        TypeError: A name is not a str, is empty or has a slash.
+        TypeError: `names` is neither a number nor several names, or a name is not a str, is empty or has a
+            slash.
         ValueError: A name is duplicate, or there are no nodes.
     """
 
     is_one_host: bool = True
 
     def __init__(self, names: int | Iterable[str]) -> None:
+        if isinstance(names, (bool, str, bytes)) or not isinstance(cast("object", names), (int, Iterable)):
+            hint = f"; write [{names!r}]" if isinstance(names, str) else ""
+            raise TypeError(f"LocalNodes: names must be a number or a list of names, got {names!r}{hint}")
         count = min(names, _MAX_NODES + 1) if isinstance(names, int) else 0
         name_list = [f"node-{number}" for number in range(count)] if isinstance(names, int) else list(names)
         for name in name_list:
@@ -161,7 +165,13 @@ class LocalNodes:
         return process.returncode not in {-signal.SIGKILL, -signal.SIGTERM}
 
     def pid(self, node: str) -> int:
-        """Return the process ID of a node's agent."""
+        """Return the process ID of a node's agent.
+
+        Raises:
+            KeyError: It has none now.
+        """
+        if node not in self._processes:
+            raise KeyError(f"LocalNodes.pid: node {node!r} has no agent now")
         return self._processes[node].pid
 
 
