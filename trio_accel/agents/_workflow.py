@@ -320,9 +320,9 @@ def _check_unknown(label: str, unknown: Iterable[str]) -> None:
         raise TypeError(f"{label}: there is no option {name!r}; {hint}")
 
 
-def _check_option(label: str, name: str, value: object, kind: Any, wanted: str) -> None:
+def _check_option(label: str, name: str, value: object, kind: Any, expected: str) -> None:
     if not isinstance(value, kind):
-        raise TypeError(f"{label}: {name} must be {wanted}, got {value!r}")
+        raise TypeError(f"{label}: {name} must be {expected}, got {value!r}")
 
 
 class _Runs(dict[str, Run]):

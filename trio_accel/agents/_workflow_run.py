@@ -136,7 +136,9 @@ class Run:
     _events: trio.MemorySendChannel[StepEvent] | None
     steps: dict[str, RunStep] = attrs.field(init=False)
     error: Exception | None = attrs.field(default=None, init=False)
-    _given: Mapping[str, Callable[[], Any]] = attrs.field(factory=dict[str, Callable[[], Any]], init=False)
+    _input_values: Mapping[str, Callable[[], Any]] = attrs.field(
+        factory=dict[str, Callable[[], Any]], init=False
+    )
     _begun: trio.Event = attrs.field(factory=trio.Event, init=False)
     _scope: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
 
@@ -207,7 +209,7 @@ class Run:
         for name in {name for rule in self._rules for name in rule.needs} - steps.keys():
             steps[name] = RunStep(name)
             steps[name].end(Kept("finished", None) if name in inputs else Kept("skipped", ""))
-        self._given = inputs
+        self._input_values = inputs
         with self._scope:
             async with trio.open_nursery() as nursery:
                 self._begun.set()
@@ -265,8 +267,8 @@ class Run:
 
     def _value(self, name: str) -> Any:
         """Return the value of a finished step or of an input, which the caller may change with a store."""
-        if name in self._given:
-            return self._given[name]()
+        if name in self._input_values:
+            return self._input_values[name]()
         return self._outcome(name).value
 
     async def _fan_out(

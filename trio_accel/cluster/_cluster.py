@@ -42,10 +42,10 @@ _FATAL: dict[type[Exception], Directive] = dict.fromkeys(
 )
 
 
-def _check_argument(label: str, name: str, value: object, kind: Any, wanted: str) -> None:
+def _check_argument(label: str, name: str, value: object, kind: Any, expected: str) -> None:
     kinds = kind if isinstance(kind, tuple) else (kind,)
-    if not any(value is None if each is None else isinstance(value, each) for each in kinds):
-        raise TypeError(f"{label}: {name} must be {wanted}, got {value!r}")
+    if not any(value is None if accepted is None else isinstance(value, accepted) for accepted in kinds):
+        raise TypeError(f"{label}: {name} must be {expected}, got {value!r}")
 
 
 @opens("the cluster is not open yet: async with open_cluster(...) as cluster")

@@ -430,9 +430,9 @@ class SqliteStore(Store):
     def _make_tables(self) -> None:
         # A row that damage has hidden would be missed by nobody else.
         if os.path.getsize(self.path) <= _MAX_CHECKED_BYTES:
-            [[found]] = self._sql("pragma integrity_check(1)")
-            if found != "ok":
-                text = f"{self.path} is damaged: {found}; restore a backup"
+            [[report]] = self._sql("pragma integrity_check(1)")
+            if report != "ok":
+                text = f"{self.path} is damaged: {report}; restore a backup"
                 raise StoreError(text, is_damaged=True)
         super()._make_tables()
 
