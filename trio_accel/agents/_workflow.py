@@ -109,7 +109,7 @@ class Workflow:
 
     def step(
         self,
-        function: FunctionT | None = None,
+        function: Callable[..., Awaitable[Any]] | None = None,
         /,
         *,
         over: str | None = None,
@@ -120,7 +120,7 @@ class Workflow:
         deadline: float | None = None,
         may_fail: bool = False,
         **unknown: object,
-    ) -> FunctionT | Callable[[FunctionT], FunctionT]:
+    ) -> Any:
         """Make a step of an async function, by ``@flow.step`` or ``@flow.step(...)``.
 
         The function stays as it is.
@@ -162,7 +162,7 @@ class Workflow:
         max_at_once = must_be_count(f"{label}: at_once", _AT_ONCE if at_once is None else at_once)
         limit = math.inf if deadline is None else must_be_positive(f"{label}: deadline", deadline)
 
-        def declare(function: FunctionT) -> FunctionT:
+        def declare(function: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
             name = getattr(function, "__name__", "")
             if not inspect.isroutine(function) and not inspect.iscoroutinefunction(function):
                 raise TypeError(f"{label}: a step must be an async function, got {function!r}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar, TypeVarTuple
 
 import attrs
@@ -292,9 +293,8 @@ class Run:
                     if (outcome := self.journal.find(name)) is None:
                         begun = trio.current_time()
                         item = self.journal.copies(name, items[number])
-                        value = await self._call(
-                            rule, step, name, lambda item=item: {**take(), rule.item or "": item()}
-                        )
+                        take_all = partial(_with_item, take, rule.item or "", item)
+                        value = await self._call(rule, step, name, take_all)
                         outcome = await self.keep(name, Kept("finished", value, trio.current_time() - begun))
                     results[number] = outcome.value
                 except Exception as error:  # noqa: BLE001  # it is raised below, in no group
@@ -352,6 +352,10 @@ class Run:
         """End the run with an error, unless it already failed."""
         self.error = self.error or error
         self._scope.cancel()
+
+
+def _with_item(take: Callable[[], dict[str, Any]], name: str, item: Callable[[], Any]) -> dict[str, Any]:
+    return {**take(), name: item()}
 
 
 @attrs.define(eq=False)
