@@ -107,7 +107,7 @@ class Workflow:
         may_fail: bool = False,
     ) -> Callable[[FunctionT], FunctionT]: ...
 
-    def step(
+    def step(  # type: ignore[misc]  # mypy misreads `**unknown`
         self,
         function: Callable[..., Awaitable[Any]] | None = None,
         /,
