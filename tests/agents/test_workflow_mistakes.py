@@ -204,3 +204,53 @@ async def test_other_inputs_are_told_by_name(tmp_path: Path) -> None:
             await flow.run(store=store, key="a", x={"b", "a", "c"}, y=1)
     finally:
         await store.aclose()
+
+
+async def test_a_step_without_parentheses() -> None:
+    flow = Workflow("bare")
+
+    @flow.step
+    async def twice(x: int) -> int:
+        return 2 * x
+
+    assert (await flow.run(x=3)).results == {"twice": 6}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"timeout": 3.0}, "step: there is no option 'timeout'; write deadline="),
+        ({"retries": 3}, "step: there is no option 'retries'; write attempts="),
+        ({"dead_line": 3}, "step: there is no option 'dead_line'; did you mean 'deadline'"),
+        ({"over": 3}, "step: over must be the name of a step or input, got 3"),
+        ({"when": True}, "step: when must be a function of other names, got True"),
+        ({"backoff": 1.0}, "step: backoff must be a Backoff, got 1.0"),
+        ({"may_fail": "no"}, "step: may_fail must be True or False, got 'no'"),
+    ],
+)
+def test_options_that_do_not_exist_or_have_another_type(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        Workflow("options").step(**options)
+
+
+async def test_arguments_of_other_types() -> None:
+    flow: Any = Workflow("arguments")
+    flow.step()(plain)
+    with pytest.raises(TypeError, match="a step must be an async function, got 'plain'"):
+        flow.step("plain")
+    with pytest.raises(
+        TypeError, match=r"store must be a Store, got 'runs.db'; write SqliteStore\('runs.db'\)"
+    ):
+        await flow.run(store="runs.db", key="k", x=1)
+    for key in ("", 3):
+        with pytest.raises(TypeError, match="key must be a str that is not empty, got"):
+            await flow.run(key=key, x=1)
+    with pytest.raises(TypeError, match=r"events must be a trio.MemorySendChannel, got 5"):
+        await flow.run(events=5, x=1)
+    with pytest.raises(
+        KeyError, match="no run of the key 'k' goes on in this process; current runs: there are"
+    ):
+        flow.runs["k"]
+    for path in (None, 3):
+        with pytest.raises(TypeError, match="must be a str or a path, got"):
+            SqliteStore(path)  # type: ignore[arg-type]

@@ -173,13 +173,17 @@ async def test_entities_are_stages() -> None:
 
 async def test_keys_of_other_types_with_the_same_text_are_others(tmp_path: Path) -> None:
     store = cluster.SqliteStore(tmp_path / "store.db")
-    keys: list[Any] = [1, "1", b"1", "b'1'", "'1'"]
+    keys: list[Any] = [1, "b'1'", "'1'", "1.0", b"b'1'"]
     async with opened(cluster.LocalNodes(2), store) as (_, made):
         for cls in (Counter, Account):
             for number, key in enumerate(keys, 1):
                 assert await made.entity(cls, key).ask(Add(float(number))) == number
             for number, key in enumerate(keys, 1):
                 assert await made.entity(cls, key).ask(Add(0.0)) == number
+            # These are taken for a mistake.
+            for key in ("1", b"1"):
+                with pytest.raises(TypeError, match="use keys of one type"):
+                    made.entity(cls, key)
 
 
 async def test_a_node_that_comes_back_with_another_version_is_refused(

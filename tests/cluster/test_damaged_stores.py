@@ -202,6 +202,8 @@ def test_a_store_of_an_older_version_still_opens(path: Path) -> None:
         lambda data: b"x" + data,
         lambda data: data[:2] + b"\xff" * 8 + data[10:],
         lambda data: b"\xa7" + data,
+        lambda data: pickle.dumps(7),
+        lambda data: pickle.dumps((1, 2, 3)),
     ],
 )
 async def test_values_of_an_older_version_that_cannot_be_read(

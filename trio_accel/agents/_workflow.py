@@ -8,12 +8,13 @@ import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from graphlib import CycleError, TopologicalSorter
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar, cast, overload
 
 import trio
 
 from ..actors import Actor, ActorContext, ActorSnapshot, Backoff, must_be_count, must_be_positive, nearest
 from ..cluster import Store
+from ..cluster._store import check_store
 from ._workflow_journal import RunJournal
 from ._workflow_run import Run, RunStep, StepEvent, StepRule, WorkflowResult
 
@@ -22,6 +23,21 @@ __all__ = ["Workflow", "WorkflowTree"]
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Awaitable[Any]])
 
 _RESERVED = {"store", "key", "events"}
+_OPTIONS = ("over", "at_once", "when", "attempts", "backoff", "deadline", "may_fail")
+# Other names of options, as other libraries have them.
+_SYNONYMS = {
+    "timeout": "deadline",
+    "retries": "attempts",
+    "max_attempts": "attempts",
+    "concurrency": "at_once",
+    "max_concurrency": "at_once",
+    "condition": "when",
+    "if_": "when",
+    "optional": "may_fail",
+    "for_each": "over",
+    "map": "over",
+    "delay": "backoff",
+}
 _AT_ONCE = 8
 _BACKOFF = Backoff(initial=0.1, base=0.2, maximum=10.0)
 # The maximum number of runs in a tree, and the actor states closest to the states of steps.
@@ -68,13 +84,17 @@ class Workflow:
         if not isinstance(name, str) or not name or "/" in name:
             raise ValueError(f"Workflow: name must be a text without a slash, got {name!r}")
         self.name: str = name
-        self.runs: dict[str, Run] = {}
+        self.runs: dict[str, Run] = _Runs()
         self._rules: dict[str, StepRule] = {}
         self._later: list[str] = []
 
     def __repr__(self) -> str:
         return f"<Workflow {self.name}: {len(self._rules)} steps, {len(self.runs)} runs>"
 
+    @overload
+    def step(self, function: FunctionT, /) -> FunctionT: ...
+
+    @overload
     def step(
         self,
         *,
@@ -85,13 +105,31 @@ class Workflow:
         backoff: Backoff = _BACKOFF,
         deadline: float | None = None,
         may_fail: bool = False,
-    ) -> Callable[[FunctionT], FunctionT]:
-        """Make a step of an async function. The function stays as it is.
+    ) -> Callable[[FunctionT], FunctionT]: ...
+
+    def step(  # type: ignore[misc]  # mypy misreads `**unknown`
+        self,
+        function: Callable[..., Awaitable[Any]] | None = None,
+        /,
+        *,
+        over: str | None = None,
+        at_once: int | None = None,
+        when: Callable[..., object] | None = None,
+        attempts: int = 1,
+        backoff: Backoff = _BACKOFF,
+        deadline: float | None = None,
+        may_fail: bool = False,
+        **unknown: object,
+    ) -> Any:
+        """Make a step of an async function, by ``@flow.step`` or ``@flow.step(...)``.
+
+        The function stays as it is.
 
         A parameter without a default needs its step or input: if that is skipped or fails, this step is
         skipped. A parameter with a default also waits, but its step may fail or be skipped.
 
         Args:
+            function: The function, if there are no options.
             over: The name of a step or input with several items. The function is called for each, as its
                 first parameter, whatever its name is. The result is the list of the function's results, in
                 order.
@@ -103,22 +141,31 @@ class Workflow:
             deadline: The maximum seconds of the step, or of an item, including attempts and pauses. After
                 that it is cancelled and fails with `trio.TooSlowError`.
             may_fail: Whether the run continues without this step if it fails.
+            unknown: Options that do not exist, for their error.
 
         Raises:
             ValueError: A step or input has this name already, the step closes a circle, or an option is out
                 of range.
-            TypeError: The function is not async, or has parameters without names.
+            TypeError: The function is not async, or has parameters without names, or an option is unknown or
+                has another type.
             RuntimeError: The workflow is running.
         """
         label = f"Workflow {self.name}: step"
+        _check_unknown(label, unknown)
+        _check_option(label, "over", over, (str, type(None)), "the name of a step or input")
+        _check_option(label, "when", when, (Callable, type(None)), "a function of other names")
+        _check_option(label, "backoff", backoff, Backoff, "a Backoff")
+        _check_option(label, "may_fail", may_fail, bool, "True or False")
         if at_once is not None and over is None:
             raise ValueError(f"{label}: at_once counts items, so it needs over")
         must_be_count(f"{label}: attempts", attempts)
         max_at_once = must_be_count(f"{label}: at_once", _AT_ONCE if at_once is None else at_once)
         limit = math.inf if deadline is None else must_be_positive(f"{label}: deadline", deadline)
 
-        def declare(function: FunctionT) -> FunctionT:
+        def declare(function: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
             name = getattr(function, "__name__", "")
+            if not inspect.isroutine(function) and not inspect.iscoroutinefunction(function):
+                raise TypeError(f"{label}: a step must be an async function, got {function!r}")
             self._check_new(name)
             is_async = inspect.iscoroutinefunction(function)
             if not is_async:
@@ -153,7 +200,7 @@ class Workflow:
             )
             return function
 
-        return declare
+        return declare if function is None else declare(function)
 
     def input(self, name: str) -> None:
         """Declare a later input, given by `Run.give`: steps that need it wait.
@@ -188,13 +235,19 @@ class Workflow:
             inputs: The inputs, by the names that steps need.
 
         Raises:
-            TypeError: `key` is missing, an input is missing or unknown, or a value cannot be kept.
+            TypeError: `key` is missing or not a str, `store` is not a `Store`, an input is missing or
+                unknown, or a value cannot be kept.
             ValueError: An input has the name of a step, the run was begun with other inputs, or a run with
                 this key is running in this process.
             FencedError, StoreError: See `Store.write`.
         """
+        label = f"Workflow {self.name}"
+        if events is not None and not hasattr(events, "send"):
+            raise TypeError(f"{label}: events must be a trio.MemorySendChannel, got {events!r}")
         async with events or nullcontext():
-            label = f"Workflow {self.name}"
+            check_store(label, store)
+            if key is not None and (not isinstance(cast("object", key), str) or not key):
+                raise TypeError(f"{label}: key must be a str that is not empty, got {key!r}")
             self._check_inputs(label, inputs)
             if key is None and store is not None:
                 raise TypeError(f"{label}: a run with a store needs a key")
@@ -261,6 +314,25 @@ class Workflow:
                     )
 
 
+def _check_unknown(label: str, unknown: Iterable[str]) -> None:
+    for name in unknown:
+        hint = f"write {_SYNONYMS[name]}=" if name in _SYNONYMS else nearest(name, _OPTIONS)
+        raise TypeError(f"{label}: there is no option {name!r}; {hint}")
+
+
+def _check_option(label: str, name: str, value: object, kind: Any, expected: str) -> None:
+    if not isinstance(value, kind):
+        raise TypeError(f"{label}: {name} must be {expected}, got {value!r}")
+
+
+class _Runs(dict[str, Run]):
+    """The runs by their keys, with an error for other keys."""
+
+    def __missing__(self, key: object) -> NoReturn:
+        listing = ", ".join(map(repr, [*self][:10])) or "there are none"
+        raise KeyError(f"no run of the key {key!r} goes on in this process; current runs: {listing}")
+
+
 def _parameters_of(label: str, function: Callable[..., object]) -> dict[str, bool]:
     """Return the parameters of a function, and whether each is required."""
     parameters = inspect.signature(function).parameters.values()
@@ -280,6 +352,8 @@ class WorkflowTree(Actor):
     """
 
     def __init__(self, *workflows: Workflow) -> None:
+        for flow in workflows:
+            _check_option("WorkflowTree", "workflows", flow, Workflow, "Workflow objects")
         self._workflows = workflows
 
     @asynccontextmanager

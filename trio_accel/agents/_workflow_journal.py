@@ -146,11 +146,11 @@ class RunJournal:
             outcome = attrs.evolve(outcome, value=[item.value for item in items if item])
         return outcome
 
-    def _read(self, data: bytes, what: str, convert: Callable[[Any], T]) -> T:
+    def _read(self, data: bytes, label: str, convert: Callable[[Any], T]) -> T:
         try:
             return convert(pickle.loads(data))  # noqa: S301  # our own bytes
         except Exception as error:
-            text = f"{self.label}: {what} in the store cannot be read: {describe(error)}"
+            text = f"{self.label}: {label} in the store cannot be read: {describe(error)}"
             raise StoreError(text, is_damaged=True) from error
 
     def _pickled(self, name: str, value: object) -> tuple[bytes, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar, TypeVarTuple
 
 import attrs
@@ -136,7 +137,9 @@ class Run:
     _events: trio.MemorySendChannel[StepEvent] | None
     steps: dict[str, RunStep] = attrs.field(init=False)
     error: Exception | None = attrs.field(default=None, init=False)
-    _given: Mapping[str, Callable[[], Any]] = attrs.field(factory=dict[str, Callable[[], Any]], init=False)
+    _input_values: Mapping[str, Callable[[], Any]] = attrs.field(
+        factory=dict[str, Callable[[], Any]], init=False
+    )
     _begun: TaskEvent = attrs.field(factory=TaskEvent, init=False)
     _scope: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
 
@@ -207,7 +210,7 @@ class Run:
         for name in {name for rule in self._rules for name in rule.needs} - steps.keys():
             steps[name] = RunStep(name)
             steps[name].end(Kept("finished", None) if name in inputs else Kept("skipped", ""))
-        self._given = inputs
+        self._input_values = inputs
         with self._scope:
             async with trio.open_nursery() as nursery:
                 self._begun.set()
@@ -265,8 +268,8 @@ class Run:
 
     def _value(self, name: str) -> Any:
         """Return the value of a finished step or of an input, which the caller may change with a store."""
-        if name in self._given:
-            return self._given[name]()
+        if name in self._input_values:
+            return self._input_values[name]()
         return self._outcome(name).value
 
     async def _fan_out(
@@ -290,9 +293,8 @@ class Run:
                     if (outcome := self.journal.find(name)) is None:
                         begun = trio.current_time()
                         item = self.journal.copies(name, items[number])
-                        value = await self._call(
-                            rule, step, name, lambda item=item: {**take(), rule.item or "": item()}
-                        )
+                        take_all = partial(_with_item, take, rule.item or "", item)
+                        value = await self._call(rule, step, name, take_all)
                         outcome = await self.keep(name, Kept("finished", value, trio.current_time() - begun))
                     results[number] = outcome.value
                 except Exception as error:  # noqa: BLE001  # it is raised below, in no group
@@ -350,6 +352,10 @@ class Run:
         """End the run with an error, unless it already failed."""
         self.error = self.error or error
         self._scope.cancel()
+
+
+def _with_item(take: Callable[[], dict[str, Any]], name: str, item: Callable[[], Any]) -> dict[str, Any]:
+    return {**take(), name: item()}
 
 
 @attrs.define(eq=False)

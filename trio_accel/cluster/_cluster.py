@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import attrs
 import trio
 
-from ..actors import Actor, ActorContext, Directive, Policy, Ref, SupervisorScope, opens, warn_untold
+from ..actors import Actor, ActorContext, Directive, Policy, Ref, SupervisorScope, nearest, opens, warn_untold
 from ..actors._conditions import part_of
 from ..backends.base import NotSupportedError
 from ..devices import DeviceGroup, System, run_together
@@ -25,7 +25,7 @@ from ._link import Link, LinkLostError, allocate_any
 from ._members import Member, Target
 from ._nodes import Nodes
 from ._options import ClusterOptions
-from ._store import Store, opened_store
+from ._store import Store, check_store, opened_store
 from ._table import EntityRef, EntityRouter, Table
 
 __all__ = ["Cluster", "open_cluster", "open_entities"]
@@ -41,6 +41,12 @@ _BEATS, _PAUSE = 12, 1.0
 _FATAL: dict[type[Exception], Directive] = dict.fromkeys(
     [FencedError, NotSupportedError, StoreError, ValueError], Directive.ESCALATE
 )
+
+
+def _check_argument(label: str, name: str, value: object, kind: Any, expected: str) -> None:
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    if not any(value is None if accepted is None else isinstance(value, accepted) for accepted in kinds):
+        raise TypeError(f"{label}: {name} must be {expected}, got {value!r}")
 
 
 @opens("the cluster is not open yet: async with open_cluster(...) as cluster")
@@ -63,12 +69,18 @@ async def open_cluster(
         options: Options.
 
     Raises:
+        TypeError: An argument has another type.
         ValueError: The store is for one host, but the nodes are on several.
         StoreError: The store cannot be opened.
         ExceptionGroup: The error of the body, and of agents that have failed too often; or an
             `ActorFailedError` caused by a `NotSupportedError` or `ValueError`, if a node lacks a device of
             the options, or the name of a device is unknown.
     """
+    _check_argument("open_cluster", "system", system, System, "the system of open_system()")
+    check_store("open_cluster", store)
+    _check_argument("open_cluster", "options", options, (ClusterOptions, None), "ClusterOptions(...)")
+    if not hasattr(nodes, "watch"):
+        raise TypeError(f"open_cluster: nodes must be LocalNodes(...) or RayNodes(...), got {nodes!r}")
     if store is not None and not (store.is_shared or nodes.is_one_host):
         raise ValueError("open_cluster: this store is for one host, and the nodes are on several")
     options = options or ClusterOptions()
@@ -125,8 +137,10 @@ class Cluster(EntityRouter):
             KeyError: The node is not a member.
         """
         agent = self._agents.get(node)
-        if agent is None or node not in [member.name for member in self.members]:
-            raise KeyError(node)
+        names = [member.name for member in self.members]
+        if agent is None or node not in names:
+            hint = nearest(str(node), names) if names else "there are none"
+            raise KeyError(f"drain: {node!r} is not a node with an agent; {hint}")
         try:
             await self._replace(node, None, is_lost=False)
         finally:
@@ -328,8 +342,12 @@ async def open_entities(
         store: The store for the messages of each `DurableEntity`.
 
     Raises:
+        TypeError: An argument has another type.
         StoreError: The store cannot be opened.
     """
+    _check_argument("open_entities", "system", system, System, "the system of open_system()")
+    _check_argument("open_entities", "devices", devices, DeviceGroup, "a group of system.open_devices()")
+    check_store("open_entities", store)
     router = _Here()
     residents = router.residents = Residents("here", system, devices, router, store)
     names = tuple([device.info.name for device in devices])

@@ -41,6 +41,8 @@ Saved: TypeAlias = Mapping[str, Any]
 _REPLIES, _ATTEMPTS = 10_000, 3
 # Seconds before a store that could not begin is called again.
 _PAUSE = 0.05
+# A stored message has the message, and whether it was told.
+_MESSAGE_PARTS = 2
 # The maximum length of a container whose items are compared after a handler that only reads.
 _MAX_COMPARED = 1000
 
@@ -218,13 +220,13 @@ class _DurableResident(Resident):
         store, name = self._store, self._target.text
         self._ref, self._home = await self._spawn(policy, epoch)
         journal = await self._stored(store.take, name, self._home.epoch)
-        saved = None if journal.saved is None else self._stored_value("its save", journal.saved[1])
+        saved = None if journal.saved is None else self._stored_value("its save", journal.saved[1], _is_save)
         self._files = ArrayFiles(store.folder, name, self._home.epoch)
         saved = await trio.to_thread.run_sync(self._files.load, saved)
         await self._run(self._ref, _Load(saved), None)
         for entry in journal.entries:
             label = f"message {entry.number}"
-            message, is_told = self._stored_value(label, entry.message)
+            message, is_told = self._stored_value(label, entry.message, _is_message)
             if self._only_reads(message):
                 continue
             reply = packed(await self._run(self._ref, message, entry.id, is_told=is_told))
@@ -240,12 +242,25 @@ class _DurableResident(Resident):
         self._saved_number = 0 if journal.saved is None else journal.saved[0]
         return self._ref
 
-    def _stored_value(self, label: str, data: bytes) -> Any:
+    def _stored_value(
+        self, label: str, data: bytes, is_whole: Callable[[Any], bool] = lambda value: True
+    ) -> Any:
         try:
-            return unpack([data])
+            value: Any = unpack([data])
+            if not is_whole(value):
+                raise ValueError(f"it is {value!r:.100}")  # noqa: TRY301  # as any damage
+            return value
         except Exception as error:
             text = f"{self._target.text}: {label} in the store cannot be read: {describe(error)}"
             raise StoreError(text, is_damaged=True) from error
+
+
+def _is_save(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, tuple) and len(value) == _MESSAGE_PARTS
 
 
 def _parts(actor: object) -> dict[str, list[object]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import pickle
@@ -12,10 +13,11 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Collection, Iterable
 from contextlib import suppress
-from typing import Protocol
+from typing import Protocol, cast
 
 import trio
 
+from ..actors import nearest
 from ..actors._errors import single
 from ._agent import LOG_FORMAT, Agent, AgentConfig, Started
 from ._errors import not_started
@@ -65,27 +67,48 @@ class LocalNodes:
         names: Their names, or their number.
 
     Raises:
+        TypeError: `names` is neither a number nor several names, or a name is not a str, is empty or has a
+            slash.
         ValueError: A name is duplicate, or there are no nodes.
     """
 
     is_one_host: bool = True
 
     def __init__(self, names: int | Iterable[str]) -> None:
+        if isinstance(names, (bool, str, bytes)) or not isinstance(cast("object", names), (int, Iterable)):
+            hint = f"; write [{names!r}]" if isinstance(names, str) else ""
+            raise TypeError(f"LocalNodes: names must be a number or a list of names, got {names!r}{hint}")
         count = min(names, _MAX_NODES + 1) if isinstance(names, int) else 0
         name_list = [f"node-{number}" for number in range(count)] if isinstance(names, int) else list(names)
+        for name in name_list:
+            _checked_name("names", name)
         if not name_list or len({*name_list}) < len(name_list) or len(name_list) > _MAX_NODES:
             raise ValueError(f"LocalNodes: names must be 1 to {_MAX_NODES}, each once, got {names!r}")
-        self._names: dict[str, None] = dict.fromkeys(name_list)
+        # Each name with the number of its addition.
+        self._numbers = itertools.count()
+        self._names: dict[str, int] = {name: next(self._numbers) for name in name_list}
         self._changed = trio.Event()
         self._processes: dict[str, trio.Process] = {}
 
     def add(self, name: str) -> None:
-        """Add a node."""
-        self._names[name] = None
+        """Add a node, unless it is there.
+
+        Raises:
+            TypeError: The name is not a str, is empty or has a slash.
+        """
+        self._names.setdefault(_checked_name("add", name), next(self._numbers))
         self._tell()
 
     def remove(self, name: str) -> None:
-        """Remove a node: its agent ends without a hand-off, as if its host was lost."""
+        """Remove a node: its agent ends without a hand-off, as if its host was lost.
+
+        If you add the node again at once, a new agent starts when the old one has ended.
+
+        Raises:
+            KeyError: There is no such node.
+        """
+        if name not in self._names:
+            raise KeyError(f"LocalNodes.remove: {name!r} is not a node; {nearest(str(name), self._names)}")
         del self._names[name]
         self._tell()
 
@@ -95,9 +118,15 @@ class LocalNodes:
 
     async def watch(self) -> AsyncGenerator[Collection[str]]:
         """See `Nodes`."""
+        yielded = dict[str, int]()
         while True:
-            changed = self._changed
-            yield [*self._names]
+            changed, names = self._changed, {**self._names}
+            stayed = [name for name, number in names.items() if yielded.get(name, number) == number]
+            if len(stayed) < len(names):
+                # The others were removed and added again, so their agents end first.
+                yield stayed
+            yielded = names
+            yield [*names]
             await changed.wait()
 
     async def start(self, config: AgentConfig) -> Started:
@@ -136,8 +165,22 @@ class LocalNodes:
         return process.returncode not in {-signal.SIGKILL, -signal.SIGTERM}
 
     def pid(self, node: str) -> int:
-        """Return the process ID of a node's agent."""
+        """Return the process ID of a node's agent.
+
+        Raises:
+            KeyError: It has none now.
+        """
+        if node not in self._processes:
+            raise KeyError(f"LocalNodes.pid: node {node!r} has no agent now")
         return self._processes[node].pid
+
+
+def _checked_name(argument: str, name: object) -> str:
+    if not isinstance(name, str) or not name or "/" in name:
+        raise TypeError(
+            f"LocalNodes: {argument}: the name of a node must be a str without a slash, got {name!r}"
+        )
+    return name
 
 
 # The path is sent first, so that an agent imports the program's modules, and none of the current folder.

@@ -54,8 +54,8 @@ def unsealed(data: object, *row: object) -> bytes:
 
 
 def _damaged(row: tuple[object, ...], reason: str) -> StoreError:
-    place = ", ".join(map(str, row))
+    row_name = ", ".join(map(str, row))
     return StoreError(
-        f"the store is damaged at {place}: {reason}; restore a backup of the store, or of this row",
+        f"the store is damaged at {row_name}: {reason}; restore a backup of the store, or of this row",
         is_damaged=True,
     )

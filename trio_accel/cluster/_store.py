@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 import attrs
 import trio
@@ -58,7 +58,13 @@ _seconds = validator("be seconds above 0", lambda value: is_number(value, 1e-3, 
 
 
 def absolute(path: str | os.PathLike[str]) -> str:
-    """Return a path that processes in other folders understand."""
+    """Return a path that processes in other folders understand.
+
+    Raises:
+        TypeError: It is not a path.
+    """
+    if not isinstance(cast("object", path), (str, os.PathLike)):
+        raise TypeError(f"a store's path or folder must be a str or a path, got {path!r}")
     return os.path.abspath(path)
 
 
@@ -424,9 +430,9 @@ class SqliteStore(Store):
     def _make_tables(self) -> None:
         # A row that damage has hidden would be missed by nobody else.
         if os.path.getsize(self.path) <= _MAX_CHECKED_BYTES:
-            [[found]] = self._sql("pragma integrity_check(1)")
-            if found != "ok":
-                text = f"{self.path} is damaged: {found}; restore a backup"
+            [[report]] = self._sql("pragma integrity_check(1)")
+            if report != "ok":
+                text = f"{self.path} is damaged: {report}; restore a backup"
                 raise StoreError(text, is_damaged=True)
         super()._make_tables()
 
@@ -456,7 +462,8 @@ class PostgresStore(Store):
         "EXISTING": "select tablename from pg_tables where schemaname = any(current_schemas(false))",
     }
 
-    dsn: str = attrs.field(repr=False)  # it may have a password
+    # It may have a password.
+    dsn: str = attrs.field(repr=False, validator=attrs.validators.instance_of(str))
     _load_psycopg: Callable[[], Any] = attrs.field(
         factory=partial(deferred_extra, "psycopg", "postgres"), init=False, repr=False
     )
@@ -491,6 +498,17 @@ class PostgresStore(Store):
     def _make_tables(self) -> None:
         self._sql("select pg_advisory_xact_lock(?)", _TABLES_LOCK)
         super()._make_tables()
+
+
+def check_store(label: str, store: object) -> None:
+    """Refuse anything but a store or None.
+
+    Raises:
+        TypeError: It is something else.
+    """
+    if store is not None and not isinstance(store, Store):
+        hint = f"; write SqliteStore({os.fspath(store)!r})" if isinstance(store, (str, os.PathLike)) else ""
+        raise TypeError(f"{label}: store must be a Store, got {store!r}{hint}")
 
 
 @asynccontextmanager

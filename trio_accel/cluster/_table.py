@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from contextlib import nullcontext
 from typing import Any, ClassVar, Generic, TypeVar, cast
@@ -23,6 +24,7 @@ EntityT_contra = TypeVar("EntityT_contra", contravariant=True)
 EntityT = TypeVar("EntityT")
 ReplyT = TypeVar("ReplyT")
 
+_INTEGER = re.compile("-?[0-9]{1,20}")
 # Seconds until a request that waits for a node is logged; and until a request is sent again without a new
 # table, if its entity was not at home, or its node was lost.
 _LOG_AFTER_SECONDS, _RETRY_INTERVAL, _LEAVE_RETRY_INTERVAL = 5.0, 0.1, 1.0
@@ -74,6 +76,8 @@ class EntityRouter:
         self.settled: TaskEvent = TaskEvent()
         self.is_closed: bool = False
         self._links: dict[Member, Link] = {}
+        # By the path of a class: the first key that is an integer or a text of one.
+        self._numeric_keys: dict[str, Key] = {}
         self._changed = ParkingLot()
 
     @property
@@ -210,22 +214,42 @@ class EntityRouter:
     def entity(self, cls: type[EntityT], key: Key) -> EntityRef[EntityT]:
         """Return the address of an entity without a request.
 
+        Keys of two types are two entities. So a class has either integers or texts of integers as keys in a
+        program, because ``5`` in one place and ``"5"`` in another one would be a mistake.
+
         Raises:
-            TypeError: The key is not a str, bytes or int, or the class is not an `Entity`.
+            TypeError: The key is not a str, bytes or int, the class is not an `Entity`, or both ``5`` and
+                ``"5"`` could be its keys.
             ValueError: Another node cannot import the class.
         """
         if not isinstance(cast("object", key), (str, bytes, int)) or isinstance(key, bool):
             raise TypeError(f"entity: key must be a str, bytes or an int, got {key!r}")
-        return self._entity(cls, key, None)
+        ref = self._entity(cls, key, None)
+        if isinstance(key, int) or _INTEGER.fullmatch(key if isinstance(key, str) else key.decode("latin-1")):
+            first = self._numeric_keys.setdefault(path_of(cls), key)
+            if type(first) is not type(key):
+                raise TypeError(
+                    f"entity: {cls.__name__} has keys such as {first!r}, and {key!r} would be another entity "
+                    f"than its {type(first).__name__}; use keys of one type, such as str(number)"
+                )
+        return ref
 
     def on_node(self, cls: type[EntityT], node: str) -> EntityRef[EntityT]:
-        """Return the address of an entity that always has its home on one node."""
+        """Return the address of an entity that always has its home on one node.
+
+        Raises:
+            TypeError: The class is not an `Entity`, or the node is not a str.
+            ValueError: Another node cannot import the class.
+        """
+        if not isinstance(cast("object", node), str):
+            raise TypeError(f"on_node: node must be the name of a node, a str, got {node!r}")
         return self._entity(cls, node, node)
 
     def _entity(self, cls: Any, key: Key, node: str | None) -> EntityRef[Any]:
-        path, is_durable = path_of(cls), getattr(cls, "is_durable", None)
-        if not isinstance(is_durable, bool):
-            raise TypeError(f"entity: cls must be a subclass of Entity, got {cls!r}")
+        is_durable = getattr(cls, "is_durable", None)
+        if not isinstance(cls, type) or not isinstance(is_durable, bool):
+            raise TypeError(f"entity: cls must be a subclass of Entity, the class itself, got {cls!r}")
+        path = path_of(cls)
         return EntityRef(self, Target(path, key, is_durable, node, digest_of(cls.__module__)))
 
 
@@ -271,9 +295,12 @@ class EntityRef(Generic[EntityT_contra]):
                 request itself is the likely reason.
             ActorStoppedError: The cluster is closed.
             ImportError: The node does not have the class.
-            TypeError, ValueError: The request cannot be pickled, or is too large.
+            TypeError: The id is not a str or is empty, it is not a request, or it cannot be pickled.
+            ValueError: The request is too large.
             Exception: The error of the handler, with its frames on the node as a note.
         """
+        if id is not None and (not isinstance(cast("object", id), str) or not id):
+            raise TypeError(f"ask: id must be a str that is not empty, got {id!r}")
         if id is not None and not self._target.is_durable:
             raise TypeError(f"ask: id is for a DurableEntity: nothing keeps it for {self._target.text}")
         number = (id or uuid.uuid4().hex) if self._target.is_durable else None
