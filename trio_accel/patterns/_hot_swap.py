@@ -12,7 +12,16 @@ import attrs
 import outcome
 import trio
 
-from ..actors import ActorContext, DeferredReply, Reading, Request, handles, must_be_positive, named_options
+from ..actors import (
+    ActorContext,
+    DeferredReply,
+    Reading,
+    Request,
+    checked_options,
+    handles,
+    must_be_positive,
+    named_options,
+)
 from ._checks import called
 from ._submit import CallStatistics, ItemT, Model, ResultT, TaskSubmitActor, as_callable, count, outcome_of
 
@@ -175,6 +184,7 @@ class HotSwap(TaskSubmitActor[ItemT, ResultT]):
         Exception: The error of loading, warming up or probing the first model.
     """
 
+    @checked_options
     def __init__(
         self,
         deployment: Deployment[ItemT, ResultT],
