@@ -15,7 +15,7 @@ from ..actors import ActorError, is_number, validator
 from ..backends.base import AccelError
 from ..devices import Device
 
-__all__ = ["Check", "Part"]
+__all__ = ["Check"]
 
 _logger = logging.getLogger("trio_accel.http")
 _REASON_CHARACTERS = 200
