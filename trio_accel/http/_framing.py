@@ -204,7 +204,7 @@ class Framing:
         if not self.joins_chunks:
             return raw
         if data:
-            return b"%x\r\n%b\r\n" % (len(data), data)
+            return b"%x\r\n%b\r\n" % (len(data), bytes(data))
         return b"0\r\n" if self._part is _RequestPart.TRAILERS else b""
 
     def _end_chunk(self, offset: int) -> int:
