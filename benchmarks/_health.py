@@ -1,20 +1,16 @@
 """Questions for the health of a service, from a process of their own with a priority above the others.
 
-``python -m benchmarks._health PORT PATH`` asks until its standard input ends, and prints `Health` as JSON.
 In the process of a service or of its clients, the questions would wait for the work there.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import socket
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
+from pathlib import Path
 
 import attrs
 import trio
@@ -24,9 +20,8 @@ __all__ = ["LONGEST", "Health", "asked_beside"]
 LONGEST = 0.5
 """Seconds that an answer may take."""
 
-_EVERY = 0.05
-_PRIORITY, _NICE = 10, -10
-_PATIENCE = 30.0  # seconds until a question ends without an answer
+_ASKER = Path(__file__).with_name("_asker.py")
+_PATIENCE = 60.0  # seconds in which the process must end
 
 
 @attrs.define(kw_only=True)
@@ -51,6 +46,13 @@ class Health:
             f"{self.refused} not 200"
         )
 
+    def add(self, other: Health) -> None:
+        """Add the answers to later questions."""
+        self.asked += other.asked
+        self.longest = max(self.longest, other.longest)
+        self.refused += other.refused
+        self.priority = other.priority
+
     def faults(self) -> list[str]:
         """Return the reasons why this is not the health of a good service."""
         found = [] if self.asked else ["health was never asked"]
@@ -65,9 +67,11 @@ class Health:
 async def asked_beside(port: int, path: str = "/health") -> AsyncGenerator[Health]:
     """Ask from another process during the block. The yielded object has the answers after the block."""
     health = Health()
-    command = [sys.executable, "-m", "benchmarks._health", str(port), path]
+    command = [sys.executable, "-I", "-S", str(_ASKER), str(port), path]
     process = await trio.lowlevel.open_process(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
+        assert process.stdout is not None
+        await process.stdout.receive_some(1)
         yield health
     finally:
         with trio.CancelScope(shield=True):
@@ -81,7 +85,7 @@ async def _end(process: trio.Process) -> bytes:
     assert process.stdout is not None
     await process.stdin.aclose()
     found = b""
-    with trio.move_on_after(2 * _PATIENCE):
+    with trio.move_on_after(_PATIENCE):
         async for part in process.stdout:
             found += part
     if process.returncode is None:
@@ -89,48 +93,3 @@ async def _end(process: trio.Process) -> bytes:
     await process.stdout.aclose()
     await process.wait()
     return found or b"{}"
-
-
-def _prefer() -> str:
-    """Give this process the highest priority that the system permits, and return its kind."""
-    with suppress(OSError, AttributeError):
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_PRIORITY))
-        return "real-time"
-    with suppress(OSError):
-        os.nice(_NICE)
-        return "nice"
-    return "none"
-
-
-def _ask(port: int, path: str) -> int:
-    """Return the status of an answer, or 0."""
-    question = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
-    found = b""
-    with suppress(OSError), socket.create_connection(("127.0.0.1", port), _PATIENCE) as client:
-        client.sendall(question)
-        while part := client.recv(1 << 16):
-            found += part
-    parts = found.split(None, 2)
-    return int(parts[1]) if len(parts) > 1 else 0
-
-
-def main(port: int, path: str) -> None:
-    """Ask until the standard input ends, and print the answers."""
-    health, ending = Health(priority=_prefer()), threading.Event()
-
-    def wait() -> None:
-        sys.stdin.buffer.read()
-        ending.set()
-
-    threading.Thread(target=wait, daemon=True).start()
-    while not ending.is_set():
-        began = time.perf_counter()
-        health.refused += _ask(port, path) != 200
-        health.longest = max(health.longest, time.perf_counter() - began)
-        health.asked += 1
-        ending.wait(_EVERY)
-    print(json.dumps(attrs.asdict(health)), flush=True)  # noqa: T201
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])

@@ -175,14 +175,17 @@ class Soak:
         first = min(self.seconds / _PARTS, _FIRST)
         later = (self.seconds - first) / (_PARTS - 1)
         for part in range(_PARTS):
-            with trio.move_on_after(later if part else first):
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._strike)
-                    nursery.start_soon(self.training.run, _PATIENCE, _LOST)
-                    for _ in range(_FLOODERS if self.port else 0):
-                        nursery.start_soon(self._flood)
-                    for number in range(self.clients):
-                        nursery.start_soon(self._ask, work, np.random.default_rng((part, number)))
+            # Not while all is at rest, because counting what is held keeps the loop.
+            async with asked_beside(self.port) as health:
+                with trio.move_on_after(later if part else first):
+                    async with trio.open_nursery() as nursery:
+                        nursery.start_soon(self._strike)
+                        nursery.start_soon(self.training.run, _PATIENCE, _LOST)
+                        for _ in range(_FLOODERS):
+                            nursery.start_soon(self._flood)
+                        for number in range(self.clients):
+                            nursery.start_soon(self._ask, work, np.random.default_rng((part, number)))
+            self.health.add(health)
             await self._rest()
             self.held.append(await Holdings.now(self.service.first, self.service.second))
             say(f"part {part + 1} of {_PARTS}: {self.held[-1]}; {sum(self.hits.values())} losses")
@@ -368,7 +371,7 @@ def _read(pid: int, name: str) -> str:
 
 
 def _family(pid: int) -> Iterator[int]:
-    """A process and all below it that live, without the process that asks for health."""
+    """A process and all below it that live."""
     parents = dict[int, list[int]]()
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
@@ -377,8 +380,7 @@ def _family(pid: int) -> Iterator[int]:
                 parents.setdefault(int(rest.split()[0]), []).append(int(entry.name))
     todo = [pid]
     while todo:
-        if "benchmarks._health" not in _read(todo[-1], "cmdline"):
-            yield todo[-1]
+        yield todo[-1]
         todo.extend(parents.get(todo.pop(), ()))
 
 
@@ -450,8 +452,7 @@ async def main(seconds: float = 900.0, clients: int = 12, say: Callable[[str], o
                 async with trio.open_nursery() as nursery:
                     serving = partial(serve, _nothing, port=0, system=system, signals=())
                     soak.port = await nursery.start(serving)
-                    async with asked_beside(soak.port) as soak.health:
-                        await soak.run(say)
+                    await soak.run(say)
                     nursery.cancel_scope.cancel()
                 say(str(soak))
                 return soak.faults()
