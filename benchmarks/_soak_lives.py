@@ -99,7 +99,7 @@ class Texts:
     async def open_in(self, system: ta.System) -> None:
         """Start the batcher."""
         self._batcher = await system.spawn(
-            ContinuousBatcher[Prompt, int], self._step, max_sequences=8, retry=100, name="texts"
+            ContinuousBatcher[Prompt, int], self._step, max_sequences=8, name="texts"
         )
 
     async def read(self, rng: np.random.Generator) -> tuple[list[int], list[int]]:

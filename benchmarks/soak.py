@@ -8,9 +8,13 @@ program writes through a continuous batcher, and add to durable accounts of a cl
 devices train with checkpoints. Each second a worker is killed, stopped, poisoned or hung, or an agent of the
 cluster is killed, or now and then the launcher of all workers.
 
+A process of its own with a real-time priority asks for ``/health`` all the time, while other clients flood it
+with pipelined questions.
+
 In between everything comes to rest, and what the processes hold is counted. The program fails where an answer
-is wrong, a request has no outcome, an array that was kept has changed, an addition is lost or counted twice,
-a loss differs from that of an undisturbed training, or something grows.
+is wrong, an answer of ``/health`` takes more than half a second, a request has no outcome, an array that was
+kept has changed, an addition is lost or counted twice, a loss differs from that of an undisturbed training,
+or something grows.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ import warnings
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +43,9 @@ import trio
 import trio_accel as ta
 from trio_accel import cluster
 from trio_accel.collectives import RankFailedError
+from trio_accel.http import serve
 
+from ._health import Health, asked_beside
 from ._soak_lives import Bank, Texts, Training, Writer, losses_of, weights_of_writer
 from ._soak_work import Model, Service, WrongNumbersError, all_work, open_service
 
@@ -52,6 +59,8 @@ _PARTS = 6
 _FIRST = 60.0
 # The application, a launcher with a template, six workers of which two are spare, and two agents.
 _PROCESSES = 11
+# Clients that flood the service, and the requests that each sends at once.
+_FLOODERS, _FLOOD = 2, 100
 _MIB = 1 << 20
 # Bytes in which a device reserves memory.
 _CHUNK = 64 * _MIB
@@ -133,6 +142,8 @@ class Soak:
         by_kind: Requests by kind of work and what became of them.
         wrong: What was wrong, in words.
         hits: What was done to the workers.
+        health: How the service answered the process that asks for its health.
+        port: Where the service answers.
         held: What was held behind each part.
         start: What was held before the first.
     """
@@ -147,6 +158,8 @@ class Soak:
     by_kind: Counter[tuple[str, str]] = attrs.field(factory=Counter[tuple[str, str]])
     wrong: list[str] = attrs.field(factory=list[str])
     hits: Counter[str] = attrs.field(factory=Counter[str])
+    health: Health = attrs.field(factory=Health)
+    port: int = 0
     held: list[Holdings] = attrs.field(factory=list[Holdings])
     start: Holdings | None = None
 
@@ -162,12 +175,17 @@ class Soak:
         first = min(self.seconds / _PARTS, _FIRST)
         later = (self.seconds - first) / (_PARTS - 1)
         for part in range(_PARTS):
-            with trio.move_on_after(later if part else first):
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._strike)
-                    nursery.start_soon(self.training.run, _PATIENCE, _LOST)
-                    for number in range(self.clients):
-                        nursery.start_soon(self._ask, work, np.random.default_rng((part, number)))
+            # Not while all is at rest, because counting what is held keeps the loop.
+            async with asked_beside(self.port) as health:
+                with trio.move_on_after(later if part else first):
+                    async with trio.open_nursery() as nursery:
+                        nursery.start_soon(self._strike)
+                        nursery.start_soon(self.training.run, _PATIENCE, _LOST)
+                        for _ in range(_FLOODERS):
+                            nursery.start_soon(self._flood)
+                        for number in range(self.clients):
+                            nursery.start_soon(self._ask, work, np.random.default_rng((part, number)))
+            self.health.add(health)
             await self._rest()
             self.held.append(await Holdings.now(self.service.first, self.service.second))
             say(f"part {part + 1} of {_PARTS}: {self.held[-1]}; {sum(self.hits.values())} losses")
@@ -226,6 +244,18 @@ class Soak:
                 self.outcomes[outcome] += 1
                 self.by_kind[name, outcome] += 1
 
+    async def _flood(self) -> None:
+        """Send many requests for health at once, and read the answers, again and again."""
+        question = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        last = question.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+        while True:
+            with suppress(trio.BrokenResourceError):
+                async with await trio.open_tcp_stream("127.0.0.1", self.port) as stream:
+                    await stream.send_all(question * (_FLOOD - 1) + last)
+                    async for _ in stream:
+                        pass
+            await trio.sleep(0.1)
+
     async def _strike(self) -> None:
         for number in itertools.count(1):
             await trio.sleep(self.every)
@@ -251,7 +281,7 @@ class Soak:
 
     def faults(self) -> list[str]:
         """What was not as it must be; an empty list where all was."""
-        found = [*self.wrong, *self.training.wrong]
+        found = [*self.wrong, *self.training.wrong, *(self.health.faults() if self.port else ())]
         if self.outcomes.total() != 2 * self.outcomes["begun"]:
             found.append("the outcomes are not as many as the requests")
         # The first part loads libraries and fills caches.
@@ -286,6 +316,7 @@ class Soak:
                 f"trainers ended by: {listed(self.training.errors)}; steps again {self.training.replays}",
                 f"losses: {sum(self.hits.values())} ({listed(self.hits)})",
                 f"generations of the devices: {', '.join(str(one.generation) for one in self._devices)}",
+                str(self.health),
                 *self._counts(),
                 *self._holdings(),
             )
@@ -380,6 +411,11 @@ async def _bank(system: ta.System, folder: Path) -> AsyncGenerator[Bank, None]:
         yield Bank(nodes, members)
 
 
+async def _nothing(scope: Any, receive: Any, send: Any) -> None:
+    """An application without routes: `serve` answers ``/health`` itself."""
+    assert scope["type"] == "http"
+
+
 async def main(seconds: float = 900.0, clients: int = 12, say: Callable[[str], object] = print) -> list[str]:
     """Open the devices and the cluster of a service, and ask them for so many seconds.
 
@@ -413,7 +449,11 @@ async def main(seconds: float = 900.0, clients: int = 12, say: Callable[[str], o
                     system, (first, second), world, program, counts, Texts(writes), bank
                 )
                 soak = Soak(service, training, seconds, clients)
-                await soak.run(say)
+                async with trio.open_nursery() as nursery:
+                    serving = partial(serve, _nothing, port=0, system=system, signals=())
+                    soak.port = await nursery.start(serving)
+                    await soak.run(say)
+                    nursery.cancel_scope.cancel()
                 say(str(soak))
                 return soak.faults()
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections import Counter
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +18,7 @@ import trio
 
 import trio_accel as ta
 from benchmarks import soak
+from benchmarks._health import LONGEST, Health, asked_beside
 from benchmarks._soak_lives import Bank, Prompt, Training, losses_of, text_of
 from benchmarks._soak_work import Kept, WrongNumbersError
 from trio_accel import cluster
@@ -180,3 +186,60 @@ def test_wrong_steps_and_texts_are_faults_in_the_table() -> None:
     run = finished(*[HOLDINGS] * 6, begun=1, right=1)
     run.training.wrong.append("step 3 of the training: loss 1.0, not 2.0 of 3")
     assert run.faults() == ["step 3 of the training: loss 1.0, not 2.0 of 3"]
+
+
+async def test_health_is_asked_by_a_preferred_process_of_its_own() -> None:
+    asked_by = set[int]()
+    delay = 0.0
+
+    async def answer(stream: trio.SocketStream) -> None:
+        async with stream:
+            await stream.receive_some()
+            peer = stream.socket.getpeername()
+            if not asked_by:
+                asked_by.update(_owners(peer[1]))
+            await trio.sleep(delay)
+            await stream.send_all(b"HTTP/1.1 200 \r\nContent-Length: 0\r\n\r\n")
+
+    async with trio.open_nursery() as nursery:
+        [listener] = await nursery.start(partial(trio.serve_tcp, answer, 0, host="127.0.0.1"))
+        port = listener.socket.getsockname()[1]
+        for delay, is_good in ((0.0, True), (1.2 * LONGEST, False)):
+            async with asked_beside(port) as health:
+                await trio.sleep(1.0 + delay)
+            assert health.asked >= 1
+            assert health.refused == 0
+            assert (health.longest <= LONGEST, health.faults() == []) == (is_good, is_good)
+            assert health.priority == _permitted()
+        nursery.cancel_scope.cancel()
+    assert asked_by
+    assert os.getpid() not in asked_by
+
+
+def test_a_service_that_was_never_asked_is_a_fault() -> None:
+    assert Health().faults() == ["health was never asked"]
+    health = Health(asked=1, longest=0.3, refused=1)
+    health.add(Health(asked=2, longest=0.2, refused=1))
+    assert health == Health(asked=3, longest=0.3, refused=2)
+    assert health.faults() == ["2 of 3 answers of /health were not 200"]
+
+
+def _owners(port: int) -> set[int]:
+    """Return the processes with a socket of a local port."""
+    lines = Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]
+    inodes = {f"socket:[{line.split()[9]}]" for line in lines if line.split()[1].endswith(f":{port:04X}")}
+    found = set[int]()
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        with suppress(OSError):
+            if os.readlink(link) in inodes:
+                found.add(int(link.parts[2]))
+    return found
+
+
+def _permitted() -> str:
+    """Try in another process which priority the system permits."""
+    code = "from _asker import prefer; print(prefer())"
+    root = Path(__file__).parents[2] / "benchmarks"
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
+    ).stdout.strip()

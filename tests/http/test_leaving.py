@@ -14,6 +14,7 @@ import trio
 from attacked import Seen, connect, get, make, post, serving, status, until_files
 
 from trio_accel.http import Limits
+from trio_accel.http._connection import Connection
 
 # Starlette leaves the generator of a cancelled stream to the garbage collector.
 pytestmark = [
@@ -217,3 +218,22 @@ async def test_descriptors_of_clients_are_released(app: Any, seen: Seen, data: b
         await until_files(before, 8)
         seen.release.set()
         assert await status(port, get("/ping")) == 200
+
+
+@pytest.mark.parametrize(("stall", "expected"), [(10.0, (5, 3, 10_000)), (1e9, (16_384, 8192, 32_767_000))])
+async def test_the_kernel_gives_up_a_machine_that_has_vanished(
+    stall: float, expected: tuple[int, int, int]
+) -> None:
+    """Such a machine ends no connection, so only the kernel can notice it."""
+
+    async def no_answer(connection: Connection, head: bytes) -> None:
+        return None
+
+    [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    address = listener.socket.getsockname()
+    async with listener, await trio.open_tcp_stream(*address), await listener.accept() as stream:
+        Connection(stream, stall, lambda status, text: {}, 5.0, no_answer)
+        assert stream.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_USER_TIMEOUT)
+        found = [stream.getsockopt(socket.IPPROTO_TCP, option) for option in options]
+    assert tuple(found) == expected

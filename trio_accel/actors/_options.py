@@ -10,7 +10,7 @@ import math
 import random
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import FunctionType, MappingProxyType
 from typing import Any, Literal, TypeVar, cast
 
@@ -62,6 +62,7 @@ def named_options(cls: type[T]) -> type[T]:
     fields = [field for field in attrs.fields(cls) if field.init]  # type: ignore[arg-type]  # it is one
     names = [field.alias for field in fields]
     positional = [field.alias for field in fields if not field.kw_only]
+    synonyms = {other: field.alias for field in fields for other in field.metadata.get(SYNONYMS, ())}
     unchecked = {field.alias: field.name for field in fields if not (field.validator or field.converter)}
 
     @functools.cache
@@ -73,9 +74,12 @@ def named_options(cls: type[T]) -> type[T]:
     def check(self: object, *values: Any, **options: Any) -> None:
         for name in options:
             if name not in names:
-                raise _unknown_field(cls, name, fields)
+                raise _unknown_option(cls, name, names, synonyms)
         if len(values) > len(positional):
-            raise _not_by_name(cls.__name__, values, positional, names)
+            try:
+                make(self, *values, **options)
+            except TypeError as error:
+                raise _by_name(cls.__name__, error, values, positional, names) from None
         values = tuple(map(as_plain, values))
         options = {name: as_plain(value) for name, value in options.items()}
         for name, value in (*zip(positional, values, strict=False), *options.items()):
@@ -87,45 +91,50 @@ def named_options(cls: type[T]) -> type[T]:
     return cls
 
 
-def _unknown_field(cls: type, name: str, fields: Iterable[Any]) -> TypeError:
-    """Make the error for an unknown option of a class, which names the field that has this meaning."""
-    names = [field.alias for field in fields]
-    for field in fields:
-        if name in field.metadata.get(SYNONYMS, ()):
-            return TypeError(f"{cls.__name__}: there is no option {name!r}; did you mean {field.alias!r}?")
+def _unknown_option(
+    cls: type, name: str, names: Collection[str], synonyms: Mapping[str, str] = MappingProxyType({})
+) -> TypeError:
+    """Make the error for an unknown option of a class, which names the option that has this meaning."""
+    parts = [part for part in name.split("_") if part in names]
+    if meant := synonyms.get(name) or (parts[0] if len(parts) == 1 else None):
+        return TypeError(f"{cls.__name__}: there is no option {name!r}; did you mean {meant!r}?")
     if "timeout" in name:
-        # Options have times by other names, and the description of each begins with its unit.
+        # Options have times by other names, and their descriptions give the unit.
         in_seconds = re.findall(r"^ +(\w+): .*[Ss]econds", cls.__doc__ or "", re.MULTILINE)
-        if times := [time for time in in_seconds if time in names]:
-            hint = f"did you mean {times[0]!r}?" if len(times) == 1 else f"its times are {', '.join(times)}"
-        else:
-            hint = nearest(name, names)
-        return TypeError(f"{cls.__name__}: there is no option {name!r}; {hint}")
+        times = [time for time in in_seconds if time in names]
+        hint = f"did you mean {times[0]!r}?" if len(times) == 1 else f"its times are {', '.join(times)}"
+        return TypeError(
+            f"{cls.__name__}: there is no option {name!r}; {hint if times else nearest(name, names)}"
+        )
     return unknown_option(cls.__name__, name, names)
 
 
-def _not_by_name(
-    label: str, values: Sequence[object], positional: Sequence[str], names: Sequence[str]
+def _by_name(
+    label: str, error: TypeError, values: Sequence[object], positional: Sequence[str], names: Sequence[str]
 ) -> TypeError:
-    """Make the error for options without names."""
+    """Make the error for options without names from Python's own."""
     if len(values) > len(names):
-        return TypeError(f"{label}: there are {len(names)} options, got {len(values)} values")
-    by_name = [name for name in names if name not in positional]
+        return TypeError(f"{label}: there are {len(names)} options: {error}")
     named = [*map(repr, values[: len(positional)])]
-    for name, value in zip(by_name, values[len(positional) :], strict=False):
+    others = [name for name in names if name not in positional]
+    for name, value in zip(others, values[len(positional) :], strict=False):
         named.append(f"{name}={value!r}")
-    return TypeError(f"{label}: pass options by name, as in {label}({', '.join(named)})")
+    return TypeError(f"{label}: pass options by name, as in {label}({', '.join(named)}): {error}")
 
 
 def checked_options(make: FunctionT) -> FunctionT:
-    """Make a constructor check switches, functions and mappings against their annotations, by name.
+    """Make a constructor check names, and switches, functions and mappings against their annotations.
 
     The constructor's body checks its numbers and words. A NumPy scalar becomes a Python number.
     """
     hints = functools.cache(functools.partial(types_of, make))
+    names = [*inspect.signature(make).parameters][1:]
 
     @functools.wraps(make)
     def check(self: object, *values: Any, **options: Any) -> None:
+        for name in options:
+            if name not in names:
+                raise _unknown_option(type(self), name, names)
         options = {name: as_plain(value) for name, value in options.items()}
         for name, value in options.items():
             hint = hints().get(name, Any)

@@ -11,18 +11,17 @@ from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
 import attrs
 import trio
 
-from ..actors import ActorError, is_number, named_options, validator
+from ..actors import ActorError, is_number, validator
 from ..backends.base import AccelError
 from ..devices import Device
 
-__all__ = ["Check", "Part"]
+__all__ = ["Check"]
 
 _logger = logging.getLogger("trio_accel.http")
 _REASON_CHARACTERS = 200
 _SECONDS = 0.5
 
 
-@named_options
 @attrs.frozen
 class Check:
     """A check of a part of the program, for ``/ready`` of `serve`.
@@ -45,7 +44,11 @@ class Check:
         kw_only=True,
         validator=validator("be seconds above 0", lambda value: is_number(value, 0.0) and value > 0),
     )
-    restarts: bool = attrs.field(default=False, kw_only=True)
+    restarts: bool = attrs.field(
+        default=False,
+        kw_only=True,
+        validator=validator("be True or False", lambda value: isinstance(value, bool)),
+    )
     # A function that blocks for longer keeps only one thread.
     _limiter: trio.CapacityLimiter = attrs.field(
         factory=partial(trio.CapacityLimiter, 1), init=False, eq=False, repr=False

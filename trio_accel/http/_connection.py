@@ -204,9 +204,11 @@ class Connection:
 
     def set_idle(self, is_idle: bool) -> None:
         """Begin or end the time in which the headers of the next request must arrive."""
-        # A connection that is to end does not begin to wait again.
-        if self._idle_until > -math.inf:
-            self._idle_until = trio.current_time() + self.wait if is_idle else math.inf
+        if not is_idle:
+            self._idle_until = math.inf
+        elif self._idle_until > -math.inf:
+            # A connection that is to end does not begin to wait again.
+            self._idle_until = trio.current_time() + self.wait
         if self._receiving is not None:
             self._receiving.deadline = self._idle_until
 

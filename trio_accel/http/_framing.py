@@ -184,32 +184,32 @@ class Framing:
 
     def _take_chunks(self) -> bytes:
         """Take all received chunks before the last one, or the line of the last one."""
-        data, place = bytearray(), 0
+        data, offset = bytearray(), 0
         while self._part is not _RequestPart.TRAILERS:
             if self._part is _RequestPart.CHUNK:
-                part = self._data[place : place + self._remaining]
+                part = self._data[offset : offset + self._remaining]
                 data += part
                 taken = len(part)
                 self._remaining -= taken
                 if not self._remaining:
                     self._part = _RequestPart.CHUNK_END
             elif self._part is _RequestPart.CHUNK_END:
-                taken = self._end_chunk(place)
+                taken = self._end_chunk(offset)
             else:
-                taken = self._begin_chunk(place, is_first=not data)
+                taken = self._begin_chunk(offset, is_first=not data)
             if not taken:
                 break
-            place += taken
-        raw = self._cut(place)
+            offset += taken
+        raw = self._cut(offset)
         if not self.joins_chunks:
             return raw
         if data:
-            return b"%x\r\n%b\r\n" % (len(data), data)
+            return b"%x\r\n%b\r\n" % (len(data), bytes(data))
         return b"0\r\n" if self._part is _RequestPart.TRAILERS else b""
 
-    def _end_chunk(self, place: int) -> int:
+    def _end_chunk(self, offset: int) -> int:
         """Return the bytes of the line break after a chunk, or 0 if they have not arrived."""
-        end = self._data[place : place + 2]
+        end = self._data[offset : offset + 2]
         if not b"\r\n".startswith(end):
             raise RefusedError(400)
         if len(end) < 2:
@@ -217,14 +217,14 @@ class Framing:
         self._part = _RequestPart.CHUNK_LINE
         return 2
 
-    def _begin_chunk(self, place: int, *, is_first: bool) -> int:
+    def _begin_chunk(self, offset: int, *, is_first: bool) -> int:
         """Return the bytes of the line before a chunk; 0 if they must wait.
 
         The line of the last chunk waits until the chunks before it are taken.
         """
-        found = _CHUNK.match(self._data, place, place + _CHUNK_LINE_BYTES)
+        found = _CHUNK.match(self._data, offset, offset + _CHUNK_LINE_BYTES)
         if found is None:
-            line = self._data[place : place + _CHUNK_LINE_BYTES]
+            line = self._data[offset : offset + _CHUNK_LINE_BYTES]
             if b"\n" in line or len(line) == _CHUNK_LINE_BYTES:
                 raise RefusedError(400)
             return 0
@@ -233,7 +233,7 @@ class Framing:
             return 0
         self._count_chunk(size)
         self._part, self._remaining = (_RequestPart.CHUNK if size else _RequestPart.TRAILERS), size
-        return found.end() - place
+        return found.end() - offset
 
     def _count_chunk(self, size: int) -> None:
         self._chunks += 1

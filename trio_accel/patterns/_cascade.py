@@ -9,7 +9,7 @@ from typing import Generic, Literal, TypeAlias, get_args
 
 import attrs
 
-from ..actors import must_be_number, must_be_one_of, named_options
+from ..actors import checked_options, must_be_number, must_be_one_of, named_options
 from ._checks import ModelOutputError
 from ._submit import CallStatistics, ItemT, Model, ResultT, Tally, TaskSubmitActor, as_callable, is_model
 
@@ -170,6 +170,7 @@ class Cascade(TaskSubmitActor[ItemT, CascadeAnswer[ResultT]], Generic[ItemT, Res
         TypeError: A stage is not a `Stage`.
     """
 
+    @checked_options
     def __init__(self, stages: Sequence[Stage[ItemT, ResultT]], *, unsure: Unsure = "last") -> None:
         self._stages = tuple(stages)
         self._unsure: Unsure = unsure

@@ -19,6 +19,7 @@ from ..actors import (
     Reading,
     Request,
     TaskEvent,
+    checked_options,
     handles,
     must_be_positive,
     named_options,
@@ -185,6 +186,7 @@ class HotSwap(TaskSubmitActor[ItemT, ResultT]):
         Exception: The error of loading, warming up or probing the first model.
     """
 
+    @checked_options
     def __init__(
         self,
         deployment: Deployment[ItemT, ResultT],

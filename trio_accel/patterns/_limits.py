@@ -386,6 +386,7 @@ class RateLimit:
         TypeError: An argument is not a number.
     """
 
+    @checked_options
     def __init__(self, rate: float, *, burst: float | None = None, max_keys: int = 10_000) -> None:
         self._rate = must_be_positive("the rate", rate, minimum=_MIN_RATE, maximum=_MAX_RATE)
         self._burst = must_be_positive(
@@ -542,6 +543,7 @@ class RetryBudget:
         TypeError: An argument is not a number.
     """
 
+    @checked_options
     def __init__(self, *, share: float = 0.1, minimum: float = 1.0, within: float = 10.0) -> None:
         self._share = must_be_positive("share", share, maximum=1.0, allows_zero=True)
         self._minimum = must_be_positive("minimum", minimum, allows_zero=True)

@@ -20,7 +20,7 @@ import numpy as np
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ..actors import Reading, must_be_count, named_arguments
+from ..actors import Reading, checked_options, must_be_count
 from ..devices import AccelRef, Stack
 from ._checks import NoRoomError
 
@@ -440,7 +440,7 @@ class Pages:
         count: The number of pages on the device.
     """
 
-    @named_arguments
+    @checked_options
     def __init__(self, arrays: _Arrays, size: int = 16, *, host: int = 0, share: bool = True) -> None:
         refs = tuple(arrays) if isinstance(arrays, Sequence) else (arrays,)
         if not all(isinstance(ref, AccelRef) for ref in refs):

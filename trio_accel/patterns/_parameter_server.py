@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
-from ..actors import NotExecutedError, TaskLock, must_be_count, must_be_one_of
+from ..actors import NotExecutedError, TaskLock, checked_options, must_be_count, must_be_one_of
 from ..backends.base import ContextLostError, DType
 from ..devices import AccelRef, Device
 from ..devices.operations._operators import NAMESPACE
@@ -221,6 +221,7 @@ class ParameterServer(TaskSubmitActor[Pull | Push, Parameters]):
         TypeError: `state` is not a `ParameterState`, or `step` is not callable.
     """
 
+    @checked_options
     def __init__(
         self,
         state: ParameterState,

@@ -21,6 +21,7 @@ from ..actors import (
     NotExecutedError,
     Policy,
     Ref,
+    checked_options,
     must_be_count,
     must_be_positive,
     named_options,
@@ -96,6 +97,7 @@ class Router(TaskSubmitActor[ItemT, ResultT], Generic[ItemT, ResultT]):
         TypeError: A replica is not a model.
     """
 
+    @checked_options
     def __init__(self, replicas: Replicas[ItemT, ResultT], *, by: Routing | None = None) -> None:
         self._by: Routing = ByLoad() if by is None else by
         if not callable(getattr(self._by, "choose", None)):
@@ -385,6 +387,7 @@ class Pool(Router[Any, Any]):
         TypeError: `actor_class` is not an actor class, or cannot be instantiated with the arguments.
     """
 
+    @checked_options
     def __init__(
         self,
         actor_class: Callable[..., Actor],
@@ -480,6 +483,7 @@ class ReplicaPool(Router[ItemT, ResultT]):
         TypeError: A replica is not a model.
     """
 
+    @checked_options
     def __init__(
         self, replicas: Replicas[ItemT, ResultT], *, choices: int | None = None, hedge: Hedge | None = None
     ) -> None:
