@@ -41,7 +41,7 @@ class Part(NamedTuple):
         centre: Subtracted from vectors before the product, of shape (width,); None for the origin.
         penalties: Half of each squared distance to the centre; infinite for vectors that do not count.
         on_device: The penalties on the device; None if all are 0.
-        count: The number of vectors that count.
+        chosen: The number of vectors that count.
     """
 
     ids: Ids
@@ -49,7 +49,7 @@ class Part(NamedTuple):
     centre: Floats | None
     penalties: Floats
     on_device: AccelRef | None
-    count: int
+    chosen: int
 
 
 def wide_dtype(dtype: DType) -> str:
@@ -97,11 +97,11 @@ async def nearest(rows: Floats, k: int, parts: Sequence[Part]) -> tuple[Ids, Flo
         ValueError: Products exceed the wide dtype.
     """
     queries = rows.astype(np.float64)
-    k = min(k, sum(part.count for part in parts))
+    k = min(k, sum(part.chosen for part in parts))
     ids, squares = np.empty((len(rows), k), np.int64), np.empty((len(rows), k))
     waiting = np.arange(len(rows))
     for extra in _EXTRA_CANDIDATES:
-        counts = [min(k + extra, part.count) for part in parts]
+        counts = [min(k + extra, part.chosen) for part in parts]
         step, unproven = max(1, _MAX_ELEMENTS // (sum(counts) * rows.shape[1])), list[Ids]()
         for start in range(0, len(waiting), step):
             chosen = waiting[start : start + step]
@@ -141,7 +141,7 @@ async def _by_products(
     )
     is_proven = np.ones(len(queries), bool)
     for part, count, score in zip(parts, counts, scores, strict=True):
-        if count < part.count:
+        if count < part.chosen:
             is_proven &= _is_proven(queries, part, score[:, -1], nearest_squares[:, -1])
     return ids, nearest_squares, is_proven
 

@@ -391,7 +391,7 @@ class VectorIndex:
         for part in parts:
             products: Any = linalg.matmul(rows, part.vectors.T)
             penalised = products if part.on_device is None else products - part.on_device
-            calls.append(arrays.top_k(penalised, min(k, part.count)))
+            calls.append(arrays.top_k(penalised, min(k, part.chosen)))
         best: Any = await gather(*calls).to_host()
         scores = np.concatenate([found.values for found in best], axis=1).astype(np.float64)
         ids = np.concatenate(

@@ -354,9 +354,9 @@ def read(journal: RecordingJournal) -> list[Entry]:
         JournalError: It is none, or of a newer format.
     """
     entries: list[Entry] = []
-    for number, entry in enumerate(journal.entries(), 1):
+    for number, content in enumerate(journal.entries(), 1):
         try:
-            entries.append(unpack(entry))
+            entries.append(unpack(content))
         except JournalError as error:
             error.message = f"entry {number}: {error.message}"
             raise
