@@ -254,8 +254,8 @@ class SqliteJournal:
         """
         if not self._has_checksums():
             self._database.execute("alter table entries add column checksum integer")
-        [(last,)] = self._database.execute("select coalesce(max(number), 0) from entries")
-        row = last + 1, entry, zlib.crc32(entry, _seed(last + 1))
+        [(count,)] = self._database.execute("select coalesce(max(number), 0) from entries")
+        row = count + 1, entry, zlib.crc32(entry, _seed(count + 1))
         self._database.execute("insert into entries (number, entry, checksum) values (?, ?, ?)", row)
 
     def entries(self) -> Iterator[bytes]:
