@@ -141,7 +141,7 @@ class Module:
 
     def frozen(self) -> dict[str, Any]:
         """Return the frozen parameters, after `start`, as host arrays by name."""
-        named = [] if self.model is None else self.model.named_parameters()
+        named: Any = () if self.model is None else self.model.named_parameters()
         return {name: on_host(tensor) for name, tensor in named if not tensor.requires_grad}
 
     def entries(self, initial: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
