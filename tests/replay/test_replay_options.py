@@ -56,4 +56,5 @@ def test_tolerances(value: Any) -> None:
     for name in ("relative", "absolute"):
         with pytest.raises((TypeError, ValueError), match=f"Tolerance: {name} must be a number from 0"):
             replay.Tolerance(**{name: value})
-    assert replay.Tolerance(relative=np.float32(0.5)).relative == 0.5
+    scalar: Any = np.float32(0.5)
+    assert type(replay.Tolerance(relative=scalar).relative) is float

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import trio
 from test_lost_ranks import pid
 from test_trainer import OPTIONS, config
 from train_models import BufferedMlp, CallMlp, NumpyMlp, StagedMlp, batches, start
@@ -103,3 +104,33 @@ async def test_integers_that_the_state_does_not_hold() -> None:
 class LargeIntegers(NumpyMlp):
     def start(self, seed: int, options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         return super().start(seed, options)[0], {"seed": np.array(2**53 + 1)}
+
+
+async def test_an_export_during_steps_is_of_one_step() -> None:
+    """Buffers and parameters belong together, and no step writes to a copy that is read."""
+    by_step: dict[int, dict[str, Any]] = {}
+    found: list[dict[str, Any]] = []
+    async with (
+        ta.open_system("training") as system,
+        system.open_devices(["cpu"] * 2, options=INLINE) as devices,
+    ):
+        async with train.open_trainer(devices, BufferedMlp, config()) as trainer:
+            async for step in trainer.steps(batches(64), until=30):
+                by_step[step.number] = await trainer.state_dict()
+        async with (
+            train.open_trainer(devices, BufferedMlp, config()) as trainer,
+            trio.open_nursery() as nursery,
+        ):
+
+            async def read() -> None:
+                while True:
+                    found.append(await trainer.state_dict())
+
+            nursery.start_soon(read)
+            async for _ in trainer.steps(batches(64), until=30):
+                pass
+            nursery.cancel_scope.cancel()
+    assert len({int(arrays["seen"]) for arrays in found}) > 5
+    for arrays in found:
+        if number := int(arrays["seen"]) // 32:
+            assert_equal(arrays, by_step[number])

@@ -41,7 +41,7 @@ class Part(NamedTuple):
         centre: Subtracted from vectors before the product, of shape (width,); None for the origin.
         penalties: Half of each squared distance to the centre; infinite for vectors that do not count.
         on_device: The penalties on the device; None if all are 0.
-        count: The number of vectors that count.
+        chosen: The number of vectors that count.
     """
 
     ids: Ids
@@ -49,7 +49,7 @@ class Part(NamedTuple):
     centre: Floats | None
     penalties: Floats
     on_device: AccelRef | None
-    count: int
+    chosen: int
 
 
 def wide_dtype(dtype: DType) -> str:
@@ -97,11 +97,11 @@ async def nearest(rows: Floats, k: int, parts: Sequence[Part]) -> tuple[Ids, Flo
         ValueError: Products exceed the wide dtype.
     """
     queries = rows.astype(np.float64)
-    k = min(k, sum(part.count for part in parts))
+    k = min(k, sum(part.chosen for part in parts))
     ids, squares = np.empty((len(rows), k), np.int64), np.empty((len(rows), k))
     waiting = np.arange(len(rows))
     for extra in _EXTRA_CANDIDATES:
-        counts = [min(k + extra, part.count) for part in parts]
+        counts = [min(k + extra, part.chosen) for part in parts]
         step, unproven = max(1, _MAX_ELEMENTS // (sum(counts) * rows.shape[1])), list[Ids]()
         for start in range(0, len(waiting), step):
             chosen = waiting[start : start + step]
@@ -128,8 +128,8 @@ async def _by_products(
         shape = len(queries), count, width
         differences = taken.cast("float64").reshape(shape) - queries[:, None, :]
         calls += [best[0], best[1], arrays.sum(differences * differences, axis=2)]
-    found: Any = await gather(*calls).to_host()
-    scores, indices, squares = found[::3], found[1::3], found[2::3]
+    results: Any = await gather(*calls).to_host()
+    scores, indices, squares = results[::3], results[1::3], results[2::3]
     if not all(np.isfinite(array).all() for array in scores):
         raise ValueError(
             f"search: the products exceed {scores[0].dtype}; use a wider dtype or shorter vectors"
@@ -141,7 +141,7 @@ async def _by_products(
     )
     is_proven = np.ones(len(queries), bool)
     for part, count, score in zip(parts, counts, scores, strict=True):
-        if count < part.count:
+        if count < part.chosen:
             is_proven &= _is_proven(queries, part, score[:, -1], nearest_squares[:, -1])
     return ids, nearest_squares, is_proven
 
@@ -163,8 +163,10 @@ def _is_proven(queries: Floats, part: Part, scores: Floats, squares: Floats) -> 
     rounding = 2.0 * (width + 8) * float(limits.eps)
     errors = rounding * (lengths + bounds) * bounds + 8.0 * width * float(limits.smallest_normal)
     # The rest of the formula is in float64.
-    own = 4.0 * (width + 8) * float(np.finfo(np.float64).eps) * (lengths + bounds) ** 2
-    proven: npt.NDArray[np.bool_] = squares + own < lengths**2 - 2 * (scores.astype(np.float64) + errors)
+    remainder = 4.0 * (width + 8) * float(np.finfo(np.float64).eps) * (lengths + bounds) ** 2
+    proven: npt.NDArray[np.bool_] = squares + remainder < lengths**2 - 2 * (
+        scores.astype(np.float64) + errors
+    )
     return proven
 
 
@@ -180,8 +182,8 @@ async def _by_differences(query: Floats, k: int, parts: Sequence[Part]) -> tuple
             counts = part.penalties[start : start + step] < math.inf
             ids.append(part.ids[start : start + step][counts])
             squares.append(of_all[counts])
-    found = _sorted(np.concatenate(ids)[None], np.concatenate(squares)[None], k)
-    return found[0][0], found[1][0]
+    nearest_ids, nearest_squares = _sorted(np.concatenate(ids)[None], np.concatenate(squares)[None], k)
+    return nearest_ids[0], nearest_squares[0]
 
 
 def _sorted(ids: Ids, squares: Floats, k: int) -> tuple[Ids, Floats]:

@@ -391,12 +391,10 @@ class VectorIndex:
         for part in parts:
             products: Any = linalg.matmul(rows, part.vectors.T)
             penalised = products if part.on_device is None else products - part.on_device
-            calls.append(arrays.top_k(penalised, min(k, part.count)))
+            calls.append(arrays.top_k(penalised, min(k, part.chosen)))
         best: Any = await gather(*calls).to_host()
-        scores = np.concatenate([found.values for found in best], axis=1).astype(np.float64)
-        ids = np.concatenate(
-            [part.ids[found.indices] for part, found in zip(parts, best, strict=True)], axis=1
-        )
+        scores = np.concatenate([top.values for top in best], axis=1).astype(np.float64)
+        ids = np.concatenate([part.ids[top.indices] for part, top in zip(parts, best, strict=True)], axis=1)
         if not np.isfinite(scores).all():
             raise ValueError(f"search: the scores exceed {self._dtype}; use a wider dtype or shorter vectors")
         order = np.lexsort((ids, -scores), axis=-1)[:, :k]

@@ -254,8 +254,8 @@ class SqliteJournal:
         """
         if not self._has_checksums():
             self._database.execute("alter table entries add column checksum integer")
-        [(last,)] = self._database.execute("select coalesce(max(number), 0) from entries")
-        row = last + 1, entry, zlib.crc32(entry, _seed(last + 1))
+        [(count,)] = self._database.execute("select coalesce(max(number), 0) from entries")
+        row = count + 1, entry, zlib.crc32(entry, _seed(count + 1))
         self._database.execute("insert into entries (number, entry, checksum) values (?, ?, ?)", row)
 
     def entries(self) -> Iterator[bytes]:
@@ -354,9 +354,9 @@ def read(journal: RecordingJournal) -> list[Entry]:
         JournalError: It is none, or of a newer format.
     """
     entries: list[Entry] = []
-    for number, entry in enumerate(journal.entries(), 1):
+    for number, content in enumerate(journal.entries(), 1):
         try:
-            entries.append(unpack(entry))
+            entries.append(unpack(content))
         except JournalError as error:
             error.message = f"entry {number}: {error.message}"
             raise

@@ -155,7 +155,7 @@ class Checkpoint:
 
     folder: str | os.PathLike[str]
     every: int | None = attrs.field(
-        default=1000, kw_only=True, validator=attrs.validators.optional(must_be_whole(1))
+        default=cast("int | None", 1000), kw_only=True, validator=attrs.validators.optional(must_be_whole(1))
     )
     keep: int = attrs.field(default=3, kw_only=True, validator=must_be_whole(1))
     load: str | os.PathLike[str] | None = attrs.field(default="latest", kw_only=True)

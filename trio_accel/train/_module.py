@@ -141,14 +141,14 @@ class Module:
 
     def frozen(self) -> dict[str, Any]:
         """Return the frozen parameters, after `start`, as host arrays by name."""
-        named = [] if self.model is None else self.model.named_parameters()
+        named: Any = () if self.model is None else self.model.named_parameters()
         return {name: on_host(tensor) for name, tensor in named if not tensor.requires_grad}
 
-    def entries(self, made: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
+    def entries(self, initial: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
         """Return the source of each `state_dict` entry, after `start`.
 
         Args:
-            made: The parameters and buffers of `start`.
+            initial: The parameters and buffers of `start`.
 
         Returns:
             Kind, name and dtype by the key of the entry. The kind is ``"parameters"``, ``"buffers"``,
@@ -158,7 +158,7 @@ class Module:
             return {
                 name: [kind, name, np.asarray(array).dtype.name]
                 for kind in ("parameters", "buffers")
-                for name, array in made[kind].items()
+                for name, array in initial[kind].items()
             }
         # Tied tensors share a name among the parameters and buffers, but the keys of the `state_dict` differ.
         sources = {

@@ -11,7 +11,7 @@ from ..backends.base import NotSupportedError
 from ._config import AVERAGE, Config
 from ._layout import FlatLayout
 from ._optimizers import SHAPED
-from ._replicas import Replicas
+from ._replicas import Replicas, States
 
 __all__: list[str] = []
 
@@ -51,24 +51,26 @@ def flattened(
     return layouts, flat
 
 
-async def parameters_of(replicas: Replicas[Any], name: str) -> HostArrays:
+async def parameters_of(replicas: Replicas[Any], states: States, name: str) -> HostArrays:
     """Return trained parameters by name; if ranks share layers, each value is a list of parts in rank order.
 
     Args:
         replicas: The ranks.
+        states: The committed state of each rank.
         name: ``"parameters"`` or ``"average"``.
 
     Raises:
         ValueError: Two stages have a parameter of the same name.
     """
-    return _joined(replicas, await _cells(replicas, name))
+    return _joined(replicas, await _cells(replicas, states, name))
 
 
-async def state_dict_of(replicas: Replicas[Any], name: str, master: str) -> HostArrays:
+async def state_dict_of(replicas: Replicas[Any], states: States, name: str, master: str) -> HostArrays:
     """Return the entries of the model's `state_dict`; see `parameters_of`.
 
     Args:
         replicas: The ranks.
+        states: The committed state of each rank.
         name: ``"parameters"`` or ``"average"``.
         master: The dtype of the trained parameters, which floating buffers have at least.
 
@@ -76,7 +78,7 @@ async def state_dict_of(replicas: Replicas[Any], name: str, master: str) -> Host
         ValueError: See `parameters_of`.
         NotSupportedError: An entry is neither a parameter nor a buffer.
     """
-    trained, buffers = await _cells(replicas, name), await _cells(replicas, "buffers")
+    trained, buffers = await _cells(replicas, states, name), await _cells(replicas, states, "buffers")
     cells: dict[int, dict[str, Any]] = {}
     for mesh in replicas.meshes:
         if mesh.data_rank:
@@ -100,11 +102,11 @@ async def state_dict_of(replicas: Replicas[Any], name: str, master: str) -> Host
     return _joined(replicas, cells)
 
 
-async def _cells(replicas: Replicas[Any], name: str) -> dict[int, HostArrays]:
+async def _cells(replicas: Replicas[Any], states: States, name: str) -> dict[int, HostArrays]:
     """Return a part of the committed state for each part of the model, as host arrays by name."""
     kind = "buffers" if name == "buffers" else "parameters"
     flats: dict[int, list[Any]] = {}
-    for mesh, state in zip(replicas.meshes, replicas.states, strict=True):
+    for mesh, state in zip(replicas.meshes, states, strict=True):
         if name in state and (mesh.data_rank == 0 or (replicas.is_apart and name == AVERAGE)):
             flats.setdefault(mesh.cell, []).append(await state[name].to_host())
     return {

@@ -40,11 +40,12 @@ from collections.abc import (
     AsyncIterable,
     Awaitable,
     Callable,
+    Generator,
     Iterable,
     Mapping,
     Sequence,
 )
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeAlias, TypeVar
@@ -66,7 +67,7 @@ from ._layout import Batch, FlatLayout, Work, base_of, rows_of, shared, shared_l
 from ._module import Metrics, Module
 from ._named_state import flattened, parameters_of, state_dict_of
 from ._observers import call_hooks, log_figures
-from ._replicas import CallModule, CallReplicas, ProgramReplicas, Replicas
+from ._replicas import CallModule, CallReplicas, ProgramReplicas, Replicas, States
 from ._step import Step, figures_of, note_of
 
 __all__ = ["Batches", "NotFiniteError", "Steps", "Trainer", "open_trainer"]
@@ -156,6 +157,9 @@ class Trainer:
         self._nursery = nursery
         self._lost = self._losses()
         self._saving = trio.Lock()
+        # The states that are being read, and the next end of a reader.
+        self._read: dict[object, States] = {}
+        self._unread = trio.Event()
         # The number of steps skipped in a row.
         self._skipped = 0
         self.sources: Sources = Sources(self.begin_task)
@@ -212,8 +216,9 @@ class Trainer:
                 have parameters of the same name.
         """
         name = self._name_of("parameters", averaged=averaged)
-        copied = partial(parameters_of, self._replicas, name)
-        return (await self._retry("a copy to the host", copied))[0]
+        with self._reading() as states:
+            copied = partial(parameters_of, self._replicas, states, name)
+            return (await self._retry("a copy to the host", copied))[0]
 
     async def state_dict(self, *, averaged: bool = False) -> dict[str, np.ndarray]:
         """Return the committed model for export: parameters, also frozen ones, and persistent buffers.
@@ -233,8 +238,10 @@ class Trainer:
                 entries of the same name; or `configure` makes other frozen parameters than before.
         """
         name = self._name_of("state_dict", averaged=averaged)
-        copied = partial(state_dict_of, self._replicas, name, self.config.precision.master)
-        return (await self._retry("a copy to the host", copied))[0]
+        master = self.config.precision.master
+        with self._reading() as states:
+            copied = partial(state_dict_of, self._replicas, states, name, master)
+            return (await self._retry("a copy to the host", copied))[0]
 
     def _name_of(self, function: str, *, averaged: bool) -> str:
         if averaged and self.config.average is None:
@@ -346,18 +353,31 @@ class Trainer:
         keep = 3 if self.config.checkpoint is None else self.config.checkpoint.keep
         async with self._saving:
             progress, target = self.progress, folder / name_of(self.progress)
-            cells, _ = await self._retry("the copy for a checkpoint", self._copied)
+            with self._reading() as states:
+                cells, _ = await self._retry("the copy for a checkpoint", partial(self._copied, states))
             task_status.started()
             args = target, keep, progress, self._identity, cells
             with trio.CancelScope(shield=is_behind):
                 await self._retry("a checkpoint", lambda: write(*args))
         return target
 
-    async def _copied(self) -> _Cells:
+    @contextmanager
+    def _reading(self) -> Generator[States]:
+        """Keep the committed state: a step in progress may commit another one, but the next step waits."""
+        reader, states = object(), self._replicas.states
+        self._read[reader] = states
+        try:
+            yield states
+        finally:
+            del self._read[reader]
+            self._unread.set()
+            self._unread = trio.Event()
+
+    async def _copied(self, committed: States) -> _Cells:
         """Copy the state for a checkpoint on the devices."""
         replicas = self._replicas
         cells: dict[int, tuple[Mapping[str, FlatLayout], list[dict[str, Any]]]] = {}
-        for mesh, layouts, state in zip(replicas.meshes, replicas.layouts, replicas.states, strict=True):
+        for mesh, layouts, state in zip(replicas.meshes, replicas.layouts, committed, strict=True):
             _, states = cells.setdefault(mesh.cell, (layouts, []))
             if not states or replicas.is_apart:
                 arrays = {name: array for name, array in state.items() if not states or name not in layouts}
@@ -414,6 +434,9 @@ class Trainer:
         works = [
             Work(number, rates, progress.scale, rows_of(share) / rows, share) for share in shared(batch, data)
         ]
+        # The step writes to the state before the committed one.
+        while any(states is not self._replicas.states for states in self._read.values()):
+            await self._unread.wait()
         result, replays = await self._retry(f"step {number}", lambda: self._replicas.compute(works))
         is_finite = math.isfinite(result["loss"]) and math.isfinite(result["norm"])
         has_overflown = not is_finite and await self._has_overflown(works, result)
