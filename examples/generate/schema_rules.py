@@ -159,7 +159,7 @@ def _is_bound(name: str, value: Any, node: _Schema) -> bool:
         return False
     # It adds 1 to an exclusive bound of integers, or subtracts 1.
     if name.startswith("exclusive") or node.get(f"exclusive{name.capitalize()}") is True:
-        return abs(value) < _MAX_FLOAT
+        return bool(abs(value) < _MAX_FLOAT)
     # It compares digits, and writes a large float64 with the fewest digits that are read back.
     is_written = is_integer or value % 1 != 0 or Fraction(repr(float(value))) == value
     return bool(is_written and abs(value) < _MAX_INTEGER)
