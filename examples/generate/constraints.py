@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +16,12 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 from schemas import OPTIONS, ConstraintError, checked_schema
-from text import Loaded
+from text import Loaded, Text
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-__all__ = ["LIMITS", "OBJECT", "Constraint", "ConstraintError", "Grammar", "Grammars"]
+__all__ = ["LIMITS", "OBJECT", "Constraint", "ConstraintError", "Grammar", "Grammars", "NoCompilerError"]
 
 OBJECT = {"type": "object"}
 """The schema of any JSON object."""
@@ -36,6 +37,10 @@ _MAX_KEPT = 64
 # The number of tokens to try before a grammar is accepted, because some grammars become too large only after
 # their first letters.
 _TRIED = 4
+
+
+class NoCompilerError(ConstraintError):
+    """The package `llguidance` is missing, so any text has a free form."""
 
 
 class Constraint:
@@ -85,31 +90,47 @@ class Grammar:
 class Grammars:
     """A compiler of a model's grammars, with a cache. Creating an instance takes half a second.
 
+    Without the package `llguidance`, all grammars raise `NoCompilerError`.
+
     Args:
         loaded: The model.
     """
 
     def __init__(self, loaded: Loaded) -> None:
+        self._words = loaded.config.words
+        self._is_missing = find_spec("llguidance") is None
+        if not self._is_missing:
+            self._open(loaded.text)
+        self._kept = OrderedDict[str, Grammar]()
+        self._lock = Lock()
+
+    def _open(self, text: Text) -> None:
         from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
         self._matcher = LLMatcher
         self._limits = LLParserLimits(**LIMITS, verbose_errors=False)
-        self._words = loaded.config.words
         self._tokenizer = LLTokenizer(
-            loaded.text.tokenizer.to_str(),
+            text.tokenizer.to_str(),
             n_vocab=self._words,
-            eos_token=list(loaded.text.ends),
+            eos_token=list(text.ends),
             slices=LLTokenizer.json_slices(),
         )
-        self._kept = OrderedDict[str, Grammar]()
-        self._lock = Lock()
+
+    def check(self) -> None:
+        """Raise `NoCompilerError` if grammars are not available."""
+        if self._is_missing:
+            raise NoCompilerError(
+                "the package llguidance is missing: pip install '.[generate]' in a checkout"
+            )
 
     def json(self, schema: Mapping[str, Any]) -> Grammar:
         """Return the grammar of JSON with a schema, without spaces between its tokens. Blocking.
 
         Raises:
             ConstraintError: The schema is wrong, too large, endless, or uses an unknown keyword.
+            NoCompilerError: See `check`.
         """
+        self.check()
         source = checked_schema(schema)
         try:
             grammar = self._matcher.grammar_from_json_schema(source, overrides=OPTIONS)
@@ -119,6 +140,7 @@ class Grammars:
 
     def lark(self, source: str) -> Grammar:
         """Return the grammar of a source in Lark syntax. Each `%json` in it must be a `checked_schema`."""
+        self.check()
         return self.compiled(self._matcher.grammar_from_lark(source))
 
     def compiled(self, source: str) -> Grammar:

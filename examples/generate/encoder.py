@@ -22,13 +22,12 @@ from text import InputError, Text
 import trio_accel as ta
 from trio_accel.patterns import Batcher, FairScheduler, FairSubmit
 
-sys.path.append(str(Path(__file__).parents[1] / "encode"))
-import minilm_files
-from encode_operations import RANDOM, write_random
-from minilm_operations import load_encoder
+__all__ = ["Encoder", "has_encode", "open_encoder"]
 
-__all__ = ["Encoder", "open_encoder"]
-
+# The other example with the encoder. Its modules are imported on first use, because a copy of this folder
+# serves texts without them.
+_ENCODE = Path(__file__).parent.parent / "encode"
+sys.path.append(str(_ENCODE))
 # The maximum in the publisher's training of all-MiniLM-L6-v2 (sentence_bert_config.json).
 MOST_TOKENS = 256
 # The maximum number of a tenant's waiting texts.
@@ -109,6 +108,11 @@ def _as(form: str, embedding: _Embedding) -> list[float] | str:
     return found
 
 
+def has_encode() -> bool:
+    """Return whether the example with the encoder is next to this one."""
+    return (_ENCODE / "minilm_files.py").is_file()
+
+
 async def open_encoder(
     system: ta.System,
     device: ta.Device,
@@ -126,11 +130,21 @@ async def open_encoder(
         weights: Shares of the tenants; None for any tenant, with equal shares.
 
     Returns:
-        The encoder; None if no folder is given, and none is installed.
+        The encoder; None if no folder is given, and none is installed, or if `examples/encode` is missing.
 
     Raises:
-        InputError: The folder does not contain such a model.
+        InputError: The folder does not contain such a model, or `examples/encode` is missing.
     """
+    if not has_encode():
+        if folder is None:
+            return None
+        raise InputError(
+            f"--encoder needs the modules of examples/encode, but {_ENCODE} is missing: copy it, too"
+        )
+    import minilm_files
+    from encode_operations import RANDOM, write_random
+    from minilm_operations import load_encoder
+
     if random is not None:
         with tempfile.TemporaryDirectory() as made:
             path, shape = Path(made) / "model.safetensors", RANDOM

@@ -6,7 +6,7 @@ import reprlib
 from typing import Any
 
 import attrs
-from constraints import ConstraintError
+from constraints import ConstraintError, NoCompilerError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -94,6 +94,8 @@ def told_of(error: Exception, path: str = "") -> ApiError:
 
 def unusable_schema(error: ConstraintError, param: str = "response_format") -> ApiError:
     """Return the error for an unusable schema."""
+    if isinstance(error, NoCompilerError):
+        return ApiError(f"{param} is not supported here, because {error}", param, "unsupported_parameter")
     return ApiError(f"{param} has a schema that cannot be used: {error}", param, "invalid_json_schema")
 
 

@@ -6,7 +6,7 @@ it accepts the bound itself, and with others it ends the process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from math import prod
 from typing import Any, TypeAlias, cast
@@ -43,7 +43,7 @@ def subschemas(schema: _Schema, target: Callable[[Any, _Schema], Any]) -> Iterat
     seen = set[int]()
     for value, is_map in waiting:
         if isinstance(value, list):
-            waiting += [(one, False) for one in value]
+            waiting += [(one, False) for one in cast("list[dict[str, Any]]", value)]
         if not isinstance(value, dict) or (id(cast("Any", value)) in seen and not is_map):
             continue
         node = cast("dict[str, Any]", value)
@@ -159,7 +159,7 @@ def _is_bound(name: str, value: Any, node: _Schema) -> bool:
         return False
     # It adds 1 to an exclusive bound of integers, or subtracts 1.
     if name.startswith("exclusive") or node.get(f"exclusive{name.capitalize()}") is True:
-        return abs(value) < _MAX_FLOAT
+        return bool(abs(value) < _MAX_FLOAT)
     # It compares digits, and writes a large float64 with the fewest digits that are read back.
     is_written = is_integer or value % 1 != 0 or Fraction(repr(float(value))) == value
     return bool(is_written and abs(value) < _MAX_INTEGER)
@@ -186,8 +186,10 @@ def _numbers(value: Any) -> Iterator[Any]:
     for one in waiting:
         if _is_number(one):
             yield one
-        inner: Iterable[Any] = one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
-        waiting += inner
+        if isinstance(one, dict):
+            waiting += cast("dict[str, Any]", one).values()
+        elif isinstance(one, list):
+            waiting += cast("list[dict[str, Any]]", one)
 
 
 def _is_integer(value: Any) -> bool:

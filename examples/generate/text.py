@@ -30,7 +30,9 @@ __all__ = [
 CALL = ("<tool_call>\n", "\n</tool_call>")
 """The texts that models of the Qwen and Hermes families write around the call of a tool."""
 _MARK = CALL[0].strip()
-_PACKAGES = ("tokenizers", "jinja2", "llguidance")
+_GRAMMARS = "llguidance"
+"""The package for schemas, without which the service still writes plain texts."""
+_PACKAGES = ("tokenizers", "jinja2", _GRAMMARS)
 _CONTROL = 3
 """The kind of a token that steers the model and is not text (`gguf.TokenType.CONTROL`)."""
 
@@ -339,7 +341,7 @@ def load_file(path: Path | None = None) -> Loaded:
 
 def _need(*packages: str) -> None:
     missing = [package for package in packages if find_spec(package) is None]
-    if missing:
+    if missing not in ([], [_GRAMMARS]):
         raise InputError(f"this program needs {', '.join(missing)}: pip install '.[generate]' in a checkout")
 
 
