@@ -32,7 +32,7 @@ class Distances:
         return ((np.reshape(rows, (len(rows), 1, 2)) - self.centres) ** 2).sum(axis=2) ** 0.5
 
 
-async def main(port: int) -> None:
+async def main(host: str, port: int) -> None:
     """Serve until Ctrl-C or SIGTERM."""
     async with ta.open_system("demo") as system, system.open_device("cpu", options=OPTIONS) as device:
         program = await ta.open_program(device, Distances, await device.put(CENTRES))
@@ -44,11 +44,15 @@ async def main(port: int) -> None:
             return {"distances": (await batcher.ask(Submit(point))).tolist()}
 
         async with trio.open_nursery() as nursery:
-            bound = await nursery.start(partial(serve, app, port=port, system=system, limits=LIMITS))
+            bound = await nursery.start(
+                partial(serve, app, host=host, port=port, system=system, limits=LIMITS)
+            )
             print(f"serving on port {bound}", flush=True)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, default=8000, help="0 for any free port (default: 8000)")
-    run(main, parser.parse_args().port)
+    parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0 for all addresses of the machine")
+    given = parser.parse_args()
+    run(main, given.host, given.port)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -35,6 +37,7 @@ ISOLATED = (
     "blend.py",
     "decay.py",
     "jit_saxpy.py",
+    "cutlass_gemm.py",
     "embeddings.py",
     "train_digits.py",
     "heat.py",
@@ -58,6 +61,10 @@ LONGEST = {
     # It draws a picture, and fits twice.
     "fit_simulation.py": 105,
     "own_kernel.py": 120,
+    # It has the compiler's command, a fault and a comparison, too.
+    "cutlass_gemm.py": 150,
+    # It checks what addresses do not say.
+    "tensorrt_engine.py": 85,
     # It is a module with a kernel, too.
     "all_reduce.py": 95,
     # It has the connections, too.
@@ -73,6 +80,26 @@ LONGEST = {
 
 # Program, arguments, and the whole output as a pattern.
 RUNS = [
+    (
+        "cutlass_gemm.py",
+        "--size 64 --backend cpu",
+        """
+max[(]0, x @ weight [+] bias[)] of float16 on cpu:0, milliseconds with the launch
+  size    CUTLASS    library   ratio difference poisoned
+    64 +[0-9.]+ +[0-9.]+ +[0-9.]+ +[0-9.e+-]+      yes
+differences at most 2e-03: right
+""",
+    ),
+    (
+        "larger_than_memory.py",
+        "--memory 24 --batch 4 --backend cpu",
+        """
+18 batches of 4 MiB on cpu:0: no room for one array
+streamed and added +[0-9.]+ GiB/s
+bare copies +[0-9.]+ GiB/s
+sum: right
+""",
+    ),
     (
         "matmul.py",
         "--size 96 --clients 3 --backend cpu",
@@ -452,6 +479,16 @@ def test_a_model_is_served_from_a_copy_of_its_file(tmp_path: Path, checks_first:
     assert process.returncode == 0
     assert "Traceback" not in told
     assert ("allows 3 restarts within 60 s" in told) is not checks_first
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
+def test_the_product_of_cutlass_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cutlass_library", reason="nvidia-cutlass is not installed")
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    cubin: bytes = importlib.import_module("cutlass_gemm").compile_cutlass("sm_90a")
+    assert cubin.startswith(b"\x7fELF")
+    assert b".text.linear_relu" in cubin
 
 
 def copy_the_service(path: Path, *, checks_first: bool) -> None:

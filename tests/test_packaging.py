@@ -158,7 +158,7 @@ def imported(folder: str) -> dict[str, str]:
 
 
 # Sessions of their own, and machines with a GPU, have these.
-NOT_IN_CI = {"numba", "ray", "sphinx_polyversion", "torch", "trio_accel_torch"}
+NOT_IN_CI = {"numba", "ray", "sphinx_polyversion", "tensorrt", "torch", "trio_accel_torch"}
 FOLDERS = ("tests", "examples", "benchmarks", "docs")
 
 

@@ -64,7 +64,8 @@ def class_differences(node: ast.ClassDef, real: Any) -> Iterator[str]:
 @pytest.mark.parametrize("stub", STUBS, ids=name_of)
 def test_what_a_stub_names_is_there(stub: Path) -> None:
     name = name_of(stub)
-    module = importlib.import_module(name)
+    # TensorRT's wheels are too large for the machines that test the package.
+    module = pytest.importorskip(name) if name == "tensorrt" else importlib.import_module(name)
     assert list(differences(name, ast.parse(stub.read_text(encoding="utf-8")), module)) == []
 
 

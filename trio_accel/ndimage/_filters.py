@@ -207,7 +207,7 @@ def gaussian_weights(sigma: float, order: int, truncate: float, radius: int | No
     if not order:
         return gaussian
     derive = np.diag(powers[1:], 1) + np.diag(np.ones(order) / -(sigma * sigma), -1)
-    polynomial = np.eye(1, order + 1)[0]
+    polynomial: Any = np.eye(1, order + 1)[0]
     for _ in range(order):
         polynomial = derive.dot(polynomial)
     return ((x[:, None] ** powers).dot(polynomial) * gaussian)[::-1]

@@ -229,7 +229,6 @@ class Operators(OnDevice, Generic[T_co]):
         NumPy's result depends on the layout. On the CPU, the result is the same in each call, layout and
         chain. On x86-64 it is the smallest integer of int32 or int64; smaller types keep its low bits, and
         uint32 keeps the low bits of int64. CUDA takes the nearest integer, and 0 or the smallest one for NaN.
-        the low bits of int64. CUDA takes the nearest integer, and 0 or the least one for NaN.
 
         Raises:
             TypeError: `dtype` is not an element type, or is real while the array is complex.
