@@ -105,8 +105,7 @@ async def serve(
     _check(limits=limits, error_body=error_body)
     _check_port(port)
     probes = probes_of(system, recorder, checks_of(checks))
-    await trio.to_thread.run_sync(import_ahead, _MODULES)
-    hypercorn = _Hypercorn()
+    hypercorn = await _Hypercorn.load()
     if listeners is None:
         listeners = await _listen(host, port)
     edge = Edge(app, limits, probes, error_body)
@@ -142,7 +141,6 @@ async def serve(
         raise failure
 
 
-# A thread imports them, because that takes half a second.
 _MODULES = ("hypercorn.config", "hypercorn.trio.worker_context", "hypercorn.trio.tcp_server")
 
 
@@ -159,6 +157,12 @@ class _Hypercorn:
         self._context = import_extra("hypercorn.trio.worker_context", "http").WorkerContext(None)
         self._tcp_server = import_extra("hypercorn.trio.tcp_server", "http").TCPServer
         self._wrapper = import_extra("hypercorn.app_wrappers", "http").ASGIWrapper
+
+    @classmethod
+    async def load(cls) -> _Hypercorn:
+        """Import Hypercorn in a thread, because that takes half a second."""
+        await trio.to_thread.run_sync(import_ahead, _MODULES)
+        return cls()
 
     async def serve(self, edge: Edge, state: dict[str, Any], connection: Connection) -> None:
         """Serve the requests of a connection by an edge."""
