@@ -13,7 +13,6 @@ from ._module import *
 from ._observers import *
 from ._optimizers import *
 from ._replicas import *
-from ._step import *
 from ._trainer import *
 
 _export(__name__)

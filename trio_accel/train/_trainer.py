@@ -66,9 +66,8 @@ from ._groups import rates_of
 from ._layout import Batch, FlatLayout, Work, base_of, rows_of, shared, shared_loosely
 from ._module import Metrics, Module
 from ._named_state import flattened, parameters_of, state_dict_of
-from ._observers import call_hooks, log_figures
+from ._observers import Step, call_hooks, figures_of, log_figures, note_of
 from ._replicas import CallModule, CallReplicas, ProgramReplicas, Replicas, States
-from ._step import Step, figures_of, note_of
 
 __all__ = ["Batches", "NotFiniteError", "Steps", "Trainer", "open_trainer"]
 
