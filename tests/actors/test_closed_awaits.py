@@ -153,3 +153,29 @@ async def _sleep(_: Puppet) -> None:
 
 async def _notes(puppet: Puppet) -> list[str]:
     return puppet.notes
+
+
+async def test_a_callback_of_trio_wakes_parked_tasks() -> None:
+    """No task runs while Trio cancels another task, or calls a function for another thread."""
+    event, woken = TaskEvent(), list[str]()
+
+    async def park() -> None:
+        await event.wait()
+        woken.append("waiter")
+
+    def abort(_: object) -> trio.lowlevel.Abort:
+        event.set()
+        return trio.lowlevel.Abort.SUCCEEDED
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(park)
+        await wait()
+        with trio.move_on_after(0):
+            await trio.lowlevel.wait_task_rescheduled(abort)
+    assert woken == ["waiter"]
+    event, woken = TaskEvent(), list[str]()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(park)
+        await wait()
+        trio.lowlevel.current_trio_token().run_sync_soon(event.set)
+    assert woken == ["waiter"]

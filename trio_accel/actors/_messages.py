@@ -219,7 +219,8 @@ class Waiter:
         try:
             return await trio.lowlevel.wait_task_rescheduled(self.abort)
         finally:
-            if self.task is not None:
+            # `settle` clears it, unless the wait was left half-way.
+            if self.task is not None:  # pyright: ignore[reportUnnecessaryComparison]
                 self.desert()
 
     def desert(self) -> None:
@@ -445,6 +446,14 @@ def actor_path_of(task: trio.lowlevel.Task) -> str | None:
     return None if cell is None else cell.path
 
 
+def _runs(task: trio.lowlevel.Task) -> bool:
+    try:
+        return task is trio.lowlevel.current_task()
+    except RuntimeError:
+        # No task runs while Trio cancels tasks or calls the functions of other threads.
+        return False
+
+
 class ParkingLot:
     """Parked tasks, as in `trio.lowlevel.ParkingLot`; a closed wait leaves the lot."""
 
@@ -492,7 +501,7 @@ class ParkingLot:
     def _wake(self, wait: object) -> bool:
         task = self._parked.pop(wait)
         # A task that runs is not parked, whatever its mark.
-        if task.custom_sleep_data is not wait or task is trio.lowlevel.current_task():
+        if task.custom_sleep_data is not wait or _runs(task):
             return False
         trio.lowlevel.reschedule(task, WAKE_VALUE)
         return True
