@@ -72,11 +72,9 @@ class Check:
         answer = await cast("Callable[[], Awaitable[Any]]", call)()
         if inspect.isawaitable(answer):
             answer = await answer
-        return (
-            answer
-            if answer is None or isinstance(answer, (bool, str))
-            else f"returned {type(answer).__name__}"
-        )
+        if answer is None or isinstance(answer, (bool, str)):
+            return answer
+        return f"returned {type(answer).__name__}"
 
     async def _in_thread(self) -> Any:
         return await trio.to_thread.run_sync(self.ask, abandon_on_cancel=True, limiter=self._limiter)
@@ -134,13 +132,13 @@ async def _ask_fault(part: _HasFault) -> str | None:
 
 async def faults_of_checks(checks: Iterable[Check]) -> list[str]:
     """Ask checks at the same time, and return why parts cannot serve, in the order of the checks."""
-    found: dict[int, str] = {}
+    faults: dict[int, str] = {}
 
     async def ask(number: int, check: Check) -> None:
         if (fault := await check.fault()) is not None:
-            found[number] = fault
+            faults[number] = fault
 
     async with trio.open_nursery() as nursery:
         for number, check in enumerate(checks):
             nursery.start_soon(ask, number, check)
-    return [found[number] for number in sorted(found)]
+    return [faults[number] for number in sorted(faults)]

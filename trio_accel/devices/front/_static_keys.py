@@ -44,8 +44,8 @@ def static_key(value: Any, _path: tuple[int, ...] = ()) -> tuple[object, ...]:
         value: The object.
         _path: The ids of the objects that contain it.
     """
-    whole: object = value
-    kind = type(whole)
+    instance: object = value
+    kind = type(instance)
     bits = _bits(kind, value)
     if bits is not None:
         return kind, bits
