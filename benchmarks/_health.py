@@ -66,7 +66,7 @@ class Health:
 @asynccontextmanager
 async def asked_beside(port: int, path: str = "/health") -> AsyncGenerator[Health]:
     """Ask from another process during the block. The yielded object has the answers after the block."""
-    health = Health()
+    health, found = Health(), b"{}"
     command = [sys.executable, "-I", "-S", str(_ASKER), str(port), path]
     process = await trio.lowlevel.open_process(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:

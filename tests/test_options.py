@@ -81,7 +81,8 @@ def test_each_options_class_is_here() -> None:
         for name in names
         if not re.search(r"\._|stand_in|cuda", name)
         for one in vars(importlib.import_module(name)).values()
-        if isinstance(one, type) and attrs.has(one)
+        # Operations may have changed constructors, too, but do not have options.
+        if isinstance(one, type) and attrs.has(one) and not issubclass(one, devices.Operation)
     }
     checked = {one for one in found if hasattr(one.__init__, "__wrapped__")}
     assert checked == NEEDED.keys()

@@ -22,8 +22,10 @@ _Schema: TypeAlias = Mapping[str, Any]
 _DATA = frozenset(("const", "enum", "default", "examples"))
 _MAPS = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"))
 # The compiler writes lengths into regular expressions, where 32 bits must hold them, and counts in 64 bits.
-_COUNTS = {"minLength": 1 << 32, "maxLength": 1 << 32}
-_COUNTS |= dict.fromkeys(("minItems", "maxItems", "minProperties", "maxProperties"), 1 << 64)
+_COUNTS = {
+    **dict.fromkeys(("minLength", "maxLength"), 1 << 32),
+    **dict.fromkeys(("minItems", "maxItems", "minProperties", "maxProperties"), 1 << 64),
+}
 _CHECKED = frozenset(("const", "enum", *_COUNTS))
 # All integers up to `_MAX_FLOAT` are float64. An integer of `-_MAX_INTEGER` ends the process.
 _MAX_FLOAT, _MAX_INTEGER = 1 << 53, 1 << 63

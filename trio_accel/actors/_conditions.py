@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import TypeAlias
 from weakref import WeakKeyDictionary
@@ -16,7 +16,7 @@ _faults: WeakKeyDictionary[ActorSystem, dict[object, tuple[str, Fault]]] = WeakK
 
 
 @contextmanager
-def part_of(system: ActorSystem, name: str, fault: Fault) -> Iterator[None]:
+def part_of(system: ActorSystem, name: str, fault: Fault) -> Generator[None]:
     """Have the probes of a system ask a part, until the end of the block."""
     parts, key = _faults.setdefault(system, {}), object()
     parts[key] = name, fault

@@ -133,10 +133,11 @@ class ToAwait(Silenced, Coroutine[Any, Any, T]):
                 raise AttributeError(name)
             self.silence()
             raise AttributeError(
-                f"a coroutine does not have the attribute {name!r}; {self._advice('.' + name)}"
+                f"a coroutine does not have the attribute {name!r}; {self.advice('.' + name)}"
             )
 
-    def _advice(self, use: str) -> str:
+    def advice(self, use: str) -> str:
+        """Return how to use the result as the program uses the coroutine."""
         return f"await it first: (await {self._method}){use}, or in blocking code b.wait({self._method}){use}"
 
 
@@ -149,7 +150,7 @@ def _refusing(use: str) -> Callable[..., Any]:
         if any(isinstance(operand, Silenced) and not isinstance(operand, ToAwait) for operand in operands):
             return NotImplemented  # the array refuses it, and names the function
         silence(self, *operands)
-        raise TypeError(f"a coroutine is not an array; {self._advice(use)}")  # of its module
+        raise TypeError(f"a coroutine is not an array; {self.advice(use)}")  # of its module
 
     return refuse
 

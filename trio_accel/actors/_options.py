@@ -62,7 +62,7 @@ def named_options(cls: type[T]) -> type[T]:
     fields = [field for field in attrs.fields(cls) if field.init]  # type: ignore[arg-type]  # it is one
     names = [field.alias for field in fields]
     positional = [field.alias for field in fields if not field.kw_only]
-    synonyms = {other: field.alias for field in fields for other in field.metadata.get(SYNONYMS, ())}
+    synonyms = {synonym: field.alias for field in fields for synonym in field.metadata.get(SYNONYMS, ())}
     unchecked = {field.alias: field.name for field in fields if not (field.validator or field.converter)}
 
     @functools.cache
@@ -116,8 +116,8 @@ def _by_name(
     if len(values) > len(names):
         return TypeError(f"{label}: there are {len(names)} options: {error}")
     named = [*map(repr, values[: len(positional)])]
-    others = [name for name in names if name not in positional]
-    for name, value in zip(others, values[len(positional) :], strict=False):
+    keywords = [name for name in names if name not in positional]
+    for name, value in zip(keywords, values[len(positional) :], strict=False):
         named.append(f"{name}={value!r}")
     return TypeError(f"{label}: pass options by name, as in {label}({', '.join(named)}): {error}")
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 import attrs
 import trio
@@ -204,7 +204,8 @@ def _as_kept(fields: Any) -> Kept:
 
 def _as_replies(replies: Any) -> dict[str, bytes]:
     if not isinstance(replies, dict) or not all(
-        isinstance(name, str) and isinstance(data, bytes) for name, data in replies.items()
+        isinstance(name, str) and isinstance(data, bytes)
+        for name, data in cast("dict[object, object]", replies).items()
     ):
         raise ValueError(f"it is {replies!r:.100}")
-    return replies
+    return cast("dict[str, bytes]", replies)

@@ -9,7 +9,7 @@ import secrets
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import attrs
 import trio
@@ -44,7 +44,7 @@ _FATAL: dict[type[Exception], Directive] = dict.fromkeys(
 
 
 def _check_argument(label: str, name: str, value: object, kind: Any, expected: str) -> None:
-    kinds = kind if isinstance(kind, tuple) else (kind,)
+    kinds = cast("tuple[type | None, ...]", kind) if isinstance(kind, tuple) else (kind,)
     if not any(value is None if accepted is None else isinstance(value, accepted) for accepted in kinds):
         raise TypeError(f"{label}: {name} must be {expected}, got {value!r}")
 

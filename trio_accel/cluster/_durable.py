@@ -7,7 +7,7 @@ import operator
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from typing import Any, ClassVar, TypeAlias, TypeVar, cast
 
 import attrs
 import trio
@@ -260,7 +260,7 @@ def _is_save(value: Any) -> bool:
 
 
 def _is_message(value: Any) -> bool:
-    return isinstance(value, tuple) and len(value) == _MESSAGE_PARTS
+    return isinstance(value, tuple) and len(cast("tuple[object, ...]", value)) == _MESSAGE_PARTS
 
 
 def _parts(actor: object) -> dict[str, list[object]]:
@@ -272,7 +272,7 @@ def _parts(actor: object) -> dict[str, list[object]]:
 def _items(value: object) -> list[object]:
     if not isinstance(value, (list, dict, set, bytearray, deque)):
         return []
-    container: Any = value
+    container = cast("Any", value)
     if len(container) > _MAX_COMPARED:
         return [len(container)]
     items = [*container.items()] if isinstance(value, dict) else [*container]

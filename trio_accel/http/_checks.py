@@ -59,7 +59,7 @@ class Check:
         reason: str | bool | None = f"no answer within {self.seconds:g} s"
         with trio.move_on_after(self.seconds):
             try:
-                reason = await self._found()
+                reason = await self._ask_part()
             except Exception as error:
                 _logger.info("the check %r failed", self.name, exc_info=True)
                 reason = type(error).__name__
@@ -67,14 +67,14 @@ class Check:
             return None
         return f"{self.name}: {(reason or 'failed')[:_REASON_CHARACTERS]}"
 
-    async def _found(self) -> str | bool | None:
+    async def _ask_part(self) -> str | bool | None:
         call = self.ask if inspect.iscoroutinefunction(self.ask) else self._in_thread
-        found = await cast("Callable[[], Awaitable[Any]]", call)()
-        if inspect.isawaitable(found):
-            found = await found
-        return (
-            found if found is None or isinstance(found, (bool, str)) else f"returned {type(found).__name__}"
-        )
+        answer = await cast("Callable[[], Awaitable[Any]]", call)()
+        if inspect.isawaitable(answer):
+            answer = await answer
+        if answer is None or isinstance(answer, (bool, str)):
+            return answer
+        return f"returned {type(answer).__name__}"
 
     async def _in_thread(self) -> Any:
         return await trio.to_thread.run_sync(self.ask, abandon_on_cancel=True, limiter=self._limiter)
@@ -101,21 +101,21 @@ def checks_of(parts: Iterable[Part]) -> list[Check]:
     Raises:
         TypeError: A part is none that probes can ask.
     """
-    found: list[Check] = []
+    checks: list[Check] = []
     for part in parts:
         if isinstance(part, Check):
-            found.append(part)
+            checks.append(part)
         elif isinstance(part, Device):
-            found.append(Check(part.path, partial(_ask_device, part)))
+            checks.append(Check(part.path, partial(_ask_device, part)))
         elif isinstance(part, _HasFault):
-            found.append(Check(type(part).__name__.lower(), partial(_ask_fault, part)))
+            checks.append(Check(type(part).__name__.lower(), partial(_ask_fault, part)))
         elif isinstance(part, _HasDevices):
-            found += checks_of(part.devices)
+            checks += checks_of(part.devices)
         else:
             raise TypeError(
                 f"serve: checks must be Check(...), devices, clusters or trainers, got {part!r:.80}"
             )
-    return found
+    return checks
 
 
 async def _ask_device(device: Device) -> str | None:
@@ -132,13 +132,13 @@ async def _ask_fault(part: _HasFault) -> str | None:
 
 async def faults_of_checks(checks: Iterable[Check]) -> list[str]:
     """Ask checks at the same time, and return why parts cannot serve, in the order of the checks."""
-    found: dict[int, str] = {}
+    faults: dict[int, str] = {}
 
     async def ask(number: int, check: Check) -> None:
         if (fault := await check.fault()) is not None:
-            found[number] = fault
+            faults[number] = fault
 
     async with trio.open_nursery() as nursery:
         for number, check in enumerate(checks):
             nursery.start_soon(ask, number, check)
-    return [found[number] for number in sorted(found)]
+    return [faults[number] for number in sorted(faults)]

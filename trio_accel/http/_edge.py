@@ -158,16 +158,16 @@ class Edge:
         Returns:
             None for each other request, which may be wrong or ask for more than the probe.
         """
-        found = _PLAIN.fullmatch(head)
-        if found is None or (probe := self.probes.get(path := found[2].decode())) is None:
+        request = _PLAIN.fullmatch(head)
+        if request is None or (probe := self.probes.get(path := request[2].decode())) is None:
             return None
-        if len(_HOST.findall(found[3])) != 1 or _MEANT.search(found[3]):
+        if len(_HOST.findall(request[3])) != 1 or _MEANT.search(request[3]):
             return None
         self.touch(connection)
-        is_last = self.is_ending or _CLOSING.search(found[3]) is not None
+        is_last = self.is_ending or _CLOSING.search(request[3]) is not None
         if (reply := connection.replies.get(path)) is None:
             reply = connection.replies[path] = await probe()
-        return reply.encode(is_last, found[1] == b"GET"), is_last
+        return reply.encode(is_last, request[1] == b"GET"), is_last
 
     def close_idle(self) -> bool:
         """Close the connection that has been idle the longest. Return whether there was one."""

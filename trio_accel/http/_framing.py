@@ -222,18 +222,18 @@ class Framing:
 
         The line of the last chunk waits until the chunks before it are taken.
         """
-        found = _CHUNK.match(self._data, offset, offset + _CHUNK_LINE_BYTES)
-        if found is None:
+        match = _CHUNK.match(self._data, offset, offset + _CHUNK_LINE_BYTES)
+        if match is None:
             line = self._data[offset : offset + _CHUNK_LINE_BYTES]
             if b"\n" in line or len(line) == _CHUNK_LINE_BYTES:
                 raise RefusedError(400)
             return 0
-        size = int(found[1], 16)
+        size = int(match[1], 16)
         if not size and not is_first:
             return 0
         self._count_chunk(size)
         self._part, self._remaining = (_RequestPart.CHUNK if size else _RequestPart.TRAILERS), size
-        return found.end() - offset
+        return match.end() - offset
 
     def _count_chunk(self, size: int) -> None:
         self._chunks += 1

@@ -303,10 +303,9 @@ class Array:
     def _with_arrays(self, key: Any) -> Any:
         """Copy NumPy arrays and lists in a key to the device."""
         if isinstance(key, tuple):
-            items: tuple[Any, ...] = key
-            return tuple([self._with_arrays(item) for item in items])
+            return tuple([self._with_arrays(item) for item in cast("tuple[object, ...]", key)])
         if isinstance(key, list):
-            host: Any = np.asarray(key)
+            host = np.asarray(cast("list[object]", key))
             key = host if host.size else host.astype(np.int64)
         return self._space.asarray(key) if isinstance(key, np.ndarray) else key
 

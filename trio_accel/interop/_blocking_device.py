@@ -257,7 +257,7 @@ class BlockingDevice:
             TypeError: Neither an array of a device nor an awaitable.
         """
         try:
-            if isinstance(array, Iterator) and not inspect.isawaitable(array):
+            if not inspect.isawaitable(array) and isinstance(array, Iterator):
                 items: list[Any] = [*array]
                 array = items
             return self._asked("get", self._calls.wait, partial(_to_host, array), (), array)
@@ -375,7 +375,7 @@ async def _to_host(array: Any, *, is_result: bool = False) -> Any:
     if hasattr(array, "to_host"):
         return await array.to_host()
     if isinstance(array, dict):
-        named: dict[Any, Any] = array
+        named = cast("dict[object, Any]", array)
         return dict(zip(named, await _to_host([*named.values()], is_result=is_result), strict=True))
     if isinstance(array, (list, tuple)):
         items: list[Any] = [*array]
@@ -398,7 +398,7 @@ async def _to_host(array: Any, *, is_result: bool = False) -> Any:
 
 async def _result(awaited: Any) -> Any:
     """Await an object; a call that was awaited so before has its result still."""
-    if not hasattr(type(awaited), "kept"):
+    if not hasattr(type(cast("object", awaited)), "kept"):
         return await awaited
     if not hasattr(awaited, "kept"):
         awaited.kept = await awaited

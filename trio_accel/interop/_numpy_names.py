@@ -39,7 +39,8 @@ _OF_LAYOUT = ("ndim", "shape", "size")
 
 def of_function(space: Any, function: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
     """Call a NumPy function with arrays of a namespace among its arguments."""
-    name = _NAMESAKES.get(function.__name__, function.__name__)
+    own_name: str = function.__name__
+    name = _NAMESAKES.get(own_name, own_name)
     package = function.__module__.partition(".")[2]
     if name in _OF_LAYOUT and len(args) == 1 and not named:
         return getattr(args[0], name)
@@ -48,7 +49,7 @@ def of_function(space: Any, function: Any, args: tuple[Any, ...], named: Mapping
         namespace = getattr(space, package)
     elif name not in _COMMON:
         namespace = None
-    counterpart = getattr(namespace, name, None) if namespace is not None else None
+    counterpart: Any = getattr(namespace, name, None) if namespace is not None else None
     if counterpart is not None and _fits(counterpart, args, named):
         return counterpart(*args, **named)
     return function(*_on_host(space, args), **_on_host(space, named))
@@ -57,8 +58,9 @@ def of_function(space: Any, function: Any, args: tuple[Any, ...], named: Mapping
 def of_ufunc(space: Any, ufunc: Any, method: str, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
     """Call a ufunc, or a method of one, with arrays of a namespace among its arguments."""
     outputs = named.get("out", ())
-    name = _NAMESAKES.get(ufunc.__name__, ufunc.__name__)
-    counterpart = getattr(space, name, None) if method == "__call__" else None
+    own_name: str = ufunc.__name__
+    name = _NAMESAKES.get(own_name, own_name)
+    counterpart: Any = getattr(space, name, None) if method == "__call__" else None
     if counterpart is not None and not named:
         return counterpart(*inputs)
     if not any(isinstance(output, space.array_type) for output in outputs):

@@ -129,9 +129,10 @@ class DeviceState:
 
     async def drain(self) -> None:
         """Free all dropped blocks, and let other tasks run between some and the next; a checkpoint."""
-        while self.blocks.drain_some():
+        has_rest = True
+        while has_rest:
+            has_rest = self.blocks.drain_some()
             await trio.lowlevel.checkpoint()
-        await trio.lowlevel.checkpoint()
 
     def check_pending(self, pending: int) -> None:
         """Refuse a request if too many wait for a context.

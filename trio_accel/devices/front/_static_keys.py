@@ -44,7 +44,8 @@ def static_key(value: Any, _path: tuple[int, ...] = ()) -> tuple[object, ...]:
         value: The object.
         _path: The ids of the objects that contain it.
     """
-    kind: type[Any] = type(value)
+    instance: object = value
+    kind = type(instance)
     bits = _bits(kind, value)
     if bits is not None:
         return kind, bits
@@ -71,7 +72,7 @@ def _bits(kind: type[Any], value: Any) -> object:
         return pack("=d", value)
     if kind is complex:
         return pack("=2d", value.real, value.imag)
-    if isinstance(value, np.generic) or (kind is np.ndarray and not value.dtype.hasobject):
+    if issubclass(kind, np.generic) or (kind is np.ndarray and not value.dtype.hasobject):
         return value.dtype, value.shape, value.tobytes()
     if value is None:
         return False
@@ -79,13 +80,13 @@ def _bits(kind: type[Any], value: Any) -> object:
     return value if is_itself else None
 
 
-def _state(value: Any) -> Iterator[Any]:
+def _state(value: object) -> Iterator[Any]:
     """Yield the parts of an object, without the fields that its class excludes from equality.
 
     Raises:
         Exception: The object does not reveal its state.
     """
-    kind: type[Any] = type(value)
+    kind = type(value)
     compared: dict[str, bool] = {}
     if dataclasses.is_dataclass(kind):
         compared = {field.name: field.compare for field in dataclasses.fields(kind)}
@@ -98,7 +99,7 @@ def _state(value: Any) -> Iterator[Any]:
         function, args, *rest = reduced
         yield from (function, args)
         for part in rest:
-            yield list(part) if isinstance(part, Iterator) else part
+            yield [*part] if isinstance(part, Iterator) else part
         return
     for name, is_compared in compared.items():
         if is_compared:

@@ -137,7 +137,7 @@ class Armed(Protocol):
 
 def _is_operation(cls: type[object]) -> bool:
     library: object = getattr(cls, "library", None)
-    is_operation = issubclass(cls, Operation) and isinstance(library, str)
+    is_operation = Operation in cls.__mro__ and isinstance(library, str)
     if is_operation:
         # The class knows it from now on, because a table of classes would keep those of the program.
         setattr(cls, _ADMITTED, True)
@@ -149,7 +149,7 @@ def operation_name(cls: type[object]) -> str:
     name: str | None = vars(cls).get(_NAME)
     if name is None:
         name = _name_of(cls)
-        if issubclass(cls, Operation):
+        if Operation in cls.__mro__:
             setattr(cls, _NAME, name)
     return name
 

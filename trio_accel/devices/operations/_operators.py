@@ -53,7 +53,7 @@ def give_operators(cls: type[OnDevice], find: Callable[[str], Callable[..., Any]
     """
 
     def of_two(name: str, *, is_reflected: bool) -> Callable[[Any, Any], Any]:
-        def ask(self: Any, operand: Any) -> Any:
+        def ask(self: Any, operand: object) -> Any:
             if name in _EQUALITY:
                 if not isinstance(operand, _COMPARED):
                     return NotImplemented
