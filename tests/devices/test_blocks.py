@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import trio
@@ -18,6 +19,7 @@ import trio_accel as ta
 from trio_accel.backends.base import Isolation
 from trio_accel.devices.base._bridge import LoopNotifier
 from trio_accel.devices.base._waits import Availability
+from trio_accel.devices.engine._leases import LaunchGate
 from trio_accel.devices.operations._blocks import Block, BlockTable
 
 LARGE = 8 << 20
@@ -213,6 +215,21 @@ async def test_an_allocation_that_would_fail_frees_all_blocks(system: ta.System)
         small = [await device.zeros(128) for _ in range(1000)]
         small.clear()
         assert (await device.zeros(110_000)).shape == (110_000,)
+
+
+async def test_a_preparation_frees_all_blocks_in_portions() -> None:
+    table, freed = BlockTable("cpu:0", Availability(), keeps=False), list[int]()
+    table.release = lambda ids: freed.append(len([*ids]))
+    table.is_watched = True
+    blocks = [table.new(8) for _ in range(1000)]
+    blocks.clear()
+    launch: Any = object()
+    queue: Any = object()
+    prepared: list[int] = []
+    gate = LaunchGate(table.drain_some)
+    assert await gate.prepare(launch, queue, lambda: prepared.append(sum(freed))) is None
+    assert prepared == [1000]
+    assert max(freed) <= 64
 
 
 @inline

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from chosen import BACKEND
+from chosen import BACKEND, SEARCHED
 
 TESTS = Path(__file__).parents[1]
 
@@ -103,7 +103,7 @@ trio.run(main)
 
 
 def _run(program: str, *arguments: str) -> str:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), SEARCHED])}
     command = [sys.executable, "-c", program, BACKEND, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr

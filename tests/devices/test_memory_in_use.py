@@ -61,6 +61,9 @@ class Table:
         dropped, self.dropped = self.dropped, []
         return dropped
 
+    def drain(self) -> None:
+        """Nothing is left after `take_some`."""
+
     def make_room(self) -> None:
         """There is nothing else to give back."""
 

@@ -110,12 +110,12 @@ async def test_what_a_graph_cannot_have(device: ta.Device) -> None:
     generator = ta.random.Generator(device, seed=1)
     host = "uses an array of the host"
     for step, text in (
-        (lambda x: x.to_host(), f"devices.ToHost: a graph cannot record it: it {host}"),
-        (control_flow, "devices.ToHost"),
-        (lambda x: device.put(np.ones(3)), f"devices.Put: .* {host}"),
-        (lambda x: linalg.matmul(x, matrix(2)), f"linalg.Matmul: .* {host}"),
-        (linalg.cholesky, r"linalg.Cholesky: .* status words"),
-        (lambda x: generator.normal(3), r"random.Normal: .* draw them outside"),
+        (lambda x: x.to_host(), f"to_host: a graph cannot record it: it {host}"),
+        (control_flow, "to_host: a graph cannot record it"),
+        (lambda x: device.put(np.ones(3)), f"put: .* {host}"),
+        (lambda x: linalg.matmul(x, matrix(2)), f"linalg.matmul: .* {host}"),
+        (linalg.cholesky, r"linalg.cholesky: .* status words"),
+        (lambda x: generator.normal(3), r"random.normal: .* draw them outside"),
         (lease, "lease: a graph cannot record it; hold the array before"),
     ):
         await refused(device, step, text, x)
@@ -133,7 +133,7 @@ async def test_another_device_is_refused(system: ta.System, device: ta.Device) -
             await linalg.scal(2.0, theirs)
 
         await refused(
-            device, step, rf"linalg.Scal: .* asked of {other.path}, and the graph is of {device.path}", x
+            device, step, rf"linalg.scal: .* asked of {other.path}, and the graph is of {device.path}", x
         )
         await refused(device, lambda x: x.copy_to(other), "copy_to: a graph cannot record it; read arrays", x)
         with pytest.raises(ValueError, match=r"b is on .*, this runs on"):
@@ -180,7 +180,7 @@ async def test_wrong_arguments_of_a_capture(device: ta.Device) -> None:
 
 async def test_wrong_operations_of_a_step_are_the_steps_errors(device: ta.Device) -> None:
     x, row = await device.put(matrix(1)), await device.put(matrix(2, N))
-    with pytest.raises(ValueError, match=r"linalg.Axpy"):
+    with pytest.raises(ValueError, match=r"linalg.axpy: arrays must share a shape"):
         await graphs.capture(device, lambda x: linalg.axpy(1.0, x, row), x)
     with pytest.raises(ZeroDivisionError):
         await graphs.capture(device, _fails, x)

@@ -437,8 +437,8 @@ async def _with_released(device: ta.Device, body: Callable[[ta.AccelRef], Awaita
 async def test_what_a_body_cannot_have(device: ta.Device) -> None:
     go, spd = await flag(device, True), await device.put(np.eye(N))
     for body, text in (
-        (spd.to_host, "devices.ToHost: .* array of the host"),
-        (lambda: linalg.cholesky(spd), "linalg.Cholesky: .* status words"),
+        (spd.to_host, "to_host: .* array of the host"),
+        (lambda: linalg.cholesky(spd), "linalg.cholesky: .* status words"),
     ):
         with pytest.raises(ta.NotSupportedError, match=text):
             await graphs.capture(device, lambda body=body: graphs.if_(go, body))

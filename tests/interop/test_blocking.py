@@ -114,14 +114,15 @@ def test_functions_that_are_not_async(b: BlockingDevice) -> None:
 
 
 def test_get_takes_arrays_alone(b: BlockingDevice, x: ta.AccelRef) -> None:
-    for wrong in (np.ones(2), never_run, iter([x]), numbers(), b.submit(trio.sleep, 0)):
+    for wrong in (np.ones(2), never_run, numbers(), b.submit(trio.sleep, 0)):
         for given in (wrong, [wrong, x + 1.0]):
             with pytest.raises(TypeError) as error:
                 b.get(given)
             text = (
-                "get: array must be an array of a device, a call or coroutine that makes one, or a list of "
+                "get: array must be an array of a device, a call or coroutine that makes one, or a list, "
+                "tuple or dict of these"
             )
-            assert str(error.value) == f"{text}these, got {wrong!r}; use wait for other awaitables"
+            assert str(error.value) == f"{text}, got {wrong!r}; use wait for other awaitables"
 
 
 def test_generators(b: BlockingDevice, x: ta.AccelRef) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import attrs
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 import scipy.stats
 import trio
@@ -221,6 +222,42 @@ async def test_a_pool_of_any_actors_takes_their_requests(system: ta.System) -> N
     assert children == ["test/pool/0", "test/pool/1"]
     with pytest.raises(TypeError, match="'text' is not a message"):
         await pool.ask(Submit("text"))
+
+
+@attrs.frozen
+class GetOptions(ta.Request["Configured", Any]):
+    """The options that an actor was made with."""
+
+
+class Configured(ta.Actor):
+    def __init__(self, **options: object) -> None:
+        self.options = options
+
+    @handles(GetOptions)
+    async def send_options(self, _: GetOptions) -> Any:
+        return self.options
+
+
+async def test_a_pool_passes_any_option_on_unchanged(system: ta.System) -> None:
+    """A pool also passes on names of its own positional parameters, and a NumPy scalar."""
+    step = np.float32(2)
+    options: dict[str, Any] = {
+        "step": step,
+        "size": 7,
+        "kwargs": 1,
+        "args": None,
+        "timeout": "x",
+        "actor_class": 3,
+    }
+    pool = await system.spawn(Pool, Configured, 1, **options, name="pool")
+    found = await pool.ask(Submit(GetOptions()))
+    assert found == options
+    assert found["step"] is step
+    spawn: Any = system.spawn
+    with pytest.raises(TypeError, match=r"^Pool: member_policy must be a Policy or None, got 3$"):
+        await spawn(Pool, Configured, 1, member_policy=3)
+    with pytest.raises(TypeError, match=r"Adder: there is no option 'steps'; did you mean 'step'\?$"):
+        await spawn(Pool, Adder, 1, 0, steps=2)
 
 
 async def test_methods_of_addresses_are_models_of_actors_that_die(system: ta.System) -> None:

@@ -125,18 +125,26 @@ def _by_name(
 def checked_options(make: FunctionT) -> FunctionT:
     """Make a constructor check names, and switches, functions and mappings against their annotations.
 
-    The constructor's body checks its numbers and words. A NumPy scalar becomes a Python number.
+    The constructor's body checks its numbers and words. A NumPy scalar becomes a Python number. A constructor
+    with ``**kwargs`` receives unknown names and their values unchanged, because it passes them on.
     """
     hints = functools.cache(functools.partial(types_of, make))
-    names = [*inspect.signature(make).parameters][1:]
+    parameters = [*inspect.signature(make).parameters.values()][1:]
+    names = [
+        parameter.name
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    ]
+    has_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
 
     @functools.wraps(make)
     def check(self: object, *values: Any, **options: Any) -> None:
-        for name in options:
-            if name not in names:
-                raise _unknown_option(type(self), name, names)
-        options = {name: as_plain(value) for name, value in options.items()}
-        for name, value in options.items():
+        if not has_any:
+            for name in options:
+                if name not in names:
+                    raise _unknown_option(type(self), name, names)
+        for name in filter(names.__contains__, [*options]):
+            value = options[name] = as_plain(options[name])
             hint = hints().get(name, Any)
             if not is_kind_of(hint, value):
                 raise TypeError(f"{type(self).__name__}: {name} must be {described(hint)}, got {value!r}")

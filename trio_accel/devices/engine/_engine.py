@@ -215,7 +215,7 @@ class Engine(ContextState):
         self.placed: Callable[[int], PlacedBlock | None] = self._memory_in_use.placed
         self.fresh: set[int] = self._memory_in_use.fresh
         self.streams: StreamQueues = StreamQueues(options.streams.open(device), options.in_flight)
-        self.gate: LaunchGate = LaunchGate(blocks.drain)
+        self.gate: LaunchGate = LaunchGate(blocks.drain_some)
         order: LaunchOrder = self.gate.order
         self.enter: Callable[[Launch], None] = order.enter
         self.over: Callable[[Launch], None] = self.gate.over

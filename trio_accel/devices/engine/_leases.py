@@ -30,15 +30,15 @@ class LaunchGate:
     """Operations that wait for their launch, and can be withdrawn until then.
 
     Args:
-        drain: Frees blocks that the program has released.
+        drain_some: Frees blocks that the program has released, and returns whether some remain.
 
     Attributes:
         order: The order of waiting operations.
     """
 
-    def __init__(self, drain: Callable[[], None]) -> None:
+    def __init__(self, drain_some: Callable[[], bool]) -> None:
         self.order: LaunchOrder = LaunchOrder()
-        self._drain = drain
+        self._drain_some = drain_some
         # The operations with which their library actors have begun, and the withdrawn ones among them.
         self._waiting: dict[Launch, StreamQueue] = {}
         self._withdrawn: set[Launch] = set()
@@ -101,9 +101,10 @@ class LaunchGate:
         """
         self._waiting[launch] = queue
         failure: Exception | None = None
-        # Drain before starting the thread, because a plan may need memory that the program has released.
-        self._drain()
         try:
+            # Drain before starting the thread, because a plan may need memory that the program has released.
+            while self._drain_some():
+                await trio.lowlevel.checkpoint()
             try:
                 await trio.to_thread.run_sync(prepare)
             except Exception as error:  # noqa: BLE001  # it belongs to the operation
