@@ -179,3 +179,13 @@ async def test_a_callback_of_trio_wakes_parked_tasks() -> None:
         await wait()
         trio.lowlevel.current_trio_token().run_sync_soon(event.set)
     assert woken == ["waiter"]
+
+
+async def test_a_cancelled_task_leaves_its_lot_at_once() -> None:
+    """Not when it runs next: another cancelled task may hand its work over before."""
+    lot = ParkingLot()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lot.park)
+        await wait()
+        nursery.cancel_scope.cancel()
+        assert (len(lot), lot.unpark()) == (0, False)

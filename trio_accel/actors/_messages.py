@@ -474,6 +474,8 @@ class ParkingLot:
         parked = self._parked
 
         def abort(_: object) -> trio.lowlevel.Abort:
+            # At once, because code that runs before this task may count the tasks or wake one.
+            parked.pop(wait, None)
             return trio.lowlevel.Abort.SUCCEEDED
 
         task = parked[wait] = trio.lowlevel.current_task()
