@@ -485,6 +485,7 @@ CALLS: dict[str, Use] = {
     "gradients.grad": lambda at, given: ta.grad(squared, **given)(at.vector),
     "gradients.value_and_grad": lambda at, given: ta.value_and_grad(squared, **given)(at.vector),
     "devices.track_progress": lambda at, given: tracked(**given),
+    "http.Check": lambda at, given: http.Check("disk", trio.sleep_forever, **given),
     "http.Limits": lambda at, given: http.Limits(**given),
     "http.serve": lambda at, given: http.serve(None, signals=(), **given),  # type: ignore[arg-type]
     "telemetry.open_dashboard": lambda at, given: entered(ta.open_dashboard(at.system, **given)),
@@ -767,6 +768,7 @@ _REASONS: dict[str, str] = {
         "cluster.AgentConfig cluster.Entry "
         "cluster.Home cluster.Journal cluster.Member cluster.Started cluster.Table "
         "PostgresStore.take PostgresStore.write SqliteStore.take SqliteStore.write Store.take Store.write "
+        "PostgresStore.save PostgresStore.check SqliteStore.save SqliteStore.check Store.save Store.check "
         "actors.LoopHolds actors.Reading actors.RestartInfo "
         "actors.SupervisorFailed actors.Timer collectives.Rank "
         "collectives.World Optimizer.rate_of train.Step train.Steps "

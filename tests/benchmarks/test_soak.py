@@ -198,7 +198,7 @@ async def test_health_is_asked_by_a_preferred_process_of_its_own() -> None:
             peer = stream.socket.getpeername()
             if not asked_by:
                 asked_by.update(_owners(peer[1]))
-            await trio.sleep(delay)
+            await trio.sleep(delay)  # clock: another process measures this delay
             await stream.send_all(b"HTTP/1.1 200 \r\nContent-Length: 0\r\n\r\n")
 
     async with trio.open_nursery() as nursery:
@@ -206,7 +206,7 @@ async def test_health_is_asked_by_a_preferred_process_of_its_own() -> None:
         port = listener.socket.getsockname()[1]
         for delay, is_good in ((0.0, True), (1.2 * LONGEST, False)):
             async with asked_beside(port) as health:
-                await trio.sleep(1.0 + delay)
+                await trio.sleep(1.0 + delay)  # clock: the other process asks for as long
             assert health.asked >= 1
             assert health.refused == 0
             assert (health.longest <= LONGEST, health.faults() == []) == (is_good, is_good)

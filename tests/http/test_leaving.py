@@ -78,6 +78,7 @@ async def test_requests_of_a_client_that_has_left_are_not_served(how: str, count
         await stream.aclose()
         # Nothing is left that computes.
         used = time.process_time()
+        # clock: the processor time of this process is measured, which other processes do not change
         await trio.sleep(0.2)
         assert time.process_time() - used < 0.1
 
@@ -138,7 +139,7 @@ async def test_work_after_an_answer_holds_no_idle_connection(
         stream = await connect(port, get("/background", *line))
         await seen.until(lambda them: them.running == 1)
         # The client reads the end, and does not close its side.
-        with trio.fail_after(5):
+        with trio.fail_after(10):
             while await stream.receive_some():
                 pass
         await until_files(before + 1, 5)
