@@ -103,8 +103,10 @@ class LaunchGate:
         failure: Exception | None = None
         try:
             # Drain before starting the thread, because a plan may need memory that the program has released.
-            while self._drain_some():
+            has_rest = self._drain_some()
+            while has_rest:
                 await trio.lowlevel.checkpoint()
+                has_rest = self._drain_some()
             try:
                 await trio.to_thread.run_sync(prepare)
             except Exception as error:  # noqa: BLE001  # it belongs to the operation
