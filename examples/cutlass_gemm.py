@@ -106,7 +106,7 @@ async def compare(device: ta.Device, kernel: jit.Kernel, size: int, *, poison: b
     [first] = await launch()
     compared = partial(trio.to_thread.run_sync, difference)
     worst, generation = await compared(await first.to_host(), expected, k), device.generation
-    # In advance, because a device looks longer at the launches after a fault.
+    # In advance, because the first launches after a fault are slower.
     own, peer = [await seconds_of(call, 20) for call in (launch, library)]
     if poison:
         ta.testing.inject_fault(device, kernel.operation, poison=True)
