@@ -117,14 +117,13 @@ async def compare(device: ta.Device, kernel: jit.Kernel, size: int, *, poison: b
     return row + f" {'yes' if poison else '':>8}", worst <= TOLERANCE
 
 
-async def run(sizes: list[int], backend: str | None, arch: str, cubin: Path | None) -> bool:
+async def run(sizes: list[int], backend: str | None, arch: str) -> bool:
     """Print the table; return whether all is right."""
     options = ta.DeviceOptions(isolation="process", retry=1, retry_suspects=True)
     async with ta.open_system("cutlass") as system, system.open_device(backend, options=options) as device:
         code = None
         if device.info.backend != "cpu":
-            read = partial(compile_cutlass, arch) if cubin is None else cubin.read_bytes
-            code = await trio.to_thread.run_sync(read)
+            code = await trio.to_thread.run_sync(compile_cutlass, arch)
         kernel = declare(code)
         rows = [await compare(device, kernel, size, poison=size == sizes[0]) for size in sizes]
         print(f"max(0, x @ weight + bias) of float16 on {device.name}, milliseconds with the launch")
@@ -139,11 +138,10 @@ def main() -> int:
     parser.add_argument("--size", type=int, default=512, help="rows and columns, a multiple of 8")
     parser.add_argument("--check", action="store_true", help="take the sizes 1024, 4096 and 8192")
     parser.add_argument("--arch", default="sm_90a", help="the architecture of the GPU, for nvcc")
-    parser.add_argument("--cubin", type=Path, help="a compiled kernel, in place of CUTLASS and nvcc")
     parser.add_argument("--backend", help="device to use, such as cpu or cuda:1")
     given = parser.parse_args()
     sizes = [1024, 4096, 8192] if given.check else [given.size]
-    is_right = trio.run(run, sizes, given.backend, given.arch, given.cubin)
+    is_right = trio.run(run, sizes, given.backend, given.arch)
     print(f"differences at most {TOLERANCE:.0e}: {'right' if is_right else 'WRONG'}")
     return 0 if is_right else 1
 
