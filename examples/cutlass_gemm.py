@@ -104,14 +104,14 @@ async def compare(device: ta.Device, kernel: jit.Kernel, size: int, *, poison: b
     library = partial(ta.linalg.fused_matmul, x, weight, bias=bias, activation="relu")
     expected = await (await library()).to_host()
     [first] = await launch()
-    compared = partial(trio.to_thread.run_sync, difference)
-    worst, generation = await compared(await first.to_host(), expected, k), device.generation
+    worst = await trio.to_thread.run_sync(difference, await first.to_host(), expected, k)
+    generation = device.generation
     # In advance, because the first launches after a fault are slower.
     own, peer = [await seconds_of(call, 20) for call in (launch, library)]
     if poison:
         ta.testing.inject_fault(device, kernel.operation, poison=True)
         [again] = await launch()
-        worst = max(worst, await compared(await again.to_host(), expected, k))
+        worst = max(worst, await trio.to_thread.run_sync(difference, await again.to_host(), expected, k))
         assert device.generation == generation + 1  # the worker was replaced
     row = f"{m:>6} {own * 1e3:>10.2f} {peer * 1e3:>10.2f} {own / peer:>7.2f} {worst:>10.1e}"
     return row + f" {'yes' if poison else '':>8}", worst <= TOLERANCE
