@@ -76,7 +76,7 @@ class EntityRouter:
         self.settled: TaskEvent = TaskEvent()
         self.is_closed: bool = False
         self._links: dict[Member, Link] = {}
-        # By the path of a class: the first key that is an integer or a text of one.
+        # For each path of a class, the first key that is an integer or the text of an integer.
         self._numeric_keys: dict[str, Key] = {}
         self._changed = ParkingLot()
 

@@ -32,7 +32,7 @@ from ._group import DeviceGroup, DeviceOpening, PlacementPolicy, by_load
 __all__ = ["System", "open_system"]
 
 _logger = logging.getLogger("trio_accel.devices")
-# What first uses need: also the types of low precision, and the orders of contractions.
+# First uses need the types of low precision, the orders of contractions, and all lazy parts.
 _PARTS = ("ml_dtypes", "opt_einsum", *[f"trio_accel.{name}" for name in LAZY_PARTS])
 
 

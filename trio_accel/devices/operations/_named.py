@@ -24,7 +24,7 @@ from ._chain import ArrayFunction
 from ._ref import AccelRef
 
 _HEAD = re.compile(r"[a-z_]+(?:\.\w+){1,2}|Generator(?:\.\w+)?")
-# Of the copy of a host array to the device.
+# The function that copies a host array to the device.
 _PUT = re.compile(r"^(?:devices\.Put|put): host: ")
 _PLAIN = (TypeError, ValueError, IndexError, np.exceptions.AxisError, np.linalg.LinAlgError)
 # An AttributeError for a valid argument is a defect of this package.
@@ -173,7 +173,7 @@ def _named_text(name: str, said: str, signature: inspect.Signature, arguments: M
     head, colon, rest = _PUT.sub("", said).partition(": ")
     parameters = signature.parameters
     if colon and (_HEAD.fullmatch(head) or head == name.partition(".")[2]):
-        # Of an inner function, or the class of the function's own message.
+        # The name is an inner function's, or the class of the function's own message.
         text = f"{name}: {rest}"
     elif head.partition(" ")[0].partition("[")[0].rstrip(":") in parameters:
         text = f"{name}: {said}"

@@ -115,7 +115,7 @@ OF_PACKAGE: dict[str, str] = {
         )
     },
 }
-"""Of names of JAX, NumPy and PyTorch that the package itself lacks: the advice."""
+"""The advice for names of JAX, NumPy and PyTorch that the package itself lacks."""
 
 OF_ARRAYS: dict[str, str] = {
     **dict.fromkeys(("backward", "grad", "grad_fn", "requires_grad", "requires_grad_"), _GRADIENTS),
@@ -160,7 +160,7 @@ OF_ARRAYS: dict[str, str] = {
     "fill_": "write await x.fill(value)",
     "copy_": "write await x.assign(y)",
 }
-"""Of attributes that arrays of other libraries have: the advice."""
+"""The advice for attributes that arrays of other libraries have."""
 
 
 def instead_of(name: str) -> str:
