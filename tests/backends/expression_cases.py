@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import operator
 from typing import Any
 
 import attrs
@@ -56,8 +58,31 @@ class Case:
         """The value, as Python computes it with NumPy's functions."""
         names: dict[str, Any] = {name: getattr(np, name) for name in NUMPY_NAMES} | {"where": np.where}
         names |= dict(zip(self.names, self.values, strict=True))
+        names[_STANDARD] = _floor_quotient
+        tree = ast.fix_missing_locations(_FloorQuotients().visit(ast.parse(self.text, mode="eval")))
         with np.errstate(all="ignore"):
-            return np.asarray(eval(self.text, names))
+            return np.asarray(eval(compile(tree, self.text, "eval"), names))
+
+
+_STANDARD = "floor_quotient"
+
+
+class _FloorQuotients(ast.NodeTransformer):
+    """Has ``//`` computed by `_floor_quotient`."""
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        self.generic_visit(node)
+        if isinstance(node.op, ast.FloorDiv):
+            return ast.Call(ast.Name(_STANDARD, ast.Load()), [node.left, node.right], [])
+        return node
+
+
+def _floor_quotient(x: Any, y: Any) -> Any:
+    """Return ``x // y``, of infinite numbers by the array API standard, from which NumPy differs there."""
+    found = operator.floordiv(x, y)
+    if np.result_type(found).kind != "f":
+        return found
+    return np.where(np.isinf(x) | np.isinf(y), np.true_divide(x, y, dtype=np.result_type(found)), found)
 
 
 _SHAPES = ((5,), (1,), (), (3, 1), (3, 5), (2, 1, 5))

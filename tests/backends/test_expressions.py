@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 import scipy.special
 from expression_cases import DTYPES, NUMPY_NAMES, Case, cases, data
-from hypothesis import given, reject, settings
+from hypothesis import example, given, reject, settings
 from hypothesis import strategies as st
 
 from trio_accel import NotSupportedError
 from trio_accel.backends.base import DType
 from trio_accel.backends.base.expressions import (
     FUNCTIONS,
+    Argument,
     TypedExpression,
     Weak,
     evaluate,
@@ -220,8 +221,15 @@ def test_whole_powers_with_negative_exponents_are_rounded_towards_zero() -> None
     np.testing.assert_array_equal(got.ravel(), want)
 
 
+# Of an infinite quotient and a finite number NumPy's is NaN.
+_INFINITE_QUOTIENT = Case(
+    "(x // y // 2) * 1", ("x", "y"), (Argument(DType.float32, True),) * 2, (np.ones(5, "f"), np.zeros(5, "f"))
+)
+
+
 @settings(max_examples=60, deadline=None)
 @given(cases())
+@example(_INFINITE_QUOTIENT)
 def test_random_expressions_are_what_python_and_numpy_make_of_them(case: Case) -> None:
     want = None
     with contextlib.suppress(OverflowError):
