@@ -178,7 +178,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _is_of(path: Path, folders: Container[str]) -> bool:
-    return path.relative_to(_TESTS).parts[0] in folders
+    parts = path.relative_to(_TESTS).parts
+    return parts[0] in folders or parts[-1] in folders
 
 
 def _function_of(item: pytest.Item) -> Any:

@@ -29,7 +29,7 @@ import trio_accel as ta
 from benchmarks.bombs import SERVICES, serving
 from trio_accel.http import Limits, serve
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 CLOSE = GET[:-2] + b"Connection: close\r\n\r\n"
 

@@ -23,7 +23,7 @@ from scipy.io import wavfile
 
 pytestmark = pytest.mark.examples
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 
 # Programs that need worker processes, which only Linux has.

@@ -17,7 +17,7 @@ import pytest
 
 pytestmark = pytest.mark.no_device
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SLEEPS = {"trio.sleep", "trio.sleep_until", "time.sleep"}
 CLOCKS = re.compile(r"\b(perf_counter|monotonic|current_time)(_ns)?\(")
 WORDS = re.compile(r"\bsleep|\bfail_after|\bperf_counter|\bmonotonic|\bcurrent_time")

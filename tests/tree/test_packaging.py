@@ -22,7 +22,7 @@ import trio_accel as ta
 from trio_accel.backends.cuda import _installed
 from trio_accel.backends.cuda.manifest import VENDOR
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = {

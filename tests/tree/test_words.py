@@ -13,7 +13,7 @@ from words import MARKERS, rates, read, target, uses_of_names, vague_names
 
 pytestmark = pytest.mark.lint
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 # Hits in 1000 words.
 BOUNDS: dict[str, dict[str, float]] = {
     "readme": {},

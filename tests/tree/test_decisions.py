@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "design" / "decisions"
 INDEX = FOLDER.with_suffix(".md")
 PAGES = sorted(FOLDER.glob("*.md"), key=lambda page: int(page.name.partition("-")[0]))

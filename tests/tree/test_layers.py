@@ -20,7 +20,7 @@ import attrs
 import pytest
 
 PACKAGE = "trio_accel"
-ROOT = Path(__file__).parents[1] / PACKAGE
+ROOT = Path(__file__).parents[2] / PACKAGE
 
 # One package per capability; none imports another, but for those that are made of others.
 CAPABILITIES = (

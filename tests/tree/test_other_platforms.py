@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 # None of these has a wheel for macOS.
 LINUX_ALONE = ("cuda-core", "cuda-bindings", "nvmath-python", "cuda-toolkit")
 

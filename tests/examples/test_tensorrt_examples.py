@@ -16,7 +16,7 @@ import pytest
 
 pytestmark = [pytest.mark.examples, pytest.mark.no_device]
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 STREAM = 0x5EED
 
 

@@ -78,7 +78,7 @@ def run(folder: Path, text: str, *options: str) -> subprocess.CompletedProcess[s
     folder.joinpath("pytest.ini").write_text("[pytest]\ntrio_mode = true\n")
     command = [sys.executable, "-m", "pytest", "-p", "timeouts", "-p", "no:cacheprovider", *options]
     variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    variables |= {"PYTHONPATH": str(Path(__file__).parent), "TRIO_ACCEL_TEST_GRACE": "1"}
+    variables |= {"PYTHONPATH": str(Path(__file__).parents[1]), "TRIO_ACCEL_TEST_GRACE": "1"}
     return subprocess.run(
         command, cwd=folder, env=variables, capture_output=True, text=True, timeout=250, check=False
     )

@@ -23,7 +23,7 @@ pytestmark = [
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 pytest.importorskip("onnxruntime")
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 sys.path.append(str(EXAMPLES))
 
 import onnx  # noqa: E402

@@ -11,7 +11,7 @@ import pytest
 
 pytestmark = [pytest.mark.lint, pytest.mark.timeout(300)]
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 # Calls that block on a device or on a vendor library's planning: in async code they hold up the Trio loop.
 # The left side is a pattern for the call as it is written; the right side must not contain a comma.
 BLOCKING_CALLS = {

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 HEAVY = ("cuda", "nvmath", "scipy", "matplotlib", "rich", "cyclopts", "pytest", "hypothesis")
 # Times the calls that NumPy and Trio make when they are imported. They are counted, because a share of their
 # time was 1.3 to 2.2 on different machines. 1.37 before declared expressions were parsed at their first use.

@@ -28,7 +28,7 @@ from starlette.routing import Route
 import trio_accel as ta
 from benchmarks._bombs import FORMS, Bomb, Place, body_bombs, head_bombs, places_of
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 SIZE = 1 << 18
 # Seconds of processor time: of a step of the loop, and of a request of that size. The largest step takes
 # 0.03 s, and the longest request 0.08 s. Without their bounds, a list of modalities took 0.29 s, and the

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import trio
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 FOLDERS = ("benchmarks", "docs", "examples", "tests", "trio_accel")
 
 
