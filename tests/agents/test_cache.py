@@ -99,6 +99,33 @@ async def test_a_call_that_computes_and_one_that_waits_may_leave_at_once() -> No
     assert cache.statistics().entries == 1
 
 
+async def test_a_value_that_is_forgotten_during_its_computation_is_not_kept() -> None:
+    first, second = Parked(), Parked()
+    models = iter([first, second])
+    cache: Any = Cache(lambda item: next(models)(item), max_entries=10)
+    results: list[Any] = []
+
+    async def ask() -> None:
+        results.append(await cache("a"))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask)
+        await wait_all_tasks_blocked()
+        cache.forget("a")
+        nursery.start_soon(ask)
+        await wait_all_tasks_blocked()
+        # The older computation ends while the newer one runs, and removes nothing of it.
+        first.gate.set()
+        await wait_all_tasks_blocked()
+        assert (cache.statistics().entries, cache.statistics().nbytes) == (0, 0)
+        nursery.start_soon(ask)
+        await wait_all_tasks_blocked()
+        assert cache.statistics().shared == 1
+        second.gate.set()
+    assert (cache.statistics().entries, cache.statistics().computed) == (1, 2)
+    assert await cache("a") is results[1] is results[2] is not results[0]
+
+
 async def test_each_waiting_call_gets_an_error_of_its_own() -> None:
     gate = trio.Event()
 

@@ -61,6 +61,13 @@ def test_what_was_merely_seen_takes_no_entry(monkeypatch: pytest.MonkeyPatch) ->
     assert [short.see((key,)) for key in "abcaab"] == [0, 0, 0, 0, 1, 0]
 
 
+def test_a_key_is_counted_from_the_start_after_its_plan() -> None:
+    table = KeptPlans[str](BOUND)
+    assert [table.see(("key",)) for _ in range(3)] == [0, 1, 2]
+    table.end(table.record(("key",), "recording"))
+    assert [table.see(("key",)) for _ in range(2)] == [0, 1]
+
+
 def test_a_plan_that_is_used_stays_however_many_come_once() -> None:
     table = KeptPlans[int](BOUND)
     hot = table.record(("hot",), 0)

@@ -321,8 +321,23 @@ async def test_ties_and_bounds(device: ta.Device) -> None:
         np.testing.assert_array_equal(await (await ta.grad(f)(x)).to_host(), want)
     big = await device.put(np.array([3.0, 1.0, 3.0]))
     np.testing.assert_array_equal(await (await ta.grad(a.max)(big)).to_host(), [0.5, 0.0, 0.5])
-    zeros = await device.put(np.array([2.0, 0.0, 3.0]))
-    np.testing.assert_array_equal(await (await ta.grad(a.prod)(zeros)).to_host(), [0.0, 6.0, 0.0])
+
+
+@pytest.mark.parametrize("name", ["prod", "nanprod"])
+@pytest.mark.parametrize("axis", [None, 0, 1])
+async def test_products_with_zeros(device: ta.Device, name: str, axis: int | None) -> None:
+    """Rows and columns with no zero, one, two and three; each slope is the product of the others."""
+    host = np.array([[2.0, 0.0, 3.0], [0.0, 5.0, 0.0], [7.0, 0.0, 4.0], [0.0, 0.0, 0.0], [2.0, -0.0, 3.0]])
+    for part in (host[:1], host[:2], host):
+        x = await device.put(part)
+        found = await (await ta.grad(lambda x: a.sum(getattr(a, name)(x, axis=axis)))(x)).to_host()
+        want = np.empty_like(part)
+        for row, column in np.ndindex(part.shape):
+            others = part.copy()
+            others[row, column] = 1.0
+            line = (slice(None), slice(None)) if axis is None else (slice(None), column)
+            want[row, column] = np.prod(others[row] if axis == 1 else others[line])
+        np.testing.assert_array_equal(found, want)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])

@@ -72,6 +72,10 @@ LIES: dict[str, tuple[bytes, str]] = {
     "metadata is a list": (raw({META: []}), "must be an object, got a list"),
     "metadata of numbers": (raw({META: {"x": 1}}), "'x' must be text, got 1"),
     "no booleans": (raw({"a": entry("BOOL", [4], 0, 4)}, FOUR), "'a' has bytes that are not booleans"),
+    "a boolean of 2": (
+        raw({"a": entry("BOOL", [4], 0, 4)}, b"\0\1\2\1"),
+        "'a' has bytes that are not booleans",
+    ),
 }
 
 
