@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -10,11 +11,19 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import nox
 
 nox.needs_version = ">=2025.10.16"  # `download_python` of a session
-nox.options.sessions = [
+nox.options.sessions = ["lint", "types_of_changes", "sample"]
+nox.options.default_venv_backend = "uv|virtualenv"
+nox.options.download_python = "never"
+nox.options.error_on_missing_interpreters = False  # `pythons` takes those that are installed
+
+ROOT = Path(__file__).parent
+# The sessions of `whole`.
+WHOLE = (
     "lint",
     "types",
     "tests",
@@ -23,13 +32,10 @@ nox.options.sessions = [
     "third",
     "torch",
     "docs",
-]
-nox.options.sessions += ["compiled", "examples", "array_api_sample"]
-nox.options.default_venv_backend = "uv|virtualenv"
-nox.options.download_python = "never"
-nox.options.error_on_missing_interpreters = False  # `pythons` takes those that are installed
-
-ROOT = Path(__file__).parent
+    "compiled",
+    "examples",
+    "array_api_sample",
+)
 # Folders of tests that hold any backend to its protocols and numbers; single files are marked `conformance`.
 CONFORMANCE = ("arrays", "backends", "fft", "linalg")
 MORE_CONFORMANCE = ("jit", "random", "sparse", "tensor")  # of whole runs
@@ -43,6 +49,11 @@ SAMPLE = ("--sample", "1")
 # Folders whose tests are replayed: those of the rooms that compute.
 ALSO_COMPUTING = ("graphs", "ndimage", "nn", "signal", "spatial", "tables")
 COMPUTING = (*CONFORMANCE[:1], *CONFORMANCE[2:], *MORE_CONFORMANCE, *ALSO_COMPUTING)
+_PAGES = ("-m", "sphinx", "-qW", "--keep-going", "-b", "html", "docs", "docs/_build/html")
+# `rooms` runs so much of them that it takes about so many seconds on two cores, on one backend and another.
+_SECONDS_OF_ROOMS, _SECONDS_OF_OTHERS = 420.0, 60.0
+# A test function takes so long on the mean of all, with one parameter set.
+_SECONDS_EACH = 0.15
 MACHINES = ("small", "large")  # that tests/machines can make of this one
 # The tests start a thousand interpreters, and without bytecode each would compile NumPy and SciPy anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -116,6 +127,63 @@ def _files(*folders: str, having: Sequence[str] = (), without: Sequence[str] = (
 
 
 @in_env
+def sample(session: nox.Session) -> None:
+    """Run the tests that kill most mutants, and every fifth function; what follows `--` goes to pytest."""
+    given = session.posargs or TWO_AT_A_TIME
+    _python(session, "-m", "pytest", "--brief", *given, env={"TRIO_ACCEL_BACKEND": "cpu"})
+
+
+@in_env_if_named
+def rooms(session: nox.Session) -> None:
+    """Run the tests of the rooms that changed since a commit (`-- COMMIT`), and of what imports them."""
+    found = _changes(*(["--since", *session.posargs] if session.posargs else []))
+    own, others, changed = found["own"], found["others"], {*found["rooms"]}
+    session.log(f"{len(found['files'])} files changed since {found['since']}; {found['rooms']}")
+    if any(file.endswith(".py") for file in found["files"]):
+        _all(session, ["-m", "mypy"], ["-m", "pyright", "--pythonpath", ENV["python"]])
+    without = {"docs", "examples"} - {*own}
+    chosen = _files(*own, *others, without=tuple(without))
+    share = _share_of(chosen, _SECONDS_OF_ROOMS)
+    session.log(f"{len(chosen)} files of tests, one of {share} functions, and those that kill most mutants")
+    marks = "not gpu and not alone and not lint and not ray and not slow"
+    options = (*SAMPLE, "--share", str(share), *TWO_AT_A_TIME)
+    _python(session, "-m", "pytest", "-m", marks, *options, *chosen, env={"TRIO_ACCEL_BACKEND": "cpu"})
+    for name, needed, run in (
+        ("backends.cuda backends.base devices testing", "gcc g++", _stand_in),
+        ("backends.base backends.cpu expressions", "g++", _compiled),
+        ("backends.base", "", _third),
+    ):
+        if changed & {*name.split()} and all(map(shutil.which, needed.split())):
+            folders = [*{*own, "arrays", "backends"} & {*ON_STAND_IN}]
+            those = _files(*folders, without=["no_device", "any_backend", "one_backend"])
+            run(session, *SAMPLE, "--share", str(_share_of(those, _SECONDS_OF_OTHERS)), *those)
+    if "docs" in own:
+        _all(session, _PAGES)
+
+
+def _changes(*arguments: str) -> dict[str, Any]:
+    """Return what `tests/rooms.py` finds: changed files, their rooms, and folders of tests."""
+    command = (sys.executable, "tests/rooms.py", "--json", *arguments)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def _share_of(files: Sequence[str], seconds: float) -> int:
+    """Return N so that every Nth test function of files takes at most so many seconds on two cores."""
+    text = "".join((ROOT / file).read_text(encoding="utf-8") for file in files)
+    functions = len(re.findall(r"^(?:async )?def test_", text, re.MULTILINE))
+    return max(1, math.ceil(functions * _SECONDS_EACH / seconds))
+
+
+@in_env_if_named
+def whole(session: nox.Session) -> None:
+    """Run everything that a release needs, for half an hour."""
+    for name in WHOLE:
+        session.notify(name)
+
+
+@in_env_if_named
 @nox.parametrize("backend", ["cpu", "cuda"])
 def tests(session: nox.Session, backend: str) -> None:
     """Run the tests on one backend, a sample of each family; what follows `--` goes to pytest."""
@@ -169,7 +237,7 @@ def _test(session: nox.Session, backend: str, *sample: str) -> None:
     _python(session, *pytest, "not gpu and alone", *sample, *_files(having=["alone"]), env=env)
 
 
-@in_env
+@in_env_if_named
 @nox.parametrize("machine", MACHINES)
 def machines(session: nox.Session, machine: str, *chosen: str) -> None:
     """Run tests that could see the machine on another one, faked; what follows `--` goes to pytest."""
@@ -179,39 +247,49 @@ def machines(session: nox.Session, machine: str, *chosen: str) -> None:
     _python(session, "-m", "pytest", "-m", marks, *arguments, env=env)
 
 
-@in_env
+@in_env_if_named
 def stand_in(session: nox.Session, *chosen: str) -> None:
     """Run a sample of the tests of the CUDA backend without a GPU: on a driver that is compiled."""
     if not all(map(shutil.which, ("gcc", "g++"))):
         session.skip("the stand-in for the driver is compiled with gcc and g++, which are not here")
-    command = ("-m", "trio_accel.testing.stand_in", "-m", "pytest", "-m", "not (gpu or slow or alone)")
     chosen = chosen or (*SAMPLE, *_files(*ON_STAND_IN, without=["no_device", "any_backend"]))
-    arguments = session.posargs or [*THREE_AT_A_TIME, *chosen, *_files(having=["stand_in"])]
-    _python(session, *command, *arguments, env={"TRIO_ACCEL_BACKEND": "cuda"})
+    _stand_in(session, *(session.posargs or [*chosen, *_files(having=["stand_in"])]))
 
 
-@in_env
+def _stand_in(session: nox.Session, *arguments: str) -> None:
+    command = ("-m", "trio_accel.testing.stand_in", "-m", "pytest", "-m", "not (gpu or slow or alone)")
+    _python(session, *command, *THREE_AT_A_TIME, *arguments, env={"TRIO_ACCEL_BACKEND": "cuda"})
+
+
+@in_env_if_named
 def compiled(session: nox.Session) -> None:
     """Run a sample of the tests of expressions on the CPU backend, compiled from the first run on."""
     if not any(map(shutil.which, ("c++", "g++", "clang++"))):
         session.skip("there is no C++ compiler here")
-    env = {"TRIO_ACCEL_BACKEND": "cpu", "TRIO_ACCEL_CPU_COMPILED": "always"}
     # Of hundreds of expressions it looks at the types alone, which no executor decides.
     types = "--deselect=tests/arrays/test_elementwise.py::test_the_promotion_of_the_standard"
-    arguments = session.posargs or [*SAMPLE, *TWO_AT_A_TIME, types, *_files("arrays", "compiled", "jit")]
-    _python(session, "-m", "pytest", "-m", "not (gpu or slow or alone)", "--timeout=180", *arguments, env=env)
+    _compiled(session, *(session.posargs or [*SAMPLE, types, *_files("arrays", "compiled", "jit")]))
 
 
-@in_env
+def _compiled(session: nox.Session, *arguments: str) -> None:
+    env = {"TRIO_ACCEL_BACKEND": "cpu", "TRIO_ACCEL_CPU_COMPILED": "always"}
+    command = ("-m", "pytest", "-m", "not (gpu or slow or alone)", "--timeout=180", *TWO_AT_A_TIME)
+    _python(session, *command, *arguments, env=env)
+
+
+@in_env_if_named
 def third(session: nox.Session, *folders: str) -> None:
     """Run a sample of the conformance tests on `tests/third_backend.py`, which has no workers."""
     files = _files(*(folders or CONFORMANCE), without=["no_device", "one_backend"])
     chosen = dict.fromkeys([*files, *_files(having=["conformance"])])
-    arguments = session.posargs or [*(() if folders else SAMPLE), *chosen]
+    _third(session, *(session.posargs or [*(() if folders else SAMPLE), *chosen]))
+
+
+def _third(session: nox.Session, *arguments: str) -> None:
     _python(session, "-m", "pytest", *TWO_AT_A_TIME, *arguments, env={"TRIO_ACCEL_BACKEND": "third"})
 
 
-@in_env
+@in_env_if_named
 def torch(session: nox.Session) -> None:
     """Run that sample on the plug-in of PyTorch's devices, on the processor; skipped without PyTorch."""
     if subprocess.run((ENV["python"], "-c", "import torch"), capture_output=True, check=False).returncode:
@@ -235,6 +313,15 @@ def lint_tests(session: nox.Session) -> None:
 
 
 @in_env
+def types_of_changes(session: nox.Session) -> None:
+    """Check the types of the files that differ from the newest tag or the merge base, with pyright."""
+    folders = ("trio_accel/", "tests/typing/", "examples/", "benchmarks/", "docs/", "noxfile.py")
+    files: list[str] = [name for name in _changes()["files"] if name.startswith(folders)]
+    if there := [name for name in files if name.endswith(".py") and (ROOT / name).exists()]:
+        _python(session, "-m", "pyright", "--pythonpath", ENV["python"], *there)
+
+
+@in_env_if_named
 def types(session: nox.Session) -> None:
     """Check types with mypy and pyright, both strict."""
     _all(session, ["-m", "mypy"], ["-m", "pyright", "--pythonpath", ENV["python"]])
@@ -270,11 +357,10 @@ def types_public(session: nox.Session) -> None:
     _python(session, *command, "--ignoreexternal", env={"PYTHONPATH": str(ROOT)})
 
 
-@in_env
+@in_env_if_named
 def docs(session: nox.Session) -> None:
     """Build the documentation with warnings as errors, and run every example in it and in the docstrings."""
-    pages = ["-m", "sphinx", "-qW", "--keep-going", "-b", "html", "docs", "docs/_build/html"]
-    _all(session, pages, ["-m", "pytest", "--doctest-modules", "trio_accel"])
+    _all(session, _PAGES, ["-m", "pytest", "--doctest-modules", "trio_accel"])
     _python(session, "-m", "pytest", *THREE_AT_A_TIME, *_files(having=["docs"]))
 
 
@@ -286,7 +372,7 @@ def site(session: nox.Session) -> None:
     session.run("sphinx-polyversion", "docs/versions.py", "-v")
 
 
-@in_env
+@in_env_if_named
 def examples(session: nox.Session) -> None:
     """Run every example program as its reader would."""
     given = session.posargs or (*THREE_AT_A_TIME, "-m", "not slow")
@@ -323,8 +409,8 @@ def release(session: nox.Session) -> None:
     with session.chdir(session.create_tmp()):
         # Its own folder alone is in PATH, so the demo finds no compiler.
         session.run(f"{installed}/bin/trio-accel", "demo", env={"PATH": f"{installed}/bin"}, external=True)
-    session.notify("env")  # what `docs` requires is not added to the sessions by itself
-    session.notify("docs")
+    session.notify("env")  # a session that is notified does not bring what it requires
+    session.notify("whole")
 
 
 def release_problems(tag: str, version: str, root: Path) -> list[str]:
@@ -353,7 +439,7 @@ def array_api(session: nox.Session) -> None:
     _array_api(session, checkout, "--record", str(ROOT / "docs" / "array_api.json"), *arguments)
 
 
-@in_env
+@in_env_if_named
 def array_api_sample(session: nox.Session) -> None:
     """Run that suite with two examples of each property, where ``ARRAY_API_TESTS`` or GitHub has it."""
     try:

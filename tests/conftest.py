@@ -69,6 +69,8 @@ SHARE = {"cpu": 1, "cuda": 4 if IS_STAND_IN else 1}.get(BACKEND, 2)
 
 # `--brief` runs a test function of this many, and none that takes long or needs a machine that is idle.
 BRIEF_SHARE = 5
+# Tests that every sample has: together they kill the mutants that were made of all rooms.
+LISTED = frozenset((_TESTS / "mutants" / "sample.txt").read_text(encoding="utf-8").splitlines())
 NOT_BRIEF = ("alone", "docs", "examples", "gpu", "lint", "ray", "slow")
 
 # Markers of tests that have launcher processes of their own.
@@ -109,6 +111,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help=f"run one parameter set of every {BRIEF_SHARE}th test function, without those that take long",
     )
     parser.addoption(
+        "--share",
+        type=int,
+        default=1,
+        metavar="N",
+        help="run every Nth test function, chosen by hash, and the tests of tests/mutants/sample.txt",
+    )
+    parser.addoption(
         "--record-operations",
         type=Path,
         metavar="FILE",
@@ -124,6 +133,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--brief"):
         config.option.sample = config.getoption("--sample") or 1
+        config.option.share = BRIEF_SHARE
     if config.getoption("--slow-paths"):
         use_fast_paths(FastPaths.disabled())
     file: Path | None = config.getoption("--record-operations")
@@ -145,7 +155,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     # What has a marker of its own may be left out by that.
     plain = [call for call in calls if not call.marks]
     plain.sort(key=lambda call: _place_in_sample(path, f"{metafunc.definition.nodeid}[{call.id}]"))
-    left_out = {id(call) for call in plain[size:]}
+    left_out = {id(call) for call in plain[size:] if f"{metafunc.definition.nodeid}[{call.id}]" not in LISTED}
     metafunc._calls = [call for call in calls if id(call) not in left_out]
 
 
@@ -154,11 +164,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     size: int = config.getoption("--sample")
     if not size:
         return
-    if config.getoption("--brief"):
-        brief = [item for item in items if _is_brief(item)]
-        kept = set(brief)
+    if (share := config.getoption("--share")) > 1:
+        kept = {item for item in items if _is_in_share(item, share)}
+        if config.getoption("--brief"):
+            kept = {item for item in kept if not any(map(item.get_closest_marker, NOT_BRIEF))}
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-        items[:] = brief
+        items[:] = [item for item in items if item in kept]
     # The same ones in each run and in each process, and others on another backend.
     functions: dict[str, list[pytest.Item]] = {}
     chosen: set[pytest.Item] = set()
@@ -170,7 +181,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for name, those in functions.items():
         if not _is_elsewhere(name, those[0].path):
             those.sort(key=lambda item: _place_in_sample(item.path, item.nodeid))
-            chosen.update(those[:size])
+            chosen.update([*those[:size], *(item for item in those if item.nodeid in LISTED)])
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = [item for item in items if item in chosen]
     for function in {_function_of(item) for item in items if not _is_of(item.path, WHOLE)}:
@@ -195,10 +206,10 @@ def _draw_fewer_examples(function: Any) -> None:
         setattr(function, name, hypothesis.settings(chosen, max_examples=chosen.max_examples // 3 + 1))
 
 
-def _is_brief(item: pytest.Item) -> bool:
-    """Return whether `--brief` runs a test: the same ones each time, from all folders."""
+def _is_in_share(item: pytest.Item, share: int) -> bool:
+    """Return whether a share of the test functions has a test: the same ones each time, from all folders."""
     name = item.nodeid.partition("[")[0]
-    return not (any(map(item.get_closest_marker, NOT_BRIEF)) or zlib.crc32(name.encode()) % BRIEF_SHARE)
+    return item.nodeid in LISTED or not zlib.crc32(name.encode()) % share
 
 
 def _is_elsewhere(name: str, path: Path) -> bool:

@@ -1,21 +1,23 @@
 """Finds the tests of what has changed: the folders of the changed rooms, and of the rooms that import them.
 
-``python tests/rooms.py`` prints them for the files that differ from a commit. A room is a part of the package in
-the table of `layers`. A test says by its folder which room it belongs to; `FOLDERS` has the folders whose name is
-not the name of their room. Nearly all rooms import a *wide* one, such as `actors` or `devices`, so after its
-change the other rooms get the sample that `pytest --brief` runs, which mutants have chosen (`tests/mutants`).
+``python tests/rooms.py`` prints them for the files that differ from a commit. A room is a part of the package
+in the table of `layers`. A test says by its folder which room it belongs to; `FOLDERS` has the folders whose
+name is not the name of their room. Most rooms import a *wide* one, such as `actors` or `devices`, and some
+rooms, such as the command line, import all others. Such an importer gets only the sample of `pytest --brief`,
+because each change would be a run of everything. Mutants have chosen the sample (`tests/mutants`).
 
-This module needs the standard library only, because `noxfile.py` imports it.
+This module needs the standard library only, because `noxfile.py` runs it before it makes an environment.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from layers import DOWNWARDS, PACKAGE, VENDOR_MAY, VENDORS
+from layers import CAPABILITIES, DOWNWARDS, PACKAGE, VENDOR_MAY, VENDORS
 
 ROOT = Path(__file__).parents[1]
 FACADE, EXAMPLES, DOCS, BENCHMARKS = "facade", "examples", "docs", "benchmarks"
@@ -26,7 +28,6 @@ FOLDERS: Mapping[str, tuple[str, ...]] = {
     "finetune": (EXAMPLES,),
     "generate": (EXAMPLES,),
     "gpu": (),  # on the hardware only
-    "machines": ("backends.cpu",),
     "mutants": (),
     "otp": ("actors",),
     "plug_ins": ("backends",),
@@ -34,7 +35,6 @@ FOLDERS: Mapping[str, tuple[str, ...]] = {
     "simulations": (EXAMPLES,),
     "stand_in": ("backends.cuda", "testing"),
     "tree": (),  # whole in each run
-    "typing": (FACADE,),
     "backends": ("backends", "backends.base", "backends.cpu", "backends.cuda", "backends.opencl"),
 }
 # A room that more than this share of the rooms imports is wide.
@@ -72,11 +72,16 @@ def changed_files(since: str) -> list[str]:
 
 
 def importing(room: str) -> frozenset[str]:
-    """Return the rooms that import a room, by way of others, too."""
-    below = {part: set(parts) for part, parts in DOWNWARDS.items()}
+    """Return the rooms that import a room, by way of others, too; of those that import all, the facade.
+
+    A vendor is imported by its name only. The capabilities compute by it.
+    """
+    if room.removeprefix("backends.") in VENDORS:
+        return frozenset((*CAPABILITIES, FACADE))
+    # Each part says by `_names` which of its names are public.
+    below = {part: {*parts, "_names"} - {part} for part, parts in DOWNWARDS.items()}
     below |= {f"backends.{vendor}": set(VENDOR_MAY) for vendor in VENDORS}
-    # These see everything.
-    below |= dict.fromkeys((FACADE, "testing", "cli", "interop", EXAMPLES, BENCHMARKS), set(DOWNWARDS))
+    below[FACADE] = set(DOWNWARDS)
     found, waiting = set[str](), [room]
     while waiting:
         name = waiting.pop()
@@ -87,8 +92,8 @@ def importing(room: str) -> frozenset[str]:
 
 
 def is_wide(room: str) -> bool:
-    """Return whether nearly all rooms import a room."""
-    return len(importing(room)) > _WIDE * len(DOWNWARDS)
+    """Return whether most rooms import a room."""
+    return room.removeprefix("backends.") not in VENDORS and len(importing(room)) > _WIDE * len(DOWNWARDS)
 
 
 def room_of(file: str) -> str:
@@ -136,15 +141,19 @@ def folders_of(files: Iterable[str]) -> tuple[list[str], list[str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Print which folders of tests belong to a change.")
-    parser.add_argument(
-        "--since", default=base(), help="a commit; the default is the newest tag or a merge base"
-    )
-    since = parser.parse_args().since
+    parser.add_argument("--since", help="a commit; the default is the newest tag or a merge base")
+    parser.add_argument("--json", action="store_true", help="print it for a program")
+    given = parser.parse_args()
+    since = given.since or base()
     files = changed_files(since)
     own, others = folders_of(files)
-    print(f"since {since}: {len(files)} files")
-    print("changed rooms:", *own)
-    print("rooms that import them:", *others)
+    rooms = sorted({room_of(file) for file in files} - {""})
+    found = {"since": since, "files": files, "rooms": rooms, "own": own, "others": others}
+    if given.json:
+        print(json.dumps(found))
+        return
+    for name in ("since", "rooms", "own", "others"):
+        print(f"{name}: {found[name] if name == 'since' else ' '.join(found[name])}")
 
 
 if __name__ == "__main__":

@@ -102,7 +102,11 @@ async def test_a_call_that_computes_and_one_that_waits_may_leave_at_once() -> No
 async def test_a_value_that_is_forgotten_during_its_computation_is_not_kept() -> None:
     first, second = Parked(), Parked()
     models = iter([first, second])
-    cache: Any = Cache(lambda item: next(models)(item), max_entries=10)
+
+    async def model(item: Any) -> Any:
+        return await next(models)(item)
+
+    cache: Any = Cache(model, max_entries=10)
     results: list[Any] = []
 
     async def ask() -> None:

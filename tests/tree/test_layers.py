@@ -1,8 +1,9 @@
 """Imports point downwards only.
 
-The order is written down in `docs/design/architecture.md`. `tests/layers.py` has it as a table, and every import
-of the package is held against it: absolute and relative ones, those inside functions, those for type checkers
-only (a type that is needed from above is a sign that it belongs below), and `import_module` with a literal name.
+The order is written down in `docs/design/architecture.md`. `tests/layers.py` has it as a table, and every
+import of the package is held against it: absolute and relative ones, those inside functions, those for type
+checkers only (a type that is needed from above is a sign that it belongs below), and `import_module` with a
+literal name.
 
 Within a part the modules have an order too: none imports itself by way of others.
 """
