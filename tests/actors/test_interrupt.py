@@ -133,7 +133,7 @@ def test_ctrl_c_during_the_stop_hurries_it() -> None:
     assert ended == ["+first0", "-first0"]
 
 
-def test_ctrl_c_waits_for_a_handler_that_says_so() -> None:
+def test_ctrl_c_waits_for_a_handler_that_asks_for_it() -> None:
     seen: list[str] = []
 
     class Careful(Actor):

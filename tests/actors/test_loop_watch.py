@@ -103,7 +103,7 @@ async def test_a_hold_is_reported_while_it_lasts(
     assert [record.levelno for record in caplog.records] == [logging.WARNING, logging.INFO]
 
 
-async def test_short_holds_are_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+async def test_short_holds_cause_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     async with open_system("shop") as system:
         sleep()
         await holds_after(system, 1)
@@ -119,7 +119,7 @@ class Turns(trio.abc.Instrument):
         self.count += 1
 
 
-async def test_a_loop_that_waits_is_left_alone() -> None:
+async def test_a_waiting_loop_causes_no_warning() -> None:
     turns = Turns()
     async with open_system("shop", options=HELD) as system:
         await wait_all_tasks_blocked()
@@ -166,7 +166,7 @@ trio.run(main)
 """
 
 
-def test_a_process_that_was_stopped_is_no_warning() -> None:
+def test_a_stopped_process_causes_no_warning() -> None:
     """A busy machine stops processes, too."""
     command = [sys.executable, "-c", STOPPED]
     with subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:

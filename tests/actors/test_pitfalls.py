@@ -183,7 +183,7 @@ async def test_5_cleanup_that_waits_is_bounded_and_then_quarantined(
     await ref.wait_terminated()
 
 
-async def test_5_cleanup_that_is_cancelled_does_not_mask_the_real_error(system: ActorSystem) -> None:
+async def test_5_cancelled_cleanup_does_not_mask_the_real_error(system: ActorSystem) -> None:
     async def end(actor: Puppet) -> None:
         await trio.sleep_forever()
 

@@ -59,7 +59,7 @@ async def test_a_told_message_that_crashes_its_actor_is_one_line(
     )
 
 
-async def test_a_told_message_whose_error_the_policy_lets_pass_is_one_too(
+async def test_an_error_that_the_policy_lets_pass_is_one_line(
     system: ActorSystem, capsys: pytest.CaptureFixture[str], unconfigured: None
 ) -> None:
     ref = await system.spawn(Puppet, name="puppet", policy=Policy(directives={BoomError: Directive.RESUME}))
@@ -83,7 +83,7 @@ async def test_an_asker_has_the_error_itself(
     assert capsys.readouterr().err == ""
 
 
-async def test_an_error_of_an_observer_is_told_with_its_text(
+async def test_an_error_of_an_observer_is_logged_with_its_text(
     system: ActorSystem, puppet: Ref[Puppet], capsys: pytest.CaptureFixture[str], unconfigured: None
 ) -> None:
     def observer(event: Event) -> None:

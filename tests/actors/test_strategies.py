@@ -186,7 +186,7 @@ async def test_transient_siblings_are_started_again(system: ActorSystem, strateg
 
 @pytest.mark.parametrize("strategy", SEVERAL)
 @pytest.mark.parametrize("kind", ["temporary", "stop"])
-async def test_a_child_that_is_not_restarted_leaves_the_others_alone(
+async def test_a_child_without_restarts_does_not_affect_its_siblings(
     system: ActorSystem, strategy: Strategy, kind: str
 ) -> None:
     async with family(system, strategy) as f:
@@ -329,7 +329,7 @@ async def test_a_child_that_never_starts_again_fails_the_supervisor(
 
 
 @pytest.mark.parametrize("strategy", SEVERAL)
-async def test_a_child_that_is_ended_by_its_failure_to_start_again_lets_the_others_start(
+async def test_a_child_ended_by_a_failed_restart_lets_its_siblings_start(
     system: ActorSystem, strategy: Strategy
 ) -> None:
     async def start(actor: Puppet) -> None:
@@ -429,7 +429,7 @@ async def test_a_stop_in_the_very_step_of_its_turn(system: ActorSystem, strategy
 
 
 @pytest.mark.parametrize("strategy", SEVERAL)
-async def test_a_child_that_is_being_spawned_is_left_alone(system: ActorSystem, strategy: Strategy) -> None:
+async def test_a_child_in_spawn_is_unaffected(system: ActorSystem, strategy: Strategy) -> None:
     gate = Gate()
 
     async def spawn_slowly() -> None:
@@ -469,9 +469,7 @@ async def test_a_child_spawned_during_a_restart_is_not_part_of_it(
 
 
 @pytest.mark.parametrize("strategy", SEVERAL)
-async def test_a_sibling_that_is_cancelled_while_it_is_waited_for(
-    system: ActorSystem, strategy: Strategy
-) -> None:
+async def test_a_sibling_is_cancelled_while_it_is_waited_for(system: ActorSystem, strategy: Strategy) -> None:
     gate = Gate()
 
     async def act(actor: Puppet) -> None:
@@ -491,7 +489,7 @@ async def test_a_sibling_that_is_cancelled_while_it_is_waited_for(
 
 
 @pytest.mark.parametrize("strategy", SEVERAL)
-async def test_a_sibling_that_is_stopped_while_another_is_waited_for(
+async def test_a_sibling_is_stopped_while_another_is_waited_for(
     system: ActorSystem, strategy: Strategy
 ) -> None:
     gate = Gate()
@@ -512,9 +510,7 @@ async def test_a_sibling_that_is_stopped_while_another_is_waited_for(
 
 
 @pytest.mark.parametrize("strategy", SEVERAL)
-async def test_a_sibling_without_grace_that_is_just_being_spawned(
-    system: ActorSystem, strategy: Strategy
-) -> None:
+async def test_a_sibling_without_grace_is_just_being_spawned(system: ActorSystem, strategy: Strategy) -> None:
     refs: list[Ref[Puppet]] = []
 
     async def spawn() -> None:

@@ -58,7 +58,7 @@ def options(folder: Path, **changed: Any) -> Any:
     return agent.Options(**given | changed)
 
 
-async def test_an_answer_that_was_ended_goes_on_at_its_next_token(
+async def test_an_ended_answer_continues_at_its_next_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompts: list[list[int]] = []
@@ -121,7 +121,7 @@ def asked(url: str, **body: str) -> Generator[dict[str, Any], None, None]:
 
 
 @pytest.mark.slow
-def test_a_program_that_is_killed_while_it_answers_goes_on_when_it_is_asked_again(tmp_path: Path) -> None:
+def test_a_program_killed_while_it_answers_continues_at_the_next_ask(tmp_path: Path) -> None:
     with serving(tmp_path) as (url, process):
         expected = list(asked(url, question=QUESTION))
         stream = asked(url, question=QUESTION, key="k")

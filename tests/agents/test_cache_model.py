@@ -224,6 +224,6 @@ def check(asker: Asker, expected: Any) -> None:
 
 @settings(max_examples=150)
 @given(st.lists(STEPS, max_size=40))
-def test_it_does_what_its_model_does(steps: list[tuple[str, int, int]]) -> None:
+def test_it_behaves_like_its_model(steps: list[tuple[str, int, int]]) -> None:
     clock = MockClock()
     trio.run(play, steps, clock, clock=clock)

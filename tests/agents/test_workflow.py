@@ -28,7 +28,7 @@ async def opened(make_store: MakeStore) -> AsyncGenerator[Store, None]:
         await store.aclose()
 
 
-async def test_steps_need_one_another_by_name_and_start_when_that_is_there(autojump_clock: Any) -> None:
+async def test_steps_request_one_another_by_name_and_start_when_it_is_there(autojump_clock: Any) -> None:
     flow = Workflow("order")
     started: dict[str, float] = {}
 
@@ -89,7 +89,7 @@ async def test_a_fan_out_is_bounded_and_its_results_are_in_order(autojump_clock:
         await flow.run(numbers=None, offset=0)
 
 
-async def test_a_failing_branch_leaves_others_if_it_may() -> None:
+async def test_a_failing_branch_does_not_end_others_if_so_configured() -> None:
     flow = Workflow("branches")
 
     @flow.step(may_fail=True)
@@ -121,7 +121,7 @@ async def test_a_failing_branch_leaves_others_if_it_may() -> None:
     assert (await flow.run(x=1, given=8)).results["does_without"] == [1, -1, -2, 8]
 
 
-async def test_an_error_ends_all_other_steps_and_comes_as_it_is() -> None:
+async def test_an_error_ends_all_other_steps_and_is_raised_unchanged() -> None:
     flow, ended = Workflow("error"), []
 
     @flow.step()
@@ -277,7 +277,7 @@ async def test_a_reader_that_leaves_ends_all_steps() -> None:
     assert ended[0] - left[0] < 0.2
 
 
-async def test_a_run_goes_on_and_its_end_is_three_rows(make_store: MakeStore) -> None:
+async def test_a_run_continues_and_its_end_is_three_rows(make_store: MakeStore) -> None:
     calls: list[str] = []
     is_broken = True
 
@@ -435,7 +435,7 @@ async def test_steps_that_come_and_go_between_two_starts_do_no_harm(make_store: 
     assert found.results == {"a": "xa", "c": "xc", "last": "xa - xc"}
 
 
-async def test_an_input_that_comes_later_is_kept(make_store: MakeStore) -> None:
+async def test_a_later_input_is_kept(make_store: MakeStore) -> None:
     def make(is_broken: bool) -> Workflow:
         flow = Workflow("approve")
         flow.input("approval")

@@ -81,7 +81,7 @@ def run_with_kills(program: subprocess.Popen[str], folder: Path, kills: int, see
             return killed
 
 
-def test_a_run_that_is_killed_with_its_program_repeats_no_finished_step(tmp_path: Path) -> None:
+def test_a_run_killed_with_its_program_repeats_no_finished_step(tmp_path: Path) -> None:
     killed = 0
     with forking() as program:
         for number in range(RUNS):

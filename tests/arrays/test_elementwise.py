@@ -409,7 +409,7 @@ async def test_bounds(device: ta.Device) -> None:
         await ta.arrays.clip(on, max=True)
 
 
-async def test_elements_where_a_condition_is_true(device: ta.Device) -> None:
+async def test_elements_selected_by_a_condition(device: ta.Device) -> None:
     x, condition = np.arange(6, dtype=np.float32).reshape(2, 3), np.array([True, False, True])
     on, of = await device.put(x), await device.put(condition)
     np.testing.assert_array_equal(
@@ -421,7 +421,7 @@ async def test_elements_where_a_condition_is_true(device: ta.Device) -> None:
             await ta.arrays.where(wrong, on, on)
 
 
-async def test_what_is_no_array_is_refused(device: ta.Device) -> None:
+async def test_an_operand_must_be_an_array(device: ta.Device) -> None:
     x = await device.zeros(3)
     for arguments in ((1.0,), (np.zeros(3),), (np.float32(2),)):
         with pytest.raises(TypeError, match=r"arrays\.sqrt: no operand is on a device"):

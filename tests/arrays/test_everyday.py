@@ -158,7 +158,7 @@ async def test_quantiles_of_nothing_are_not_numbers(device: ta.Device, dtype: st
         )
 
 
-async def test_what_quantiles_refuse(device: ta.Device) -> None:
+async def test_quantiles_refuse_invalid_arguments(device: ta.Device) -> None:
     one = await device.zeros(3)
     with pytest.raises(ValueError, match=r"arrays\.quantile: q must be from 0 to 1"):
         await arrays.quantile(one, 1.5)

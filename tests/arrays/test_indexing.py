@@ -271,7 +271,7 @@ async def test_an_index_outside_fails_the_operation(device: ta.Device, name: str
     await check(await arrays.take(again, indices, 1), np.take(x, indices, 1))
 
 
-async def test_an_index_outside_is_told_by_its_array(device: ta.Device) -> None:
+async def test_an_index_out_of_range_is_reported_with_its_array(device: ta.Device) -> None:
     x = await device.zeros((4, 5))
     rows, columns = np.array([0, 3]), np.array([[1], [5]])
     with pytest.raises(ta.OutOfRangeError, match=r"indices_1: 5 is outside axis 1 of x, which has length 5"):
@@ -302,7 +302,7 @@ async def test_a_graph_fails_over_an_index_outside(device: ta.Device) -> None:
     graph.close()
 
 
-async def test_what_is_refused(device: ta.Device) -> None:
+async def test_invalid_indices_are_refused(device: ta.Device) -> None:
     x, at = await device.zeros((3, 4)), np.array([0, 1])
     whole = await device.zeros((3, 4), "int32")
     refused: list[tuple[type[Exception], str, Any]] = [

@@ -203,7 +203,7 @@ async def test_in_a_graph(device: ta.Device) -> None:
     assert_near(await found.to_host(), scipy.special.softmax(y.astype(float), axis=1), "float32")
 
 
-async def test_what_is_refused(device: ta.Device) -> None:
+async def test_invalid_arguments_are_refused(device: ta.Device) -> None:
     arrays: Any = ta.arrays
     x = await device.zeros((2, 3))
     with pytest.raises(ValueError, match=r"arrays\.layer_norm: the shapes .* do not broadcast to one"):

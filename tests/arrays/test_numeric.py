@@ -249,7 +249,7 @@ async def test_numbers_in_place_of_nan(device: ta.Device, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bool", "int8", "int64", "uint64"])
-async def test_whole_numbers_stay_where_nan_is_replaced(device: ta.Device, dtype: str) -> None:
+async def test_integers_stay_when_nan_is_replaced(device: ta.Device, dtype: str) -> None:
     x = np.array([0, 1]).astype(dtype) if dtype == "bool" else np.array([0, np.iinfo(dtype).max], dtype)
     found = await (await ta.arrays.nan_to_num(await device.put(x), nan=2.5)).to_host()
     assert found.dtype == x.dtype

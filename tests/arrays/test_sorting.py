@@ -162,7 +162,7 @@ KINDS = ("bool", "int8", "int16", "int32", "int64", "uint32", "uint64", "float16
     k=st.integers(0, 9),
     seed=st.integers(0, 10**6),
 )
-async def test_whatever_sorts_is_stable_to_the_bit(
+async def test_every_sort_is_stable_to_the_bit(
     shape: tuple[int, int], name: str, different: int, descending: bool, k: int, seed: int
 ) -> None:
     x, generator = numbers(shape, name, seed), np.random.default_rng(seed)
@@ -250,7 +250,7 @@ async def test_a_sorter_that_leads_outside_is_an_error(device: ta.Device) -> Non
     np.testing.assert_array_equal(await (await xp.searchsorted(x, x)).to_host(), [0, 1, 2])
 
 
-async def test_what_is_refused(device: ta.Device) -> None:
+async def test_invalid_arguments_are_refused(device: ta.Device) -> None:
     x, z = await device.zeros((2, 3)), await device.zeros(3, "complex64")
     with pytest.raises(ValueError, match=r"arrays\.sort: axis 2 is not there in an array of shape \(2, 3\)"):
         await xp.sort(x, axis=2)

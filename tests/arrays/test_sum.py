@@ -108,7 +108,7 @@ async def test_an_array_to_write_to(device: ta.Device) -> None:
         await ta.arrays.sum(x, 1, out=await device.zeros(2, "int32"))
 
 
-async def test_what_is_refused(device: ta.Device) -> None:
+async def test_invalid_arguments_are_refused(device: ta.Device) -> None:
     x = await device.zeros((2, 3))
     for axis in (2, -3, (0, 0)):
         with pytest.raises(ValueError, match=r"arrays\.sum: axis .* of shape \(2, 3\)"):

@@ -205,7 +205,7 @@ WRONG: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-async def test_what_is_refused(device: ta.Device, name: str) -> None:
+async def test_invalid_arguments_are_refused(device: ta.Device, name: str) -> None:
     call, error, text = WRONG[name]
     x = await device.zeros((3, 4))
     with pytest.raises(error, match=text):

@@ -37,7 +37,7 @@ def name_of(plan: BlasPlan) -> str:
 
 @pytest.mark.parametrize("by_rows", FLAGS)
 @pytest.mark.parametrize("dtype", [REAL, COMPLEX])
-def test_what_lies_one_way_is_never_copied(by_rows: bool, dtype: DType) -> None:
+def test_layouts_along_one_axis_are_never_copied(by_rows: bool, dtype: DType) -> None:
     def make(rows: int, columns: int) -> ArraySpec:
         return array(rows, columns, dtype, by_rows=by_rows)
 
@@ -63,7 +63,7 @@ def test_what_lies_one_way_is_never_copied(by_rows: bool, dtype: DType) -> None:
         assert not plan_routine(linalg.syr2k.spec(1.0, a, a, 0.0, c, *letters)).copies
 
 
-def test_what_lies_across_is_copied_only_where_no_letter_helps() -> None:
+def test_other_layouts_are_copied_only_if_no_letter_helps() -> None:
     a, across, b = array(4, 4), array(4, 4, by_rows=False), array(4, 4)
     for trans in LETTERS:
         assert gemm(across, b, array(4, 4), trans).copies == ({"a": "C"} if trans == "C" else {})

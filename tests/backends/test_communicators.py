@@ -40,7 +40,7 @@ def code_of(call: object) -> str:
     return str(caught.value.code)
 
 
-def test_it_waits_until_what_was_begun_is_there() -> None:
+def test_it_waits_until_all_begun_calls_have_arrived() -> None:
     made, handle = RankCommunicator("test"), Handle(300)
     made.begin(lambda: handle)
     made.settle()
@@ -70,7 +70,7 @@ def test_a_wait_ends_when_it_is_given_up_in_another_thread() -> None:
     assert code_of(lambda: made.call(lambda _: None)) == ABORTED
 
 
-def test_one_that_is_stuck_in_a_call_is_given_up_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_communicator_stuck_in_a_call_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trio_accel.backends.base.kit.communicators._LEAVING", 0.01)
     made, handle, goes_on, is_in = RankCommunicator("test"), Handle(), threading.Event(), threading.Event()
     made.begin(lambda: handle)

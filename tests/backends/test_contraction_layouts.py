@@ -87,7 +87,7 @@ def test_plans_are_products(seed: int) -> None:
     assert len(packed) > 4
 
 
-def test_what_lies_well_is_read_and_written_there() -> None:
+def test_fitting_layouts_are_read_and_written_in_place() -> None:
     """A result whose batch is in the middle has a longer leading dimension, and no copy."""
     for text in ("bik,bkj->ibj", "bki,bkj->bij", "abk,kc->abc", "kab,kc->cab", "bqhd,bkhd->bhqk"):
         terms = text.replace("->", ",").split(",")

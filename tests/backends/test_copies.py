@@ -30,7 +30,7 @@ def random_bits(count, dtype):
 
 @pytest.mark.parametrize("dtype", list(DType))
 @pytest.mark.parametrize("count", [0, 1, 255, 100_001])
-def test_every_dtype_goes_there_and_back_bit_exact(rig, dtype, count):
+def test_every_dtype_is_copied_there_and_back_bit_exact(rig, dtype, count):
     host = random_bits(count, dtype)
     assert rig.get(rig.put(host)).tobytes() == host.tobytes()
 

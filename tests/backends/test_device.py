@@ -47,7 +47,7 @@ def test_whether_the_conformance_tests_cover_a_backend(name):
     assert (backend.name, info.index) == (name, 0)
 
 
-def test_libraries_and_what_they_have(rig):
+def test_libraries_and_their_contents(rig):
     assert "memory" in rig.device.libraries
     assert list(rig.device.libraries) == sorted(rig.device.libraries)
     for name in LIBRARIES.keys() & set(rig.device.libraries):
@@ -99,7 +99,7 @@ def test_every_specification_belongs_to_one_library(rig):
     assert len(owners) == len(set(owners)) + len(twice)
 
 
-def test_a_library_that_is_not_there(rig, backend):
+def test_a_missing_library(rig, backend):
     with pytest.raises(NotSupportedError, match="astrology") as caught:
         rig.device.open_library("astrology")
     assert caught.value.backend == backend.name
@@ -132,7 +132,7 @@ def test_devices_are_described(backend):
     assert backend.unavailable_reason() is None
 
 
-def test_a_device_that_is_not_there(backend):
+def test_a_missing_device(backend):
     with pytest.raises(ValueError, match=f"{backend.name}:99"):
         backend.open_device(99, memory_limit=None)
     with pytest.raises(ValueError, match="memory_limit"):

@@ -74,7 +74,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("text", REFUSED)
-def test_what_is_no_part_of_an_expression_is_refused_with_its_place(text: str) -> None:
+def test_a_refused_expression_names_its_place(text: str) -> None:
     column, reason = REFUSED[text]
     with pytest.raises(ValueError, match="line 1") as caught:
         parse(text)
@@ -101,7 +101,7 @@ def test_what_is_no_part_of_an_expression_is_refused_with_its_place(text: str) -
     ],
     ids=lambda text: text[:9],
 )
-def test_texts_that_are_too_much_are_refused(text: str) -> None:
+def test_long_sources_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         parse(text)
 
@@ -230,7 +230,7 @@ _INFINITE_QUOTIENT = Case(
 @settings(max_examples=60, deadline=None)
 @given(cases())
 @example(_INFINITE_QUOTIENT)
-def test_random_expressions_are_what_python_and_numpy_make_of_them(case: Case) -> None:
+def test_random_expressions_match_python_and_numpy(case: Case) -> None:
     want = None
     with contextlib.suppress(OverflowError):
         want = case.by_numpy()
@@ -284,7 +284,7 @@ def held(text: str, values: dict[int, complex], *kinds: Any) -> TypedExpression:
     return found
 
 
-def test_numbers_that_are_made_of_python_numbers_are_refused_as_written_ones_are() -> None:
+def test_numbers_computed_from_constants_are_refused_as_written_ones_are() -> None:
     for text in ("x + (1 - 2)", "x * (100 * 3 - 1)", "x + (2 ** 9 % -3 * 1)"):
         with pytest.raises(ValueError, match=r"is outside 0 to 255, which uint8 holds.*column"):
             typed(parse(text), (DType.uint8,))
@@ -344,7 +344,7 @@ def test_float8_is_not_computed_with() -> None:
         typed(parse("x + 1"), (DType.float8_e5m2,))
 
 
-def test_chains_and_conditions_mean_what_python_means() -> None:
+def test_chains_and_conditions_match_python() -> None:
     x = np.arange(-3.0, 8.0)
     (got,) = evaluate(typed(parse("0 < x < 5 and not x == 2 or x > 6"), (DType.float64,)), [x])
     np.testing.assert_array_equal(got, [(0 < each < 5 and each != 2) or each > 6 for each in x])
@@ -429,7 +429,7 @@ def test_scalars_are_bytes_of_their_types() -> None:
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("function", ["erf", "erfc"])
-def test_error_functions_are_those_of_scipy(function: str, name: str) -> None:
+def test_error_functions_match_scipy(function: str, name: str) -> None:
     dtype = DType(name)
     found = typed(parse(f"{function}(x)"), (dtype,))
     assert found.dtypes == (dtype,)

@@ -342,7 +342,7 @@ def test_fills_by_bytes_by_words_and_by_the_kernel(
 
 
 @pytest.mark.parametrize("strides", [(16, 4), (4, 12), (-32, 8)])
-def test_a_call_packs_arrays_and_puts_results_where_they_belong(
+def test_a_call_packs_arrays_and_returns_results_to_their_memory(
     device: Device, strides: tuple[int, int]
 ) -> None:
     source = device.new(VALUES, strides, 64)

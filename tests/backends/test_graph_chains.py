@@ -194,7 +194,7 @@ def test_a_chain_is_captured_before_its_fourth_launch_at_a_place() -> None:
     assert library.graphs == []
 
 
-def test_what_cannot_be_captured_goes_on_one_by_one() -> None:
+def test_uncapturable_steps_run_one_by_one() -> None:
     library, stream = Graphs(), Stream()
     library.refuses = "not today"
     for _ in range(6):
@@ -213,7 +213,7 @@ def test_an_operation_that_fails_is_named_by_its_number() -> None:
         finisher()
 
 
-def test_conditions_are_read_where_they_are_not_captured() -> None:
+def test_conditions_are_read_when_they_are_not_captured() -> None:
     library, stream = Graphs(), Stream()
     branch = BranchSpec(CONDITION, True, recipe(1, 2), (), (WHERE,))
     loop = LoopSpec(CONDITION, 2, recipe(5), (), (WHERE,), WHERE)
@@ -257,7 +257,7 @@ def test_host_arrays_travel_by_one_piece_of_pinned_memory_with_the_chain() -> No
     assert len(pinned.free) == 2
 
 
-def test_pinned_memory_comes_back_behind_a_chain_that_is_refused() -> None:
+def test_pinned_memory_returns_after_a_refused_chain() -> None:
     library, stream = Graphs(), Stream()
     pinned: Any = library._device.pinned
     words = np.zeros(2, np.int32)

@@ -112,7 +112,7 @@ def test_only_attrs_classes_have_a_descriptor() -> None:
 
 
 @pytest.mark.parametrize("cls", SPECS, ids=lambda cls: cls.__name__)
-def test_blocks_are_those_of_the_arrays(cls: Any) -> None:
+def test_blocks_match_the_arrays(cls: Any) -> None:
     spec, at = filled(cls)
     read, changed = spec.blocks()
     assert read == {used.block for used in spec.inputs()}
@@ -134,7 +134,7 @@ class Told(OperationSpec):
     b: ArraySpec = writes()
 
 
-def test_where_one_field_of_many_ends_is_told() -> None:
+def test_the_end_of_one_field_of_many_is_reported() -> None:
     a, b, c = array(1), array(2), array(3)
     moved = [
         Rich("m", a, (b,), 0.5, (c,), None),
@@ -145,7 +145,7 @@ def test_where_one_field_of_many_ends_is_told() -> None:
     assert len({spec.descriptor().plan_key(spec) for spec in moved}) == len(moved)
 
 
-def test_of_which_class_it_is() -> None:
+def test_the_class_of_a_specification() -> None:
     arrays = [array(number) for number in range(3)]
     product, other = ops.MatmulSpec(*arrays), linalg.dot.spec(*arrays)
     assert product.descriptor().plan_key(product) != other.descriptor().plan_key(other)

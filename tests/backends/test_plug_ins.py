@@ -150,7 +150,7 @@ def test_a_plug_in_that_cannot_be_used(name: str, source: str, reason: str, tmp_
     assert (reason if name != "Torch2" else "names no device; allowed: cuda") in text
 
 
-def test_what_a_plug_in_prints_does_not_reach_the_output(tmp_path: Path) -> None:
+def test_prints_of_a_plug_in_do_not_reach_the_output(tmp_path: Path) -> None:
     install(tmp_path, "printing", "print('hello')\n" + PLUG_IN.format(name="printing"))
     assert told(tmp_path)["printing"] is None
 

@@ -109,7 +109,7 @@ def test_row_pointers_that_lie_are_refused_before_memory_is_read(rig, indptr):
 @pytest.mark.parametrize(
     ("dtype", "index"), [("float16", "int32"), ("int32", "int32"), ("float64", "uint32")]
 )
-def test_what_is_not_supported_is_said(rig, backend, dtype, index):
+def test_the_error_names_the_unsupported_option(rig, backend, dtype, index):
     indptr, indices = rig.put(np.array([0, 1], index)), rig.put(np.array([0], index))
     data = rig.put(np.ones(1, dtype))
     rig.library("sparse")

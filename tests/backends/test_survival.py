@@ -64,7 +64,7 @@ def test_a_chunk_is_exported_before_its_block_is_there(open_kept, keeper):
 LITTLE = 2 << 30
 
 
-def test_what_one_device_wrote_another_reads_bit_for_bit(open_kept, keeper):
+def test_another_device_reads_the_written_bytes_bit_for_bit(open_kept, keeper):
     contents = {1: noise(1, 1), 2: noise(0), 3: noise(100_001, 3), 4: noise(270 << 20, 4)}
     with open_kept(keeper) as first:
         for block, host in contents.items():
@@ -184,7 +184,7 @@ def _part(hosts, place):
     return hosts[place.chunk][place.offset : place.offset + place.nbytes]
 
 
-def test_the_limit_counts_what_was_adopted(open_kept, keeper):
+def test_the_limit_counts_adopted_blocks(open_kept, keeper):
     with open_kept(keeper) as first:
         for block, nbytes in ((1, 60 * KIB), (2, 30 * KIB)):
             first.device.allocate(block, nbytes)
@@ -203,7 +203,7 @@ def test_the_limit_counts_what_was_adopted(open_kept, keeper):
             second.device.allocate(3, 20 * KIB)
 
 
-def test_what_cannot_be_adopted_is_refused_and_changes_nothing(open_kept, keeper):
+def test_a_refused_adoption_changes_nothing(open_kept, keeper):
     with open_kept(keeper) as first:
         first.device.allocate(1, 5000)
         place = first.device.placement(1)
@@ -252,7 +252,7 @@ def test_a_descriptor_is_taken_over_even_if_the_chunk_is_not(open_kept, backend,
         os.fstat(descriptor)
 
 
-def test_what_is_mapped_to_be_read_is_not_written_to(open_kept, backend, keeper):
+def test_a_read_only_mapping_is_not_written_to(open_kept, backend, keeper):
     with open_kept(keeper) as first:
         put(first, 1, noise(1000))
         first.stream.synchronize()
@@ -441,7 +441,7 @@ def test_memory_survives_the_death_of_its_process(open_kept, backend, keeper, en
         assert np.array_equal(get(rig, 7, nbytes), noise(nbytes, 7))
 
 
-def test_blocks_that_are_expected_are_read_before_they_are_adopted(open_kept, keeper):
+def test_expected_blocks_are_read_before_they_are_adopted(open_kept, keeper):
     contents = {1: noise(1000, 1), 2: noise(100_001, 2), 3: noise(5000, 3)}
     with open_kept(keeper) as first:
         for block, host in contents.items():
@@ -476,7 +476,7 @@ def test_blocks_that_are_expected_are_read_before_they_are_adopted(open_kept, ke
         assert second.device.memory().used == second.device.memory().blocks == 0
 
 
-def test_a_block_that_was_moved_is_found_where_it_lies_now(open_kept, keeper):
+def test_a_moved_block_is_found_at_its_new_address(open_kept, keeper):
     with open_kept(keeper) as first:
         put(first, 1, noise(1000, 1))
         put(first, 2, noise(1000, 2))
@@ -492,7 +492,7 @@ def test_a_block_that_was_moved_is_found_where_it_lies_now(open_kept, keeper):
         assert np.array_equal(get(second, 1, 1000), noise(1000, 2))
 
 
-def test_blocks_are_not_expected_where_no_chunk_is_mapped(open_kept, open_rig, keeper):
+def test_blocks_are_not_expected_without_a_mapped_chunk(open_kept, open_rig, keeper):
     with open_kept(keeper) as first:
         put(first, 1, noise(1000, 1))
         first.stream.synchronize()
@@ -524,7 +524,7 @@ def test_blocks_are_not_expected_where_no_chunk_is_mapped(open_kept, open_rig, k
 
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(data=st.data())
-def test_what_is_adopted_counts_and_what_was_expected_does_not(open_kept, data):
+def test_adopted_blocks_count_and_expected_blocks_do_not(open_kept, data):
     """Whatever was expected where, and of which blocks: all is as if nothing had been."""
     sizes = data.draw(st.lists(st.integers(0, 5000), min_size=1, max_size=8))
     with Keeper() as keeper:

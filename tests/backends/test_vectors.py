@@ -40,7 +40,7 @@ def test_scal(rig, random_array, exact, assert_close, dtype, length):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
-def test_scal_of_an_array_that_is_no_vector_keeps_the_signs_of_zeros(rig, dtype):
+def test_scal_of_an_array_of_another_rank_keeps_the_signs_of_zeros(rig, dtype):
     zeros = np.array([0.0, -0.0] * 12, DType(dtype).dtype).reshape(2, 3, 4)
     device_x = rig.put_as_laid_out(np.repeat(zeros, 2, axis=1)[:, ::2, ::3])
     for alpha in (2.0, -1.0):
@@ -243,7 +243,7 @@ def test_a_complex_factor_for_real_numbers_is_refused(rig, spec):
         ("nrm2", linalg.nrm2.spec),
     ],
 )
-def test_what_is_not_supported_is_said(rig, backend, dtype, name, spec):
+def test_the_error_names_the_unsupported_option(rig, backend, dtype, name, spec):
     x, out = rig.put(np.ones(3, DType(dtype).dtype)), rig.empty((), dtype)
     with pytest.raises(NotSupportedError, match=rf"{name} for {dtype}") as caught:
         rig.enqueue("blas", spec(x, out))

@@ -106,7 +106,7 @@ async def test_patience_ends_and_then_every_pair_counts(monkeypatch: pytest.Monk
     assert pairs.disturbed == 3
 
 
-async def test_who_takes_notes_is_told_of_pairs_that_count(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_counted_pairs_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the row of the first single ones, too, whose measurements are noted on the way."""
     noted: list[int] = []
     processors = _Scripted(True, True, False, True, False, True, True, True, True)
@@ -168,7 +168,7 @@ def test_only_processors_of_busy_threads_matter(monkeypatch: pytest.MonkeyPatch)
     assert len(threads.looked_at) == 2
 
 
-def test_a_measurement_begins_elsewhere_where_its_last_processors_are_slow_now(
+def test_a_measurement_begins_elsewhere_if_its_last_processors_are_slow_now(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     threads, processors, chosen = _Threads(monkeypatch), Processors(best=1.0), list[str]()
@@ -213,7 +213,7 @@ def sleepers() -> Iterator[list[int]]:
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is nothing to choose from")
-def test_all_processes_compute_on_what_is_not_slow_and_may_go_everywhere_afterwards(
+def test_all_processes_avoid_slow_processors_and_are_free_afterwards(
     monkeypatch: pytest.MonkeyPatch, sleepers: list[int]
 ) -> None:
     everywhere = os.sched_getaffinity(0)
@@ -234,7 +234,7 @@ def test_all_processes_compute_on_what_is_not_slow_and_may_go_everywhere_afterwa
         assert os.sched_getaffinity(0) == everywhere
 
 
-def test_a_speed_is_that_of_the_processor_asked_for_and_the_thread_goes_back() -> None:
+def test_the_requested_processor_is_measured_and_the_thread_returns() -> None:
     before = os.sched_getaffinity(0)
     processors = Processors()
     # Slower machines than this have not been seen.
@@ -242,7 +242,7 @@ def test_a_speed_is_that_of_the_processor_asked_for_and_the_thread_goes_back() -
     assert os.sched_getaffinity(0) == before
 
 
-def test_a_row_tells_how_many_pairs_do_not_count() -> None:
+def test_a_row_has_the_number_of_uncounted_pairs() -> None:
     pairs = Pairs(ours=(2.0, 4.0), peer=(1.0, 2.0), retaken=3)
     row = Result.compare("some.row", pairs, unit="µs", goal=Goal(figure=Figure.RATIO, most=3.0))
     assert cells(row)[3] == "2.00 [2.00, 2.00] × +3"

@@ -95,7 +95,7 @@ def test_termination_is_as_orderly(launch: Start, temporary: Path) -> None:
 
 
 @DEMO
-def test_in_json_the_document_says_so(launch: Start) -> None:
+def test_the_json_document_reports_the_interrupt(launch: Start) -> None:
     process = launch("demo", *LONG[1].split(), "--json")
     # Trio's import starts a program, too, and a signal during the imports is a line alone.
     while not any(b"_launcher_process" in command_of(pid) for pid, _ in below(process.pid)):
@@ -150,7 +150,7 @@ def test_a_signal_during_the_imports(launch: Start, tmp_path: Path, module: str,
 
 
 @pytest.mark.slow
-def test_a_signal_behind_the_last_step_changes_nothing() -> None:
+def test_a_signal_after_the_last_step_changes_nothing() -> None:
     # What was registered first is called last, when the command has left.
     program = (
         "import atexit, os, signal, sys\n"

@@ -281,7 +281,7 @@ def test_an_event_in_parts(cli: Cli) -> None:
     ],
 )
 @pytest.mark.parametrize("ends", [True, False])
-def test_what_is_no_dashboard(
+def test_other_addresses_are_refused(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, parts: tuple[bytes, ...], ends: bool
 ) -> None:
     monkeypatch.setattr("trio_accel.cli._top._FIRST", 0.1)

@@ -171,7 +171,7 @@ async def test_entities_are_stages() -> None:
         assert nodes_of == set(range(10))
 
 
-async def test_keys_of_other_types_with_the_same_text_are_others(tmp_path: Path) -> None:
+async def test_keys_of_other_types_with_the_same_text_differ(tmp_path: Path) -> None:
     store = cluster.SqliteStore(tmp_path / "store.db")
     keys: list[Any] = [1, "b'1'", "'1'", "1.0", b"b'1'"]
     async with opened(cluster.LocalNodes(2), store) as (_, made):
@@ -186,7 +186,7 @@ async def test_keys_of_other_types_with_the_same_text_are_others(tmp_path: Path)
                     made.entity(cls, key)
 
 
-async def test_a_node_that_comes_back_with_another_version_is_refused(
+async def test_a_node_returning_with_another_version_is_refused(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     nodes = cluster.LocalNodes(2)
@@ -366,7 +366,7 @@ async def test_a_network_that_loses_a_direction(direction: str, tmp_path: Path) 
     check_served(file)
 
 
-async def test_an_entity_that_is_given_up_has_no_second_home(tmp_path: Path) -> None:
+async def test_an_entity_given_up_has_no_second_home(tmp_path: Path) -> None:
     file, over, nodes = str(tmp_path / "served"), tmp_path / "over", cluster.LocalNodes(1)
     given_up = list[str]()
     async with opened(nodes) as (_, made), trio.open_nursery() as nursery:
@@ -401,7 +401,7 @@ async def test_an_entity_that_is_given_up_has_no_second_home(tmp_path: Path) -> 
     check_served(file)
 
 
-async def test_a_store_that_is_away_does_not_hold_the_end_up(
+async def test_an_unreachable_store_does_not_delay_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     nodes, store = cluster.LocalNodes(2), cluster.SqliteStore(tmp_path / "store.db")

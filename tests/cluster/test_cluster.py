@@ -111,7 +111,7 @@ async def test_deadlines_cancellation_and_back_pressure() -> None:
         assert made.members[0].epoch == 1
 
 
-async def test_errors_come_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_errors_are_raised_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     async with opened(1) as (made, _):
         ref = made.entity(Counter, "a")
         with pytest.raises(cluster.NodeLostError, match="of mine") as caught:

@@ -96,7 +96,7 @@ async def test_messages_ids_and_errors(path: str) -> None:
         assert await made.entity(Counter, "a").ask(Add(1.0)) == 1.0
 
 
-async def test_saves_keep_arrays_and_ids_are_told(path: str) -> None:
+async def test_saves_keep_arrays_and_ids_are_reported(path: str) -> None:
     wanted = list[str]()
     for begin in range(0, 9, 3):
         async with alone(cluster.SqliteStore(path)) as entities:
@@ -108,7 +108,7 @@ async def test_saves_keep_arrays_and_ids_are_told(path: str) -> None:
                 assert (total, host, dtype) == (12.0 * len(ids), 2.0 * len(ids), "float32")
 
 
-async def test_what_nobody_can_repeat_is_told(path: str) -> None:
+async def test_unrepeatable_requests_are_reported(path: str) -> None:
     async with alone(cluster.SqliteStore(path)) as entities:
         ref = entities.entity(Dice, "a")
         first = await ref.ask(Add(1.0), id="one")
@@ -128,7 +128,7 @@ async def test_what_nobody_can_repeat_is_told(path: str) -> None:
 
 
 @pytest.mark.parametrize("is_cluster", [True, False])
-async def test_a_store_that_is_away(path: str, is_cluster: bool) -> None:
+async def test_a_store_is_away(path: str, is_cluster: bool) -> None:
     store, away = FailingStore(path), Path(path + ".away")
     made_by = opened(1, store) if is_cluster else alone(store)
     async with made_by as found:
@@ -203,7 +203,7 @@ async def test_the_older_of_two_clusters_ends_with_its_next_change(path: str) ->
         await change()
 
 
-async def test_what_fails_behind_the_handler_is_no_refusal(path: str) -> None:
+async def test_a_failure_after_the_handler_is_not_a_refusal(path: str) -> None:
     """The handler has changed its state, and the store has nothing of that."""
     async with alone(cluster.SqliteStore(path)) as entities:
         ref = entities.entity(Picky, "a")
@@ -224,7 +224,7 @@ async def test_the_error_of_a_told_message_is_its_own(path: str) -> None:
         assert await ref.ask(Add(1.0)) == 2.0
 
 
-async def test_an_id_is_for_what_is_kept(path: str) -> None:
+async def test_an_id_is_for_durable_entities(path: str) -> None:
     async with alone(cluster.SqliteStore(path)) as entities:
         with pytest.raises(TypeError, match="id is for a DurableEntity"):
             await entities.entity(Counter, "a").ask(Add(1.0), id="order-1")
@@ -244,7 +244,7 @@ class UnreachableNodes(cluster.LocalNodes):
         await super().end(node)
 
 
-async def test_an_agent_that_comes_back_is_fenced(path: str) -> None:
+async def test_a_returning_agent_is_fenced(path: str) -> None:
     nodes = UnreachableNodes(2)
     async with opened(nodes, cluster.SqliteStore(path), heartbeat_timeout=2.0) as (made, _):
         refs = {key: made.entity(Account, key) for key in KEYS}
@@ -308,7 +308,7 @@ trio.run(main)
 """
 
 
-def test_a_program_that_is_killed_goes_on_when_it_is_started_again(path: str) -> None:
+def test_a_killed_program_continues_when_it_is_started_again(path: str) -> None:
     least = 0.0
     for _ in range(3):
         command = [sys.executable, "-c", PROGRAM, path]

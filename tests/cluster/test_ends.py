@@ -144,7 +144,7 @@ async def test_another_file_of_a_class_is_warned_of(
     del sys.modules["of_two_versions"]
 
 
-async def test_large_arrays_come_to_memory_that_the_other_end_has_chosen() -> None:
+async def test_large_arrays_arrive_in_memory_chosen_by_the_receiver() -> None:
     made: list[np.ndarray[Any, Any]] = []
 
     def allocate(size: int) -> np.ndarray[Any, Any]:

@@ -132,7 +132,7 @@ class TestRoundTrips:
         with tempfile.TemporaryDirectory() as folder:
             trio.run(main, cluster.SqliteStore(f"{folder}/entities"))
 
-    async def test_of_what_is_no_plain_large_array(self, path: str) -> None:
+    async def test_of_small_views_and_special_arrays(self, path: str) -> None:
         values = {
             "empty": np.zeros((0, MIB)),
             "number": np.array(1.5),
@@ -338,11 +338,11 @@ class TestOwners:
                     assert await restarted(second) == {name: seen(value) for name, value in wanted.items()}
 
     @pytest.mark.parametrize("where", ["taken", "before the commit", "committed"])
-    async def test_that_is_stopped_harms_no_later_one(self, path: str, where: str) -> None:
+    async def test_stopping_one_harms_no_later_one(self, path: str, where: str) -> None:
         before = {"array": large(1), "kept": large(2)}
         await self._replaced(path, where, before, {"array": large(3), "new": large(4)})
 
-    async def test_that_is_stopped_before_its_sweep(self, path: str) -> None:
+    async def test_stopped_before_its_sweep(self, path: str) -> None:
         # All that it has found is still there, so it gets as far as to remove the rest.
         await self._replaced(path, "taken", {"array": large(1)}, {"new": large(2)})
 
@@ -351,7 +351,7 @@ class TestOwners:
         before = {"array": large(60), "kept": large(50)}
         await self._replaced(path, where, before, {"array": large(50), "kept": large(60), "new": large(1)})
 
-    async def test_that_is_stopped_before_its_files(self, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_stopped_before_its_files(self, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
         store, is_there, go = cluster.SqliteStore(path, timeout=60), trio.Event(), threading.Event()
         mkdir, has_stopped = os.mkdir, False
         token = trio.lowlevel.current_trio_token()
@@ -383,7 +383,7 @@ class TestOwners:
                     assert files(store).keys() == named.keys()
                     assert await restarted(second) == {"array": seen(large(2))}
 
-    async def test_whose_commit_may_have_been_kept_leaves_files_until_it_is_known(self, path: str) -> None:
+    async def test_with_an_uncertain_commit_leave_files_until_it_is_known(self, path: str) -> None:
         store, lost = UnsureStore(path), Path(path + ".lost")
         async with alone(store) as ref:
             await ref.ask(Put({"array": large(1)}))
@@ -401,7 +401,7 @@ class TestFailures:
     @pytest.mark.parametrize(
         "harm", ["a bit", "cut off", "longer", "missing", "another", "empty", "a folder"]
     )
-    async def test_a_file_that_is_damaged_is_named_and_nothing_is_lost(self, path: str, harm: str) -> None:
+    async def test_a_damaged_file_is_named_and_nothing_is_lost(self, path: str, harm: str) -> None:
         store = cluster.SqliteStore(path, timeout=60)
         arrays = {"array": large(1), "other": large(2)}
         async with alone(store) as ref:
@@ -438,7 +438,7 @@ class TestFailures:
             assert await ref.ask(Look()) == {name: seen(value) for name, value in arrays.items()}
 
     @pytest.mark.parametrize("call", ["writelines", "fsync", "replace"])
-    async def test_a_disk_that_is_full(self, path: str, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    async def test_a_full_disk(self, path: str, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
         store = cluster.SqliteStore(path, timeout=60)
         calls = 0
 
@@ -495,7 +495,7 @@ class TestFailures:
             assert await restarted(ref) == {"array": seen(large(2))}
 
     @pytest.mark.parametrize("what", ["nothing above", "a file"])
-    async def test_a_folder_that_is_not_there(self, tmp_path: Path, what: str) -> None:
+    async def test_a_missing_folder(self, tmp_path: Path, what: str) -> None:
         folder = tmp_path / "mount" / "arrays"
         if what == "a file":
             folder = tmp_path / "arrays"

@@ -55,7 +55,7 @@ async def test_strangers_beyond_the_descriptors_of_an_agent_end_nothing() -> Non
             assert nodes.pid("node-0") == pid
 
 
-async def test_halves_of_a_link_whose_others_never_come_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_halves_of_a_link_without_the_other_half_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links, "_PROOF", 0.2)
 
     async def serve(request: Any) -> object:

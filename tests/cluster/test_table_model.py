@@ -316,7 +316,7 @@ def test_a_join_and_a_drain(played: Played) -> None:
     assert played.homes.served == 4 * len(KEYS)
 
 
-def test_entities_in_flight_ask_those_that_move(played: Played) -> None:
+def test_entities_in_flight_ask_moving_entities(played: Played) -> None:
     """A hand-off waits for requests in flight, and these ask entities that it has moved."""
     # Of so many, some move together with the entity that they ask.
     keys = range(60)
@@ -336,7 +336,7 @@ def test_entities_in_flight_ask_those_that_move(played: Played) -> None:
     assert not played.homes.wrong
 
 
-def test_a_drain_that_is_cancelled_while_others_come(played: Played) -> None:
+def test_a_drain_is_cancelled_while_others_come(played: Played) -> None:
     """Agents may serve by the table of the drain, so the next table does not bring the node back."""
     ask_all(played, 3.0)
     played.wait(0.3)
@@ -361,7 +361,7 @@ def test_a_drain_that_is_cancelled_while_others_come(played: Played) -> None:
     assert not played.homes.wrong
 
 
-def test_a_hand_off_that_is_broken_off(played: Played) -> None:
+def test_a_hand_off_is_broken_off(played: Played) -> None:
     """A node comes, and goes before others have given it its entities: these are where they were."""
     ask_all(played, 2.0)
     played.wait(0.3)
@@ -377,7 +377,7 @@ def test_a_hand_off_that_is_broken_off(played: Played) -> None:
     assert not played.homes.wrong
 
 
-def test_what_comes_late_is_no_sign_of_life(played: Played) -> None:
+def test_late_messages_are_not_signs_of_life(played: Played) -> None:
     """A host comes back with all that was sent to it: its agent serves none of that."""
     process = played.nodes.processes["b"]
     played.call(process.reach.close)
@@ -391,7 +391,7 @@ def test_what_comes_late_is_no_sign_of_life(played: Played) -> None:
     assert not played.homes.wrong
 
 
-def test_a_node_that_takes_long_to_leave_comes_back(played: Played) -> None:
+def test_a_node_that_leaves_slowly_comes_back(played: Played) -> None:
     """Its agent ends behind changes that wait for others, and only then the next one begins."""
     nodes = played.nodes
     nodes.processes["b"].late = 1000.0

@@ -194,7 +194,7 @@ trio.run(main)
 """
 
 
-async def test_a_program_that_was_stopped_and_replaced_is_fenced(path: str) -> None:
+async def test_a_stopped_and_replaced_program_is_fenced(path: str) -> None:
     folders = os.pathsep.join([str(Path(__file__).parent), str(Path(ta.__file__).parents[1])])
     environment = os.environ | {"PYTHONPATH": folders}
     acknowledged = dict.fromkeys(KEYS, 0.0)

@@ -377,11 +377,11 @@ async def _run_machine() -> None:
         )
 
 
-def test_whatever_happens_to_ranks_each_call_has_one_outcome_and_nobody_waits_on() -> None:
+def test_under_all_faults_each_call_has_one_outcome_and_nobody_waits_on() -> None:
     trio.run(_run_machine, clock=MockClock())
 
 
-async def test_a_communicator_that_is_closed_while_it_opens_asks_for_nothing_more(
+async def test_a_communicator_closed_while_it_opens_asks_for_nothing_more(
     autojump_clock: MockClock, nursery: trio.Nursery
 ) -> None:
     fake, call = Fake(), Call()
@@ -413,7 +413,7 @@ def test_every_edge_leads_on_and_every_stage_ends() -> None:
     assert caught.typename == "NoEdgeError"
 
 
-async def test_a_world_that_is_closed_while_it_opens_leaves_no_communicator(
+async def test_a_world_closed_while_it_opens_leaves_no_communicator(
     autojump_clock: MockClock,
 ) -> None:
     fake = Fake()
@@ -429,7 +429,7 @@ async def test_a_world_that_is_closed_while_it_opens_leaves_no_communicator(
     assert not any(rank.has for rank in fake.ranks)
 
 
-async def test_a_rank_that_comes_within_its_time_is_waited_for(autojump_clock: MockClock) -> None:
+async def test_a_rank_that_arrives_in_time_is_waited_for(autojump_clock: MockClock) -> None:
     fake = Fake()
     joint, begun = new(fake), trio.current_time()
     for seconds, is_opened in ((59.0, False), (59.0, True), (3600.0, True)):
@@ -447,7 +447,7 @@ async def test_a_rank_that_comes_within_its_time_is_waited_for(autojump_clock: M
     assert trio.current_time() - begun == pytest.approx(59 + 59 + 3600)
 
 
-async def test_a_rank_that_does_not_come_in_time_is_named(autojump_clock: MockClock) -> None:
+async def test_a_rank_that_does_not_arrive_in_time_is_named(autojump_clock: MockClock) -> None:
     fake = Fake()
     joint, call, begun = new(fake), Call(), trio.current_time()
     fake.ranks[2].is_mute = True

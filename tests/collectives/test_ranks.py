@@ -121,7 +121,7 @@ async def test_a_ring_of_sends(world: World) -> None:
         np.testing.assert_array_equal(one, host)
 
 
-async def test_sends_of_one_rank_come_in_its_order(world: World) -> None:
+async def test_sends_of_one_rank_arrive_in_its_order(world: World) -> None:
     async def task(rank: Rank, x: ta.AccelRef) -> list[float]:
         if rank.number == 0:
             for value in range(5):
@@ -163,7 +163,7 @@ async def test_a_group_inside_of_a_group_is_refused(world: World) -> None:
         pass
 
 
-async def test_different_collectives_are_told_to_all(world: World) -> None:
+async def test_different_collectives_fail_on_all_ranks(world: World) -> None:
     async def task(rank: Rank, x: ta.AccelRef) -> Any:
         await (rank.all_gather(x) if rank.number == 2 else rank.all_reduce(x))
 
@@ -176,7 +176,7 @@ async def test_different_collectives_are_told_to_all(world: World) -> None:
     assert await (await world.all_reduce(await put(world, HOSTS)))[0].to_host() is not None
 
 
-async def test_different_options_are_told_to_all(world: World) -> None:
+async def test_different_options_fail_on_all_ranks(world: World) -> None:
     async def task(rank: Rank, x: ta.AccelRef) -> Any:
         await rank.broadcast(x, root=rank.number)
 
@@ -185,7 +185,7 @@ async def test_different_options_are_told_to_all(world: World) -> None:
     assert "asks for broadcast(root=" in str(errors[0])
 
 
-async def test_wrong_arrays_are_told_to_all(world: World) -> None:
+async def test_wrong_arrays_fail_on_all_ranks(world: World) -> None:
     async def task(rank: Rank, x: ta.AccelRef) -> Any:
         await rank.all_reduce(x[:3] if rank.number == 1 else x)
 
@@ -195,7 +195,7 @@ async def test_wrong_arrays_are_told_to_all(world: World) -> None:
     assert "got float64 (6, 2) of rank 0 and float64 (3, 2) of rank 1" in str(errors[0])
 
 
-async def test_a_rank_that_never_comes(world: World) -> None:
+async def test_a_rank_never_arrives(world: World) -> None:
     """A deadline of one rank ends it for all, who learn which ranks were missing."""
 
     async def task(rank: Rank, x: ta.AccelRef) -> Any:
@@ -260,7 +260,7 @@ async def test_ranks_that_wait_when_all_begin_again(world: World) -> None:
     assert [error.rank for error in errors] == [1]
 
 
-async def test_a_task_that_is_cancelled_while_it_runs(world: World) -> None:
+async def test_a_task_is_cancelled_while_it_runs(world: World) -> None:
     arrays = await put(world, HOSTS)
     ta.testing.inject_fault(world.devices[1], "collectives.sum", delay=3.0)
     errors: list[Exception] = []
@@ -302,7 +302,7 @@ async def test_the_end_of_the_world_ends_all_that_wait(system: ta.System) -> Non
     assert ["the world is closed; ranks that had not come: 0" in str(error) for error in errors] == [True]
 
 
-async def test_a_closed_world_refuses_what_any_rank_asks(system: ta.System) -> None:
+async def test_a_closed_world_refuses_requests_of_all_ranks(system: ta.System) -> None:
     async with opened_world(system, 2, "inline") as world:
         (x, _), (_, rank) = await put(world, HOSTS[:2]), world.ranks
         world.close()
@@ -328,7 +328,7 @@ async def test_a_closed_world_refuses_what_any_rank_asks(system: ta.System) -> N
                 group.add(rank.barrier)
 
 
-async def test_a_world_that_breaks_ends_what_waits_for_ranks_and_what_comes_later(system: ta.System) -> None:
+async def test_a_breaking_world_ends_waiting_and_later_requests(system: ta.System) -> None:
     options = ta.DeviceOptions(isolation="process")
     async with opened_world(system, 2, options=options, intensity=ta.Intensity(0, 60.0)) as world:
         arrays = await put(world, HOSTS[:2])

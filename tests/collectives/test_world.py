@@ -130,7 +130,7 @@ async def test_reduce_scatter_and_all_gather_are_all_reduce(world: World) -> Non
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-async def test_what_moves_elements(world: World, dtype: str) -> None:
+async def test_operations_that_move_elements(world: World, dtype: str) -> None:
     size = world.size
     hosts = [elements((2 * size, 3), dtype, seed) for seed in range(size)]
     arrays = await put(world, hosts)

@@ -68,9 +68,7 @@ def unawaited() -> Any:
 
 
 @inline
-async def test_an_operand_that_was_not_awaited(
-    device: ta.Device, a: ta.AccelRef, unawaited: Unawaited
-) -> None:
+async def test_an_operand_without_await(device: ta.Device, a: ta.AccelRef, unawaited: Unawaited) -> None:
     host = np.eye(2)
     assert await refused(linalg.matmul, unawaited(device.put(host)), a) == (
         f"linalg.matmul: a must be an AccelRef or a NumPy array, got coroutine; {NOT_AWAITED}"
@@ -96,7 +94,7 @@ async def test_an_operand_that_was_not_awaited(
 
 
 @inline
-async def test_a_device_that_was_not_awaited(
+async def test_a_device_without_await(
     system: ta.System, device: ta.Device, a: ta.AccelRef, other: ta.Device
 ) -> None:
     opening: Any = system.open_device(BACKEND)
@@ -176,7 +174,7 @@ def message(call: Callable[..., object], *arguments: object) -> str:
 
 
 @inline
-async def test_numpy_leaves_arrays_of_devices_alone(a: ta.AccelRef) -> None:
+async def test_numpy_defers_to_arrays_of_devices(a: ta.AccelRef) -> None:
     wrong: Any = a
     for use in (np.sqrt, np.sum):
         with pytest.raises(TypeError, match=rf"write await ta\.arrays\.{use.__name__}\(x"):
@@ -192,7 +190,7 @@ async def test_numpy_leaves_arrays_of_devices_alone(a: ta.AccelRef) -> None:
 
 
 @inline
-async def test_what_is_no_operator(a: ta.AccelRef) -> None:
+async def test_unsupported_operators(a: ta.AccelRef) -> None:
     wrong: Any = a
     for kind in (float, int, complex):
         assert message(kind, wrong) == (
@@ -297,14 +295,14 @@ async def test_a_misspelled_option_of_a_call(device: ta.Device) -> None:
 
 
 @pytest.mark.parametrize("given", [3, [1], np.eye(2)])
-async def test_what_is_no_operation_is_not_taken_for_an_array(device: ta.Device, given: Any) -> None:
+async def test_other_functions_are_not_taken_for_arrays(device: ta.Device, given: Any) -> None:
     asks: list[Any] = [device.ask, device.submit]
     for ask in asks:
         with pytest.raises(TypeError, match=r"^(ask|submit): (?s:.*) is not an operation of a device$"):
             await ask(given)
 
 
-def test_options_that_are_there_still_work() -> None:
+def test_existing_options_still_work() -> None:
     options = ta.DeviceOptions(in_flight=3, intensity=ta.Intensity(2, within=5.0))
     assert attrs.evolve(options, retry=1).in_flight == 3
     assert message(lambda: attrs.evolve(options, retries=1)).endswith("did you mean 'retry'?")
@@ -312,7 +310,7 @@ def test_options_that_are_there_still_work() -> None:
 
 
 @pytest.mark.parametrize("open_system", [ta.open_system, actors.open_system])
-def test_asyncio_is_told_apart(open_system: Callable[[str], Any]) -> None:
+def test_asyncio_is_recognised(open_system: Callable[[str], Any]) -> None:
     async def main() -> None:
         async with open_system("s"):
             raise AssertionError
@@ -360,7 +358,7 @@ async def lost(device: ta.Device, case: int, fault: str) -> None:
     )
 
 
-async def test_what_to_do_after_a_loss_inline(system: ta.System) -> None:
+async def test_advice_after_a_loss_inline(system: ta.System) -> None:
     for case in range(len(LOST)):
         # A real fault may be seen by the launch itself, which says how.
         async with system.open_device("cpu", options=INLINE) as device:
@@ -368,12 +366,12 @@ async def test_what_to_do_after_a_loss_inline(system: ta.System) -> None:
 
 
 @isolated
-async def test_what_to_do_after_a_loss_of_a_worker(device: ta.Device) -> None:
+async def test_advice_after_a_loss_of_a_worker(device: ta.Device) -> None:
     for case in range(3):
         await lost(device, case, "kill")
 
 
 @isolated
-async def test_what_to_do_after_a_loss_of_a_worker_that_was_to_change_an_array(device: ta.Device) -> None:
+async def test_advice_after_a_loss_of_a_worker_during_an_update(device: ta.Device) -> None:
     for case in KEPT:
         await lost(device, case, "kill")

@@ -38,7 +38,7 @@ async def test_between_two_devices_and_within_one(system: ta.System, isolation: 
     assert await blocks(first, second) == [0, 0]
 
 
-async def test_it_is_the_median_behind_the_first_copy(
+async def test_it_is_the_median_after_the_first_copy(
     system: ta.System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device = await system.open_device(BACKEND)

@@ -98,7 +98,7 @@ async def settled(device: ta.Device) -> None:
     await wait_all_tasks_blocked()
 
 
-async def test_others_go_on_while_one_is_enqueued(
+async def test_others_continue_during_an_enqueue(
     device: ta.Device, pipe: Path, nursery: trio.Nursery
 ) -> None:
     x = await device.put(np.arange(3.0))
@@ -118,7 +118,7 @@ async def test_others_go_on_while_one_is_enqueued(
     assert (counted.launched, counted.in_flight, counted.queues) == (counted.completed, 0, {})
 
 
-async def test_what_touches_its_arrays_follows_it(device: ta.Device, pipes: Pipes) -> None:
+async def test_later_work_on_its_arrays_follows_it(device: ta.Device, pipes: Pipes) -> None:
     """Read after write, write after read, and write after write."""
     host = np.array([[1.0, 2.0], [3.0, 4.0]])
     a, b = await device.put(host), await device.put(host + 1)
@@ -178,7 +178,7 @@ STEPS = st.tuples(
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(STEPS, min_size=2, max_size=8), seed=st.integers(0, 100))
-async def test_any_program_gives_the_numbers_of_one_that_runs_step_by_step(
+async def test_any_program_matches_a_run_step_by_step(
     system: ta.System, pipes: Pipes, steps: list[tuple[str, int, int, float]], seed: int
 ) -> None:
     """Blocking launches of two libraries among others, let go in any order."""
@@ -217,7 +217,7 @@ async def test_any_program_gives_the_numbers_of_one_that_runs_step_by_step(
             np.testing.assert_array_equal(await ref.to_host(), host)
 
 
-async def test_a_thread_goes_on_to_the_next_call_without_the_loop(
+async def test_a_thread_continues_with_the_next_call_without_the_loop(
     device: ta.Device, pipes: Pipes, nursery: trio.Nursery
 ) -> None:
     arrays = [await device.put(np.full(3, float(number))) for number in range(12)]
@@ -253,7 +253,7 @@ async def test_a_thread_goes_on_to_the_next_call_without_the_loop(
         np.testing.assert_array_equal(await one.value.to_host(), np.full(3, factor * number))
 
 
-async def test_an_injected_fault_has_the_thread_alone(
+async def test_an_injected_fault_has_the_thread_to_itself(
     device: ta.Device, pipes: Pipes, nursery: trio.Nursery
 ) -> None:
     arrays = [await device.put(np.ones(3)) for _ in range(3)]
@@ -275,7 +275,7 @@ async def test_an_injected_fault_has_the_thread_alone(
     np.testing.assert_array_equal(await arrays[2].to_host(), np.full(3, 3.0))
 
 
-async def test_calls_that_were_handed_over_ahead_are_lost_with_the_context(
+async def test_calls_handed_over_in_advance_are_lost_with_the_context(
     device: ta.Device, pipes: Pipes, nursery: trio.Nursery
 ) -> None:
     arrays = [await device.put(np.ones(3)) for _ in range(4)]
@@ -296,7 +296,7 @@ async def test_calls_that_were_handed_over_ahead_are_lost_with_the_context(
     np.testing.assert_array_equal(await y.to_host(), np.full(3, 2.0))
 
 
-async def test_a_launch_that_is_refused_is_the_askers_problem(
+async def test_a_refused_launch_is_the_askers_problem(
     system: ta.System, device: ta.Device, pipe: Path, nursery: trio.Nursery
 ) -> None:
     x = await device.put(np.ones(3))
@@ -341,9 +341,7 @@ async def test_a_launch_that_breaks_restarts_its_library(
     assert node.restarts == 1
 
 
-async def test_a_context_that_is_lost_by_it_is_replaced(
-    device: ta.Device, pipe: Path, nursery: trio.Nursery
-) -> None:
+async def test_a_context_lost_by_it_is_replaced(device: ta.Device, pipe: Path, nursery: trio.Nursery) -> None:
     x = await device.put(np.ones(3))
     asker = Asker(nursery, device, Scale(x, 2.0, pipe))
     finish(await begun(pipe), "lost")
@@ -356,7 +354,7 @@ async def test_a_context_that_is_lost_by_it_is_replaced(
 
 
 @inline
-async def test_a_context_that_is_lost_meanwhile_tells_the_asker_at_once(
+async def test_a_context_lost_meanwhile_fails_the_asker_at_once(
     device: ta.Device, pipe: Path, nursery: trio.Nursery, caplog: pytest.LogCaptureFixture
 ) -> None:
     x, y = await device.put(np.ones(3)), await device.put(np.ones(3))
@@ -398,9 +396,7 @@ async def until_threads_end(let_go: Callable[[], None]) -> None:
             await reported.wait()
 
 
-async def test_one_that_never_returns_is_given_up(
-    system: ta.System, isolation: Isolation, pipe: Path
-) -> None:
+async def test_an_endless_launch_is_given_up(system: ta.System, isolation: Isolation, pipe: Path) -> None:
     options = ta.DeviceOptions(isolation=isolation, stuck_after=0.2, close_grace=0.2, backoff=AT_ONCE)
     async with system.open_device(BACKEND, options=options) as device:
         pending = device.submit(Scale(await device.put(np.ones(3)), 2.0, pipe))
@@ -448,7 +444,7 @@ async def finish_later(end: int) -> None:
     finish(end)
 
 
-async def test_a_cancelled_asker_leaves_and_the_launch_goes_on(
+async def test_a_cancelled_asker_leaves_and_the_launch_continues(
     device: ta.Device, pipe: Path, nursery: trio.Nursery
 ) -> None:
     x = await device.put(np.ones(3))
@@ -478,7 +474,7 @@ async def test_a_cancelled_asker_has_a_grace(device: ta.Device, pipe: Path, nurs
     assert await asker.result() is x  # the device was done before the grace was over
 
 
-async def test_one_that_waits_behind_it_can_be_cancelled(
+async def test_a_launch_waiting_for_it_can_be_cancelled(
     device: ta.Device, pipes: Pipes, nursery: trio.Nursery
 ) -> None:
     x = await device.put(np.ones(3))
@@ -581,7 +577,7 @@ async def test_hooks_see_each_step_once(
 
 
 @inline
-async def test_what_a_refused_launch_has_enqueued_keeps_its_memory(
+async def test_enqueued_work_of_a_refused_launch_keeps_its_memory(
     device: ta.Device, pipe: Path, nursery: trio.Nursery
 ) -> None:
     """The stream is held in front of it: its blocks are somebody else's only when it has passed."""

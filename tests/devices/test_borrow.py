@@ -107,7 +107,7 @@ async def test_operations_of_the_other_device_read_it(any_pair: Pair) -> None:
     assert await used(pair.other) == before
 
 
-async def test_nothing_is_copied_where_memory_is_reached(pair: Pair) -> None:
+async def test_reachable_memory_is_not_copied(pair: Pair) -> None:
     before = await used(pair.other)
     async with pair.other.borrow(pair.array) as borrowed:
         assert await (await ta.arrays.sum(borrowed)).item() == pytest.approx(HOST.sum())
@@ -116,7 +116,7 @@ async def test_nothing_is_copied_where_memory_is_reached(pair: Pair) -> None:
             assert await (await ta.arrays.max(row)).item() == HOST[3].max()
 
 
-async def test_a_view_is_borrowed_as_it_is(pair: Pair) -> None:
+async def test_a_view_is_borrowed_unchanged(pair: Pair) -> None:
     async with pair.other.borrow(pair.array[5:20, 3].reshape(5, 3)) as borrowed:
         np.testing.assert_array_equal(
             await (await borrowed.copy()).to_host(), np.ascontiguousarray(HOST[5:20, 3]).reshape(5, 3)
@@ -182,7 +182,7 @@ async def test_it_is_there_when_its_owner_is_lost(workers: Pair, loss: str) -> N
     assert (await pair.array.to_host() == 1.0).all()
 
 
-async def test_it_can_be_read_when_its_owner_is_lost_that_is_inline(system: ta.System) -> None:
+async def test_it_can_be_read_after_the_loss_of_an_inline_owner(system: ta.System) -> None:
     async with open_pair(system, "inline", "inline") as pair:
         async with pair.other.borrow(pair.array) as borrowed:
             await lose(pair.owner)
@@ -221,7 +221,7 @@ async def test_the_next_context_of_the_borrower_has_it(pair: Pair) -> None:
         await pair.array.fill(1.0)
 
 
-async def test_what_runs_again_finds_it(system: ta.System) -> None:
+async def test_a_repeated_operation_finds_it(system: ta.System) -> None:
     """Requests that are put back go to the next worker behind what they read, whatever is before them."""
     options = ta.DeviceOptions(isolation="process", retry=2)
     async with (
@@ -248,7 +248,7 @@ async def test_what_runs_again_finds_it(system: ta.System) -> None:
         assert sums == pytest.approx([HOST.sum()] * 9)
 
 
-async def test_what_runs_again_inline_finds_it(system: ta.System) -> None:
+async def test_a_repeated_inline_operation_finds_it(system: ta.System) -> None:
     """What an inline device has borrowed does not go with its context; its own arrays do."""
     options = ta.DeviceOptions(isolation="inline", retry=1)
     async with (
@@ -287,7 +287,7 @@ async def test_a_loss_at_the_end_gives_it_back(pair: Pair) -> None:
     np.testing.assert_array_equal(await (await pair.array.copy_to(pair.other)).to_host(), np.ones_like(HOST))
 
 
-async def test_what_was_given_back_at_a_loss_is_not_held_by_the_next_worker(workers: Pair) -> None:
+async def test_memory_returned_at_a_loss_is_not_held_by_the_next_worker(workers: Pair) -> None:
     """A device that has lent an array to itself, as collectives do, and dies before it hears of the end."""
     pair = workers
     pid = await pid_of(pair.owner)
@@ -350,7 +350,7 @@ async def test_no_mapping_and_no_descriptor_is_left(pair: Pair) -> None:
             await trio.sleep(0.01)
 
 
-async def test_its_memory_stays_while_it_is_borrowed_from_a_device_that_is_closed(pair: Pair) -> None:
+async def test_its_memory_stays_while_it_is_borrowed_from_a_closed_device(pair: Pair) -> None:
     async with pair.other.borrow(pair.array) as borrowed:
         assert await (await ta.arrays.sum(borrowed)).item() == pytest.approx(HOST.sum())
         await pair.owner.close()
@@ -380,7 +380,7 @@ async def test_many_borrow_it_at_once(pair: Pair) -> None:
     await pair.array.fill(0.0)
 
 
-async def test_what_has_begun_before_the_end_reads_it_to_its_end(pair: Pair) -> None:
+async def test_an_operation_begun_before_the_end_reads_it_to_its_end(pair: Pair) -> None:
     """And what waits for room is refused; the owner may write to the array when all of it is over."""
     copies: list[ta.AccelRef] = []
     refused: list[ta.StaleRefError] = []
@@ -407,7 +407,7 @@ async def test_what_has_begun_before_the_end_reads_it_to_its_end(pair: Pair) -> 
         np.testing.assert_array_equal(await one.to_host(), HOST)
 
 
-async def test_a_device_that_closes_gives_back_what_it_reads(pair: Pair) -> None:
+async def test_a_closing_device_gives_back_its_borrowed_arrays(pair: Pair) -> None:
     async with pair.other.borrow(pair.array) as borrowed:
         ta.testing.inject_fault(pair.other, "arrays.sum", delay=0.2)
         with ta.cancel_grace(0.0), trio.move_on_after(0.05):

@@ -85,7 +85,7 @@ async def test_memory_of_others_is_mapped_to_read_it_while_it_is_borrowed(pair: 
     await pair.check()
 
 
-async def test_code_that_writes_there_ends_its_own_worker_alone(pair: Pair) -> None:
+async def test_code_that_writes_there_ends_only_its_own_worker(pair: Pair) -> None:
     async with pair.other.borrow(pair.lent) as borrowed:
         with pytest.raises(ta.ContextLostError):
             await pair.program.ask("overwrite", borrowed)
@@ -111,7 +111,7 @@ async def test_a_world_maps_once_and_to_read(pair: Pair) -> None:
     await pair.check()
 
 
-async def test_a_world_that_ends_leaves_another_one_and_a_loan_what_they_need(pair: Pair) -> None:
+async def test_the_end_of_a_world_leaves_memory_to_another_world_and_a_loan(pair: Pair) -> None:
     arrays = [pair.lent, await pair.other.put(SECRET)]
     async with ta.open_world([pair.owner, pair.other]) as one:
         await one.all_reduce(arrays)
@@ -144,7 +144,7 @@ async def test_the_same_holds_for_the_next_workers(pair: Pair, loss: str) -> Non
     await pair.check()
 
 
-async def test_it_is_unmapped_when_an_operation_that_was_left_has_ended(pair: Pair) -> None:
+async def test_it_is_unmapped_at_the_end_of_an_abandoned_operation(pair: Pair) -> None:
     async with pair.other.borrow(pair.lent) as borrowed:
         ta.testing.inject_fault(pair.other, "arrays.sum", delay=0.3)
         with ta.cancel_grace(0.0), trio.move_on_after(0.1) as scope:

@@ -146,7 +146,7 @@ trio.run(main)
 
 @pytest.mark.skipif(BACKEND != "cpu", reason="the program names its device")
 @pytest.mark.parametrize("isolation", ["inline", pytest.param("process", marks=pytest.mark.slow)])
-def test_no_module_is_imported_where_ctrl_c_strikes(isolation: ta.Isolation) -> None:
+def test_no_module_is_imported_in_the_handler_of_ctrl_c(isolation: ta.Isolation) -> None:
     """A `KeyboardInterrupt` in a callback of the import system is printed and lost; threads get none."""
     environment = {**os.environ, "PYTHONPATH": SEARCHED}
     program = [sys.executable, "-c", FIRST_IMPORTS, isolation]

@@ -105,9 +105,7 @@ async def test_state_is_marked_as_read_only_for_methods_that_do_not_declare_it(d
             assert await program.ask(Marks.plain) == [True, True]
 
 
-async def test_results_that_are_kept_are_given_back(
-    device: ta.Device, layer: ta.programs.Program[Layer]
-) -> None:
+async def test_kept_results_are_given_back(device: ta.Device, layer: ta.programs.Program[Layer]) -> None:
     for _ in range(3):
         await layer.ask(Layer.forward, X)
     await device.synchronize()
@@ -131,7 +129,7 @@ async def test_calls_are_ordered_with_other_operations(
         np.testing.assert_array_equal(await x.to_host(), np.full(1000, 6.0 * number))
 
 
-async def test_an_error_restarts_the_program_alone(
+async def test_an_error_restarts_only_the_program(
     system: ta.System, device: ta.Device, layer: ta.programs.Program[Layer]
 ) -> None:
     x = await device.put(X)
@@ -145,15 +143,13 @@ async def test_an_error_restarts_the_program_alone(
     assert [node.restarts for node in system.tree().walk() if node.actor_class == "ProgramActor"] == [1]
 
 
-async def test_an_argument_that_is_kept_is_refused_later(
-    device: ta.Device, layer: ta.programs.Program[Layer]
-) -> None:
+async def test_a_kept_argument_is_refused_later(device: ta.Device, layer: ta.programs.Program[Layer]) -> None:
     await layer.ask(Layer.keep, await device.put(X))
     with pytest.raises(ta.ActorFailedError, match="the call is over for which the program got this array"):
         await layer.ask(Layer.use_kept)
 
 
-async def test_a_lost_context_makes_it_anew(system: ta.System, isolation: Isolation, tmp_path: Path) -> None:
+async def test_a_lost_context_makes_it_again(system: ta.System, isolation: Isolation, tmp_path: Path) -> None:
     made = tmp_path / "made"
     options = ta.DeviceOptions(
         isolation=isolation, retry=1, retry_suspects=True, backoff=ta.Backoff(base=0.0)
@@ -391,7 +387,7 @@ async def test_a_call_in_the_loop_fails_as_one_in_a_thread(device: ta.Device) ->
             await x.to_host()
 
 
-async def test_calls_are_handed_over_ahead(device: ta.Device) -> None:
+async def test_calls_are_handed_over_in_advance(device: ta.Device) -> None:
     """Calls of many askers, those of other libraries between them, and such as must wait for one before."""
     async with await ta.open_program(device, Enqueues) as program:
         x, kept = await device.put(X), await device.zeros(X.shape)

@@ -74,7 +74,7 @@ async def test_to_overwrite_all_makes_an_array_right_again(device: ta.Device, na
     np.testing.assert_array_equal(await (await linalg.scal(2.0, x)).to_host(), 2 * wanted)
 
 
-async def test_a_write_to_a_view_damages_the_view_alone(device: ta.Device) -> None:
+async def test_a_write_to_a_view_damages_only_the_view(device: ta.Device) -> None:
     x = await device.put(HOST)
     await damage(x[1])
     np.testing.assert_array_equal(await x[2:].to_host(), HOST[2:])
@@ -112,7 +112,7 @@ async def test_graphs_work_again_with_their_arrays(device: ta.Device) -> None:
     np.testing.assert_array_equal(await (await graph.replay()).to_host(), [2, 2, 2, 2])
 
 
-async def test_an_overwrite_that_is_lost_damages_what_it_was_to_write(device: ta.Device) -> None:
+async def test_a_lost_overwrite_damages_its_target(device: ta.Device) -> None:
     x = await device.put(HOST)
     inject_fault(device, Assign, kill=True)
     with pytest.raises(ta.ContextLostError, match="ask again, which overwrites"):

@@ -140,7 +140,7 @@ class SinglesActor(LibraryActor):
     dtypes = (DType.float32,)
 
 
-def test_the_dtypes_of_an_actor_are_those_of_its_operations() -> None:
+def test_the_dtypes_of_an_actor_match_its_operations() -> None:
     first: Any = operation("a(n) -> out(n)", actor=SinglesActor)(one)
 
     @operation_like(first, "a(n) -> out(n)", dtypes=(DType.float64,))
@@ -220,7 +220,7 @@ def test_a_kernel_without_a_dtype_of_its_declaration(eighths: Any) -> None:
     kernels.kernel(eighths, backend="cuda", dtypes={"out": (DType.float32,)})(compute)
 
 
-def test_a_kernel_that_was_there_before_its_declaration(eighths: Any) -> None:
+def test_a_kernel_older_than_its_declaration(eighths: Any) -> None:
     declared, name = kernels.ALLOWED, eighths.declaration.name
     wanted = declared.pop(name)
 
@@ -341,7 +341,7 @@ def changed(given: dict[str, Any], name: str, change: Callable[[Any], Any]) -> d
 
 @inline
 @pytest.mark.parametrize(("function", "key"), VARIANTS)
-async def test_what_each_declared_operation_refuses(
+async def test_each_declared_operation_refuses_invalid_arguments(
     device: ta.Device, function: Any, key: tuple[object, ...]
 ) -> None:
     declaration: Declaration = function.declaration
@@ -393,7 +393,7 @@ def test_annotations_of_arrays(annotation: Any) -> None:
 
 
 @pytest.mark.parametrize("module", ["__main__", "_ops", "_pk._ops"])
-def test_a_module_that_has_no_public_name_is_refused(module: str) -> None:
+def test_a_module_without_a_public_name_is_refused(module: str) -> None:
     async def own(a: Operand) -> AccelRef: ...
 
     own.__module__ = module
@@ -403,7 +403,7 @@ def test_a_module_that_has_no_public_name_is_refused(module: str) -> None:
         operation("a(n) -> out(n)", actor=OwnActor)(own)
 
 
-async def test_a_plan_that_raises_is_told_with_its_kernel(device: ta.Device) -> None:
+async def test_a_failing_plan_is_reported_with_its_kernel(device: ta.Device) -> None:
     """Also from a worker: a plan cannot be tried at import."""
     with pytest.raises(Exception, match="a plan that is broken") as caught:
         await broken_plans.planned(await device.put(np.ones(3)))

@@ -64,7 +64,7 @@ def bytes_of(kept: Any) -> bytes:
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_what_is_kept_of_a_lease_stays_as_it_was(device: ta.Device, way: str) -> None:
+async def test_a_kept_export_of_a_lease_is_unchanged(device: ta.Device, way: str) -> None:
     ref = await device.put(HOST)
     async with ref.lease() as array:
         kept = WAYS[way](array)

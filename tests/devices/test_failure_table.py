@@ -151,10 +151,10 @@ ELSEWHERE = {
     ),
     "The device or the system": (
         "devices/worker/test_cancel_isolated.py::"
-        "test_a_device_that_closes_lets_what_runs_finish_within_its_grace"
+        "test_a_closing_device_lets_running_work_finish_within_its_grace"
     ),
     "The caller is cancelled": (
-        "devices/worker/test_cancel_isolated.py::test_past_the_grace_the_asker_goes_and_the_operation_goes_on"
+        "devices/worker/test_cancel_isolated.py::test_after_the_grace_the_asker_leaves_and_the_operation_continues"
     ),
     "A signal kills": (
         "devices/worker/test_death_of_the_application.py::test_nothing_is_left_when_the_application_is_killed"

@@ -69,7 +69,7 @@ async def requests(device: ta.Device, ask: Callable[[], Awaitable[Any]]) -> list
     return names
 
 
-async def test_results_and_what_they_share_are_one_request(device: ta.Device) -> None:
+async def test_results_and_their_shared_operands_are_one_request(device: ta.Device) -> None:
     for turn in range(TURNS):
         host = numbers(turn)
         x = await device.put(host)

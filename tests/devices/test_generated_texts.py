@@ -19,7 +19,7 @@ GOLDEN = HERE / "golden"
 WHAT_TO_DO = "look at the change, and if it is meant: python tests/devices/generated_texts.py --renew"
 
 
-def test_generated_texts_are_those_of_the_golden_files() -> None:
+def test_generated_sources_match_the_golden_files() -> None:
     # In a process of its own: here the operations are declared already.
     ended = subprocess.run(
         [sys.executable, str(HERE / "generated_texts.py")],

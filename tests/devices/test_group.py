@@ -98,7 +98,7 @@ async def test_all_devices_of_a_backend_and_of_the_machine(
         assert [device.name for device in group] == ["cpu:0"]
 
 
-async def test_a_device_that_is_open_elsewhere_is_told_of(system: ta.System) -> None:
+async def test_a_device_open_elsewhere_is_reported(system: ta.System) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         async with system.open_devices([BACKEND] * 2) as group, group.open_device(BACKEND) as third:
@@ -142,7 +142,9 @@ async def test_contexts_on_one_hardware_share_its_memory(system: ta.System) -> N
         assert [load.free for load in group.loads()] == [total - array.nbytes] * 2
 
 
-async def test_work_goes_where_the_least_is_in_flight(three: ta.DeviceGroup, isolation: Isolation) -> None:
+async def test_work_is_sent_to_the_device_with_the_least_in_flight(
+    three: ta.DeviceGroup, isolation: Isolation
+) -> None:
     if isolation == "process" and BACKEND != "cpu":
         pytest.skip("arrays of GPUs are leased in their own process alone")
     first, second, third = three
@@ -238,7 +240,7 @@ async def test_a_device_without_a_context_is_left_out_while_another_has_one(
         assert {group.place() for _ in range(6)} == {first, second, third}
 
 
-async def test_keys_of_a_device_that_is_given_up_move_and_come_back(system: ta.System) -> None:
+async def test_keys_of_a_given_up_device_move_and_come_back(system: ta.System) -> None:
     options = ta.DeviceOptions(isolation="process", intensity=ta.Intensity(0))
     async with system.open_devices([BACKEND] * 3, options=options) as group:
         first, second, third = group
@@ -266,7 +268,7 @@ async def test_keys_of_a_device_that_is_given_up_move_and_come_back(system: ta.S
             group.place(exclude=group.devices)
 
 
-async def test_a_group_knows_a_device_that_is_given_up_while_its_workers_are_ended(
+async def test_a_group_knows_a_given_up_device_while_its_workers_are_ended(
     system: ta.System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = ta.DeviceOptions(isolation="process", intensity=ta.Intensity(0))
@@ -341,7 +343,7 @@ async def test_if_one_cannot_be_opened_none_is(system: ta.System, isolation: Iso
 
 
 @CPU
-async def test_of_devices_that_are_not_named_some_may_be_left_out(
+async def test_some_unnamed_devices_may_be_left_out(
     system: ta.System, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (info,) = CpuBackend().list_devices()

@@ -243,7 +243,7 @@ class TestUses:
             self.launch(0, reads=(1,), writes=(1,))
         assert self.waits() == [0, 0, 0]
 
-    def test_what_is_done_is_not_waited_for(self) -> None:
+    def test_finished_work_is_not_waited_for(self) -> None:
         self.launch(0, writes=(1,)).is_done = True
         self.launch(1, reads=(1,))
         assert self.waits() == [0, 0, 0]
@@ -253,7 +253,7 @@ class TestUses:
         self.launch(1, reads=(2,), writes=(3,))
         assert self.waits() == [0, 0, 0]
 
-    def test_a_block_that_many_streams_read_keeps_no_record_of_what_is_done(self) -> None:
+    def test_a_block_read_by_many_streams_keeps_no_record_of_finished_reads(self) -> None:
         for _ in range(50):
             stream = ManualStream("one of many", self.device)
             self.use(stream, (1,), ()).is_done = True

@@ -50,13 +50,13 @@ NO_SHAPES: list[tuple[Any, type[Exception], str]] = [
 ]
 
 
-async def test_what_is_no_shape_is_refused(device: ta.Device) -> None:
+async def test_an_invalid_shape_is_refused(device: ta.Device) -> None:
     for shape, error, message in NO_SHAPES:
         with pytest.raises(error, match=message):
             device.host_empty(shape)
 
 
-async def test_what_is_no_dtype_is_refused(device: ta.Device) -> None:
+async def test_an_invalid_dtype_is_refused(device: ta.Device) -> None:
     with pytest.raises(TypeError, match="datetime64"):
         device.host_empty(3, "datetime64[s]")
 

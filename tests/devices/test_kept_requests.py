@@ -337,7 +337,7 @@ async def search(
 
 
 @inline
-async def test_whatever_happens_to_a_plan(
+async def test_any_events_in_the_life_of_a_plan(
     system: ta.System, isolation: ta.Isolation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await search(system, isolation, 60, monkeypatch)
@@ -346,7 +346,7 @@ async def test_whatever_happens_to_a_plan(
 @isolated
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-async def test_whatever_happens_to_a_plan_in_a_worker(
+async def test_any_events_in_the_life_of_a_plan_in_a_worker(
     system: ta.System, isolation: ta.Isolation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await search(system, isolation, 20, monkeypatch)
@@ -355,7 +355,7 @@ async def test_whatever_happens_to_a_plan_in_a_worker(
 @inline
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-async def test_whatever_happens_to_a_plan_many_times(
+async def test_any_events_in_the_life_of_a_plan_many_times(
     system: ta.System, isolation: ta.Isolation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await search(system, isolation, 200, monkeypatch)

@@ -51,7 +51,7 @@ def test_operations_of_one_library_have_no_turns() -> None:
     assert not list(order)
 
 
-def test_one_that_is_withdrawn_leaves_what_it_was_to_make_and_keeps_the_rest_of_its_place() -> None:
+def test_a_withdrawn_operation_keeps_its_position_but_not_its_results() -> None:
     order = LaunchOrder()
     first: Any = Waiting("blas", writes=(1,))
     withdrawn: Any = Waiting("fft", reads=(1,), writes=(2,), makes=(3,))
@@ -68,7 +68,7 @@ def test_one_that_is_withdrawn_leaves_what_it_was_to_make_and_keeps_the_rest_of_
     assert order.is_clear
 
 
-def test_another_library_gives_turns_to_those_that_wait_already() -> None:
+def test_another_library_gives_turns_to_waiting_requests() -> None:
     order = LaunchOrder()
     first: Any = Waiting("blas", writes=(1,))
     second: Any = Waiting("blas", reads=(1,), writes=(2,))
@@ -88,7 +88,7 @@ def test_another_library_gives_turns_to_those_that_wait_already() -> None:
     assert not order.has_turns
 
 
-def test_a_lease_comes_after_what_was_handed_over_before_and_before_what_follows() -> None:
+def test_a_lease_follows_earlier_work_and_precedes_later_work() -> None:
     order = LaunchOrder()
     before: Any = Waiting("blas", reads=(1,))
     behind: Any = Waiting("blas", reads=(1,))
@@ -104,7 +104,7 @@ def test_a_lease_comes_after_what_was_handed_over_before_and_before_what_follows
     assert is_ready(order, behind)
 
 
-def test_a_lease_alone_is_reckoned_with() -> None:
+def test_only_a_lease_is_reckoned_with() -> None:
     order = LaunchOrder()
     lease = order.enter_lease(1, write=False)
     reader: Any = Waiting("blas", reads=(1,))
@@ -115,7 +115,7 @@ def test_a_lease_alone_is_reckoned_with() -> None:
     order.leave_lease(lease)
 
 
-def test_what_touches_no_leased_array_need_not_be_entered_while_nothing_waits() -> None:
+def test_work_on_other_arrays_need_not_be_entered_while_nothing_waits() -> None:
     order = LaunchOrder()
     leases = [order.enter_lease(1, write=False), order.enter_lease(2, write=True)]
     reader: Any = Waiting("blas", reads=(1,), makes=(3,))
@@ -134,7 +134,7 @@ def test_what_touches_no_leased_array_need_not_be_entered_while_nothing_waits() 
     assert all(map(order.admits, others))
 
 
-def test_what_a_withdrawn_operation_keeps_its_place_for_is_not_free() -> None:
+def test_arrays_that_a_withdrawn_operation_keeps_its_place_for_are_not_free() -> None:
     order = LaunchOrder()
     lease = order.enter_lease(1, write=True)
     withdrawn: Any = Waiting("blas", reads=(1,), writes=(2,))

@@ -127,7 +127,7 @@ async def test_a_stranger_has_so_many_seconds_and_a_member_all(
         await ask(member)
 
 
-async def test_what_fails_ends_alone(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failure_ends_only_its_own_request(caplog: pytest.LogCaptureFixture) -> None:
     async with listening() as connect:
         member, stranger, failing = await connect(WORD), await connect(b"nobody__"), await connect(WORD)
         assert await end_of(stranger)

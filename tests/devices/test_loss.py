@@ -124,7 +124,7 @@ async def test_the_next_launch_on_a_poisoned_context_is_refused_and_replaces_it(
 
 
 @pytest.mark.parametrize("completion", STRATEGIES, ids=NAMES)
-async def test_what_is_stuck_is_given_up_and_the_device_comes_back(
+async def test_stuck_work_is_given_up_and_the_device_comes_back(
     system: ta.System, completion: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate(monkeypatch)

@@ -44,7 +44,7 @@ def test_without_guilt_it_runs_again_as_often_as_the_device_allows(
 @pytest.mark.parametrize(
     ("retry", "losses", "is_repeatable"), [*itertools.product((0, 1), (1, 2), (False, True))]
 )
-def test_the_one_to_blame_fails_at_once_and_is_told_what_would_have_it_run_again(
+def test_the_suspect_fails_at_once_and_learns_how_to_have_it_run_again(
     retry: int, losses: int, is_repeatable: bool
 ) -> None:
     could = retry >= losses and is_repeatable
@@ -58,11 +58,11 @@ def test_the_one_to_blame_fails_at_once_and_is_told_what_would_have_it_run_again
 
 
 @pytest.mark.parametrize(("retry", "most"), [(0, 1), (1, 1), (2, 2), (5, 5)])
-def test_a_library_may_be_opened_again_once_whatever_the_device_allows(retry: int, most: int) -> None:
+def test_a_library_may_be_opened_again_once_under_any_policy(retry: int, most: int) -> None:
     assert [policy(retry).is_opened_too_often(n) for n in (most, most + 1)] == [False, True]
 
 
-def test_the_first_of_each_library_is_suspect_and_copies_only_where_nothing_else_is() -> None:
+def test_the_first_request_of_each_library_is_suspect_and_copies_only_alone() -> None:
     def begun(*libraries: str) -> list[Any]:
         return [SimpleNamespace(library=library, number=n) for n, library in enumerate(libraries)]
 

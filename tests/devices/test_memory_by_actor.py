@@ -52,7 +52,7 @@ class Maker(ta.Actor):
             nursery.start_soon(self.make, Make(message.count))
 
 
-async def test_bytes_are_those_of_the_arrays_that_each_actor_has_made(
+async def test_bytes_are_counted_by_the_actor_that_made_each_array(
     system: ta.System, isolation: Isolation
 ) -> None:
     """Against lists of sizes, while arrays come and go; and against the backend's own count."""
@@ -105,7 +105,7 @@ async def test_who_is_whose(system: ta.System, isolation: Isolation) -> None:
         assert view.shape == (1,)
 
 
-async def test_arrays_that_are_lost_count_no_more(system: ta.System, isolation: Isolation) -> None:
+async def test_lost_arrays_no_longer_count(system: ta.System, isolation: Isolation) -> None:
     options = ta.DeviceOptions(isolation=isolation)
     async with system.open_device(BACKEND, options=options) as device:
         x = await device.put(np.ones(100))

@@ -86,7 +86,7 @@ def written(memory: MemoryInUse, block: int) -> Any:
     st.sets(st.integers(0, 7)),
     st.dictionaries(st.integers(10, 15), SIZES),
 )
-def test_what_is_there_afterwards(
+def test_blocks_after_an_exchange(
     sizes: dict[int, int], dropped: list[int], pinned: set[int], again: set[int], new: dict[int, int]
 ) -> None:
     device = Device()
@@ -107,7 +107,7 @@ def test_what_is_there_afterwards(
     assert device.there.keys() == sizes.keys() - set(dropped) - again
 
 
-def test_what_is_given_back_makes_room_for_what_is_made() -> None:
+def test_returned_memory_makes_room_for_new_arrays() -> None:
     device = Device(limit=16)
     memory = opened({1: 16}, device)
     memory.exchange(let_go([1]), ((2, 8), (3, 8)))
@@ -133,7 +133,7 @@ def test_nothing_of_the_use_of_a_block_is_left_once_it_is_another() -> None:
     assert not made.is_dropped
 
 
-def test_what_follows_on_something_in_flight_waits_for_it_and_is_not_freed_with_it() -> None:
+def test_work_after_an_operation_in_flight_waits_for_it_and_is_freed_later() -> None:
     """A copy for an operation that failed runs yet, into a block that was given back with it."""
     device = Device()
     memory = opened({1: 8}, device)
@@ -145,7 +145,7 @@ def test_what_follows_on_something_in_flight_waits_for_it_and_is_not_freed_with_
     assert device.there == {1: 8}
 
 
-def test_what_is_to_be_freed_lies_nowhere_any_more() -> None:
+def test_memory_to_be_freed_has_no_address_any_more() -> None:
     """Another block may lie there by the time that somebody goes by it."""
     device = Device()
     memory = opened({1: 8, 2: 8}, device)
@@ -159,7 +159,7 @@ def test_what_is_to_be_freed_lies_nowhere_any_more() -> None:
     assert memory.placed(1) is None
 
 
-def test_what_was_made_is_fresh_until_somebody_knows_where_it_lies() -> None:
+def test_a_new_array_is_fresh_until_somebody_knows_its_address() -> None:
     memory = opened({1: 8, 2: 8}, Device())
     assert memory.fresh == {1, 2}
     memory.fresh.clear()

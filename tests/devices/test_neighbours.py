@@ -97,7 +97,7 @@ async def test_a_result_in_between_is_rounded_as_if_it_were_stored(device: ta.De
 
 
 @inline
-async def test_what_is_not_joined(device: ta.Device) -> None:
+async def test_operations_that_are_not_fused(device: ta.Device) -> None:
     x, row = await device.put(numbers("float64")), await device.put(numbers("float64")[0])
     # It would be computed again for each row.
     assert (await turns(device, lambda x, y: arrays.exp(y) + x, x, row))[-1] == 2
@@ -147,7 +147,7 @@ async def test_a_reduction_by_a_combination_takes_its_values_along(device: ta.De
 
 
 @inline
-async def test_a_reduction_of_other_strides_reads_what_is_stored(device: ta.Device) -> None:
+async def test_a_reduction_of_other_strides_reads_stored_elements(device: ta.Device) -> None:
     """The strides decide in which order a backend adds, and so the bits."""
     x, row = await device.put(numbers("float32")), await device.put(numbers("float32")[0])
     turned = await device.put(numbers("float32").reshape(8, 6).T.copy())
@@ -209,7 +209,7 @@ async def test_a_result_that_elements_are_loaded_from_is_stored(device: ta.Devic
 @pytest.mark.parametrize(
     "text", ["(\U0001d4651 * 2) - \U0001d4650", "t = x1\n(out) = t - x0", "x1 * 1.e5 - x0"]
 )
-async def test_names_are_those_of_python(device: ta.Device, text: str) -> None:
+async def test_names_match_python(device: ta.Device, text: str) -> None:
     x, y = await device.put(np.arange(4.0)), await device.put(np.full(4, 10.0))
     product, last = ta.jit.elementwise("a * b"), ta.jit.elementwise(text, inputs=("x1", "x0"))
     found = await turns(device, lambda x, y: last(product(x, y), x), x, y)

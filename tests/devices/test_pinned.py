@@ -91,14 +91,14 @@ async def test_it_outlives_a_context(device: Any, copies: list[int]) -> None:
     assert len(copies) == 1
 
 
-async def test_what_is_small_is_not_kept(device: Any, copies: list[int]) -> None:
+async def test_small_arrays_are_not_kept(device: Any, copies: list[int]) -> None:
     host = lasting(size=8192)
     assert await put(device, host)
     assert device.state.host_pool.copy_of(host) is None
     assert not copies
 
 
-async def test_what_may_change_is_refused(system: ta.System) -> None:
+async def test_changeable_memory_is_refused(system: ta.System) -> None:
     changes = np.ones((4, 5))
     view = changes[1:]
     view.flags.writeable = False
@@ -114,7 +114,7 @@ async def test_what_may_change_is_refused(system: ta.System) -> None:
         np.testing.assert_array_equal(await (await device.put(lent, pinned=True)).to_host(), lent)
 
 
-async def test_what_is_no_array_is_refused(system: ta.System, copies: list[int]) -> None:
+async def test_an_operand_must_be_an_array(system: ta.System, copies: list[int]) -> None:
     words, masked = np.array(["a"] * SIZE), np.ma.masked_array(lasting(), mask=np.zeros(SIZE))
     words.flags.writeable = masked.flags.writeable = False
     cases: list[tuple[Any, str]] = [

@@ -74,7 +74,7 @@ def test_keys_are_spread_evenly() -> None:
     assert all(abs(number - count / size) < 4 * deviation for number in found.values())
 
 
-def test_only_keys_of_the_lost_one_move_and_they_go_to_all_others() -> None:
+def test_only_keys_of_the_lost_device_move_and_they_move_to_all_others() -> None:
     before, after = places(range(2000), members(0, 1, 2, 3)), places(range(2000), members(0, 1, 3))
     moved = Counter(after[key] for key in before if before[key] == "cuda:2")
     assert all(after[key] == before[key] for key in before if before[key] != "cuda:2")
@@ -82,7 +82,7 @@ def test_only_keys_of_the_lost_one_move_and_they_go_to_all_others() -> None:
     assert min(moved.values()) > 100
 
 
-def test_one_that_comes_takes_its_share_and_no_other_key_moves() -> None:
+def test_a_new_device_takes_its_share_and_no_other_key_moves() -> None:
     before, after = places(range(2000), members(0, 1, 2)), places(range(2000), members(0, 1, 2, 3))
     moved = [key for key in before if after[key] != before[key]]
     assert {after[key] for key in moved} == {"cuda:3"}

@@ -58,7 +58,7 @@ class Asker:
         self.is_over.set()
 
 
-async def test_others_go_on_while_one_plans(device: ta.Device, pipe: Path, nursery: trio.Nursery) -> None:
+async def test_others_continue_during_planning(device: ta.Device, pipe: Path, nursery: trio.Nursery) -> None:
     x = await device.put(np.ones(3))
     asker = Asker(nursery, device, Negate(x, pipe))
     end = await begun(pipe)
@@ -74,7 +74,7 @@ async def test_others_go_on_while_one_plans(device: ta.Device, pipe: Path, nurse
 
 
 @inline
-async def test_a_plan_finds_the_memory_that_was_dropped_before(
+async def test_a_plan_finds_previously_dropped_memory(
     device: ta.Device, pipe: Path, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Nobody else gives it back meanwhile.
@@ -109,7 +109,7 @@ async def test_the_order_is_kept(device: ta.Device, pipe: Path, tmp_path: Path) 
     np.testing.assert_array_equal(await x.to_host(), np.full(3, -5.0))
 
 
-async def test_a_plan_that_is_refused_is_the_askers_problem(
+async def test_a_refused_plan_is_the_askers_problem(
     system: ta.System, device: ta.Device, pipe: Path, nursery: trio.Nursery
 ) -> None:
     x = await device.put(np.ones(3))
@@ -142,7 +142,7 @@ async def test_a_plan_that_breaks_restarts_its_library(
     assert system.tree().find(f"test/{device.name}/context/planning_library:PlanningActor").restarts == 1
 
 
-async def test_a_context_that_is_lost_by_planning_is_replaced(
+async def test_a_context_lost_by_planning_is_replaced(
     device: ta.Device, pipe: Path, nursery: trio.Nursery
 ) -> None:
     x = await device.put(np.ones(3))
@@ -159,7 +159,7 @@ async def test_a_context_that_is_lost_by_planning_is_replaced(
 
 
 @inline
-async def test_a_context_that_is_lost_meanwhile(device: ta.Device, pipe: Path, nursery: trio.Nursery) -> None:
+async def test_a_context_is_lost_meanwhile(device: ta.Device, pipe: Path, nursery: trio.Nursery) -> None:
     x, y = await device.put(np.ones(3)), await device.put(np.ones(3))
     asker = Asker(nursery, device, Negate(x, pipe))
     end = await begun(pipe)

@@ -126,9 +126,7 @@ async def test_each_operation_is_one_range(system: ta.System, isolation: Isolati
     assert len(noted.notes("register")) == 3
 
 
-async def test_an_operation_that_is_refused_has_a_range(
-    system: ta.System, isolation: Isolation, noted: Noted
-) -> None:
+async def test_a_refused_operation_has_a_range(system: ta.System, isolation: Isolation, noted: Noted) -> None:
     async with system.open_device(BACKEND, options=options(isolation)) as device:
         x = await device.put(np.arange(3.0))
         for _ in range(2):

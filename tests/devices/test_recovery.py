@@ -167,7 +167,7 @@ async def test_a_device_that_closes_waits_for_work_of_earlier_incarnations(
     assert backend.device.is_closed
 
 
-async def test_an_error_on_the_stream_spoils_what_was_updated_in_place(
+async def test_an_error_on_the_stream_invalidates_arrays_updated_in_place(
     system: ta.System, manual: ta.Device, backend: ManualBackend
 ) -> None:
     x = await manual.put(np.ones(3))
@@ -194,7 +194,7 @@ async def test_a_refusal_on_the_stream_restarts_nothing(
     assert node(system, "context/blas").restarts == 0
 
 
-async def test_work_that_reads_what_failed_fails_too(
+async def test_work_on_failed_results_fails_too(
     manual: ta.Device, backend: ManualBackend, fates: Fates
 ) -> None:
     x, apart = await manual.put(np.ones(4, complex)), await manual.put(np.ones(4, complex))
@@ -221,7 +221,7 @@ async def test_work_that_reads_what_failed_fails_too(
     assert await fine.item() == 4.0
 
 
-async def test_a_chain_of_failures_goes_through_streams(
+async def test_a_chain_of_failures_crosses_streams(
     manual: ta.Device, backend: ManualBackend, fates: Fates
 ) -> None:
     x, y = await manual.put(np.ones(4, complex)), await manual.put(np.ones(4, complex))
@@ -245,7 +245,7 @@ async def test_a_chain_of_failures_goes_through_streams(
     np.testing.assert_array_equal(await x.to_host(), np.ones(4))
 
 
-async def test_a_queued_request_is_refused_what_was_spoiled_meanwhile(
+async def test_a_queued_request_is_refused_an_array_invalidated_meanwhile(
     system: ta.System, backend: ManualBackend, nursery: trio.Nursery
 ) -> None:
     async with system.open_device(options=ta.DeviceOptions(in_flight=1, backoff=AT_ONCE)) as device:
@@ -291,7 +291,7 @@ async def test_too_many_crashes_of_a_library_cost_the_context(
     assert (await manual.statistics()).memory.used == 24
 
 
-async def test_requests_behind_the_last_crash_run_on_the_next_context(
+async def test_requests_after_the_last_crash_run_on_the_next_context(
     manual: ta.Device, backend: ManualBackend, fates: Fates
 ) -> None:
     x = await manual.put(np.ones((3, 2)))
@@ -315,7 +315,7 @@ async def test_requests_behind_the_last_crash_run_on_the_next_context(
         assert isinstance(outcome, (ta.StaleRefError, ta.ActorFailedError))
 
 
-async def test_work_in_flight_at_the_loss_is_said_to_be_lost(
+async def test_work_in_flight_at_the_loss_is_reported_as_lost(
     manual: ta.Device, backend: ManualBackend, fates: Fates
 ) -> None:
     x = await manual.put(np.ones(3))
@@ -334,7 +334,7 @@ async def test_work_in_flight_at_the_loss_is_said_to_be_lost(
 
 
 @pytest.mark.slow
-async def test_who_closes_a_device_is_not_told_to_go_on(
+async def test_the_error_of_a_closing_device_gives_no_advice_to_continue(
     system: ta.System, backend: ManualBackend, nursery: trio.Nursery
 ) -> None:
     async with system.open_device(options=ta.DeviceOptions(cancel_grace=0.01)) as device:
@@ -350,7 +350,7 @@ async def test_who_closes_a_device_is_not_told_to_go_on(
     backend.device.release()
 
 
-async def test_a_context_that_is_reported_lost_is_replaced(
+async def test_a_context_reported_as_lost_is_replaced(
     system: ta.System, manual: ta.Device, backend: ManualBackend, fates: Fates
 ) -> None:
     x = await manual.put(np.ones(3))

@@ -179,7 +179,7 @@ async def test_memory_is_counted_and_comes_back(device: ta.Device) -> None:
     assert (await device.statistics()).memory.peak == 8800
 
 
-async def test_arrays_that_are_dropped_at_once_do_not_pile_up(device: ta.Device) -> None:
+async def test_arrays_dropped_at_once_do_not_pile_up(device: ta.Device) -> None:
     for _ in range(50):
         await device.zeros(1 << 17)  # 1 MiB each
     memory = (await device.statistics()).memory
@@ -187,7 +187,7 @@ async def test_arrays_that_are_dropped_at_once_do_not_pile_up(device: ta.Device)
     assert memory.peak <= 4 << 20
 
 
-async def test_synchronize_waits_for_all_that_was_launched(device: ta.Device) -> None:
+async def test_synchronize_waits_for_all_launched_work(device: ta.Device) -> None:
     x = await device.put(np.ones(4))
     # To make a plan, a vendor's library may wait for all that runs.
     await ta.fft.fft(x)

@@ -60,7 +60,7 @@ def named(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-async def test_generators_and_what_cannot_be_called() -> None:
+async def test_generators_and_objects_that_cannot_be_called() -> None:
     async def yields() -> Any:
         yield 1
 
@@ -86,7 +86,7 @@ async def test_a_function_that_returns_no_call(x: Any, result: object, kind: str
     )
 
 
-async def test_a_function_that_returns_a_number_beside_a_call(x: Any) -> None:
+async def test_a_function_returns_a_number_next_to_a_call(x: Any) -> None:
     def f(x: Any, scale: float) -> Any:
         return {"y": x * scale, "scale": scale}
 
@@ -188,7 +188,7 @@ async def test_host_arrays_of_the_closure_are_read_when_it_is_traced(x: Any) -> 
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64", "bool", "complex64", "float16", "bfloat16"])
-async def test_a_number_beside_a_dtype_that_takes_none_as_a_slot(device: ta.Device, dtype: str) -> None:
+async def test_a_number_next_to_a_dtype_without_number_slots(device: ta.Device, dtype: str) -> None:
     x = await device.put(np.ones(N, ta.DType(dtype).dtype))
     step = ta.step(lambda x, k: (x * k).to_host())
     for k in (0.5, 1.5, 2.0, 0.5):
@@ -377,7 +377,7 @@ async def test_arithmetic_of_numbers_fails_as_in_python(x: Any) -> None:
     ("given", "kind"),
     [({1, 2}, "set"), (object(), "object"), (lambda: 1, "function"), (iter([]), "list_iterator")],
 )
-async def test_arguments_that_are_no_part_of_a_structure(x: Any, given: object, kind: str) -> None:
+async def test_arguments_outside_the_structure(x: Any, given: object, kind: str) -> None:
     def f(x: Any, y: Any) -> Any:
         return x + 1.0
 
@@ -479,7 +479,7 @@ async def test_a_loss(system: ta.System, isolation: Isolation, when: str) -> Non
         assert device.generation == 2
 
 
-async def test_an_array_that_is_damaged_elsewhere_is_used(device: ta.Device, x: Any) -> None:
+async def test_an_array_damaged_elsewhere_is_used(device: ta.Device, x: Any) -> None:
     both = await device.put(np.arange(2.0 * N))
     step = ta.step(lambda x: (x * 2.0).to_host())
     await step(both[:N])
@@ -502,7 +502,7 @@ def test_a_static_name_of_several_arguments(name: str) -> None:
     )
 
 
-async def test_a_static_name_beside_several_arguments(x: Any) -> None:
+async def test_a_static_name_next_to_several_arguments(x: Any) -> None:
     def f(x: Any, *rest: float, k: float = 1.0) -> Any:
         return (x * rest[0] * rest[1] if k > 0 else x * rest[0]).to_host()
 

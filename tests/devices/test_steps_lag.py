@@ -55,7 +55,7 @@ def request(x: Any, w: Any) -> Any:
     return ta.arrays.softmax(ta.nn.relu(x @ w) @ w, axis=1).to_host()
 
 
-async def test_the_loop_is_on_time_beside_sixteen_askers(device: ta.Device) -> None:
+async def test_the_loop_is_on_time_next_to_sixteen_askers(device: ta.Device) -> None:
     generator = np.random.default_rng(0)
     w = await device.put(generator.standard_normal((256, 256), dtype=np.float32))
     x = generator.standard_normal((8, 256), dtype=np.float32)

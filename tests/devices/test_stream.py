@@ -115,7 +115,7 @@ async def test_a_channel_is_a_source(device: ta.Device) -> None:
         await receive.receive()
 
 
-async def test_tuples_and_dicts_come_as_such(device: ta.Device) -> None:
+async def test_tuples_and_dicts_keep_their_type(device: ta.Device) -> None:
     pairs = [(np.full((2, 3), number), np.array([number], "int32")) for number in range(4)]
     async with ta.stream(device, pairs) as tuples:
         number = 0
@@ -176,7 +176,7 @@ def test_shapes_dtypes_and_structures_may_change(expected: list[Any], depth: int
 
 
 @pytest.mark.parametrize("depth", [1, 3])
-async def test_so_many_batches_are_ahead_and_no_more(device: ta.Device, depth: int) -> None:
+async def test_the_number_of_batches_in_advance_is_bounded(device: ta.Device, depth: int) -> None:
     asked = made = 0
 
     def source() -> Generator[Host, None, None]:
@@ -221,9 +221,7 @@ async def keep(ahead: Any, kept: list[ta.AccelRef]) -> None:
         kept.append(x)  # noqa: PERF401
 
 
-async def test_a_program_that_keeps_all_arrays_comes_to_an_error(
-    system: ta.System, isolation: Isolation
-) -> None:
+async def test_a_program_that_keeps_all_arrays_gets_an_error(system: ta.System, isolation: Isolation) -> None:
     options = ta.DeviceOptions(memory_limit=4 * MIB, isolation=isolation)
     async with system.open_device(BACKEND, options=options) as device:
         kept: list[ta.AccelRef] = []
@@ -279,7 +277,7 @@ def make(request: pytest.FixtureRequest) -> Callable[[Closed], Any]:
 Make = Callable[[Closed], Any]
 
 
-async def test_an_error_of_the_source_comes_behind_the_batches_before(device: ta.Device, make: Make) -> None:
+async def test_an_error_of_the_source_follows_the_batches_before(device: ta.Device, make: Make) -> None:
     source = Closed(5, ValueError("torn file"))
     async with ta.stream(device, make(source)) as ahead:
         seen = [await (await anext(ahead)).to_host() for _ in range(5)]
@@ -293,7 +291,7 @@ async def test_an_error_of_the_source_comes_behind_the_batches_before(device: ta
     assert source.closed[-1] != threading.current_thread().name
 
 
-async def test_the_error_ends_the_program_as_it_is(device: ta.Device, make: Make) -> None:
+async def test_the_error_ends_the_program_unchanged(device: ta.Device, make: Make) -> None:
     with pytest.raises(ValueError, match="torn file"):
         async with ta.stream(device, make(Closed(2, ValueError("torn file")))) as ahead:
             await keep(ahead, [])
@@ -417,7 +415,7 @@ class Stubborn:
         raise OSError("cannot be closed")
 
 
-async def test_an_error_of_the_sources_end_is_told_unless_there_is_another(device: ta.Device) -> None:
+async def test_an_error_of_the_sources_end_is_raised_unless_there_is_another(device: ta.Device) -> None:
     with pytest.raises(OSError, match="cannot be closed"):
         async with ta.stream(device, Stubborn()) as ahead:
             await anext(ahead)
@@ -460,7 +458,7 @@ async def test_a_device_that_ends_is_an_error_at_its_place(device: ta.Device) ->
             await anext(ahead)
 
 
-async def test_batches_ahead_outlive_a_worker(system: ta.System) -> None:
+async def test_batches_in_advance_outlive_a_worker(system: ta.System) -> None:
     options = ta.DeviceOptions(isolation="process", retry=2)
     async with system.open_device(BACKEND, options=options) as device:
         async with ta.stream(device, batches(10)) as ahead:
@@ -483,7 +481,7 @@ async def test_a_batch_in_flight_is_lost_with_its_worker_without_retry(system: t
         assert caught.value.__notes__[-1] == "stream: it was batch 0"
 
 
-async def test_inline_batches_ahead_are_lost_by_name(system: ta.System) -> None:
+async def test_inline_batches_in_advance_are_lost_by_name(system: ta.System) -> None:
     made: list[int] = []
 
     def source() -> Generator[Host, None, None]:

@@ -100,7 +100,7 @@ async def test_a_failed_producer_fails_its_consumers(device: ta.Device) -> None:
     assert "failed" in repr(product)
 
 
-async def test_an_update_that_was_not_launched_spoils_the_array_for_what_was_submitted_after_it(
+async def test_a_refused_update_invalidates_the_array_for_later_submissions(
     device: ta.Device,
 ) -> None:
     """The program goes on as if the array had been changed: it must not read it unchanged."""
@@ -129,7 +129,7 @@ async def test_a_cancelled_wait_cancels_nothing_else(manual: ta.Device, backend:
     np.testing.assert_array_equal(await x.to_host(), [2, 2, 2])
 
 
-async def test_a_lost_context_ends_what_was_submitted(device: ta.Device) -> None:
+async def test_a_lost_context_ends_submitted_work(device: ta.Device) -> None:
     x = await device.put(np.ones(3))
     ta.testing.inject_fault(device, ta.linalg.Scal, fail=ta.ContextPoisonedError("lost"))
     lost = device.submit(ta.linalg.Scal(2.0, x))
@@ -144,7 +144,7 @@ async def test_a_lost_context_ends_what_was_submitted(device: ta.Device) -> None
     )
 
 
-async def test_what_cannot_be_submitted_is_refused_at_once(device: ta.Device) -> None:
+async def test_invalid_submissions_are_refused_at_once(device: ta.Device) -> None:
     with pytest.raises(TypeError, match="submit: 3 is not an operation"):
         device.submit(3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="axis"):
@@ -234,7 +234,7 @@ async def run_graph(device: ta.Device, program: list[Any], seed: int) -> None:
 @pytest.mark.parametrize(
     "streams", [ta.SingleStream(), ta.PerActorStreams()], ids=["1 stream", "own streams"]
 )
-async def test_in_random_graphs_with_failures_only_what_depends_on_them_fails(
+async def test_in_random_graphs_only_dependents_of_failures_fail(
     system: ta.System, isolation: Isolation, streams: ta.SingleStream
 ) -> None:
     options = ta.DeviceOptions(in_flight=64, isolation=isolation, streams=streams)
@@ -331,7 +331,7 @@ class FailingGraph:
             self.spoiled.discard(target)
 
 
-def test_the_order_forgets_what_is_over() -> None:
+def test_the_order_forgets_finished_work() -> None:
     order = SubmissionOrder()
     writer = order.enter(frozenset(), frozenset({1}))
     readers = [order.enter(frozenset({1}), frozenset({2 + number})) for number in range(3)]

@@ -203,7 +203,7 @@ def test_every_page_can_be_reached() -> None:
 
 
 @pytest.mark.parametrize("folder", ["guide", "reference"])
-def test_an_index_lists_every_page_and_names_what_is_there(folder: str) -> None:
+def test_an_index_lists_every_page_and_names_existing_pages(folder: str) -> None:
     """Each page once, under its own title; a name in its row is one of the page."""
     index = ROOT / "docs" / folder / "index.md"
     rows = re.findall(

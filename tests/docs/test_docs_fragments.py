@@ -68,7 +68,7 @@ def parameters(function: Any) -> frozenset[str] | None:
 
 
 @pytest.mark.parametrize("name", FRAGMENTS)
-def test_a_fragment_names_what_is_there(name: str) -> None:
+def test_a_fragment_names_existing_things(name: str) -> None:
     for node in ast.walk(FRAGMENTS[name]):
         if isinstance(node, ast.Attribute):
             named(node)

@@ -68,7 +68,7 @@ def test_every_name_of_the_package_has_an_entry() -> None:
 @pytest.mark.parametrize(
     "name", ["poll_once_more", "idle_actor", "validated", "after_enqueue", "fail_as_crash", "launch_here"]
 )
-def test_what_the_runtime_keeps_for_itself_has_none(name: str) -> None:
+def test_internals_of_the_runtime_have_no_entry(name: str) -> None:
     assert not re.search(rf"^#+ (\w+\.)?{name}$", text(), re.MULTILINE)
 
 
@@ -128,7 +128,7 @@ def test_types_in_tables_lead_to_their_entries(page: str, line: str) -> None:
         ("trio_accel.programs.open_program", "ta.open_program"),
     ],
 )
-def test_the_inventory_has_what_programs_write(name: str, other: str) -> None:
+def test_the_inventory_has_the_names_that_programs_write(name: str, other: str) -> None:
     """`docs/conf.py` takes these, and refuses a build that has no object for one."""
     assert other in objects()[name]
 

@@ -127,7 +127,7 @@ async def test_clients_that_send_headers_slowly_take_no_place(mock_clock: MockCl
 
 
 @pytest.mark.parametrize("chunked", [b"chunked", b"Chunked"])
-async def test_a_request_whose_length_is_said_twice_ends_the_connection(chunked: bytes) -> None:
+async def test_a_request_with_two_lengths_ends_the_connection(chunked: bytes) -> None:
     application = Application()
     hidden = b"GET /hidden HTTP/1.1\r\nHost: a\r\n\r\n"
     request = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: " + chunked
@@ -311,7 +311,7 @@ async def test_a_client_that_leaves_ends_its_stream() -> None:
         assert trio.lowlevel.current_statistics().tasks_living == before
 
 
-async def test_a_client_that_leaves_cancels_what_was_begun_for_it() -> None:
+async def test_a_leaving_client_cancels_its_begun_work() -> None:
     application = Application()
     async with served(application) as port:
         async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
@@ -402,7 +402,7 @@ def events() -> Any:
     return importlib.import_module("server_sent_events")
 
 
-async def test_events_are_those_of_the_computation(system: ta.System, events: Any) -> None:
+async def test_events_match_the_computation(system: ta.System, events: Any) -> None:
     matrix = np.array([[2.0, 1.0], [1.0, 3.0]])
     async with system.open_device("cpu") as device:
         held = await device.put(matrix)

@@ -49,7 +49,7 @@ def test_these_are_all() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(_SIGNATURES))
-async def test_what_is_seen_of_one(name: str) -> None:
+async def test_the_trace_of_one(name: str) -> None:
     function = getattr(ta.fft, name)
     signature = inspect.signature(function)
     bare = [part.replace(annotation=part.empty) for part in signature.parameters.values()]
@@ -64,7 +64,7 @@ async def test_what_is_seen_of_one(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(_SIGNATURES))
-async def test_what_one_asks_for(name: str) -> None:
+async def test_requests_of_one(name: str) -> None:
     function, device = getattr(ta.fft, name), Recorder()
     operand, out = OnDevice(device), OnDevice(device)
     message = await function(operand, 8 if name[-1] == "t" else (8, 4), norm="ortho", out=out)

@@ -234,7 +234,7 @@ async def test_each_forward_has_the_weights_of_the_adapter(
             await adapters.swap(None if name else path)
 
 
-async def test_pages_are_shared_by_equal_weights_alone(
+async def test_pages_are_shared_only_by_equal_weights(
     system: ta.System, device: ta.Device, folder: Path, texts: Any
 ) -> None:
     def shared() -> int:
@@ -345,7 +345,7 @@ def error_of(answer: tuple[int, Any]) -> tuple[int, str, str]:
     return status, found["error"]["code"], found["error"]["message"]
 
 
-async def test_requests_that_are_not_the_administrations(folder: Path) -> None:
+async def test_requests_other_than_the_administrations(folder: Path) -> None:
     async with admin(folder) as (send, adapters):
         for method, key in (
             ("GET", None),
@@ -417,7 +417,7 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-async def test_files_that_are_no_adapter_of_the_model(tmp_path: Path, texts: Any) -> None:
+async def test_files_other_than_adapters_of_the_model(tmp_path: Path, texts: Any) -> None:
     write(tmp_path / "one", 1)
     async with admin(tmp_path) as (send, adapters):
         device = device_of(adapters)
@@ -541,9 +541,7 @@ async def test_a_first_adapter_that_cannot_be(system: ta.System, device: ta.Devi
                     pass
 
 
-async def test_what_is_merged_is_what_pytorch_adds(
-    system: ta.System, device: ta.Device, folder: Path
-) -> None:
+async def test_merged_adapters_match_pytorch(system: ta.System, device: ta.Device, folder: Path) -> None:
     torch: Any = pytest.importorskip("torch", reason="PyTorch is not installed")
     path = folder / "two"
     found = await read_adapter(device, path, TINY, LOADED.weights)

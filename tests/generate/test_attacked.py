@@ -134,7 +134,7 @@ class Attack:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rounds", [1, 8])
-def test_good_clients_beside_bad_ones_and_kills(rounds: int) -> None:
+def test_good_clients_next_to_bad_clients_and_kills(rounds: int) -> None:
     with serving(*OPTIONS) as service:
         calls = [(good, number) for number in range(2) for good in GOOD]
         client = service.client(timeout=150.0)

@@ -404,7 +404,7 @@ def test_llguidance_counts_its_work(name: str, monkeypatch: pytest.MonkeyPatch) 
     ],
     ids=[str(number) for number in range(10)],
 )
-def test_large_schemas_are_compiled_and_what_they_join_is_counted(schema: dict[str, Any], count: int) -> None:
+def test_large_schemas_are_compiled_and_their_parts_counted(schema: dict[str, Any], count: int) -> None:
     assert count_joined(schema) == count
     assert counted(lambda: GRAMMARS.json(schema)) < MOST_CALLS
 
@@ -447,7 +447,7 @@ TOOLS = [
 
 
 @pytest.mark.parametrize("is_free", [False, True])
-def test_calls_are_read_however_they_come(is_free: bool) -> None:
+def test_calls_are_read_in_any_pieces(is_free: bool) -> None:
     GRAMMARS.lark(grammar_of(TOOLS, is_free))
     arguments = '{"name":"}\\"</tool_call>","count":{"a":{}}}'
     call = f'{{"name":"add","arguments":{arguments}}}'
@@ -521,7 +521,7 @@ def test_a_template_with_tools_lets_the_model_choose() -> None:
     assert np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist() == [end]
 
 
-def test_a_free_text_is_no_call() -> None:
+def test_a_free_text_is_not_a_call() -> None:
     reader = CallReader(True)
     found = [*reader.push(""), *reader.push("Hello"), *reader.push(" <tool_call>"), *reader.finish()]
     assert "".join(delta["content"] for delta in found) == "Hello <tool_call>"

@@ -89,7 +89,7 @@ TEXTS = [
 
 
 @pytest.mark.parametrize("cls", classes())
-def test_it_computes_what_float64_does(cls: type[Llama]) -> None:
+def test_it_matches_float64(cls: type[Llama]) -> None:
     for tokens in TEXTS:
         np.testing.assert_allclose(
             alone(cls, tokens)[-1], logits_of(WEIGHTS, TINY, tokens), rtol=0, atol=2e-5
@@ -170,7 +170,7 @@ async def test_texts_are_the_same_in_any_company_and_under_kills(system: ta.Syst
 
 
 @pytest.mark.parametrize("host", [0, 12])
-async def test_texts_that_are_set_aside_are_the_same(system: ta.System, device: ta.Device, host: int) -> None:
+async def test_texts_set_aside_are_the_same(system: ta.System, device: ta.Device, host: int) -> None:
     opening = partial(open_model, device, TINY, LOADED.weights, size=SIZE, exact=8)
     async with opening(pages=100) as model, opened(model, sequences=1, positions=3) as made:
         alone = await answers(made)
@@ -187,7 +187,7 @@ async def test_functions_of_the_package_are_not_exact(device: ta.Device) -> None
 
 
 @pytest.mark.skipif(BACKEND != "cpu", reason="NumPy computes on the CPU alone")
-async def test_a_device_whose_rows_depend_on_their_places_is_refused(
+async def test_a_device_is_refused_if_its_rows_depend_on_their_positions(
     device: ta.Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def dense(self: Llama, name: str, x: Any) -> Any:

@@ -58,7 +58,7 @@ async def test_a_stream_that_ends_early_has_an_end_there(device: ta.Device) -> N
 
 
 @given(st.integers(0, 1000), st.sampled_from([0.3, 1.0, 2.0]), st.sampled_from([0.1, 0.9, 1.0]))
-def test_what_is_drawn_from_rounded_logits_is_possible(seed: int, temperature: float, top_p: float) -> None:
+def test_draws_from_rounded_logits_are_possible(seed: int, temperature: float, top_p: float) -> None:
     rng, rounding = np.random.default_rng(seed), 1e-2
     logits = rng.standard_normal(50).astype(np.float32)
     moved = (logits + rng.uniform(-rounding, rounding, 50)).astype(np.float32)

@@ -47,7 +47,7 @@ async def test_equal_beginnings_share_pages(system: ta.System, device: ta.Device
             await made.batcher.stop(drain=True)
 
 
-async def test_a_token_that_ends_an_answer_is_no_part_of_it(system: ta.System, device: ta.Device) -> None:
+async def test_a_token_that_ends_an_answer_is_not_part_of_it(system: ta.System, device: ta.Device) -> None:
     async with open_model(device, TINY, LOADED.weights, pages=40, size=4, forward="operations") as model:
         [tokens] = await generate(model, [SYSTEM], 6)
         end = next(token for place, token in enumerate(tokens) if token not in tokens[:place] and place > 1)

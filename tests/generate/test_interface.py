@@ -437,7 +437,7 @@ def test_a_call_that_works(service: Serving, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_call_that_is_refused_by_name(service: Serving, name: str) -> None:
+def test_a_call_refused_by_name(service: Serving, name: str) -> None:
     row = REFUSED[name]
     with pytest.raises(openai.APIStatusError) as caught:
         row.call(service.client())
@@ -515,7 +515,7 @@ def test_each_error_has_the_form_and_the_class_of_its_kind(service: Serving, nam
     assert has_form(caught.value)
 
 
-def test_a_service_whose_places_are_taken_says_when_to_come_again(service: Serving) -> None:
+def test_a_full_service_reports_when_to_ask_again(service: Serving) -> None:
     asked = b"GET /v1/completions?prompt=a&max_tokens=4000 HTTP/1.1\r\nHost: x\r\n\r\n"
     held = [service.send(asked) for _ in range(256)]
     try:
@@ -556,7 +556,7 @@ def test_a_client_that_leaves_gives_all_pages_back(service: Serving, options: di
 @pytest.mark.parametrize(
     "value", ["[" * 5000, '{"a":' * 900 + "1" + "}" * 900, '{"items":' * 300 + "{}" + "}" * 300]
 )
-def test_schemas_that_are_nested_too_deeply(service: Serving, value: str) -> None:
+def test_deeply_nested_schemas(service: Serving, value: str) -> None:
     body = json.dumps({**BODY, **schema(x=5)}).replace('{"x": 5}', value)
     status, answer = post(service, "/v1/chat/completions", body)
     assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
@@ -584,7 +584,7 @@ def test_values_of_logprobs_sum_to_less_than_one(service: Serving) -> None:
         assert 0 < np.exp(values).sum() <= 1
 
 
-def test_a_key_that_asks_for_too_much_does_not_lock_others_out() -> None:
+def test_a_key_with_too_many_requests_does_not_lock_others_out() -> None:
     many = json.dumps({"model": "random", "prompt": ["a"] * 128, "max_tokens": 4000, "stream": True})
     with serving(*RANDOM, "--sequences", "4", GENERATE_KEYS="gold=3, free") as service:
         key = "Authorization: bearer gold"

@@ -212,7 +212,7 @@ async def test_a_value_without_a_gradient_is_refused(device: ta.Device, function
             await make(function)(x)
 
 
-async def test_a_whole_value_has_no_vjp(device: ta.Device) -> None:
+async def test_an_integer_value_has_no_vjp(device: ta.Device) -> None:
     x = await device.put(np.eye(3))
     value, pull = await ta.gradients.vjp(a.argmax, x)
     with pytest.raises(TypeError, match=r"vjp: the function must return float or complex numbers"):

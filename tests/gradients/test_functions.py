@@ -44,7 +44,7 @@ def test_each_function_with_a_gradient_has_a_case() -> None:
 
 
 @pytest.mark.parametrize(("name", "number"), NUMBERED)
-async def test_gradients_are_those_of_differences(device: ta.Device, name: str, number: int) -> None:
+async def test_gradients_match_differences(device: ta.Device, name: str, number: int) -> None:
     cases = CASES[name]
     case = cases[number] if isinstance(cases, list) else cases
     values = case.values()
@@ -114,7 +114,7 @@ async def test_a_spline_has_the_derivative_of_its_pieces(device: ta.Device) -> N
     np.testing.assert_allclose(await found.to_host(), await want.to_host())
 
 
-async def test_parameters_in_dicts_and_lists_that_are_used_twice_or_never(device: ta.Device) -> None:
+async def test_parameters_in_dicts_and_lists_used_twice_or_never(device: ta.Device) -> None:
     given = {
         "w": [await device.put(numbers((3,))), await device.put(numbers((3,), 1))],
         "never": await device.put(Y),

@@ -61,7 +61,7 @@ OPERATORS = ["add", "sub", "mul", "truediv", "pow", "mod", "matmul"]
 
 @pytest.mark.parametrize("is_reflected", [False, True])
 @pytest.mark.parametrize("name", OPERATORS)
-async def test_operators_with_what_is_on_the_host(device: ta.Device, name: str, is_reflected: bool) -> None:
+async def test_operators_with_operands_on_the_host(device: ta.Device, name: str, is_reflected: bool) -> None:
     f, host = getattr(operator, name), numbers((3, 3), 1, 0.3, 2.0)
     x, direction = await device.put(host), numbers((3, 3), 2)
     for other in (

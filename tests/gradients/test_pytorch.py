@@ -453,7 +453,7 @@ def twins() -> list[tuple[str, int]]:
 
 
 @pytest.mark.parametrize(("name", "number"), twins())
-async def test_gradients_are_those_of_pytorch(device: ta.Device, name: str, number: int) -> None:
+async def test_gradients_match_pytorch(device: ta.Device, name: str, number: int) -> None:
     ours, torchs = CASES[name], TORCH[name]
     case: Case = ours[number] if isinstance(ours, list) else ours
     f: Any = torchs[number] if isinstance(torchs, list) else torchs

@@ -41,7 +41,7 @@ async def slope(device: ta.Device, f: Any, points: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", SMOOTH)
-async def test_derived_slopes_are_those_by_hand(device: ta.Device, name: str) -> None:
+async def test_derived_slopes_match_slopes_by_hand(device: ta.Device, name: str) -> None:
     """The derived gradient is the function `nn` has for it, also where a branch of the expression ends."""
     found = await slope(device, getattr(n, name), POINTS)
     x = await device.put(POINTS)
@@ -54,7 +54,7 @@ async def test_derived_slopes_are_those_by_hand(device: ta.Device, name: str) ->
 
 
 @pytest.mark.parametrize("name", SMOOTH)
-async def test_slopes_between_the_bounds_are_those_of_differences(device: ta.Device, name: str) -> None:
+async def test_slopes_between_the_bounds_match_differences(device: ta.Device, name: str) -> None:
     """A slope is between the differences on both sides of each point."""
     points = POINTS[:12]
     f = getattr(n, name)
@@ -125,7 +125,7 @@ async def test_a_second_where_keeps_nan_out_of_the_gradient(device: ta.Device) -
         ("where(x > 0, float64(sqrt(x)), 0)", [0.0, 4.0], [0.0, 0.25]),
     ],
 )
-async def test_a_branch_that_was_not_chosen_adds_nothing(
+async def test_an_unchosen_branch_adds_nothing(
     device: ta.Device, text: str, points: list[float], want: list[float]
 ) -> None:
     """In one expression, an infinite derivative of the other branch is not multiplied by 0."""

@@ -100,7 +100,7 @@ async def test_workspace_that_moves(device: ta.Device, spy: Spy) -> None:
     assert captures.count > len(made)
 
 
-async def test_what_cannot_be_captured_is_replayed_one_by_one(device: ta.Device, spy: Spy) -> None:
+async def test_uncapturable_graphs_are_replayed_one_by_one(device: ta.Device, spy: Spy) -> None:
     (x,) = await put(device, 1)
     sparse = await ta.sparse.csr(device, scipy.sparse.eye_array(N, format="csr") * 3.0)
 
@@ -174,7 +174,7 @@ async def test_the_driver_refuses_a_launch(device: ta.Device, spy: Spy) -> None:
     assert launches.count == 1
 
 
-async def test_an_operation_that_is_refused_in_the_middle(device: ta.Device) -> None:
+async def test_an_operation_refused_in_the_middle(device: ta.Device) -> None:
     x, y = await put(device, 1, 2)
     bits = await x.cast("float8_e4m3fn")
 
@@ -195,7 +195,7 @@ async def test_an_operation_that_is_refused_in_the_middle(device: ta.Device) -> 
 
 
 @pytest.mark.parametrize("before", [0, 5])
-async def test_an_operation_that_is_refused_in_a_branch(device: ta.Device, before: int) -> None:
+async def test_an_operation_refused_in_a_branch(device: ta.Device, before: int) -> None:
     """Also after the chain was to be captured; while the branch is not taken, nothing is refused."""
     x, y = await put(device, 1, 2)
     bits = await x.cast("float8_e4m3fn")
@@ -350,7 +350,7 @@ async def test_a_compiler_without_conditions(
     await replay(2)
 
 
-async def test_what_a_branch_needs_is_found_when_it_is_captured(device: ta.Device, spy: Spy) -> None:
+async def test_the_needs_of_a_branch_are_found_when_it_is_captured(device: ta.Device, spy: Spy) -> None:
     """It has never run by then: its workspace is taken while it is captured, and it is captured once more."""
     x, small = await device.put(matrix(1, 96, 96)), await device.put(np.zeros((48, 48)))
     out, flag = await device.put(np.ones(N)), await device.put(np.bool_(False))

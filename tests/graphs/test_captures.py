@@ -95,7 +95,7 @@ async def refused(
     assert caught.value.operation
 
 
-async def test_what_a_graph_cannot_have(device: ta.Device) -> None:
+async def test_a_graph_refuses_unsupported_operations(device: ta.Device) -> None:
     (x,) = await put(device, 1)
     sparse = await ta.sparse.csr(device, scipy.sparse.eye_array(N, format="csr"))
 

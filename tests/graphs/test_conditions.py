@@ -336,7 +336,7 @@ def collatz(n: int) -> int:
     return steps
 
 
-async def test_what_a_body_makes_is_of_no_use_outside(device: ta.Device) -> None:
+async def test_results_of_a_body_are_useless_outside(device: ta.Device) -> None:
     x, go = await device.put(np.ones(N)), await flag(device, True)
     made: list[ta.AccelRef] = []
 
@@ -434,7 +434,7 @@ async def _with_released(device: ta.Device, body: Callable[[ta.AccelRef], Awaita
     await graphs.if_(condition, graph, await flag(device))
 
 
-async def test_what_a_body_cannot_have(device: ta.Device) -> None:
+async def test_a_body_refuses_unsupported_operations(device: ta.Device) -> None:
     go, spd = await flag(device, True), await device.put(np.eye(N))
     for body, text in (
         (spd.to_host, "to_host: .* array of the host"),

@@ -136,7 +136,7 @@ async def test_an_operation_that_fails_in_a_body_is_named(case: Case) -> None:
 
 
 @on_the_cpu
-async def test_what_follows_a_failed_branch_fails_with_it(device: ta.Device) -> None:
+async def test_work_after_a_failed_branch_fails_with_it(device: ta.Device) -> None:
     case = Case(device, "while")
     await case.open()
     await case.break_matrix(is_broken=True)
@@ -153,7 +153,7 @@ async def test_what_follows_a_failed_branch_fails_with_it(device: ta.Device) -> 
     await case.check()
 
 
-async def test_a_replay_with_branches_that_is_refused_has_changed_nothing(case: Case) -> None:
+async def test_a_refused_replay_with_branches_has_changed_nothing(case: Case) -> None:
     go, x, y, other = await case.arrays()
     fault = inject_fault(case.device, graphs.Replay, fail=ta.LibraryError("no", library="graphs", code="x"))
     with pytest.raises(ta.LibraryError, match="no"):
@@ -165,7 +165,7 @@ async def test_a_replay_with_branches_that_is_refused_has_changed_nothing(case: 
 
 @pytest.mark.parametrize("fault", [{"poison": True}, {"kill": True}], ids=["poison", "kill"])
 @pytest.mark.parametrize("kind", ["if", "while"])
-async def test_a_context_that_is_lost_in_a_branch(system: ta.System, kind: str, fault: Any) -> None:
+async def test_a_context_lost_in_a_branch(system: ta.System, kind: str, fault: Any) -> None:
     """Such a graph changes arrays that were there, so that `retry` does not run it again."""
     options = ta.DeviceOptions(isolation="process", backoff=AT_ONCE, retry=1)
     async with system.open_device(BACKEND, options=options) as device:

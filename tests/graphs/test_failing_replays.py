@@ -138,7 +138,7 @@ async def test_a_cancelled_replay_keeps_its_memory_until_it_ends(device: ta.Devi
     assert (await device.statistics()).memory.used == 0
 
 
-async def test_a_cancelled_replay_that_was_never_begun(device: ta.Device) -> None:
+async def test_a_replay_cancelled_before_its_beginning(device: ta.Device) -> None:
     x, y = await put(device, 1, 2)
     graph = await graphs.capture(device, halved, x, y)
     with trio.CancelScope() as scope:

@@ -105,7 +105,7 @@ async def test_hazards_with_single_operations(device: ta.Device) -> None:
     await close(y, b)
 
 
-async def test_what_a_step_returns(device: ta.Device) -> None:
+async def test_results_of_a_step(device: ta.Device) -> None:
     x, y = await put(device, 1, 2)
 
     async def step(x: ta.AccelRef, y: ta.AccelRef) -> dict[str, Any]:
@@ -287,7 +287,7 @@ async def test_a_graph_keeps_its_arrays(device: ta.Device) -> None:
     assert (await device.statistics()).memory.used >= 3 * 8 * N * N
 
 
-async def test_arrays_that_were_released(device: ta.Device) -> None:
+async def test_released_arrays(device: ta.Device) -> None:
     x, y, weights = await put(device, 1, 2, 3)
 
     async def step(x: ta.AccelRef) -> ta.AccelRef:

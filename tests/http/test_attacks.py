@@ -290,7 +290,7 @@ async def test_a_client_that_leaves_cancels_its_request(app: Any, seen: Seen, da
         await stream.aclose()
 
 
-async def test_what_follows_an_answer_goes_on_when_the_client_leaves(app: Any, seen: Seen) -> None:
+async def test_requests_after_an_answer_continue_when_the_client_leaves(app: Any, seen: Seen) -> None:
     async with serving(app) as port:
         assert await status(port, get("/background")) == 200
         await seen.until(lambda them: them.running == 1)
@@ -305,7 +305,7 @@ async def test_what_follows_an_answer_goes_on_when_the_client_leaves(app: Any, s
         assert seen.cancelled == 0
 
 
-async def test_work_after_an_answer_ends_beside_the_next_request(app: Any, seen: Seen) -> None:
+async def test_work_after_an_answer_ends_next_to_the_next_request(app: Any, seen: Seen) -> None:
     async with serving(app) as port:
         stream = await connect(port, get("/background") + get("/slow"))
         await seen.until(lambda them: them.running == 2)
@@ -442,7 +442,7 @@ async def test_an_answer_has_a_deadline(app: Any, seen: Seen) -> None:
 
 
 @pytest.mark.parametrize(("path", "expected"), [("/boom", 500), ("/boom_late", 200), ("/bad_length", 200)])
-async def test_an_error_is_its_clients_alone(
+async def test_an_error_affects_only_its_client(
     app: Any, path: str, expected: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with serving(app) as port:
@@ -553,7 +553,7 @@ async def test_rude_clients_leave_nothing_behind(
 
 
 @pytest.mark.parametrize("size", [1 << 30, 1000])
-async def test_a_client_that_ends_during_a_refusal_is_no_error(
+async def test_a_client_that_ends_during_a_refusal_is_not_an_error(
     app: Any, size: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with serving(app, limits=Limits(body=100)) as port:
@@ -578,7 +578,7 @@ async def test_an_application_that_does_not_answer_is_a_500() -> None:
             assert await status(port, get(path)) == 500
 
 
-async def test_the_application_is_told_of_the_end() -> None:
+async def test_the_application_learns_of_the_end() -> None:
     told: list[str] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:

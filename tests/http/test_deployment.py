@@ -120,7 +120,7 @@ def test_nginx_publishes_the_service_without_its_probes(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
-def test_the_unit_is_as_hardened_as_the_page_says(tmp_path: Path) -> None:
+def test_the_unit_is_as_hardened_as_documented(tmp_path: Path) -> None:
     unit = tmp_path / "service.service"
 
     def exposure(text: str) -> float:

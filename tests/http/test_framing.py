@@ -65,7 +65,7 @@ def body_by_h11(request: bytes) -> bytes:
 
 
 @given(st.lists(requests(), min_size=1, max_size=3), st.lists(st.integers(0, 1200), max_size=8))
-def test_each_request_comes_alone_and_unchanged(asked: list[bytes], places: list[int]) -> None:
+def test_each_request_arrives_separately_and_unchanged(asked: list[bytes], places: list[int]) -> None:
     *found, rest = take_all(Framing(), cut(b"".join(asked), places))
     assert (found, rest) == (asked, b"")
     for request in asked:

@@ -110,7 +110,7 @@ async def test_a_check_has_a_bounded_time() -> None:
     assert count == 1
 
 
-async def test_devices_and_what_has_devices_are_asked(system: ta.System) -> None:
+async def test_devices_and_their_owners_are_asked(system: ta.System) -> None:
     class Training:
         devices: tuple[ta.Device, ...] = ()
 

@@ -217,7 +217,7 @@ async def test_indexing_by_arrays(data: st.DataObject, shape: tuple[int, ...], s
         await in_thread(work)
 
 
-async def test_values_of_several_axes_go_where_arrays_point(xp: ArrayApi) -> None:
+async def test_values_of_several_axes_are_placed_by_index_arrays(xp: ArrayApi) -> None:
     x = np.zeros((3, 4, 5))
     rows, columns = np.array([0, 2]), np.array([[4], [1]])
     keys: list[tuple[Any, ...]] = [
@@ -323,7 +323,7 @@ async def test_the_repr_of_an_array_in_trios_thread(xp: ArrayApi, device: ta.Dev
     assert repr(await in_thread(xp.asarray, [1.0])) == f"<Array float64 (1,) on {device.path}>"
 
 
-async def test_what_an_array_tells_of_itself(xp: ArrayApi, device: ta.Device) -> None:
+async def test_attributes_of_an_array(xp: ArrayApi, device: ta.Device) -> None:
     def work() -> None:
         x = xp.asarray(np.zeros((2, 3), np.float32))
         assert (x.dtype, x.shape, x.ndim, x.size, x.device) == (xp.float32, (2, 3), 2, 6, device)
@@ -404,7 +404,7 @@ async def test_memory_is_shared_by_dlpack(xp: ArrayApi) -> None:
     await in_thread(check_own)
 
 
-async def test_arrays_are_made_of_what_there_is(xp: ArrayApi) -> None:
+async def test_arrays_are_made_from_existing_objects(xp: ArrayApi) -> None:
     def work() -> None:
         for what, dtype in (
             (True, "bool"),
@@ -442,7 +442,7 @@ async def test_arrays_are_made_of_what_there_is(xp: ArrayApi) -> None:
     await in_thread(work)
 
 
-async def test_functions_that_are_made_of_others(xp: ArrayApi) -> None:
+async def test_functions_composed_of_others(xp: ArrayApi) -> None:
     x = np.array([[3, 1, 2], [5, 4, 1]])
 
     def work() -> None:
@@ -476,7 +476,7 @@ async def test_functions_that_are_made_of_others(xp: ArrayApi) -> None:
     await in_thread(work)
 
 
-async def test_what_takes_several_steps_is_one_request(xp: ArrayApi, device: ta.Device) -> None:
+async def test_functions_of_several_steps_are_one_request(xp: ArrayApi, device: ta.Device) -> None:
     chains: Any = device.chains  # type: ignore[attr-defined]  # an open device has them
 
     def work() -> None:
@@ -541,7 +541,7 @@ async def test_dtypes(xp: ArrayApi) -> None:
     assert not xp.can_cast(xp.int8, xp.float32)
 
 
-async def test_the_namespace_tells_of_itself(xp: ArrayApi, device: ta.Device) -> None:
+async def test_attributes_of_the_namespace(xp: ArrayApi, device: ta.Device) -> None:
     await trio.lowlevel.checkpoint()
     info = xp.__array_namespace_info__()
     assert info.devices() == (info.default_device(),) == (device,)
@@ -569,7 +569,7 @@ async def test_the_protocol(xp: ArrayApi) -> None:
     await in_thread(work)
 
 
-async def test_what_is_not_there_says_so(xp: ArrayApi) -> None:
+async def test_missing_functions_are_reported(xp: ArrayApi) -> None:
     await trio.lowlevel.checkpoint()
     with pytest.raises(ta.NotSupportedError, match=r"array_api\.no_such_function is not there"):
         _ = xp.no_such_function

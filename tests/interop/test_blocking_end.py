@@ -222,7 +222,7 @@ def test_after_the_close() -> None:
     assert repr(b) == f"<BlockingDevice <Device {b.device.path}, closed, generation 1>>"
 
 
-def test_close_cancels_what_is_in_flight() -> None:
+def test_close_cancels_the_work_in_flight() -> None:
     b, task, asked = ta.blocking(NAME, options=INLINE), Task(), Task()
     future = b.submit(task.run)
     with ThreadPoolExecutor(1) as pool:
@@ -269,7 +269,7 @@ def test_a_task_submitted_while_it_closes(own: BlockingDevice) -> None:
         told.result(WAIT).result(WAIT)
 
 
-def test_what_cannot_be_opened() -> None:
+def test_devices_that_cannot_be_opened() -> None:
     with pytest.raises(ValueError, match="nothing"):
         ta.blocking("nothing")
     with pytest.raises(TypeError, match="options must be DeviceOptions"):
@@ -289,7 +289,7 @@ def test_a_run_that_cannot_begin(monkeypatch: pytest.MonkeyPatch) -> None:
         ta.blocking(NAME)
 
 
-def test_the_end_of_its_run_is_told() -> None:
+def test_the_end_of_its_run_is_reported() -> None:
     b = ta.blocking(NAME, options=INLINE)
 
     async def fail() -> None:
@@ -375,7 +375,7 @@ def test_tasks_keep_a_device() -> None:
 
 
 @pytest.mark.parametrize("place", ["result", "add_done_callback"])
-def test_ctrl_c_behind_a_lock(
+def test_ctrl_c_while_waiting_for_a_lock(
     b: BlockingDevice, x: ta.AccelRef, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     """Between the lock and the body of its `with`, so that nothing else releases the lock."""

@@ -83,7 +83,7 @@ class TestCuPy:
         host[::-1, 1:3].T[...] += 100
         np.testing.assert_array_equal(await ref.to_host(), host)
 
-    async def test_what_is_only_read(self, cupy: Any, device: ta.Device) -> None:
+    async def test_read_only_arrays(self, cupy: Any, device: ta.Device) -> None:
         ref = await device.put(values("float64"))
         async with ref.lease() as array:
             assert float(cupy.asarray(array).sum()) == 66.0
@@ -184,7 +184,7 @@ class TestPyTorch:
         host[1:, ::2].T[...] += 100
         np.testing.assert_array_equal(await ref.to_host(), host)
 
-    async def test_what_is_only_read(self, torch: Any, device: ta.Device) -> None:
+    async def test_read_only_arrays(self, torch: Any, device: ta.Device) -> None:
         """It has no arrays that are read-only: it refuses them by one protocol, and not by the other."""
         ref = await device.put(values("float64"))
         async with ref.lease() as array:

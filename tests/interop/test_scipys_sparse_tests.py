@@ -93,7 +93,7 @@ def tests(tmp_path_factory: pytest.TempPathFactory) -> Tests:
 
 
 @pytest.mark.slow
-def test_all_pass_but_those_that_are_listed(tests: Tests) -> None:
+def test_all_pass_except_the_listed_tests(tests: Tests) -> None:
     assert failures(tests, REFUSED, ("passed", "skipped")) == {}
     passed = {name: test for name, test in tests.items() if test["outcome"] == "passed"}
     idle = [name for name, test in passed.items() if not test["calls"]]
@@ -106,5 +106,5 @@ def test_all_pass_but_those_that_are_listed(tests: Tests) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("entry", REFUSED, ids=lambda entry: entry.tests)
-def test_what_is_listed_fails_for_the_reason_given(tests: Tests, entry: Refused) -> None:
+def test_listed_tests_fail_for_the_given_reason(tests: Tests, entry: Refused) -> None:
     check_refused(tests, entry)

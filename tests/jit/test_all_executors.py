@@ -205,7 +205,7 @@ def others_of(name: str, executor: Executor) -> list[str]:
 @pytest.mark.parametrize("isolation", ["inline"])
 @pytest.mark.parametrize("executor", EXECUTORS, ids=lambda one: one.__name__)
 @pytest.mark.parametrize("name", DTYPES)
-async def test_dtypes_and_special_values_are_those_of_numpy(
+async def test_dtypes_and_special_values_match_numpy(
     device: ta.Device, name: str, executor: Executor
 ) -> None:
     wrong: list[str] = []
@@ -252,7 +252,7 @@ def cast_by_numpy(x: Numbers, to: ta.DType) -> tuple[Numbers, npt.NDArray[np.boo
 @pytest.mark.parametrize("isolation", ["inline"])
 @pytest.mark.parametrize("executor", EXECUTORS, ids=lambda one: one.__name__)
 @pytest.mark.parametrize("name", DTYPES)
-async def test_casts_are_those_of_numpy(device: ta.Device, name: str, executor: Executor) -> None:
+async def test_casts_match_numpy(device: ta.Device, name: str, executor: Executor) -> None:
     x, wrong = special(name), list[str]()
     table = {other: cast_by_numpy(x, ta.DType(other)) for other in DTYPES}
     wanted = {other: found for other, found in table.items() if found is not None}
@@ -276,7 +276,7 @@ async def test_casts_are_those_of_numpy(device: ta.Device, name: str, executor: 
 
 @pytest.mark.parametrize("isolation", ["inline"])
 @pytest.mark.parametrize("name", ["complex64", "complex128"])
-async def test_complex_powers_are_those_of_numpy_whatever_is_infinite(device: ta.Device, name: str) -> None:
+async def test_complex_powers_match_numpy_at_all_infinities(device: ta.Device, name: str) -> None:
     parts = [0.0, -0.0, 1.0, -1.0, 2.5, -3.0, np.inf, -np.inf, np.nan]
     numbers = np.array([complex(real, imaginary) for real in parts for imaginary in parts], name)
     x, y = np.repeat(numbers, len(numbers)), np.tile(numbers, len(numbers))

@@ -27,7 +27,7 @@ async def test_an_injected_fault_hits_the_kernel_of_that_name(device: ta.Device)
     await saxpy(4, 1.0, x, await device.zeros(4, "float32"))
 
 
-async def test_a_launch_that_is_lost_is_made_again_if_it_changes_nothing_in_place(system: ta.System) -> None:
+async def test_a_lost_launch_is_repeated_if_it_changes_nothing_in_place(system: ta.System) -> None:
     options = ta.DeviceOptions(isolation="process", retry=1, retry_suspects=True)
     async with system.open_device(BACKEND, options=options) as device:
         x = np.arange(500, dtype=np.float32)
@@ -142,7 +142,7 @@ async def test_a_function_that_numba_has_compiled(device: ta.Device) -> None:
     np.testing.assert_array_equal(await y.to_host(), 3 * x)
 
 
-async def test_an_expression_that_is_lost_is_computed_again_unless_it_works_in_place(
+async def test_a_lost_expression_is_computed_again_unless_it_works_in_place(
     system: ta.System,
 ) -> None:
     options = ta.DeviceOptions(isolation="process", retry=1, retry_suspects=True)

@@ -128,7 +128,7 @@ def test_numbers_that_compare_as_equal_have_texts_of_their_own() -> None:
 @pytest.mark.parametrize(
     "value", [np.float32(1.5), np.int16(-3), np.bool_(True), np.complex64(2j), np.float64(-0.0)]
 )
-def test_numbers_of_numpy_become_those_of_python(value: Any) -> None:
+def test_numbers_of_numpy_become_python_numbers(value: Any) -> None:
     step = TypedStep("constant", DType.complex128, (), value)
     made = decode_program(encode_program(TypedExpression((step,), (0,)), ())).program.steps[0]
     assert bits(made.value) == bits(value.item())

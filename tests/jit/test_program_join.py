@@ -327,7 +327,7 @@ def test_loads_of_stored_elements_are_not_shared() -> None:
     assert got == 5
 
 
-def test_numbers_that_are_none_keep_their_bits() -> None:
+def test_nan_keeps_its_bits() -> None:
     quiet = np.copysign(np.nan, -1).item()
     steps = (
         TypedStep("argument", F, (), 0),

@@ -444,7 +444,7 @@ s, rows, columns = (np.ones(shape, np.float32) for shape in ((), (16, 1), (1, 16
         ((e, e), {"scale_out": 0, "dtype": E4}, ValueError, "scale_out must be a finite number above 0"),
     ],
 )
-async def test_what_is_refused(
+async def test_invalid_arguments_are_refused(
     device: ta.Device, arguments: tuple[Any, ...], options: dict[str, Any], error: Any, text: str
 ) -> None:
     first, *others = arguments

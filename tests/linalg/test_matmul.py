@@ -95,7 +95,7 @@ async def test_integers_are_exact_and_wrap_around(device: ta.Device, dtype: str)
     assert (await result.to_host()).tolist() == expected
 
 
-async def test_host_operands_beside_references(device: ta.Device) -> None:
+async def test_host_operands_next_to_references(device: ta.Device) -> None:
     a, b = normal((4, 3), "float64", 1), normal((3, 2), "float64", 2)
     ref = await device.put(a)
     check_product(await (await linalg.matmul(ref, b)).to_host(), a, b, "float64")

@@ -110,7 +110,7 @@ async def test_determinants(device: ta.Device, dtype: str) -> None:
 
 
 @dtypes
-async def test_determinants_that_are_no_usual_numbers(device: ta.Device, dtype: str) -> None:
+async def test_infinite_nan_and_zero_determinants(device: ta.Device, dtype: str) -> None:
     a = np.tile(np.eye(4, dtype=dtype), (4, 1, 1))
     a[1, 2, 2], a[2, 3, 1], a[2, 1, 3] = 0, np.nan, np.nan
     a[3] *= 1e30

@@ -163,7 +163,7 @@ class _NumPy:
         return getattr(np, name)
 
 
-def test_what_is_refused_exists() -> None:
+def test_refused_tests_exist() -> None:
     for name in REFUSED:
         cls, _, test = name.partition(".")
         assert hasattr(suite, cls), name

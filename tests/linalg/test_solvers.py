@@ -141,7 +141,7 @@ def check_residual(a: Array, x: Array, b: Array, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("shape", [(5, 3), (3, 5), (2, 4, 3), (0, 3), (3, 0)], ids=str)
-async def test_lu_of_matrices_that_are_not_square(device: ta.Device, shape: tuple[int, ...]) -> None:
+async def test_lu_of_rectangular_matrices(device: ta.Device, shape: tuple[int, ...]) -> None:
     a = normal(shape, "float64")
     factors = await linalg.lu(await device.put(a))
     lu, piv = await factors.lu.to_host(), await factors.piv.to_host()

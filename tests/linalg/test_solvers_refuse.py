@@ -135,7 +135,7 @@ async def test_status_words_of_empty_matrices_are_clear(device: ta.Device) -> No
         await ask(empty)
 
 
-async def test_nan_where_numpy_lets_it_pass(device: ta.Device) -> None:
+async def test_nan_if_numpy_lets_it_pass(device: ta.Device) -> None:
     a = stack_with(np.nan)
     x = await (await linalg.solve(await device.put(a), np.ones(6))).to_host()
     np.testing.assert_array_equal(np.isnan(x).any(-1), np.isnan(a).any((-2, -1)))
@@ -146,7 +146,7 @@ async def test_nan_where_numpy_lets_it_pass(device: ta.Device) -> None:
     assert np.isfinite(w).all()  # of the triangle that is not read
 
 
-async def test_pivots_that_are_no_rows(device: ta.Device) -> None:
+async def test_pivots_out_of_range(device: ta.Device) -> None:
     ref = await device.put(stack_with(1.0))
     for wrong in (-1, 6, 2**31 - 1):
         pivots = np.zeros((4, 3, 6), np.int32)
@@ -159,7 +159,7 @@ async def test_pivots_that_are_no_rows(device: ta.Device) -> None:
         await linalg.lu_solve((ref[0, 0], np.full(6, 9, np.int32)), np.ones(6))
 
 
-async def test_what_waits_for_a_failed_factor_fails_too(device: ta.Device) -> None:
+async def test_work_on_a_failed_factor_fails_too(device: ta.Device) -> None:
     ref = await device.put(stack_with(-1.0))
     factor = device.submit(linalg.Cholesky(ref))
     product = device.submit(linalg.Matmul(factor.value, np.eye(6)))

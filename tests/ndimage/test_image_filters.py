@@ -276,14 +276,14 @@ REFUSED: dict[str, tuple[str, tuple[Any, ...], dict[str, Any], type[Exception], 
 
 
 @pytest.mark.parametrize("case", REFUSED)
-async def test_bad_arguments_are_told_by_the_functions_name(device: ta.Device, case: str) -> None:
+async def test_bad_arguments_are_reported_with_the_functions_name(device: ta.Device, case: str) -> None:
     name, args, kwargs, error, text = REFUSED[case]
     with pytest.raises(error, match=text) as refusal:
         await getattr(ndimage, name)(await device.put(image("float64")), *args, **kwargs)
     assert name in str(refusal.value)
 
 
-async def test_what_is_on_the_wrong_side(device: ta.Device) -> None:
+async def test_arguments_on_the_wrong_side_are_refused(device: ta.Device) -> None:
     x = image("float64")
     ref = await device.put(x)
     with pytest.raises(TypeError, match="device"):

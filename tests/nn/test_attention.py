@@ -160,7 +160,7 @@ async def test_pieces_make_the_same(system: ta.System, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("lead", [(3, 2), (5, 2, 2), (2, 3, 4, 2)])
-async def test_many_small_heads_are_what_each_is_alone(device: ta.Device, lead: tuple[int, ...]) -> None:
+async def test_many_small_heads_match_each_head_alone(device: ta.Device, lead: tuple[int, ...]) -> None:
     query, key, value = (numbers((*lead, *shape), seed=n) for n, shape in enumerate([(4, 3), (6, 3), (6, 5)]))
     # A value that no query of its head weighs may be anything, and others must not see it.
     value[(-1,) * len(lead)][4] = np.inf
@@ -199,7 +199,7 @@ async def test_rows_that_see_no_key_are_zeros(device: ta.Device) -> None:
     np.testing.assert_array_equal(await none.to_host(), np.zeros((1, 1, 3, 2)))
 
 
-async def test_what_lengths_leave_out_is_not_looked_at(device: ta.Device) -> None:
+async def test_elements_outside_lengths_are_not_read(device: ta.Device) -> None:
     query, key = numbers((2, 1, 3, 2)), numbers((2, 1, 5, 2), seed=1)
     lengths = np.array([2, 5], np.int32)
     expected, _ = attended(query, key, key, key_lengths=lengths)

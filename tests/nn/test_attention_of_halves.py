@@ -105,7 +105,7 @@ async def test_each_option(device: ta.Device, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-async def test_heads_behind_rows(device: ta.Device, dtype: str) -> None:
+async def test_heads_after_rows(device: ta.Device, dtype: str) -> None:
     # As a layer makes them: the projections of a row side by side, one head behind the other.
     made = numbers((2, 40, 3, 4, 32), dtype)
     ref = await device.put(made)

@@ -174,7 +174,7 @@ def formula_of_none() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("found", [None, object()])
-async def test_without_a_front_end_that_is_known(
+async def test_without_a_known_front_end(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, found: object
 ) -> None:
     monkeypatch.delenv("TRIO_ACCEL_STAND_IN")

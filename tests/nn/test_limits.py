@@ -120,7 +120,7 @@ LOSSES: list[tuple[str, dict[str, Any], tuple[list[float], ...], list[float], li
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-async def test_losses_that_are_certain(device: ta.Device, dtype: str) -> None:
+async def test_certain_losses(device: ta.Device, dtype: str) -> None:
     for name, options, arrays, losses, slopes in LOSSES:
         given = [await device.put(np.array(one, float).astype(NUMPYS[dtype])) for one in arrays]
         what = f"{name} {options}"
@@ -193,7 +193,7 @@ LARGE: dict[str, tuple[int, Callable[..., Any]]] = {
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-async def test_rows_whose_squares_overflow(device: ta.Device, dtype: str) -> None:
+async def test_rows_with_overflowing_squares(device: ta.Device, dtype: str) -> None:
     power = {"float16": 11, "float64": 1021}.get(dtype, 124)
     grid = np.arange(3 * 4 * 7, dtype=float).reshape(3, 4, 7)
     x, y = [np.sin(grid * 1.3 + shift).astype(NUMPYS[dtype]) for shift in (0, 0.5)]

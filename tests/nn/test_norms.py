@@ -195,7 +195,7 @@ async def test_in_place_and_elsewhere(device: ta.Device) -> None:
         np.testing.assert_allclose(await turned.to_host(), want, rtol=1e-12, atol=1e-12)
 
 
-async def test_what_is_refused(device: ta.Device) -> None:
+async def test_invalid_arguments_are_refused(device: ta.Device) -> None:
     call: Any = nn
     x, w = await device.zeros(SHAPE), await device.zeros(4)
     cases = (

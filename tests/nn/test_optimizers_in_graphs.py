@@ -47,7 +47,7 @@ def named(given: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("name", ["float16", "float32", "float64"])
 @pytest.mark.parametrize(("function", "formula", "states", "is_numbered", "options"), STEPS)
 @pytest.mark.parametrize("which", ["both", "rate", "step"])
-async def test_steps_by_arrays_are_those_of_the_formulas(
+async def test_steps_by_arrays_match_the_formulas(
     device: ta.Device,
     which: str,
     function: str,
@@ -175,7 +175,7 @@ async def test_clipping_in_a_graph(device: ta.Device) -> None:
         np.testing.assert_allclose(await grad.to_host(), want, rtol=1e-6)
 
 
-async def test_what_is_refused(device: ta.Device) -> None:
+async def test_invalid_arguments_are_refused(device: ta.Device) -> None:
     call: Any = nn
     p, g, m, v = [await device.zeros((3, 2)) for _ in range(4)]
     rows, half = await device.zeros(3), await device.put(np.array(0.5 + 0j))

@@ -131,7 +131,7 @@ async def test_adaptive_pooling(device: ta.Device, dims: int) -> None:
 
 @pytest.mark.parametrize(("dtype", "far"), [("float16", 1e4), ("bfloat16", 1e20), ("float32", 1e25)])
 @pytest.mark.parametrize("p", [2, 3])
-async def test_norms_of_windows_fit_where_powers_do_not(
+async def test_norms_of_windows_fit_even_if_powers_overflow(
     device: ta.Device, dtype: str, far: float, p: int
 ) -> None:
     x = (numbers((1, 2, 6), "float64") * far).astype(ta.DType(dtype).dtype)

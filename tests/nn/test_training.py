@@ -194,7 +194,7 @@ async def test_sgd_in_a_graph(device: ta.Device) -> None:
     np.testing.assert_allclose(await on.to_host(), want, rtol=1e-5)
 
 
-async def test_what_is_refused(device: ta.Device) -> None:
+async def test_invalid_arguments_are_refused(device: ta.Device) -> None:
     call: Any = nn
     p, g, m, v = [await device.zeros((3, 2)) for _ in range(4)]
     whole, at = await device.zeros((3, 2), "int32"), np.zeros(3, int)

@@ -99,7 +99,7 @@ class Simulation:
             return math.inf
         return min((self.due(visit.key) for visit in self.waiting), default=math.inf)
 
-    def launch_what_is_due(self) -> None:
+    def launch_due_batches(self) -> None:
         while len(self.running) < self.rules.slots:
             ready = [visit for visit in self.waiting if self.due(visit.key) <= self.now]
             if not ready:
@@ -184,7 +184,7 @@ def simulate(visits: Sequence[Visit], rules: Rules) -> tuple[Seen, float]:
             state.leave(leaving.pop(0))
         elif state.now == end:
             state.finish(*min(state.running, key=lambda batch: batch[3]))
-        state.launch_what_is_due()
+        state.launch_due_batches()
     times = sorted(set(state.times))
     closest = min((b - a for a, b in itertools.pairwise(times)), default=math.inf)
     return Seen(tuple(state.launches), state.outcomes), closest

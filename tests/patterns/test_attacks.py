@@ -63,7 +63,7 @@ class Crowd:
 
 
 @pytest.mark.parametrize("spawn", PATTERNS)
-async def test_a_stop_beside_models_that_hang(
+async def test_a_stop_next_to_hanging_models(
     spawn: Spawn, system: ta.System, autojump_clock: MockClock
 ) -> None:
     model = Gated()
@@ -82,7 +82,7 @@ async def test_a_stop_beside_models_that_hang(
 
 
 @pytest.mark.parametrize("spawn", PATTERNS)
-async def test_a_drain_beside_models_that_hang_ends_with_its_grace(
+async def test_a_drain_next_to_hanging_models_ends_with_its_grace(
     spawn: Spawn, system: ta.System, autojump_clock: MockClock
 ) -> None:
     model = Gated()
@@ -152,7 +152,7 @@ async def test_a_crowd(spawn: Spawn, system: ta.System, autojump_clock: MockCloc
 
 
 @pytest.mark.parametrize("spawn", PATTERNS)
-async def test_an_asker_that_is_cancelled_at_each_step(
+async def test_an_asker_is_cancelled_at_each_step(
     spawn: Spawn, system: ta.System, autojump_clock: MockClock
 ) -> None:
     ref, item_of = await spawn(system, quick)

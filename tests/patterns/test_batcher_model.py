@@ -132,7 +132,7 @@ RULES = st.builds(
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 @given(VISITS, RULES)
-def test_batches_and_outcomes_are_those_of_the_simulation(visits: list[Visit], rules: Rules) -> None:
+def test_batches_and_outcomes_match_the_simulation(visits: list[Visit], rules: Rules) -> None:
     expected, closest = simulate(visits, rules)
     assume(closest > 1e-6)
     recorder, statistics = trio.run(observe, visits, rules, clock=MockClock(autojump_threshold=0))

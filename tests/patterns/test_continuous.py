@@ -35,7 +35,7 @@ async def test_sequences_join_and_leave_between_two_steps(
     assert (seen.steps, seen.parts, seen.answered, seen.repeated) == (4, 8, 3, 0)
 
 
-async def test_a_stream_has_each_part_as_soon_as_it_is_there(
+async def test_a_stream_has_each_part_as_soon_as_it_is_ready(
     system: ta.System, autojump_clock: MockClock
 ) -> None:
     batcher = await spawn(system, Writer())
@@ -192,9 +192,7 @@ async def test_a_cancelled_reader_loses_no_part(system: ta.System, autojump_cloc
     assert tuple(parts) == parts_of("a", 4)
 
 
-async def test_an_error_comes_behind_the_parts_before_it(
-    system: ta.System, autojump_clock: MockClock
-) -> None:
+async def test_an_error_follows_the_parts_before_it(system: ta.System, autojump_clock: MockClock) -> None:
     """A step that raises at the third part of one sequence."""
 
     def third_of_bad(batch: list[Sequence]) -> Exception | None:
@@ -270,7 +268,7 @@ async def test_streams_go_on_after_a_loss(
     assert sorted(writer.left) == ["one", "two"]
 
 
-async def test_a_step_that_is_lost_again_and_again_fails_its_sequences(
+async def test_a_step_lost_again_and_again_fails_its_sequences(
     system: ta.System, autojump_clock: MockClock
 ) -> None:
     writer = Writer(lambda batch: ta.ContextLostError("lost", device="cpu:0"))
@@ -303,7 +301,7 @@ async def test_who_leaves_while_a_step_is_repeated_is_in_no_call_of_it(
     assert results == {"a": parts_of("a", 2)}
 
 
-async def test_a_sequence_that_is_to_blame_for_a_loss_fails_alone(
+async def test_a_sequence_to_blame_for_a_loss_fails_alone(
     system: ta.System, autojump_clock: MockClock
 ) -> None:
     blamed = ta.ContextPoisonedError("lost", device="cpu:0", is_to_blame=True)

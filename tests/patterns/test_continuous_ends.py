@@ -41,7 +41,7 @@ from trio_accel.patterns import (
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
-async def test_a_drain_goes_through_all(system: ta.System, autojump_clock: MockClock, is_lost: bool) -> None:
+async def test_a_drain_serves_all(system: ta.System, autojump_clock: MockClock, is_lost: bool) -> None:
     """Also while each other step is lost."""
 
     def lost(batch: list[Sequence]) -> Exception | None:
@@ -124,7 +124,7 @@ async def test_a_stream_is_of_one_sequence(system: ta.System, autojump_clock: Mo
         await batcher.ask(Submit(Streamed(("c", 1), stream)))
 
 
-async def test_a_stream_that_was_not_begun_may_be_asked_for_again(
+async def test_a_stream_before_its_beginning_may_be_asked_for_again(
     system: ta.System, autojump_clock: MockClock
 ) -> None:
     """As a pattern in front does when the batcher restarts."""

@@ -154,7 +154,7 @@ LIMITS = st.integers(1, 8).flatmap(
     .map(_visits),
     limits=LIMITS,
 )
-def test_steps_and_outcomes_are_those_of_the_simulation(visits: list[Visit], limits: Limits) -> None:
+def test_steps_and_outcomes_match_the_simulation(visits: list[Visit], limits: Limits) -> None:
     recorder, statistics = observed(visits, limits)
     expected = simulate(visits, limits, even)
     check_same(recorder.run, expected)
@@ -190,7 +190,7 @@ def check_rules(visits: list[Visit], limits: Limits, run: Run) -> None:
         assert steps == list(range(steps[0], steps[-1] + 1))
 
 
-def test_a_short_prompt_beside_a_long_one_and_many_streams() -> None:
+def test_a_short_prompt_next_to_a_long_prompt_and_many_streams() -> None:
     """The first token comes within three steps."""
     streams = [Visit(number=number, at=0, length=1, parts=400) for number in range(32)]
     long = Visit(number=32, at=0.1, length=4000, parts=3)
@@ -288,7 +288,7 @@ async def test_a_level_of_priority_has_four_times_the_share(
     assert all({0, 1} <= {*levels[begin : begin + 6]} for begin in range(40))
 
 
-async def test_what_a_tenant_had_while_nobody_waited_is_not_held_against_it(
+async def test_use_without_competition_is_not_held_against_a_tenant(
     system: ta.System, autojump_clock: MockClock
 ) -> None:
     first, then = [("a", 0)] * 5, [("c", 0), ("a", 0), ("b", 0)]

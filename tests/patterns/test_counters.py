@@ -115,7 +115,7 @@ VISITS = st.lists(
 @pytest.mark.parametrize("spawn", PATTERNS)
 @settings(max_examples=80, deadline=None)
 @given(visits=VISITS)
-def test_they_add_up_to_what_the_askers_see(
+def test_their_sums_match_the_askers_outcomes(
     spawn: Callable[[ta.System, Model], Awaitable[Spawned]], visits: list[Visit]
 ) -> None:
     world = World(visits)

@@ -71,7 +71,7 @@ arrivals = st.lists(
 
 @given(arrivals, st.fixed_dictionaries({flow: st.sampled_from([0.5, 1.0, 4.0]) for flow in "abc"}))
 @settings(max_examples=100, deadline=None)
-def test_order_and_times_are_those_of_an_independent_simulation(
+def test_order_and_times_match_an_independent_simulation(
     drawn: list[tuple[int, str, float]], weights: dict[str, float]
 ) -> None:
     # No arrival is at the same moment as the end of another request.
@@ -144,7 +144,7 @@ async def test_a_cancelled_asker_of_a_running_request_ends_the_model(
     assert [begun for _, begun in model.begun] == [0.0, 3.0]
 
 
-async def test_a_model_with_tasks_that_is_cancelled_is_counted_once(
+async def test_a_cancelled_model_with_tasks_is_counted_once(
     system: ta.System, autojump_clock: MockClock
 ) -> None:
     async def fails_at_the_end() -> None:
@@ -264,7 +264,7 @@ async def test_clients_that_ask_again_and_again_leave_the_loop_to_others(
 
 
 @pytest.mark.slow
-async def test_refusals_that_wait_are_those_of_their_tenant(
+async def test_waiting_refusals_belong_to_their_tenant(
     system: ta.System, autojump_clock: MockClock, model: Model
 ) -> None:
     scheduler = await system.spawn(FairScheduler, model, max_queued=1)
@@ -485,7 +485,7 @@ def seconds(item: tuple[str, float]) -> float:
     return item[1]
 
 
-async def test_a_plain_call_is_served_with_what_its_item_says(
+async def test_a_plain_call_is_served_with_the_values_of_its_item(
     autojump_clock: MockClock, system: ta.System, model: Model
 ) -> None:
     scheduler = await system.spawn(
@@ -517,7 +517,7 @@ async def test_schedulers_compose(autojump_clock: MockClock, system: ta.System, 
     assert await ask(outer, "through both") == "through both"
 
 
-async def test_a_drain_answers_all_that_was_accepted(
+async def test_a_drain_answers_all_accepted_requests(
     autojump_clock: MockClock, system: ta.System, model: Model
 ) -> None:
     scheduler = await system.spawn(
@@ -555,7 +555,7 @@ async def ends(scheduler: Scheduler, end: Callable[[], Awaitable[None]]) -> dict
     return got
 
 
-async def test_when_it_stops_what_waits_was_never_executed(
+async def test_when_it_stops_waiting_requests_were_never_executed(
     autojump_clock: MockClock, system: ta.System, model: Model
 ) -> None:
     scheduler = await system.spawn(FairScheduler, model, max_in_flight=1)
@@ -584,7 +584,7 @@ async def refused_by(ref: ta.Ref[Crashing]) -> Exception:
     raise AssertionError("it did not crash")
 
 
-async def test_when_it_restarts_what_waits_was_never_executed(
+async def test_when_it_restarts_waiting_requests_were_never_executed(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = Model()
@@ -606,7 +606,7 @@ async def test_when_it_restarts_what_waits_was_never_executed(
         assert system.tree().find("test/fair").restarts == 1
 
 
-async def test_statistics_name_those_that_wait(
+async def test_statistics_name_the_waiting_tenants(
     autojump_clock: MockClock, system: ta.System, model: Model
 ) -> None:
     scheduler = await system.spawn(FairScheduler, model, max_in_flight=2, weights={"a": 2.0})
@@ -630,7 +630,7 @@ def test_bad_costs_are_refused_when_the_request_is_made(cost: float) -> None:
         FairSubmit(1, tenant="a", cost=cost)
 
 
-def test_what_is_no_cost_and_no_tenant_is_refused_when_the_request_is_made() -> None:
+def test_an_invalid_cost_or_tenant_is_refused_when_the_request_is_made() -> None:
     with pytest.raises(TypeError, match="the cost of a request"):
         FairSubmit(1, tenant="a", cost="3")  # type: ignore[arg-type]  # what it is about
     with pytest.raises(TypeError, match="unhashable"):
@@ -655,7 +655,7 @@ async def test_bad_arguments_are_refused(
         await system.spawn(FairScheduler, model, **arguments)
 
 
-async def test_costs_of_tenants_whose_weights_are_gone_are_counted_with_the_others(
+async def test_costs_of_tenants_without_weights_are_counted_with_the_others(
     autojump_clock: MockClock, system: ta.System, model: Model
 ) -> None:
     weights = Weights()

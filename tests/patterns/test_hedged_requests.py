@@ -60,7 +60,7 @@ async def failing(item: Any) -> Any:
         ((failing, named("b", 1.0)), 2.0, KeyError, 1.0),
     ],
 )
-async def test_an_error_counts_only_if_nothing_better_comes(
+async def test_an_error_counts_only_if_nothing_better_arrives(
     system: ta.System, autojump_clock: MockClock, models: Any, after: float, expected: Any, seconds: float
 ) -> None:
     pool = await system.spawn(ReplicaPool, models, hedge=Hedge(after=after))
@@ -87,7 +87,7 @@ async def test_hedges_are_a_share_of_the_requests(system: ta.System, autojump_cl
     assert sum(replica.begun for replica in statistics.replicas) == 111
 
 
-async def test_nothing_is_hedged_where_no_other_works(system: ta.System, autojump_clock: MockClock) -> None:
+async def test_nothing_is_hedged_if_no_other_works(system: ta.System, autojump_clock: MockClock) -> None:
     ended = await system.spawn(SubmitActor[Any, Any])
     pool = await system.spawn(ReplicaPool, [named("a", 2.0), ended], hedge=Hedge(after=1.0))
     await ended.stop()

@@ -82,7 +82,7 @@ RULES: dict[str, Rule] = {
 
 
 @pytest.mark.parametrize("name", RULES)
-async def test_a_hundred_steps_in_order_are_those_of_the_formulas(
+async def test_a_hundred_steps_in_order_match_the_formulas(
     system: ta.System, device: ta.Device, name: str
 ) -> None:
     count, step, formula = RULES[name]
@@ -104,7 +104,7 @@ async def test_a_hundred_steps_in_order_are_those_of_the_formulas(
     np.testing.assert_allclose(await on_host(pulled), want, rtol=1e-12, atol=1e-14)
 
 
-async def test_what_was_pulled_stays_as_it_is(system: ta.System, device: ta.Device) -> None:
+async def test_pulled_parameters_stay_unchanged(system: ta.System, device: ta.Device) -> None:
     state = await ParameterState.put(device, arrays(0))
     server = await system.spawn(ParameterServer, state, RULES["sgd"][1])
     before = await server.ask(Submit(Pull()))
@@ -114,7 +114,7 @@ async def test_what_was_pulled_stays_as_it_is(system: ta.System, device: ta.Devi
     assert (before.version, after.version) == (0, 1)
 
 
-async def test_gradients_that_are_too_old_are_refused(system: ta.System, device: ta.Device) -> None:
+async def test_outdated_gradients_are_refused(system: ta.System, device: ta.Device) -> None:
     state = await ParameterState.put(device, arrays(0))
     server = await system.spawn(ParameterServer, state, RULES["sgd"][1], max_staleness=2)
     for version in (0, 0, 0, 1, 3):
@@ -158,7 +158,7 @@ async def test_the_age_is_that_of_the_moment_of_the_step(system: ta.System, devi
     assert sorted(outcomes) == ["stale", "taken"]
 
 
-async def test_what_is_refused_changes_nothing(system: ta.System, device: ta.Device) -> None:
+async def test_a_refused_push_changes_nothing(system: ta.System, device: ta.Device) -> None:
     state = await ParameterState.put(device, arrays(0))
     server: Any = await system.spawn(ParameterServer, state, RULES["sgd"][1])
     right = arrays(1)
@@ -185,7 +185,7 @@ async def test_what_is_refused_changes_nothing(system: ta.System, device: ta.Dev
     np.testing.assert_array_equal(await on_host(pulled), flat(arrays(0)))
 
 
-async def test_nan_is_taken_where_that_was_chosen(system: ta.System, device: ta.Device) -> None:
+async def test_nan_is_taken_if_so_chosen(system: ta.System, device: ta.Device) -> None:
     state = await ParameterState.put(device, arrays(0))
     server = await system.spawn(ParameterServer, state, RULES["sgd"][1], on_nan="allow")
     made = await server.ask(Submit(Push(arrays(1) | {"scale": np.array(math.nan)}, 0)))

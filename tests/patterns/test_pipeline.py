@@ -181,7 +181,7 @@ WORLDS = LINES.flatmap(lambda lines: visits_of(len(lines)).map(lambda visits: Wo
 @pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(world=WORLDS)
-def test_times_are_those_of_a_tandem_queue(world: World) -> None:
+def test_times_match_a_tandem_queue(world: World) -> None:
     trio.run(world.run, clock=MockClock(autojump_threshold=0))
     begins, ends = reference(world.lines, world.visits)
     assert world.begins == begins
@@ -254,7 +254,7 @@ async def test_a_full_stage_holds_the_one_before(system: ta.System, autojump_clo
     assert {waiting for (waiting, _), _ in counts} <= {0, 1}
 
 
-async def test_an_item_that_fails_fails_alone_and_with_its_own_error(system: ta.System) -> None:
+async def test_only_the_bad_item_fails_and_with_its_own_error(system: ta.System) -> None:
     error = KeyError("bad item")
 
     async def picky(item: int) -> int:
@@ -311,7 +311,7 @@ async def test_a_cancelled_asker_takes_its_item_out(system: ta.System, autojump_
     assert results == [1]
 
 
-async def test_a_stage_that_has_ended_fails_items_as_other_patterns_do(system: ta.System) -> None:
+async def test_an_ended_stage_fails_items_as_other_patterns_do(system: ta.System) -> None:
     inner = await system.spawn(Pipeline, partial(sleep_for, 0), name="inner")
     pipeline = await system.spawn(Pipeline, partial(sleep_for, 0), inner, name="outer")
     assert await pipeline.ask(Submit(1)) == 1
@@ -323,7 +323,7 @@ async def test_a_stage_that_has_ended_fails_items_as_other_patterns_do(system: t
     assert system.tree().find("test/outer").restarts == 0
 
 
-async def test_items_that_no_stage_has_seen_are_said_to_be_unexecuted(system: ta.System) -> None:
+async def test_items_before_their_first_stage_are_reported_as_unexecuted(system: ta.System) -> None:
     seen: list[int] = []
 
     async def hangs(item: int) -> int:
@@ -379,7 +379,7 @@ async def test_a_stage_with_a_deadline(system: ta.System, autojump_clock: MockCl
         found[1].unwrap()
 
 
-async def test_a_stage_that_is_tried_again(system: ta.System, autojump_clock: MockClock) -> None:
+async def test_a_repeated_stage(system: ta.System, autojump_clock: MockClock) -> None:
     tries: Counter[int] = Counter()
 
     async def flaky(item: int) -> int:
@@ -438,7 +438,7 @@ async def test_spans_and_metrics_of_stages(system: ta.System, device: ta.Device)
     assert (rows["test/pipe/check", "check"].run.count, rows["test/pipe/check", "check"].failed) == (2, 1)
 
 
-async def test_what_observers_set_for_a_stage_ends_with_it(system: ta.System) -> None:
+async def test_settings_of_observers_for_a_stage_end_with_it(system: ta.System) -> None:
     """The span of one stage is not the parent of the next, also where no span is above."""
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
@@ -548,7 +548,7 @@ def test_bad_arguments(make: Callable[[], object], error: type[Exception], text:
         make()
 
 
-async def test_a_model_that_is_not_async_says_so(system: ta.System) -> None:
+async def test_a_synchronous_model_is_reported(system: ta.System) -> None:
     pipeline = await system.spawn(untyped, abs)
     with pytest.raises(TypeError, match="the model abs returned int, and must be async"):
         await pipeline.ask(Submit(-1))

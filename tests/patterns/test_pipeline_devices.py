@@ -90,7 +90,7 @@ async def test_arrays_are_copied_to_the_device_of_a_stage(system: ta.System, how
     assert (await devices[1].statistics()).memory.blocks == 0
 
 
-async def test_a_sparse_matrix_is_copied_too(system: ta.System) -> None:
+async def test_a_sparse_matrix_is_also_copied(system: ta.System) -> None:
     devices = [await system.open_device("cpu") for _ in range(2)]
     dense = np.diag([1.0, 2.0, 3.0])
 

@@ -262,7 +262,7 @@ class Run:
 
 @given(script=st.lists(steps, max_size=40))
 @settings(max_examples=150, deadline=None)
-def test_each_request_has_one_outcome_and_the_counts_are_those_of_the_model(
+def test_each_request_has_one_outcome_and_the_counts_match_the_model(
     script: list[tuple[str, int]],
 ) -> None:
     clock = MockClock()

@@ -39,7 +39,7 @@ def named(name: str) -> Callable[[Any], Awaitable[str]]:
     return model
 
 
-async def test_one_whose_device_has_ended_gets_nothing(system: ta.System) -> None:
+async def test_a_replica_of_an_ended_device_gets_nothing(system: ta.System) -> None:
     devices = [await system.open_device("cpu") for _ in range(2)]
     replicas = {name: Replica(named(name), device=device) for name, device in zip("ab", devices, strict=True)}
     pool = await system.spawn(ReplicaPool, replicas)

@@ -76,7 +76,7 @@ async def test_each_update_counts_once_under_losses_and_deadlines(
 
 
 @pytest.mark.slow
-async def test_a_repair_that_is_cut_is_made_again(
+async def test_an_interrupted_repair_is_repeated(
     ledger: Any, names: dict[str, Any], device: ta.Device
 ) -> None:
     ones = np.eye(MANY, dtype=np.int64)

@@ -77,7 +77,7 @@ async def _cancel(pipe: Path, scope: trio.CancelScope) -> None:
     scope.deadline = trio.current_time()
 
 
-async def test_a_call_behind_sees_its_own_asker_alone(any_device: ta.Device, pipe: Path) -> None:
+async def test_a_later_call_sees_only_its_own_asker(any_device: ta.Device, pipe: Path) -> None:
     program = await opening(any_device)
     # The second is the same call, by the same template; a call before has made that.
     await leave(pipe, lambda: program.ask(Watches.declared, str(pipe)))

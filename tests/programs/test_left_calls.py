@@ -118,7 +118,7 @@ async def test_an_asker_leaves_a_function(
         assert await ask(x, str(tmp_path / "file")) == 4.0
 
 
-async def test_an_asker_leaves_a_kernel_that_is_a_function(device: ta.Device, pipe: Path) -> None:
+async def test_an_asker_leaves_a_kernel_written_as_a_function(device: ta.Device, pipe: Path) -> None:
     name = await device.put(np.frombuffer(str(pipe).encode().ljust(256, b"\0"), np.uint8))
     kernel = jit.Kernel(
         "unused",
@@ -134,7 +134,7 @@ async def test_an_asker_leaves_a_kernel_that_is_a_function(device: ta.Device, pi
 
 
 @pytest.mark.parametrize("count", [3, LARGE], ids=["small", "large"])
-async def test_a_call_that_has_not_begun_never_gets_arrays_that_were_not_copied(
+async def test_a_pending_call_never_gets_uncopied_arrays(
     any_device: ta.Device, pipe: Path, tmp_path: Path, count: int
 ) -> None:
     note = tmp_path / "note"

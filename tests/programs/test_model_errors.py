@@ -235,7 +235,7 @@ async def test_a_row_is_true(system: ta.System, case: Case) -> None:
         assert f"`{case.behind.__name__}`" in cells[1]
 
 
-async def test_what_is_said_of_the_state_is_true(system: ta.System) -> None:
+async def test_statements_about_the_state_are_true(system: ta.System) -> None:
     """A call whose asker has left goes on, and an update that is refused has changed nothing."""
     for case in CASES:
         if case.how in ("slow", "unchanged"):

@@ -98,7 +98,7 @@ async def test_a_module_that_does_something_at_its_import(
 
 
 @pytest.mark.slow
-async def test_a_module_whose_import_does_not_end_is_left(
+async def test_a_module_with_an_endless_import_is_abandoned(
     system: ta.System, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = _written(tmp_path, monkeypatch, "import time; time.sleep(3600)")
@@ -116,7 +116,7 @@ async def test_a_module_whose_import_does_not_end_is_left(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("retry", [0, 1])
-async def test_a_module_whose_import_ends_the_process_costs_two_contexts(
+async def test_a_module_that_ends_the_process_at_import_costs_two_contexts(
     system: ta.System, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, retry: int
 ) -> None:
     module = _written(tmp_path, monkeypatch, "os._exit(3)")
@@ -137,7 +137,7 @@ async def test_a_module_whose_import_ends_the_process_costs_two_contexts(
 
 
 @pytest.mark.slow
-async def test_a_module_whose_import_forks(
+async def test_a_module_forks_at_import(
     system: ta.System, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = _written(tmp_path, monkeypatch, "(os.fork() or os._exit(0))")

@@ -151,7 +151,7 @@ async def test_the_next_worker_makes_it_unasked(device: ta.Device, notes: Notes)
         assert notes.of("made").count(serving(device)) == 1
 
 
-async def test_a_program_that_was_closed_is_dropped_in_spares(device: ta.Device, notes: Notes) -> None:
+async def test_a_closed_program_is_dropped_in_spares(device: ta.Device, notes: Notes) -> None:
     program = await noted(device, notes)
     spare = await spare_with(device, notes)
     await program.aclose()
@@ -213,7 +213,7 @@ async def test_a_takeover_while_a_closed_program_is_made(device: ta.Device, note
     assert device.generation == 3
 
 
-async def test_what_was_told_otherwise_is_thrown_away(
+async def test_a_program_made_with_wrong_blocks_is_thrown_away(
     device: ta.Device, notes: Notes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = await device.put(X + 100.0)
@@ -281,7 +281,7 @@ async def test_a_takeover_waits_for_a_constructor_that_runs(
     assert notes.of("made").count(spare) == 1
 
 
-async def test_a_constructor_that_fails_in_the_spare_alone(
+async def test_a_constructor_fails_only_in_the_spare(
     device: ta.Device, notes: Notes, caplog: pytest.LogCaptureFixture
 ) -> None:
     program = await noted(device, notes)
@@ -308,7 +308,7 @@ async def test_a_constructor_that_fails_in_the_spare_alone(
     assert notes.of("made").count(spare) == 3
 
 
-async def test_a_constructor_that_ends_the_spare_leaves_the_device_alone(
+async def test_a_constructor_that_ends_the_spare_does_not_affect_the_device(
     device: ta.Device, notes: Notes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = await noted(device, notes)
@@ -325,7 +325,7 @@ async def test_a_constructor_that_ends_the_spare_leaves_the_device_alone(
     assert device.generation == 2
 
 
-async def test_an_array_that_is_given_back_is_not_read(device: ta.Device, notes: Notes) -> None:
+async def test_a_returned_array_is_not_read(device: ta.Device, notes: Notes) -> None:
     """Closed programs leave nothing behind in spares that others could meet."""
     for number in range(10):
         x = await device.put(X * number)
@@ -356,7 +356,7 @@ class Late:
 
 @pytest.mark.slow
 @pytest.mark.own_launcher
-async def test_the_module_of_a_program_is_imported_ahead(
+async def test_the_module_of_a_program_is_preloaded(
     system: ta.System, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)

@@ -97,7 +97,7 @@ async def test_no_value_arrives_after_the_result(any_device: ta.Device) -> None:
     assert heard == before
 
 
-async def test_callbacks_get_what_their_own_asks_report(any_device: ta.Device) -> None:
+async def test_callbacks_get_the_reports_of_their_own_asks(any_device: ta.Device) -> None:
     program = await opening(any_device)
     heard: dict[int, list[int]] = {}
 
@@ -163,7 +163,7 @@ async def test_a_call_that_runs_again_reports_from_its_beginning(
     assert heard == ["first", "first", "last"]
 
 
-async def test_a_value_that_is_not_plain_is_refused_in_the_method(any_device: ta.Device) -> None:
+async def test_a_value_of_another_type_is_refused_in_the_method(any_device: ta.Device) -> None:
     program, heard = await opening(any_device), list[Any]()
     with on_progress(heard.append):
         array, keys, long = await program.ask(Watches.reports_wrongly, np.arange(3.0))

@@ -61,7 +61,7 @@ def slow_module(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, obstac
 
 @pytest.mark.slow
 @pytest.mark.own_launcher
-async def test_an_import_in_each_worker_is_told_with_its_seconds(
+async def test_an_import_in_each_worker_is_reported_with_its_seconds(
     system: ta.System, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = slow_module(tmp_path, monkeypatch, "slow_price", OBSTACLE)
@@ -113,7 +113,7 @@ async def test_an_import_in_each_worker_is_told_with_its_seconds(
 @pytest.mark.slow
 @pytest.mark.alone
 @pytest.mark.own_launcher
-async def test_what_is_imported_ahead_costs_no_recovery_its_import(
+async def test_preloaded_modules_cost_no_recovery_their_import(
     system: ta.System, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = slow_module(tmp_path, monkeypatch, "quick_price", "")
@@ -162,7 +162,7 @@ trio.run(main)
 
 
 @pytest.mark.slow
-def test_a_first_program_that_configures_no_logs_is_told_once(tmp_path: Path) -> None:
+def test_a_first_program_without_a_log_configuration_is_reported_once(tmp_path: Path) -> None:
     (tmp_path / "first_price.py").write_text(SOURCE.format(obstacle=OBSTACLE))
     (tmp_path / "first.py").write_text(FIRST)
     done = subprocess.run(

@@ -27,7 +27,7 @@ async def operations(device: ta.Device, program: Any, *args: Any, **kwargs: Any)
     return (await device.statistics()).completed - before, result
 
 
-async def test_what_came_twice_in_a_row_comes_with_the_call(device: ta.Device) -> None:
+async def test_a_result_repeated_in_a_row_comes_with_the_call(device: ta.Device) -> None:
     x = await device.put(X)
     async with ta.open_program(device, fns.rows) as program:
         for count, expected in ((2, 2), (2, 2), (2, 1), (2, 1), (3, 2), (3, 2), (3, 1), (2, 1)):
@@ -43,7 +43,7 @@ async def test_what_came_twice_in_a_row_comes_with_the_call(device: ta.Device) -
         assert result.dtype == "float32"
 
 
-async def test_nested_results_come_as_they_are_returned(device: ta.Device) -> None:
+async def test_nested_results_arrive_unchanged(device: ta.Device) -> None:
     x = await device.put(X)
     async with ta.open_program(device, fns.several) as program:
         for tag in (0.5, 1.5, float("inf"), 2.5):
@@ -101,7 +101,7 @@ def test_a_shape_that_depends_on_the_numbers(calls: list[list[int]]) -> None:
     trio.run(main)
 
 
-async def test_an_error_leaves_nothing_of_what_was_expected(device: ta.Device) -> None:
+async def test_an_error_leaves_nothing_of_an_expected_result(device: ta.Device) -> None:
     x, bad = await device.put(np.ones(1000)), await device.put(np.full(1000, -1.0))
     async with ta.open_program(device, fns.stubborn, intensity=MANY, backoff=AT_ONCE) as program:
         for _ in range(3):

@@ -131,7 +131,7 @@ async def test_a_reader_that_never_reads_holds_the_method_back(program: Program[
 
 
 @pytest.mark.parametrize("name", ["refuses_third", "fails_at_third", "stranger"])
-async def test_an_error_comes_at_its_item(program: Program[Streams], name: str) -> None:
+async def test_an_error_is_raised_at_its_item(program: Program[Streams], name: str) -> None:
     found: list[int] = []
     with pytest.raises(KeyError if name == "refuses_third" else ta.ActorFailedError) as caught:
         await read(program, found, name)
@@ -156,7 +156,7 @@ async def test_leaving_closes_the_generator(program: Program[Streams]) -> None:
         await anext(numbers)
 
 
-async def test_what_is_being_made_sees_that_its_reader_has_left(
+async def test_a_producing_program_sees_that_its_reader_has_left(
     program: Program[Streams], tmp_path: Path
 ) -> None:
     os.mkfifo(pipe := tmp_path / "pipe")
@@ -236,7 +236,7 @@ async def test_items_report_progress(program: Program[Streams]) -> None:
     assert told == [0, 1, 2]
 
 
-async def test_state_that_is_updated_is_written_between_items(of_numpy: Program[Streams]) -> None:
+async def test_updated_state_is_written_between_items(of_numpy: Program[Streams]) -> None:
     program, rows = of_numpy, rows_of(of_numpy)
     async with program.stream(Streams.add, 1.0) as numbers:
         assert await anext(numbers) == 0
@@ -310,7 +310,7 @@ async def survivor(system: ta.System) -> AsyncGenerator[Program[Streams], None]:
         yield await ta.open_program(device, Streams, await device.zeros((4, 2)))
 
 
-async def test_a_stream_goes_on_after_losses(survivor: Program[Streams]) -> None:
+async def test_a_stream_continues_after_losses(survivor: Program[Streams]) -> None:
     found: list[int] = []
     async with survivor.stream(Streams.resumed, 30) as numbers:
         async for number in numbers:
@@ -357,7 +357,7 @@ async def test_idempotent_updates_are_healed_by_going_on(survivor: Program[Strea
     assert survivor.is_damaged
 
 
-async def test_what_was_overtaken_by_an_idempotent_update_does_not_run_again(
+async def test_a_stream_overtaken_by_an_idempotent_update_does_not_run_again(
     system: ta.System, tmp_path: Path
 ) -> None:
     options = attrs.evolve(RECOVERS, retry=2)
@@ -391,7 +391,7 @@ async def overtaken(rows: ta.AccelRef, note: str) -> None:
         await ta.run(sum_slowly, rows, note)
 
 
-async def test_a_neighbours_crash_ends_what_does_not_resume(program: Program[Streams]) -> None:
+async def test_a_neighbours_crash_ends_streams_without_resume(program: Program[Streams]) -> None:
     async with program.stream(Streams.count, 9) as numbers, program.stream(Streams.resumed, 9) as others:
         found = [await anext(others)]
         await anext(numbers)
@@ -402,7 +402,7 @@ async def test_a_neighbours_crash_ends_what_does_not_resume(program: Program[Str
             await rest(numbers)
 
 
-async def test_a_stream_that_is_lost_again_and_again_ends(survivor: Program[Streams]) -> None:
+async def test_a_stream_lost_again_and_again_ends(survivor: Program[Streams]) -> None:
     inject_fault(survivor.device, survivor.operation(Streams.resumed), kill=True, count=20)
     with pytest.raises(ta.ContextLostError):
         await read(survivor, [], "resumed", 9)

@@ -337,7 +337,7 @@ async def _operand(device: ta.Device, name: str) -> ta.AccelRef:
 
 @pytest.mark.parametrize("isolation", ["process"])
 @pytest.mark.parametrize("name", GROWING)
-async def test_what_grows_with_a_number_is_made_on_the_device(
+async def test_memory_that_grows_with_a_number_is_made_on_the_device(
     limited: ta.Device, name: str, isolation: ta.Isolation
 ) -> None:
     x = await _operand(limited, name)
@@ -353,7 +353,7 @@ async def test_what_grows_with_a_number_is_made_on_the_device(
 
 
 @pytest.mark.parametrize("name", GROWING)
-async def test_the_limit_of_the_device_is_that_of_what_grows(limited: ta.Device, name: str) -> None:
+async def test_the_limit_of_the_device_matches_its_growing_memory(limited: ta.Device, name: str) -> None:
     x = await _operand(limited, name)
     with pytest.raises(ta.OutOfMemoryError):
         await GROWING[name](limited, x, 10**12)

@@ -351,7 +351,7 @@ def test_a_function_is_pickled_by_its_name(package: str) -> None:
     assert [one.__name__ for one in functions if pickle.loads(pickle.dumps(one)) is not one] == []
 
 
-async def test_a_truth_value_is_no_real_number(device: ta.Device) -> None:
+async def test_a_boolean_is_not_a_real_number(device: ta.Device) -> None:
     x, b = await device.put(np.eye(3)), await device.put(np.ones(3))
     matrix = await sparse.csr(device, scipy.sparse.eye_array(3, format="csr"))
     generator = ta.random.Generator(device)

@@ -135,7 +135,7 @@ async def test_multivariate_normal(device: ta.Device, kind: Any) -> None:
     np.testing.assert_allclose(host[:, 0], host[:, 1], atol=1e-5)
 
 
-async def test_a_draw_that_is_declared_like_another_one(device: ta.Device) -> None:
+async def test_a_draw_declared_like_another(device: ta.Device) -> None:
     generator = ta.random.Generator(device, seed=1)
     gumbel: Any = generator.gumbel
     assert inspect.signature(gumbel) == inspect.signature(generator.cauchy)

@@ -82,14 +82,14 @@ def test_the_cipher_gives_random123s_known_answers(counter: str, key: str, expec
     assert [int(word[0]) for word in words] == _hex(expected)
 
 
-async def test_bits_are_those_of_curand(device: ta.Device) -> None:
+async def test_bits_match_curand(device: ta.Device) -> None:
     host = await (await ta.random.Generator(device, seed=SEED).bits(LENGTH)).to_host()
     assert host.dtype == np.uint32
     assert {index: int(host[index]) for index in CURAND_BITS} == CURAND_BITS
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-async def test_uniform_numbers_are_those_of_curand(device: ta.Device, dtype: str) -> None:
+async def test_uniform_numbers_match_curand(device: ta.Device, dtype: str) -> None:
     generator = ta.random.Generator(device, seed=SEED)
     await generator.bits(1)  # takes the first two rows
     host = await (await generator.uniform(LENGTH, dtype)).to_host()
@@ -98,7 +98,7 @@ async def test_uniform_numbers_are_those_of_curand(device: ta.Device, dtype: str
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-6), ("float64", 1e-14)])
-async def test_normal_numbers_are_those_of_curand(device: ta.Device, dtype: str, tolerance: float) -> None:
+async def test_normal_numbers_match_curand(device: ta.Device, dtype: str, tolerance: float) -> None:
     host = await (await ta.random.Generator(device, seed=SEED).normal(LENGTH, dtype)).to_host()
     for index, expected in CURAND_NORMAL[dtype].items():
         assert float(host[index]) == pytest.approx(expected, abs=tolerance)

@@ -19,7 +19,7 @@ def of_scipy(d: int, n: int, *, scramble: bool, seed: int, bits: int = 30) -> np
 
 @pytest.mark.parametrize("isolation", ["inline", "process"])
 @pytest.mark.parametrize("scramble", [False, True])
-async def test_points_are_those_of_scipy(device: ta.Device, scramble: bool) -> None:
+async def test_points_match_scipy(device: ta.Device, scramble: bool) -> None:
     for d, bits in ((1, 30), (7, 32), (40, 12)):
         points = ta.random.Sobol(device, d, scramble=scramble, bits=bits, seed=3)
         parts = [await (await points.random(n)).to_host() for n in (1, 0, 255, 300, 1)]

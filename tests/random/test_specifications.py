@@ -70,7 +70,7 @@ POINTS = SobolSpec(FIRST.pack(3), array("uint32", 3, 2), array("uint32", 2), arr
         (POINTS, {"out": array("float64", 5, 2)}, TypeError, "contiguous arrays of uint32"),
     ],
 )
-def test_what_does_not_fit_is_refused(
+def test_mismatched_arguments_are_refused(
     spec: Any, changes: dict[str, Any], error: type[Exception], match: str
 ) -> None:
     spec.check_shapes("random.X")

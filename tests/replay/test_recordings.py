@@ -342,7 +342,7 @@ async def asked_forever(array: ta.AccelRef) -> None:
 
 
 @pytest.mark.parametrize("is_pair", [False, True])
-async def test_a_replay_that_is_cancelled(system: ta.System, isolation: Isolation, is_pair: bool) -> None:
+async def test_a_cancelled_replay(system: ta.System, isolation: Isolation, is_pair: bool) -> None:
     """At each checkpoint, and the devices have no memory of it."""
     journal, _, _ = await recorded(system, "inline", 1, 20)
     options = ta.DeviceOptions(isolation=isolation)

@@ -80,7 +80,7 @@ def test_a_difference(cli: Cli, tmp_path: Path) -> None:
     assert done.code == 0
 
 
-def test_files_that_are_no_journals(cli: Cli, tmp_path: Path) -> None:
+def test_files_other_than_journals(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "text").write_text("some text")
     sqlite3.connect(tmp_path / "database").execute("create table other (x)").connection.close()
     for arguments, told in [

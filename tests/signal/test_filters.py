@@ -115,7 +115,7 @@ async def test_views(device: ta.Device) -> None:
     await close(await ta.signal.lfilter(b, a, ref.T, 0), scipy.signal.lfilter(b, a, x.T, 0))
 
 
-async def test_what_is_refused(device: ta.Device) -> None:
+async def test_invalid_arguments_are_refused(device: ta.Device) -> None:
     x = await device.put(noise((2, 9)))
     wrong: list[tuple[Any, Any, Any, str]] = [
         ([], [1], {}, "b and a must be vectors"),
@@ -177,7 +177,7 @@ def as_scipy(got: Any, scipys: Any, true: Any) -> None:
 
 
 @pytest.mark.parametrize("name", DESIGNS)
-async def test_errors_are_no_larger_than_scipys(device: ta.Device, name: str) -> None:
+async def test_errors_are_at_most_scipys(device: ta.Device, name: str) -> None:
     x = noise(500) + 1
     for dtype in ("float64", "float32"):
         signal_ = x.astype(dtype)
@@ -221,7 +221,7 @@ async def test_a_butterworth_of_80_hertz_in_a_million_samples(device: ta.Device)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-async def test_a_bad_sample_reaches_forwards_alone(device: ta.Device, bad: float) -> None:
+async def test_a_bad_sample_affects_only_later_samples(device: ta.Device, bad: float) -> None:
     x = noise((2, 700))
     x[0, 300] = bad
     ref = await device.put(x)

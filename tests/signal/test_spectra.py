@@ -113,7 +113,7 @@ def test_splines(knots: int, boundary: Any, nu: int, dtype: str, axis: int, seed
     trio.run(main)
 
 
-async def test_what_is_refused(device: ta.Device) -> None:
+async def test_invalid_arguments_are_refused(device: ta.Device) -> None:
     x = await device.put(noise(100))
     wrong: list[tuple[Any, str]] = [
         ({"window": np.ones((2, 2))}, "window must have nperseg=None elements"),

@@ -45,7 +45,7 @@ async def solve_both(device: ta.Device, matrix: Any, b: Any, kind: Any, rtol: fl
 
 @pytest.mark.parametrize("dtype", RTOL)
 @pytest.mark.parametrize("kind", KINDS)
-async def test_steps_are_those_of_operations(device: ta.Device, kind: Any, dtype: str) -> None:
+async def test_steps_match_separate_operations(device: ta.Device, kind: Any, dtype: str) -> None:
     matrix, generator = scaled(dtype), np.random.default_rng(3)
     b = generator.normal(size=400)
     b = (b + 1j * b[::-1] if dtype.startswith("complex") else b).astype(dtype)

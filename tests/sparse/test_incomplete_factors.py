@@ -58,7 +58,7 @@ def with_such_a_factor(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("with_such_a_factor")
 @pytest.mark.parametrize("dtype", DTYPES)
-async def test_a_pivot_below_zero_is_told(system: ta.System, dtype: str) -> None:
+async def test_a_negative_pivot_is_reported(system: ta.System, dtype: str) -> None:
     rng = np.random.default_rng(3)
     made = scipy.sparse.random_array((40, 40), density=0.1, rng=rng).toarray()
     if "complex" in dtype:

@@ -194,7 +194,7 @@ async def test_steps_of_a_backend_without_graphs(device: ta.Device) -> None:
             fault.remove()
 
 
-async def test_a_cycle_ends_where_it_is_good_enough(device: ta.Device) -> None:
+async def test_a_cycle_ends_when_it_is_good_enough(device: ta.Device) -> None:
     # Three eigenvalues: three steps are enough, and no more of the twenty count.
     values = np.tile([1.0, 2.0, 5.0], 8)
     a = await sparse.csr(device, scipy.sparse.diags_array(values).tocsr())
@@ -321,7 +321,7 @@ async def test_a_breakdown_gives_the_best_solution(device: ta.Device, kind: str,
                 assert abs(residual - true) <= 50 * np.finfo(dtype).eps * scale
 
 
-async def test_steps_ahead_of_a_breakdown_are_not_lost(device: ta.Device) -> None:
+async def test_steps_before_a_breakdown_are_not_lost(device: ta.Device) -> None:
     """A look every ten steps would find the start and the ruins alone."""
     a = await sparse.csr(device, scipy.sparse.diags_array(np.array([1.0, 0.0, 2.0])).tocsr())
     with pytest.raises(sparse.ConvergenceError, match="it broke down") as caught:
@@ -359,7 +359,7 @@ def wider(a: sparse.CsrMatrix) -> sparse.CsrMatrix:
 
 
 @pytest.mark.parametrize(("ask", "error", "message"), REFUSED.values(), ids=REFUSED.keys())
-async def test_what_is_refused(
+async def test_invalid_arguments_are_refused(
     device: ta.Device, ask: Callable[[Any], Awaitable[object]], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
@@ -463,7 +463,7 @@ async def test_equal_eigenvalues(device: ta.Device, values: list[float]) -> None
     np.testing.assert_allclose(await found.eigenvalues.to_host(), sorted(values)[-4:], atol=1e-13)
 
 
-async def test_eigenvalues_that_are_not_found(device: ta.Device) -> None:
+async def test_eigenvalues_not_found(device: ta.Device) -> None:
     a = await sparse.csr(device, laplacian(15))
     with pytest.raises(sparse.ConvergenceError, match=r"eigsh: a residual is .* after 1 rounds"):
         await sparse.eigsh(a, 2, "SA", ncv=4, maxiter=1)

@@ -71,7 +71,7 @@ async def test_every_format_of_scipy(device: ta.Device, layout: str, kind: str) 
     assert matrix.format == layout
 
 
-async def test_entries_that_stand_twice_are_added_up(device: ta.Device) -> None:
+async def test_duplicate_entries_are_added_up(device: ta.Device) -> None:
     entries = ([1.0, 2.0, 4.0, 8.0], ([0, 0, 1, 0], [1, 1, 0, 0]))
     a = await sparse.csr(device, scipy.sparse.coo_array(entries, shape=(2, 2)))
     assert a.nnz == 3
@@ -112,7 +112,7 @@ async def test_indices_of_eight_bytes(device: ta.Device) -> None:
     check_product(await (await sparse.spmv(by_hand, x)).to_host(), matrix, x, "float64")
 
 
-async def test_what_a_matrix_says_of_itself(device: ta.Device) -> None:
+async def test_attributes_of_a_matrix(device: ta.Device) -> None:
     a = await sparse.csr(device, random_matrix(3, 4, "float32", density=0.5))
     assert repr(a) == f"<CsrMatrix float32 (3, 4), 6 stored, on {device.name}>"
     a.release()
@@ -295,7 +295,7 @@ async def test_wrong_arguments_are_refused_before_anything_is_launched(
     assert all(node.restarts == 0 for node in system.tree().walk())
 
 
-async def test_a_matrix_made_by_hand_that_is_inconsistent(system: ta.System, device: ta.Device) -> None:
+async def test_an_inconsistent_matrix_made_by_hand(system: ta.System, device: ta.Device) -> None:
     arrays = [
         await device.put(np.array(values)) for values in (np.array([0, 2, 9]), np.array([0, 1]), np.ones(2))
     ]

@@ -254,7 +254,7 @@ REFUSED: dict[str, tuple[Callable[[Any, Any], Awaitable[object]], type[Exception
 
 
 @pytest.mark.parametrize(("ask", "error", "message"), REFUSED.values(), ids=REFUSED.keys())
-async def test_what_is_refused(
+async def test_invalid_structures_are_refused(
     device: ta.Device, ask: Callable[[Any, Any], Awaitable[object]], error: type[Exception], message: str
 ) -> None:
     a, b = [await sparse.csr(device, random_matrix(3, columns, 0.9)) for columns in (4, 5)]

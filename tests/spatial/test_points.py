@@ -96,7 +96,7 @@ async def test_few_points(device: ta.Device, count: int) -> None:
 
 @pytest.mark.parametrize("box", [None, 7.0, 2.0, 0.5])
 @pytest.mark.parametrize("axes", [1, 2, 3])
-async def test_neighbours_are_those_of_scipys_tree(device: ta.Device, axes: int, box: float | None) -> None:
+async def test_neighbours_match_scipys_tree(device: ta.Device, axes: int, box: float | None) -> None:
     points = some(300, axes)
     wrapped = points if box is None else np.mod(points, box)
     # Its types know no single period.
@@ -187,7 +187,7 @@ async def test_a_loss_in_the_middle(system: ta.System) -> None:
         assert device.generation == 5
 
 
-async def test_what_is_refused(device: ta.Device) -> None:
+async def test_invalid_arguments_are_refused(device: ta.Device) -> None:
     good, bad = await device.put(some(5, 2)), await device.put(np.array([[0, np.inf], [1, 1]]))
     text: Any = "a"
     far = await device.put(np.array([[1.7e308, 0.0], [-1.7e308, 0.0]]))

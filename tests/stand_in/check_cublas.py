@@ -208,7 +208,7 @@ def check_wrong_arguments() -> None:
     assert gemm() == 1
 
 
-def check_destroy_waits_for_what_runs() -> None:
+def check_destroy_waits_for_running_work() -> None:
     rig, go, has_run = Rig(), threading.Event(), threading.Event()
     keep = launch_host(make_stream(), lambda: (go.wait(30), has_run.set()))
     threading.Timer(0.1, go.set).start()
@@ -250,7 +250,7 @@ def check_vectors() -> None:
         assert abs(wide(rig.get(result, np.zeros(1, real)))[0] - norm) <= 4 * tolerance, dtype
 
 
-def check_vectors_that_run_backwards_and_none() -> None:
+def check_reversed_and_empty_vectors() -> None:
     rig = Rig()
     two, x, y = np.array(2.0), np.arange(5.0), np.ones(5)
     at_x, at_y = rig.put(x), rig.put(y)

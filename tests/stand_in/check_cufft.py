@@ -149,7 +149,7 @@ def check_layouts() -> None:
     close(rig.get(out, (4, 5, 3), np.complex128), expected, "double")
 
 
-def check_what_is_between_is_left_alone() -> None:
+def check_gaps_are_unchanged() -> None:
     rig = Rig()
     source = rig.numbers((6, 4), np.float32)
     out = rig.empty((2 * 6, 3, 2), np.complex64)
@@ -183,7 +183,7 @@ def check_the_order_of_calls() -> None:
     assert status_of(cufft.exec_c2c, plan, array, array, FORWARD) == Status.INVALID_PLAN
 
 
-def check_what_is_no_plan() -> None:
+def check_invalid_plans() -> None:
     open_device()
     side = ((4,), 1, 4)
     cases = [
@@ -213,7 +213,7 @@ def check_without_a_context() -> None:
     assert status_of(cufft.create) == Status.SETUP_FAILED
 
 
-def check_tables_that_are_on_their_way() -> None:
+def check_tables_in_flight() -> None:
     """The default stream brings them: nobody else waits for that, and nobody else is waited for."""
     rig = Rig()
     held = make_stream()

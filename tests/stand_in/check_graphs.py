@@ -92,7 +92,7 @@ def check_nodes() -> None:
     del keep
 
 
-def check_what_cannot_be_captured() -> None:
+def check_uncapturable_work() -> None:
     scaling = Scaling()
     stream = scaling.stream
     word = int(pinned(1).ctypes.data)
@@ -130,7 +130,7 @@ def check_copies_fills_and_memory() -> None:
     assert list(read(copy, 4, np.float32)) == [1.0, 1.0, 0.0, 0.0]
 
 
-def check_capture_ends_where_it_began() -> None:
+def check_capture_ends_on_its_first_thread() -> None:
     scaling = Scaling()
     call(driver.cuStreamBeginCapture, scaling.stream, MODE)
     codes: list[int] = []
@@ -255,7 +255,7 @@ def check_parts_that_run_on_a_condition() -> None:
         call(driver.cuGraphExecDestroy, executable)
 
 
-def check_conditions_that_are_refused() -> None:
+def check_refused_conditions() -> None:
     countdown = Countdown()
     graph, other = call(driver.cuGraphCreate, 0), call(driver.cuGraphCreate, 0)
     handle = countdown.handle(graph)

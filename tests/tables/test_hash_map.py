@@ -186,7 +186,7 @@ async def test_views_and_calls_are_operands(device: ta.Device) -> None:
     assert (await table.lookup(np.zeros((2, 0), np.int64))).values.shape == (2, 0)
 
 
-async def test_what_is_refused(device: ta.Device) -> None:
+async def test_invalid_arguments_are_refused(device: ta.Device) -> None:
     table, three = HashMap(device, 10, "float64"), np.arange(3)
     refused: list[tuple[Callable[[], Awaitable[object]], type[Exception], str]] = [
         (
@@ -264,7 +264,7 @@ async def test_a_loss_without_a_retry_changes_nothing(system: ta.System, step: s
 
 @pytest.mark.slow
 @pytest.mark.skipif(BACKEND != "cpu", reason="no driver is to be met in the middle")
-def test_ctrl_c_at_any_line_that_the_program_goes_on_from() -> None:
+def test_ctrl_c_at_any_line_from_which_the_program_continues() -> None:
     before, after, hits = {1: 10, 2: 20}, {1: 10, 2: 20, 4: 40, 5: 50, 6: 60}, 0
 
     async def attempt(interrupter: Interrupter) -> bool:

@@ -86,7 +86,7 @@ def test_an_hour_of_losses_is_one_line_with_their_count(clock: Clock) -> None:
     assert (row.path, row.count, row.first, row.time) == ("s/device/context", 36, began, began + 3500.0)
 
 
-def test_messages_alone_are_counted(clock: Clock) -> None:
+def test_only_messages_are_counted(clock: Clock) -> None:
     failures = _tally.Failures(10)
     for seconds in (0.0, 0.1, 10.0, 10.1):
         clock.passed = seconds
@@ -95,7 +95,7 @@ def test_messages_alone_are_counted(clock: Clock) -> None:
     assert (row.kind, row.count, row.first, row.time) == ("message", 4, 1000.0, 1010.1)
 
 
-def test_others_are_shown_apart(clock: Clock) -> None:
+def test_others_are_shown_separately(clock: Clock) -> None:
     failures = _tally.Failures(10)
     failures.message("s/a/b", "Scal", ValueError("lost"))
     # Beside it, with a name that begins alike, below it, and with another error.
@@ -128,7 +128,7 @@ async def test_a_lost_context_is_one_failure_with_the_operation(
     assert "for the test" in found[0].error
 
 
-def test_a_clock_that_is_set_back_joins_nothing(clock: Clock) -> None:
+def test_a_clock_set_back_joins_nothing(clock: Clock) -> None:
     """A clock that is not set tells what counts as one failure; the time of day is shown."""
     failures = _tally.Failures(10)
     failures.message("s/device/context/blas", "Scal", ValueError("lost"))

@@ -81,7 +81,7 @@ FORMATS: dict[str, Callable[[Recorder], Iterable[Metric]]] = {
 
 
 @pytest.mark.parametrize("read", FORMATS.values(), ids=FORMATS.keys())
-async def test_the_parsers_of_both_formats_find_what_happened(
+async def test_the_parsers_of_both_formats_find_the_events(
     autojump_clock: trio.testing.MockClock, recorder: Recorder, read: Callable[[Recorder], Iterable[Metric]]
 ) -> None:
     found = values(read(recorder))
@@ -206,7 +206,7 @@ async def test_each_text_is_of_its_moment(autojump_clock: trio.testing.MockClock
         await trio.sleep(1.0)
 
 
-async def test_openmetrics_tells_units(autojump_clock: trio.testing.MockClock, recorder: Recorder) -> None:
+async def test_openmetrics_has_units(autojump_clock: trio.testing.MockClock, recorder: Recorder) -> None:
     units = {family.name: family.unit for family in parse_openmetrics(openmetrics(recorder))}
     assert units["trio_accel_message_run_seconds"] == "seconds"
     assert units["trio_accel_device_memory_bytes"] == "bytes"
@@ -214,7 +214,7 @@ async def test_openmetrics_tells_units(autojump_clock: trio.testing.MockClock, r
 
 
 @pytest.mark.parametrize("use", [exposition, prometheus])
-async def test_what_is_not_installed_is_named(
+async def test_a_missing_package_is_named(
     monkeypatch: pytest.MonkeyPatch, use: Callable[[Recorder], object]
 ) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)

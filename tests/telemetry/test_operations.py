@@ -44,7 +44,7 @@ async def test_each_operation_counts_once(device: ta.Device) -> None:
         assert row(recorder, "devices.Put").completed == 1
 
 
-async def test_what_is_submitted_counts(device: ta.Device) -> None:
+async def test_submissions_count(device: ta.Device) -> None:
     array = await device.put(np.ones((16, 16), np.float32))
     with record(device.system) as recorder:
         pending = device.submit(ta.linalg.Matmul(array, array))
@@ -85,7 +85,7 @@ async def test_an_operation_that_the_loss_took_fails(device: ta.Device) -> None:
         assert row(recorder, "linalg.Matmul").failed == 1
 
 
-async def test_a_cancelled_operation_is_told_apart(device: ta.Device) -> None:
+async def test_a_cancelled_operation_is_distinguished(device: ta.Device) -> None:
     array = await device.put(np.ones((2000, 2000)))
     out = await device.put(np.ones((2000, 2000)))
     with record(device.system) as recorder:

@@ -75,7 +75,7 @@ def test_points_are_apart() -> None:
     assert [time for time, _ in told(past)["recent"]["rate"]] == pytest.approx([1000.9e3, 1001.8e3])
 
 
-def test_a_clock_that_is_set_back_adds_points_still() -> None:
+def test_a_clock_set_back_adds_points_still() -> None:
     past = Past()
     past.add(snapshot(0.0, 0))
     before = snapshot(1.0, 7)

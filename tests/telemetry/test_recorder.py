@@ -113,7 +113,7 @@ async def test_deferred_replies_are_timed_to_the_reply(
         assert (row.completed, row.run.total) == (1, pytest.approx(3.0))
 
 
-async def test_failures_and_cancellations_are_told_apart(
+async def test_failures_and_cancellations_are_distinguished(
     autojump_clock: trio.testing.MockClock, system: ta.System
 ) -> None:
     resume = ta.Policy(directives={ValueError: ta.Directive.RESUME})
@@ -187,7 +187,7 @@ async def test_dead_letters_are_counted(system: ta.System) -> None:
         assert operation(recorder, "Sleep").dropped == recorder.snapshot().dead_letters == 1
 
 
-async def test_what_is_recorded_is_measured_only_meanwhile(system: ta.System) -> None:
+async def test_durations_are_measured_only_during_a_recording(system: ta.System) -> None:
     sleeper = await system.spawn(Sleeper)
     await sleeper.ask(Sleep(0.0))
     with record(system) as recorder:
@@ -211,9 +211,7 @@ async def test_actors_beyond_the_bound_are_counted_together(system: ta.System) -
         assert counts == {"shop/sleeper-1": 1, "shop/sleeper-2": 1, "(other)": 3}
 
 
-async def test_actors_that_have_ended_make_room(
-    autojump_clock: trio.testing.MockClock, system: ta.System
-) -> None:
+async def test_ended_actors_make_room(autojump_clock: trio.testing.MockClock, system: ta.System) -> None:
     with record(system, operations=10) as recorder:
         keeper = await system.spawn(Sleeper, name="keeper")
         await keeper.ask(Sleep(0.0))
@@ -385,7 +383,7 @@ async def test_the_load_of_a_process(system: ta.System) -> None:
     assert second.processor_seconds - first.processor_seconds >= 0.2
 
 
-def test_a_process_that_has_ended_has_no_figures() -> None:
+def test_an_ended_process_has_no_figures() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         pass
     assert ProcessStatistics.of(process.pid) is None

@@ -88,7 +88,7 @@ def test_counters_may_vanish_and_never_fall(seed: int) -> None:
     assert len(own) <= most
 
 
-def test_dead_letters_of_actors_that_have_ended_take_no_room_for_good() -> None:
+def test_dead_letters_of_ended_actors_take_no_room_for_good() -> None:
     tallies = Tallies(10, ignore, 0.0)
     for number in range(100):
         tallies.began(f"s/{number}")
@@ -99,7 +99,7 @@ def test_dead_letters_of_actors_that_have_ended_take_no_room_for_good() -> None:
     assert sum(tally.dropped_count for tally in tallies.by_key.values()) == 100
 
 
-def test_parts_of_actors_that_have_ended_take_no_room_for_good() -> None:
+def test_parts_of_ended_actors_take_no_room_for_good() -> None:
     tallies = Tallies(10, ignore, 0.0)
     for number in range(100):
         tallies.began(f"s/{number}")

@@ -151,7 +151,7 @@ async def test_asks_are_children_of_the_asker_through_actors(
 
 
 @pytest.mark.parametrize("hours", [8, -2])
-async def test_spans_follow_a_clock_that_is_set(
+async def test_spans_follow_a_changed_clock(
     system: ta.System,
     device: ta.Device,
     provider: TracerProvider,
@@ -177,7 +177,7 @@ async def test_spans_follow_a_clock_that_is_set(
     assert {"Sum", "Sleep"} < {span.name for span in spans.all}
 
 
-async def test_the_span_is_the_handlers_current_one_and_what_it_starts_has_it(
+async def test_the_span_is_the_handlers_current_one_and_its_tasks_have_it(
     system: ta.System, provider: TracerProvider, exporter: InMemorySpanExporter
 ) -> None:
     current: list[object] = []
@@ -208,7 +208,7 @@ async def test_an_error_is_recorded_with_its_type(
     assert "raise LookupError" in str(exception.attributes["exception.stacktrace"])
 
 
-async def test_a_cancelled_ask_says_so_and_is_no_error(
+async def test_a_cancelled_ask_is_marked_and_is_not_an_error(
     system: ta.System,
     provider: TracerProvider,
     exporter: InMemorySpanExporter,
@@ -272,7 +272,7 @@ async def test_deferred_replies_that_overlap_have_a_span_each(
     assert_child(second, spans["second"])
 
 
-async def test_what_is_open_at_the_end_says_so(
+async def test_open_spans_at_the_end_are_marked(
     system: ta.System, provider: TracerProvider, exporter: InMemorySpanExporter, nursery: trio.Nursery
 ) -> None:
     ref = await system.spawn(Adder, name="adder")
@@ -310,7 +310,7 @@ async def test_operations_are_linked_across_the_worker(
     assert len(Spans(exporter).named("launch linalg.Matmul")) == 2
 
 
-async def test_a_device_that_is_opened_later_is_traced_and_many_at_once(
+async def test_a_later_device_and_many_at_once_are_traced(
     system: ta.System, isolation: str, provider: TracerProvider, exporter: InMemorySpanExporter
 ) -> None:
     options = ta.DeviceOptions(isolation=isolation)  # type: ignore[arg-type]
@@ -397,7 +397,7 @@ async def test_without_opentelemetry_the_extra_is_named(
         pass
 
 
-async def test_what_is_no_provider_or_system_is_refused(system: ta.System) -> None:
+async def test_an_invalid_provider_or_system_is_refused(system: ta.System) -> None:
     untyped: Any = ta.telemetry.trace
     with (
         pytest.raises(TypeError, match=r"^trace: tracer_provider must make tracers, .* got 42"),

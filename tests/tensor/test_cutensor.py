@@ -80,7 +80,7 @@ async def test_halves_at_an_odd_element_go_by_cublas(
         assert library.ran == 1
 
 
-async def test_what_it_does_not_take_goes_by_cublas(system: ta.System, library: Cutensor) -> None:
+async def test_calls_outside_its_range_use_cublas(system: ta.System, library: Cutensor) -> None:
     a, b = values((4, 6, 5), seed=1), values((5, 3, 4), seed=2)
     async with system.open_device(BACKEND, options=INLINE) as device:
         ra, rb = await device.put(a), await device.put(b)

@@ -103,7 +103,7 @@ async def test_factors_leave_the_dtype(device: ta.Device) -> None:
         await ta.tensor.elementwise("i,i->i", truths, truths, factors=(2, 1))
 
 
-async def test_what_is_refused(device: ta.Device) -> None:
+async def test_invalid_arguments_are_refused(device: ta.Device) -> None:
     a, b = await device.zeros((2, 3)), await device.zeros((3, 2))
     tensor = ta.tensor
     with pytest.raises(ValueError, match=r"reduce: op must be one of .* got 'mean'"):

@@ -141,7 +141,7 @@ async def test_the_device_limits_it_too(system: ta.System) -> None:
         assert await (await ta.tensor.einsum("i,i,i->", x, x, x)).item() == 1000
 
 
-async def test_a_path_takes_the_memory_that_it_tells(system: ta.System) -> None:
+async def test_a_path_takes_the_memory_that_it_reports(system: ta.System) -> None:
     """By the device's own count of bytes. A block takes a whole number of pieces of some size."""
     subscripts, options = "ab,bc,cd,de,ef,fg->ag", ta.DeviceOptions(isolation="inline")
     sides = [96, 32, 64, 32, 96, 64, 32]
@@ -159,7 +159,7 @@ async def test_a_path_takes_the_memory_that_it_tells(system: ta.System) -> None:
             assert after.used - before.used == 8 * 96 * 32
 
 
-async def test_what_is_refused(device: ta.Device) -> None:
+async def test_invalid_arguments_are_refused(device: ta.Device) -> None:
     a, b = await device.zeros((2, 3)), await device.zeros((3, 4))
     for einsum in (ta.tensor.einsum, ta.linalg.einsum):
         with pytest.raises(ValueError, match=r"einsum: optimize must be one of .* got 'best'"):

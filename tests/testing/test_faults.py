@@ -35,7 +35,7 @@ async def test_so_many_launches_fail_and_no_more(device: ta.Device) -> None:
     assert fault._plan not in device.state.faults
 
 
-async def test_other_operations_are_left_alone(device: ta.Device) -> None:
+async def test_other_operations_are_unaffected(device: ta.Device) -> None:
     x = await device.put(np.ones(3))
     fault = inject_fault(device, ta.linalg.Nrm2, fail=RuntimeError("broken"))
     await ta.linalg.scal(2.0, x)

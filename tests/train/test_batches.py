@@ -225,7 +225,7 @@ class Stumbling(Own):
         return super().__next__()
 
 
-async def test_an_iterator_that_raises_and_goes_on(losses: list[float]) -> None:
+async def test_an_iterator_raises_and_continues(losses: list[float]) -> None:
     source, found = Stumbling(), list[float]()
     async with opened() as trainer:
         for number in (0, 3, 4):
@@ -282,7 +282,7 @@ async def test_two_loops_over_one_iterator(losses: list[float]) -> None:
     assert found == losses[:10]
 
 
-async def test_what_is_no_iterable() -> None:
+async def test_data_must_be_iterable() -> None:
     source: Any = 3
     async with opened() as trainer:
         with pytest.raises(TypeError, match="'int' object is not iterable"):

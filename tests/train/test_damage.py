@@ -287,7 +287,7 @@ def test_no_checkpoint_is_complete(base: Path, tmp_path: Path) -> None:
     assert trained(6, folder, load=None) == UNDISTURBED
 
 
-def test_a_checkpoint_that_is_missing(tmp_path: Path) -> None:
+def test_a_missing_checkpoint(tmp_path: Path) -> None:
     text = r"nosuch does not exist: load must be 'latest', None or the path of a checkpoint"
     with raises_inside(train.CheckpointError, text):
         trained(6, tmp_path, load="nosuch")
@@ -295,7 +295,7 @@ def test_a_checkpoint_that_is_missing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("keep", [1, 2, 5])
 @pytest.mark.parametrize("load", [None, "step-00000002"])
-def test_a_new_training_where_there_are_later_checkpoints(
+def test_a_new_training_with_later_checkpoints(
     base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, keep: int, load: str | None
 ) -> None:
     folder = tmp_path / "runs"
@@ -339,7 +339,7 @@ def test_damaged_checkpoints_are_removed_first(base: Path, tmp_path: Path) -> No
     assert sorted(os.listdir(folder)) == ["step-00000004", "step-00000006"]
 
 
-def test_parameters_in_another_order_keep_what_the_optimizer_knows(base: Path, tmp_path: Path) -> None:
+def test_parameters_in_another_order_keep_the_optimizers_state(base: Path, tmp_path: Path) -> None:
     shutil.copytree(base, tmp_path / "runs")
     found = trained(6, tmp_path / "runs", module=TurnedMlp)
     np.testing.assert_allclose(found, UNDISTURBED[4:], rtol=1e-12)

@@ -111,7 +111,7 @@ async def test_a_hook_that_raises_on_a_loss() -> None:
         await trained(config(hooks=[hook]), 5, options=options, each=kill)
 
 
-async def test_the_end_is_told_with_the_error() -> None:
+async def test_the_end_is_reported_with_the_error() -> None:
     hook = Noted()
     short = {name: one[:1] for name, one in next(batches(64)).items()}
     with raises_inside(ValueError, "cannot be shared among 2"):
@@ -157,7 +157,7 @@ class Rows(train.Logger):
         self.rows.append((step, dict(figures)))
 
 
-async def test_figures_are_those_of_the_steps() -> None:
+async def test_figures_match_the_steps() -> None:
     log = Rows()
     groups = [train.ParameterGroup(lambda name: name == "b1", lr=0.5)]
     chosen = config(loggers=[log], groups=groups, tokens=lambda batch: 128)

@@ -116,7 +116,7 @@ def wide() -> Any:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.usefixtures("wide")
-async def test_fifty_steps_are_those_of_pytorch(name: str, kind: str) -> None:
+async def test_fifty_steps_match_pytorch(name: str, kind: str) -> None:
     mine, theirs, options = OPTIMIZERS[name]
     torch = pytest.importorskip("torch")
     expected = by_torch(
@@ -233,7 +233,7 @@ GROUPS = [
 
 
 @pytest.mark.parametrize(("groups", "says"), GROUPS)
-async def test_groups_that_are_refused(groups: Any, says: str) -> None:
+async def test_refused_groups(groups: Any, says: str) -> None:
     with raises_inside(ValueError, says):
         await trained(CallMlp, config(groups=groups), 1)
 
@@ -260,7 +260,7 @@ RADAM = train.torch_optimizer("torch.optim:RAdam", 1e-2)
         ),
     ],
 )
-async def test_optimizers_that_are_refused(kind: str, changes: dict[str, Any], error: Any, says: str) -> None:
+async def test_refused_optimizers(kind: str, changes: dict[str, Any], error: Any, says: str) -> None:
     module = module_of(kind)
     with pytest.RaisesGroup(pytest.RaisesExc(error, match=says), flatten_subgroups=True):
         await trained(module, config(**changes), 1)

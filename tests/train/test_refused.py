@@ -103,7 +103,7 @@ def factors(*given: float) -> list[train.Batch]:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-async def test_losses_that_are_not_finite(
+async def test_infinite_and_nan_losses(
     open_: Callable[..., Any], bad: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with open_(module=Failing) as trainer:
@@ -205,7 +205,7 @@ async def test_a_schedule_that_divides_by_zero(open_: Callable[..., Any]) -> Non
         (int, train.Parallel(), "module must be a class of train.Module or its like, got <class 'int'>"),
     ],
 )
-async def test_what_devices_cannot_share(
+async def test_values_that_devices_cannot_share(
     system: ta.System, module: Any, parallel: train.Parallel, says: str
 ) -> None:
     async with system.open_devices(["cpu"] * 2, options=INLINE) as devices:
@@ -236,7 +236,7 @@ class Forgetful(NumpyMlp):
         return super().gradients(parameters, batch)
 
 
-async def test_a_model_whose_ranks_ask_for_different_collectives(tmp_path: Path) -> None:
+async def test_ranks_of_a_model_ask_for_different_collectives(tmp_path: Path) -> None:
     options = ta.DeviceOptions(isolation="process")
     async with (
         ta.open_system("training") as system,

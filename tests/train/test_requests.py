@@ -110,7 +110,7 @@ class Line(train.CallModule):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-async def test_optimizers_have_the_bits_of_those_in_place(
+async def test_optimizers_match_the_bits_of_updates_in_place(
     system: ta.System, optimizer: train.Optimizer, dtype: str
 ) -> None:
     rng, numbers = np.random.default_rng(5), optimizer.numbers

@@ -95,7 +95,7 @@ async def test_such_a_step_ends_the_training(
     )
 
 
-async def test_a_scale_that_is_too_large_falls_until_gradients_are_finite(
+async def test_a_large_scale_falls_until_gradients_are_finite(
     open_: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     async with open_(precision=train.Precision("float16", scale=2.0**32)) as trainer:

@@ -20,7 +20,7 @@ functional: Any = torch.nn.functional
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-async def test_losses_are_those_of_the_formulas_under_faults(ranks: int) -> None:
+async def test_losses_match_the_formulas_under_faults(ranks: int) -> None:
     chosen = config(clip_norm=0.5, accumulate=2, parallel=train.Parallel(shard_optimizer=ranks == 4))
     found = await trained(ranks, models.TorchMlp, chosen, 16, options=STOPPABLE, each=disturb)
     assert_same(found, reference(16, 64, clip=0.5))
@@ -120,6 +120,6 @@ async def test_scaled_losses_that_overflow_are_skipped() -> None:
     np.testing.assert_allclose(found[0][: len(skipped) + 1], 128 * losses[0], rtol=0.15)
 
 
-async def test_ranks_whose_modules_differ() -> None:
+async def test_ranks_with_different_modules() -> None:
     with raises_inside(ValueError, r"configure\(\) has made another model than before: 'b1' has the shape"):
         await trained(2, models.Other, config(), 1)

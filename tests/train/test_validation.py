@@ -73,7 +73,7 @@ async def trained(
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
-async def test_metrics_are_those_of_all_samples_at_once(ranks: int) -> None:
+async def test_metrics_match_all_samples_at_once(ranks: int) -> None:
     chosen = config(validate=held_out(), validate_every=4, average=0.5, parallel=SHARD)
     steps, _, found = await trained(Measured, chosen, 8, ranks=ranks)
     assert [step.number for step in steps if step.metrics] == [4, 8]
@@ -173,7 +173,7 @@ async def test_the_best_checkpoint_stays(
     assert len(told) == bad
 
 
-async def test_a_training_goes_on_with_averages_groups_and_the_best_metric(tmp_path: Path) -> None:
+async def test_a_training_continues_with_averages_groups_and_the_best_metric(tmp_path: Path) -> None:
     """Each part has another number of ranks; the rows of the log are those of one training."""
     groups = [
         train.ParameterGroup(lambda name: name[0] == "b", lr=1e-3, weight_decay=0.0),
@@ -229,7 +229,7 @@ async def test_a_checkpoint_of_another_frozen_part(tmp_path: Path) -> None:
         await trained(CallMlp, config(**given, seed=1), 2)
 
 
-async def test_loaders_that_are_empty_or_short() -> None:
+async def test_empty_and_short_loaders() -> None:
     async def ending() -> AsyncIterator[train.Batch]:
         yield held_out()[-1]
 
@@ -260,7 +260,7 @@ async def test_loaders_that_are_empty_or_short() -> None:
         )
 
 
-async def test_a_validation_that_is_refused_ends_the_training() -> None:
+async def test_a_refused_validation_ends_the_training() -> None:
     chosen = config(validate=iter(held_out()), validate_every=1)
     with raises_inside(ValueError, "the batches are empty"):
         await trained(CallMlp, chosen, 3)

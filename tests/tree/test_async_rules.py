@@ -63,7 +63,7 @@ def _findings(files: list[Path]) -> str:
 
 # By turns in order of size, so that all parts take as long.
 @pytest.mark.parametrize("part", range(PARTS))
-def test_what_is_concurrent_keeps_the_rules(part: int) -> None:
+def test_concurrent_code_keeps_the_rules(part: int) -> None:
     files = _files(*_folders(of_functions=False), ROOT / "examples", ROOT / "benchmarks")[part::PARTS]
     assert files
     assert _findings(files) == ""

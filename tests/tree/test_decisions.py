@@ -68,7 +68,7 @@ def test_all_pages_together_can_be_read() -> None:
     assert sum(len(page.read_text(encoding="utf-8").split()) for page in (INDEX, *PAGES)) <= WORDS
 
 
-def test_each_decision_that_is_cited_is_on_a_page() -> None:
+def test_each_cited_decision_is_on_a_page() -> None:
     held = {number for page in PAGES for number in _numbers(page)}
     assert {number: where for number, where in _cited().items() if number not in held} == {}
 

@@ -129,7 +129,7 @@ def test_info_on_another_system(system: str) -> None:
     assert not system or "runs on Linux, and this is darwin" in " ".join(printed.split())
 
 
-def test_pip_is_asked_for_the_packages_of_cuda_on_linux_alone() -> None:
+def test_pip_is_asked_for_the_packages_of_cuda_only_on_linux() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
     named = [*project["dependencies"], *(line for lines in extras.values() for line in lines)]

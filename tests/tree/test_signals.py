@@ -38,7 +38,7 @@ def is_careless(pid: ast.expr) -> bool:
 
 
 @pytest.mark.lint
-def test_no_process_is_killed_whose_number_may_be_0() -> None:
+def test_no_process_with_a_possible_number_0_is_killed() -> None:
     paths = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
     found = {str(path): careless_kills(path.read_text("utf-8")) for path in paths}
     assert {path: lines for path, lines in found.items() if lines} == {}

@@ -62,14 +62,14 @@ def class_differences(node: ast.ClassDef, real: Any) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("stub", STUBS, ids=name_of)
-def test_what_a_stub_names_is_there(stub: Path) -> None:
+def test_the_names_of_a_stub_exist(stub: Path) -> None:
     name = name_of(stub)
     # TensorRT's wheels are too large for the machines that test the package.
     module = pytest.importorskip(name) if name == "tensorrt" else importlib.import_module(name)
     assert list(differences(name, ast.parse(stub.read_text(encoding="utf-8")), module)) == []
 
 
-def test_a_name_or_a_value_that_is_not_there_is_found() -> None:
+def test_a_missing_name_or_value_is_found() -> None:
     from cuda.bindings import driver
 
     wrong = ast.parse(

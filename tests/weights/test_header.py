@@ -138,7 +138,7 @@ async def test_bytes_at_random_are_an_error(device: ta.Device, tmp_path: Path) -
             await ta.weights.load(device, path)
 
 
-async def test_what_is_right_though_strange(device: ta.Device, tmp_path: Path) -> None:
+async def test_unusual_but_valid_headers(device: ta.Device, tmp_path: Path) -> None:
     path = tmp_path / "strange.safetensors"
     right: dict[str, tuple[Any, bytes, int]] = {
         "nothing in it": ({}, b"", 0),
@@ -159,7 +159,7 @@ async def test_what_is_right_though_strange(device: ta.Device, tmp_path: Path) -
     assert list(await ta.weights.load(device, path)) == ["a"]
 
 
-async def test_the_limit_of_the_header_is_that_of_what_is_read(
+async def test_the_limit_of_the_header_matches_the_limit_of_reading(
     device: ta.Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_files, "LONGEST", 64)
@@ -203,7 +203,7 @@ LONG: dict[str, tuple[Callable[[], bytes], str | int]] = {
 @pytest.mark.slow
 @pytest.mark.alone
 @pytest.mark.parametrize("name", LONG)
-async def test_the_loop_goes_on_while_a_long_header_is_read(tmp_path: Path, name: str) -> None:
+async def test_the_loop_continues_while_a_long_header_is_read(tmp_path: Path, name: str) -> None:
     make, said = LONG[name]
     path = tmp_path / "long.safetensors"
     path.write_bytes(raw(make(), bytes(32_000) if "order" in name else b""))

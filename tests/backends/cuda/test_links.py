@@ -41,7 +41,7 @@ def test_the_ways_between_devices(gpus: Machine) -> None:
     assert [link.rank for link in (fast, slow, none)] == [0, 1, None]
 
 
-def test_devices_are_those_that_are_visible(gpus: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_visible_devices_are_linked(gpus: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,0,2")
     assert rows(ta.topology()) == [
         "cuda:0 - host NVLink PCIe",
@@ -51,7 +51,7 @@ def test_devices_are_those_that_are_visible(gpus: Machine, monkeypatch: pytest.M
     ]
 
 
-def test_access_counts_where_both_have_it(gpus: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_access_counts_if_both_have_it(gpus: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STAND_IN_PEERS", "-0-/--0/-0-")
     topology = ta.topology()
     assert topology.link("cuda:0", "cuda:1").kind == "host"

@@ -84,7 +84,7 @@ class TestDriver:
         assert advice in text
 
     @pytest.mark.parametrize("code", ["802", "46"])
-    def test_what_passes_by_itself_is_asked_again(
+    def test_transient_failures_are_asked_again(
         self, equipped: Machine, monkeypatch: pytest.MonkeyPatch, code: str
     ) -> None:
         monkeypatch.setenv("STAND_IN_INIT_ERROR", code)
@@ -92,7 +92,9 @@ class TestDriver:
         monkeypatch.delenv("STAND_IN_INIT_ERROR")
         assert resolve(None)[1].name == "cuda:0"
 
-    def test_what_does_not_is_asked_once(self, equipped: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_permanent_failures_are_asked_once(
+        self, equipped: Machine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("STAND_IN_INIT_ERROR", "999")
         first = refusal()
         monkeypatch.delenv("STAND_IN_INIT_ERROR")
@@ -134,7 +136,7 @@ class TestDriver:
 
 class TestDevices:
     @pytest.mark.parametrize("visible", ["", "-1", "7", "no such", "GPU-0"])
-    def test_the_environment_leaves_none(
+    def test_the_environment_leaves_no_device(
         self, equipped: Machine, monkeypatch: pytest.MonkeyPatch, visible: str
     ) -> None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
@@ -171,7 +173,7 @@ class TestDevices:
         info = resolve("cuda")[1]
         assert (info.name, info.is_exclusive) == ("cuda:0", True)
 
-    def test_one_that_cannot_be_used_says_why_by_its_number(
+    def test_an_unusable_device_is_reported_by_its_number_with_the_reason(
         self, monkeypatch: pytest.MonkeyPatch, forget_probes: None
     ) -> None:
         devices = [device(), device(compute_mode=2), device(has_virtual_memory=0)]
@@ -274,7 +276,7 @@ class TestLibraries:
         assert bounds == {(str(first), str(second), str(first), str(second + 1))}
 
     @pytest.mark.parametrize("variable", ["CONDA_PREFIX", "CUDA_PATH"])
-    def test_they_are_found_where_the_bindings_look(
+    def test_they_are_found_on_the_path_of_the_bindings(
         self, bare: Machine, monkeypatch: pytest.MonkeyPatch, made_libraries: Path, variable: str
     ) -> None:
         prefix = bare.folder.parent / "prefix"
@@ -287,7 +289,7 @@ class TestLibraries:
         assert (prefix / "lib" / "libnvrtc.so.13").samefile(nvrtc.path)
         assert nvrtc.source == {"CONDA_PREFIX": "conda", "CUDA_PATH": "CUDA_PATH"}[variable]
 
-    def test_there_are_none(self, bare: Machine) -> None:
+    def test_there_are_no_libraries(self, bare: Machine) -> None:
         assert refusal() == (f"the NVIDIA driver is there, but CUDA's libraries are not installed: {CUDA13}")
 
     def test_without_the_compiler_there_is_no_device(self, bare: Machine) -> None:
@@ -378,7 +380,7 @@ class TestLibraries:
         monkeypatch.syspath_prepend(str(tmp_path / "empty"))
         assert refusal() == f"cuda-bindings is not installed: {CUDA13}"
 
-    def test_this_process_loads_none(self, equipped: Machine) -> None:
+    def test_this_process_loads_no_library(self, equipped: Machine) -> None:
         before = _mapped()
         assert describe()[0].problem is None
         assert {
@@ -388,7 +390,7 @@ class TestLibraries:
 
 class TestOpening:
     @pytest.mark.parametrize("isolation", ["inline", pytest.param("process", marks=pytest.mark.slow)])
-    def test_a_library_that_is_missing_is_refused_by_the_actor(
+    def test_a_missing_library_is_refused_by_the_actor(
         self, bare: Machine, variables: Callable[..., dict[str, str]], isolation: str
     ) -> None:
         bare.add(set(LIBRARIES) - {"cufft"})

@@ -118,7 +118,9 @@ async def test_the_next_device_has_the_arrays_by_the_same_references(system: ta.
         await x.to_host()
 
 
-async def test_what_nobody_adopts_goes_with_the_last_reference(system: ta.System, old: ta.Device) -> None:
+async def test_unadopted_arrays_are_released_with_the_last_reference(
+    system: ta.System, old: ta.Device
+) -> None:
     (descriptor,) = descriptors_of(left(old))
     assert left(old).nbytes == 96
     view = kept(old)[1:]
@@ -134,7 +136,7 @@ async def test_what_nobody_adopts_goes_with_the_last_reference(system: ta.System
     assert descriptors_of(left(old)) == []
 
 
-async def test_what_nobody_adopts_goes_with_the_system() -> None:
+async def test_unadopted_arrays_are_released_with_the_system() -> None:
     async with ta.open_system("s") as system:
         device = await given_up(system)
         (descriptor,) = descriptors_of(left(device))
@@ -143,7 +145,7 @@ async def test_what_nobody_adopts_goes_with_the_system() -> None:
     assert not kept(device).block.is_released
 
 
-async def test_a_device_that_is_closed_leaves_nothing(system: ta.System) -> None:
+async def test_a_closed_device_leaves_nothing(system: ta.System) -> None:
     device = await system.open_device(BACKEND, options=OPTIONS)
     x = await device.put(np.ones(3))
     await device.close()
@@ -154,7 +156,7 @@ async def test_a_device_that_is_closed_leaves_nothing(system: ta.System) -> None
         await x.to_host()
 
 
-async def test_what_cannot_be_adopted_says_why(system: ta.System, old: ta.Device) -> None:
+async def test_a_refused_adoption_gives_the_reason(system: ta.System, old: ta.Device) -> None:
     """And stays where it is: in the end it is adopted."""
     with pytest.raises(TypeError, match="adopt must be a Device that was given up, got 'cpu'"):
         system.open_device(adopt="cpu")  # type: ignore[arg-type]
@@ -226,7 +228,7 @@ async def test_after_an_uncorrectable_memory_error_nothing_is_adopted(system: ta
     assert "intact" not in str(caught.value)
 
 
-async def test_an_opening_that_fails_leaves_the_arrays_where_they_are(
+async def test_a_failed_opening_leaves_the_arrays_in_place(
     system: ta.System, old: ta.Device, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     """Whether the worker does not start, or the opening is cancelled."""

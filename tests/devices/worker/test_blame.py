@@ -151,7 +151,7 @@ async def test_a_suspect_that_seemed_likelier_gets_no_error(long_and_short: Devi
     assert device.generation == 4
 
 
-async def test_a_fault_that_comes_by_itself_costs_the_last_suspect_an_error(long_and_short: Devices) -> None:
+async def test_a_spontaneous_fault_costs_the_last_suspect_an_error(long_and_short: Devices) -> None:
     device, long, short = long_and_short
     for _ in range(4):
         await ta.linalg.matmul(short, short)
@@ -242,7 +242,7 @@ async def test_the_first_of_a_stream_is_the_suspect(system: ta.System) -> None:
         assert device.generation == 2
 
 
-async def test_a_worker_that_is_killed_blames_nobody(system: ta.System) -> None:
+async def test_a_killed_worker_blames_nobody(system: ta.System) -> None:
     async with system.open_device(CHOSEN, options=options(retry=1, retry_suspects=False)) as device:
         x = await device.put(2.0 * EYE)
         inject_fault(device, ta.linalg.Matmul, kill=True)
@@ -282,7 +282,7 @@ async def test_a_batcher_finds_the_item(system: ta.System, *, suspects: bool) ->
         np.testing.assert_allclose(result, np.fft.fft(np.full(4, 1.0 + number)))
 
 
-async def test_a_batcher_finds_nothing_that_is_bad_only_in_company(system: ta.System) -> None:
+async def test_a_batcher_cannot_find_a_request_bad_only_in_company(system: ta.System) -> None:
     chosen = options(retry=1, spares=1, retry_suspects=False)
     async with system.open_device(CHOSEN, options=chosen) as device, trio.open_nursery() as nursery:
 

@@ -40,9 +40,7 @@ async def test_a_program_that_drops_its_results_has_one_block_for_all(
 
 
 @pytest.mark.parametrize("how", ["dropped", "released"])
-async def test_a_block_that_is_in_flight_becomes_no_other(
-    system: ta.System, isolation: Isolation, how: str
-) -> None:
+async def test_a_block_in_flight_becomes_no_other(system: ta.System, isolation: Isolation, how: str) -> None:
     changes = ta.DeviceOptions(isolation=isolation, close_grace=0.2)
     async with system.open_device(BACKEND, options=changes) as device:
         x = await device.put(np.ones(5))
@@ -60,9 +58,7 @@ async def test_a_block_that_is_in_flight_becomes_no_other(
         assert not pending.is_done
 
 
-async def test_what_was_withdrawn_holds_up_nothing_in_its_block_which_is_known_as_any_other(
-    system: ta.System, isolation: Isolation
-) -> None:
+async def test_withdrawn_work_does_not_delay_its_block(system: ta.System, isolation: Isolation) -> None:
     async with system.open_device(BACKEND, options=options(isolation=isolation, cancel_grace=5.0)) as device:
         if not (isolation == "inline" or device.state.backend.shares_memory_with_host):
             pytest.skip("its memory cannot be leased from a worker")
@@ -87,7 +83,7 @@ async def test_what_was_withdrawn_holds_up_nothing_in_its_block_which_is_known_a
             assert (await other.to_host() == host).all()
 
 
-async def test_what_failed_leaves_no_place_behind(system: ta.System) -> None:
+async def test_failed_work_leaves_no_reservation(system: ta.System) -> None:
     """The memory of its result is another's when the worker dies and the next one is told what lies where."""
     async with system.open_device(BACKEND, options=options()) as device:
         x = await device.put(np.eye(4))
@@ -106,7 +102,7 @@ async def test_what_failed_leaves_no_place_behind(system: ta.System) -> None:
         del caught
 
 
-async def test_what_is_made_where_another_was_outlives_the_worker(system: ta.System) -> None:
+async def test_an_array_in_a_reused_block_outlives_the_worker(system: ta.System) -> None:
     async with system.open_device(BACKEND, options=options()) as device:
         x, y = await device.put(np.eye(4) * 3), await device.put(np.eye(4) * 2)
         first = await ta.linalg.matmul(x, x)
@@ -121,7 +117,7 @@ async def test_what_is_made_where_another_was_outlives_the_worker(system: ta.Sys
         assert device.dispatch._chunks.blocks[number] == place
 
 
-async def test_where_something_was_being_made_nothing_lies_for_the_next_worker(system: ta.System) -> None:
+async def test_an_unfinished_block_is_not_offered_to_the_next_worker(system: ta.System) -> None:
     async with system.open_device(BACKEND, options=options()) as device:
         x = await device.put(np.eye(4))
         first = await ta.linalg.matmul(x, x)
@@ -186,7 +182,7 @@ class Model:
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_programs_at_random_whose_workers_die(system: ta.System, seed: int) -> None:
+async def test_random_programs_with_dying_workers(system: ta.System, seed: int) -> None:
     async with system.open_device(BACKEND, options=options(spares=1, retry=100)) as device:
         model = Model(device, seed, "invalidate")
         for number in range(90):

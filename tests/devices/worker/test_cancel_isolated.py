@@ -143,7 +143,7 @@ async def test_a_running_operation_is_awaited_within_the_grace(system: ta.System
         assert device.generation == 1
 
 
-async def test_past_the_grace_the_asker_goes_and_the_operation_goes_on(system: ta.System) -> None:
+async def test_after_the_grace_the_asker_leaves_and_the_operation_continues(system: ta.System) -> None:
     """It keeps what it uses until it ends, and has its effect then; the worker serves all the while."""
     async with system.open_device(BACKEND, options=options(cancel_grace=0.1)) as device:
         x, y = await device.put(np.ones(3)), await device.put(np.ones(3))
@@ -198,7 +198,7 @@ async def test_a_deadline_holds_on_an_operation_that_hangs(
 
 
 @pytest.mark.parametrize("isolation", ["inline", "process"])
-async def test_what_was_left_ends_by_stuck_after(system: ta.System, isolation: Any) -> None:
+async def test_abandoned_work_ends_by_stuck_after(system: ta.System, isolation: Any) -> None:
     async with system.open_device(
         BACKEND, options=options(isolation=isolation, stuck_after=0.3, cancel_grace=0.0)
     ) as device:
@@ -218,7 +218,7 @@ async def test_what_was_left_ends_by_stuck_after(system: ta.System, isolation: A
 
 
 @pytest.mark.parametrize("isolation", ["inline", "process"])
-async def test_one_call_waits_for_what_it_has_begun(system: ta.System, isolation: Any) -> None:
+async def test_one_call_waits_for_its_begun_work(system: ta.System, isolation: Any) -> None:
     async with system.open_device(BACKEND, options=options(isolation=isolation)) as device:
         x = await device.put(np.ones(3))
         ta.testing.inject_fault(device, ta.linalg.Scal, delay=0.3)
@@ -381,7 +381,7 @@ async def test_past_the_grace_of_a_copy_nothing_uses_the_array(
 
 
 @mapped
-async def test_a_lease_that_is_cancelled_in_its_turn(system: ta.System) -> None:
+async def test_a_lease_is_cancelled_in_its_turn(system: ta.System) -> None:
     async with system.open_device(BACKEND, options=options()) as device:
         x = await device.put(np.ones(3))
         async with x.lease(write=True):
@@ -396,7 +396,7 @@ async def test_a_lease_that_is_cancelled_in_its_turn(system: ta.System) -> None:
 
 
 @pytest.mark.parametrize(("finish", "grace"), [(1000.0, 1.0), (0.5, 1000.0)])
-async def test_a_device_that_closes_lets_what_runs_finish_within_its_grace(
+async def test_a_closing_device_lets_running_work_finish_within_its_grace(
     system: ta.System, finish: float, grace: float
 ) -> None:
     device = await system.open_device(BACKEND, options=options(close_grace=grace))

@@ -60,7 +60,7 @@ async def test_a_chain_in_flight(system: ta.System, retry: int) -> None:
         await nothing_left(device, 1)
 
 
-async def test_what_a_chain_was_changing_is_damaged(system: ta.System) -> None:
+async def test_arrays_changed_by_a_chain_are_damaged(system: ta.System) -> None:
     async with system.open_device(BACKEND, options=options(retry=5)) as device:
         x, y = await device.put(np.eye(LARGE) * 2.0), await device.put(np.zeros((LARGE, LARGE)))
 
@@ -84,7 +84,7 @@ async def test_what_a_chain_was_changing_is_damaged(system: ta.System) -> None:
 
 
 @pytest.mark.skipif(BACKEND == "cuda", reason="NumPy does not write to the memory of the device")
-async def test_chains_that_had_not_begun(system: ta.System) -> None:
+async def test_chains_before_their_beginning(system: ta.System) -> None:
     """They went to the lost worker by templates that the next one does not know."""
     async with system.open_device(BACKEND, options=options(retry=0)) as device:
         x = await device.put(np.ones(3))

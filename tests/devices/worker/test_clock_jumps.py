@@ -80,7 +80,7 @@ WATCHES: dict[str, Callable[[Link], Any]] = {
 
 
 @pytest.mark.parametrize("watch", WATCHES)
-async def test_a_worker_is_not_judged_by_what_passed_while_all_slept(
+async def test_time_asleep_does_not_count_against_a_worker(
     mock_clock: MockClock, nursery: trio.Nursery, ends: Link, watch: str
 ) -> None:
     """It is silent for some looks after the machine awakes, and then goes on."""

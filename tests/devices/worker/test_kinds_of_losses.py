@@ -19,7 +19,7 @@ KINDS: dict[str, tuple[dict[str, Any], type[ta.AccelError]]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_what_was_in_flight(system: ta.System, kind: str) -> None:
+async def test_work_in_flight(system: ta.System, kind: str) -> None:
     fault, cls = KINDS[kind]
     async with system.open_device(BACKEND, options=options()) as device:
         x = await device.zeros((8,))
@@ -32,7 +32,7 @@ async def test_what_was_in_flight(system: ta.System, kind: str) -> None:
         assert isinstance(damaged, ta.StaleRefError)
 
 
-async def test_what_was_in_flight_beside_one_that_hangs(system: ta.System) -> None:
+async def test_work_in_flight_next_to_a_hanging_operation(system: ta.System) -> None:
     found: dict[str, object] = {}
 
     async def scale(name: str, x: ta.AccelRef) -> None:

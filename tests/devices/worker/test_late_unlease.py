@@ -28,7 +28,7 @@ class Engine:
 
 
 @pytest.mark.parametrize("fate", ["there", "gone", "another"])
-def test_the_end_of_a_lease_behind_that_of_its_context(fate: str) -> None:
+def test_the_end_of_a_lease_after_the_end_of_its_context(fate: str) -> None:
     answers: list[Any] = []
     given_back: list[int] = []
     other: Any = None

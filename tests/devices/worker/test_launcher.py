@@ -161,7 +161,7 @@ async def test_a_worker_has_directory_and_environment_of_its_start(
 
 
 @WAYS
-async def test_descriptors_come_in_order_and_stay_the_callers(
+async def test_descriptors_arrive_in_order_and_stay_the_callers(
     workshop: Launcher, preload: tuple[str, ...]
 ) -> None:
     pipes = [os.pipe() for _ in range(12)]
@@ -193,7 +193,7 @@ os.close(3)
         ("os.kill(os.getpid(), signal.SIGTERM)", "was killed by SIGTERM"),
     ],
 )
-async def test_how_a_process_ends_that_takes_long_to_be_gone(workshop: Launcher, end: str, how: str) -> None:
+async def test_the_end_of_a_slowly_ending_process(workshop: Launcher, end: str, how: str) -> None:
     reader, writer = os.pipe()
     worker = await workshop.start_worker(("-c", HEAVY.format(end=end)), [writer])
     os.close(writer)
@@ -235,7 +235,7 @@ async def test_how_a_dead_process_has_ended_is_known_without_its_launcher(worksh
     ],
 )
 @WAYS
-async def test_how_a_worker_ended_is_said_in_words(
+async def test_the_end_of_a_worker_is_described_in_words(
     workshop: Launcher, code: str, how: str, preload: tuple[str, ...]
 ) -> None:
     worker = await workshop.start_worker(["-c", code], preload=preload)
@@ -295,7 +295,7 @@ async def test_many_workers_leave_no_descriptor(workshop: Launcher, preload: tup
     assert descriptors(launcher()) == of_launcher
 
 
-async def test_workers_start_beside_each_other(workshop: Launcher) -> None:
+async def test_workers_start_concurrently(workshop: Launcher) -> None:
     pids = set()
 
     async def start() -> None:
@@ -337,7 +337,7 @@ async def test_a_cancelled_start_leaves_nothing(workshop: Launcher, begun: bool)
     assert descriptors() == before
 
 
-async def test_a_descriptor_that_is_not_open_is_refused(workshop: Launcher) -> None:
+async def test_a_closed_descriptor_is_refused(workshop: Launcher) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     os.close(writer)
@@ -356,7 +356,7 @@ async def test_too_long_an_order_is_refused(workshop: Launcher) -> None:
 
 
 @pytest.mark.parametrize(("executable", "what"), [("/nowhere/python", "No such file"), ("/tmp\0", "null")])
-async def test_a_program_that_is_not_there_is_named(
+async def test_a_missing_program_is_named(
     workshop: Launcher, monkeypatch: pytest.MonkeyPatch, executable: str, what: str
 ) -> None:
     before = descriptors(launcher())
@@ -430,7 +430,7 @@ async def test_there_is_one_launcher_a_system(system: ActorSystem) -> None:
         assert len(children()) == 2
 
 
-async def test_a_system_that_is_over_is_not_held() -> None:
+async def test_an_ended_system_is_not_held() -> None:
     gc.collect()
     before = len(_launcher._launchers)
     async with open_system("other") as system:
@@ -462,7 +462,7 @@ async def test_a_cancelled_opening_leaves_nothing(system: ActorSystem) -> None:
     ("executable", "what"),
     [("/nowhere/python", "could not be started"), ("/bin/false", "exited with code 1")],
 )
-async def test_a_launcher_that_does_not_start_says_why(
+async def test_a_launcher_that_does_not_start_gives_the_reason(
     system: ActorSystem, monkeypatch: pytest.MonkeyPatch, executable: str, what: str
 ) -> None:
     before = descriptors()
@@ -475,7 +475,7 @@ async def test_a_launcher_that_does_not_start_says_why(
     assert await open_launcher(system)
 
 
-async def test_a_platform_without_process_descriptors_is_told_of_inline(
+async def test_a_platform_without_process_descriptors_is_advised_to_use_inline(
     system: ActorSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -484,7 +484,7 @@ async def test_a_platform_without_process_descriptors_is_told_of_inline(
             await open_launcher(system)
 
 
-async def test_an_actor_of_that_name_is_no_hindrance(system: ActorSystem) -> None:
+async def test_an_actor_of_that_name_is_accepted(system: ActorSystem) -> None:
     other = await system.spawn(_launcher.LauncherActor, Launcher(), name="launcher")
     assert (await open_launcher(system)).ref.path == "test/launcher#2/process"
     await other.stop()

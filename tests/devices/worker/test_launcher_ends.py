@@ -129,7 +129,7 @@ async def test_workers_die_by_themselves_when_the_launcher_does() -> None:
     assert await link.close() == "was killed by SIGKILL"
 
 
-async def test_what_a_launcher_had_not_begun_is_left_to_the_next(system: ActorSystem) -> None:
+async def test_unbegun_starts_of_a_launcher_are_left_to_the_next(system: ActorSystem) -> None:
     found = await open_launcher(system)
     os.kill(launcher(), signal.SIGSTOP)
     async with trio.open_nursery() as nursery:
@@ -161,7 +161,9 @@ async def test_a_start_may_be_cancelled_while_there_is_no_launcher(
     found.ref.cancel("it never starts")
 
 
-async def test_what_two_launchers_died_of_fails(system: ActorSystem, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_start_fatal_to_two_launchers_fails(
+    system: ActorSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = await open_launcher(system)
     # Every launcher from now on dies of its first order.
     send = _launcher_link.LauncherLink.send
@@ -171,7 +173,7 @@ async def test_what_two_launchers_died_of_fails(system: ActorSystem, monkeypatch
     assert system.tree().find("test/launcher/process").failed == 0
 
 
-async def test_what_no_launcher_takes_any_more_fails(system: ActorSystem) -> None:
+async def test_a_start_without_a_launcher_fails(system: ActorSystem) -> None:
     found = await open_launcher(system)
     os.kill(launcher(), signal.SIGSTOP)
     async with trio.open_nursery() as nursery:
@@ -234,7 +236,7 @@ async def test_chunks_survive_the_end_of_the_system() -> None:
     os.close(memory)
 
 
-async def test_no_chunk_is_kept_that_is_not_open(system: ActorSystem) -> None:
+async def test_no_closed_chunk_is_kept(system: ActorSystem) -> None:
     found = await open_launcher(system)
     memory = chunk()
     os.close(memory)
@@ -342,7 +344,7 @@ async def test_the_death_of_the_application_is_seen_after_an_import(
         assert in_session(process) == set()
 
 
-async def test_ctrl_c_reaches_the_application_alone() -> None:
+async def test_ctrl_c_reaches_only_the_application() -> None:
     async with running_application() as application:
         os.killpg(application.process.pid, signal.SIGINT)
         assert await application.read() == "interrupted\n"

@@ -65,7 +65,7 @@ async def test_closing_does_not_wait_for_a_stopped_launcher() -> None:
     assert children() == set()
 
 
-async def test_a_stopped_launcher_that_is_not_asked_may_stay(
+async def test_a_stopped_launcher_without_requests_may_stay(
     system: ta.System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_launcher_link, "_SILENCE", 0.05)

@@ -233,7 +233,7 @@ async def test_nothing_after_it_counts(device: ta.Device, puppets: Puppets, loss
     assert "unknown message 'format'" in loss
 
 
-async def test_what_was_begun_is_lost_with_it(device: ta.Device, puppets: Puppets) -> None:
+async def test_begun_work_is_lost_with_it(device: ta.Device, puppets: Puppets) -> None:
     found: list[object] = []
 
     async def fail() -> None:
@@ -287,7 +287,7 @@ async def test_chunks_that_could_end_the_application(
     assert "chunk 77" in loss
 
 
-async def test_a_chunk_that_is_larger_than_the_machine(
+async def test_a_chunk_larger_than_the_machine(
     device: ta.Device, puppets: Puppets, losses: list[str]
 ) -> None:
     descriptor = sealed(1 << 60)
@@ -298,7 +298,7 @@ async def test_a_chunk_that_is_larger_than_the_machine(
     assert "chunk 77" in losses[0]
 
 
-async def test_a_chunk_that_is_replaced(device: ta.Device, puppets: Puppets, losses: list[str]) -> None:
+async def test_a_replaced_chunk(device: ta.Device, puppets: Puppets, losses: list[str]) -> None:
     kept = await device.zeros((8,))
     number = puppets.last.pid * 1000
     descriptor = sealed(1 << 20)
@@ -332,9 +332,7 @@ async def test_lengths_and_numbers_of_frames(device: ta.Device, puppets: Puppets
         assert NONSENSE in losses.pop()
 
 
-async def test_blocks_that_lie_where_they_cannot(
-    device: ta.Device, puppets: Puppets, losses: list[str]
-) -> None:
+async def test_blocks_outside_their_chunks(device: ta.Device, puppets: Puppets, losses: list[str]) -> None:
     for place in ((64, 999, 0), (64, 0, 1 << 20), (64, 0, 2**64 - 1), (128, 0, 0)):
         await upset(device, puppets, placing(*place))
         assert NONSENSE in losses.pop()
@@ -425,7 +423,7 @@ def _change(value: Any, dice: random.Random) -> Any:
     return [*value[:which], _change(value[which], dice), *value[which + 1 :]]
 
 
-async def test_mutations_of_what_workers_send(device: ta.Device, puppets: Puppets) -> None:
+async def test_mutations_of_workers_messages(device: ta.Device, puppets: Puppets) -> None:
     """Each is a message that can be meant, or the loss of that worker; neither is the end of anything."""
     dice = random.Random(20)
     sensible: list[Callable[[int], bytes]] = [
@@ -490,7 +488,7 @@ async def test_a_worker_that_would_have_the_application_run_something(
     assert not target.exists()
 
 
-def test_results_cross_as_they_are_however_many_bytes() -> None:
+def test_results_of_any_size_cross_unchanged() -> None:
     addresses = ((1, 64, 1000, 0), (2, 8, 1000, 64))
     # Each zero byte would take six characters of JSON, and a message has 16 MiB of them at most.
     for results in ((b"result",), (b"", b"one", bytes(range(256)) * 3), (bytes(4 << 20),)):

@@ -100,7 +100,9 @@ def test_a_record_of_a_worker_has_its_number() -> None:
     assert logging.Formatter(text).format(record) == "4711 trio_accel worker mine ERROR 100 %d"
 
 
-async def test_what_a_worker_logs_has_its_number(device: ta.Device, caplog: pytest.LogCaptureFixture) -> None:
+async def test_log_records_of_a_worker_have_its_number(
+    device: ta.Device, caplog: pytest.LogCaptureFixture
+) -> None:
     ta.testing.inject_fault(device, ta.linalg.Scal, fail=RuntimeError("broken"))
     with pytest.raises(ta.ActorFailedError):
         await ta.linalg.scal(2.0, await device.put(np.ones(3)))

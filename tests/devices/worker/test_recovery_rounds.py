@@ -109,7 +109,7 @@ async def test_each_request_has_the_fate_of_its_class(
 
 @pytest.mark.slow
 @KINDS
-async def test_and_where_host_arrays_go_by_way_of_host_memory(
+async def test_and_through_host_memory_if_host_arrays_are_sent(
     system: ta.System, monkeypatch: pytest.MonkeyPatch, strike: Callable[[Load], Awaitable[None]], spares: int
 ) -> None:
     if BACKEND != "cpu":

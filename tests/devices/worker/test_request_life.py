@@ -379,7 +379,7 @@ class LifeOfLeases(RuleBasedStateMachine):
             self.outcomes.refuse(request, self.outcomes.closed())
 
     @invariant()
-    def each_is_where_the_model_has_it(self) -> None:
+    def states_match_the_model(self) -> None:
         link = self.sender.link
         for held in self.all:
             at_worker = "left" if held.is_leaving else "sent"
@@ -400,7 +400,7 @@ class LifeOfLeases(RuleBasedStateMachine):
             self.open()
         while had := self.where("worker"):
             self.finish(had[-1])
-        self.each_is_where_the_model_has_it()
+        self.states_match_the_model()
         assert {one.place for one in self.all} <= {"over"}
 
 
@@ -418,7 +418,7 @@ def test_every_edge_leads_on_and_every_stage_ends() -> None:
     assert ending == stages == {"queued", "sent", "copying", "unwinding", "left", "over"}
 
 
-def test_one_that_waits_is_withdrawn_at_once() -> None:
+def test_a_waiting_request_is_withdrawn_at_once() -> None:
     request = Observed()
     request.take_back_at_once()
     assert request.abort(raise_cancel) is trio.lowlevel.Abort.SUCCEEDED

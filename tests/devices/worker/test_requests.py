@@ -137,7 +137,7 @@ def test_requests_go_in_order_so_many_at_a_time_and_none_is_forgotten(history: l
     assert not world.table._order._writers
 
 
-def test_what_waits_is_taken_in_its_order() -> None:
+def test_waiting_requests_are_taken_in_their_order() -> None:
     world = World()
     for library in "abaabbab":
         world.add(library, frozenset(), frozenset([1]))
@@ -154,7 +154,7 @@ class Large(RemoteRequest):
         return False
 
 
-def test_what_finds_no_room_beside_others_goes_when_it_is_alone() -> None:
+def test_a_request_too_large_next_to_others_runs_on_its_own() -> None:
     sent: list[RemoteRequest] = []
     table = RequestTable(LIMIT, sent.append)
     table.open()
@@ -173,7 +173,7 @@ def test_what_finds_no_room_beside_others_goes_when_it_is_alone() -> None:
     assert sent == [first, second, first]
 
 
-def test_carefully_opened_it_hands_over_one_at_a_time_until_it_is_told_to_hurry() -> None:
+def test_a_careful_device_hands_over_one_at_a_time_until_it_should_hurry() -> None:
     sent: list[int] = []
     table = RequestTable(LIMIT, lambda request: sent.append(request.number))
     requests = [RemoteRequest(table.next_number(), library, frozenset(), frozenset()) for library in "aabb"]
@@ -197,7 +197,7 @@ def test_carefully_opened_it_hands_over_one_at_a_time_until_it_is_told_to_hurry(
     assert sorted(sent[5:]) == [2, 3, 4, 5]
 
 
-def test_the_likeliest_suspect_is_the_last_but_for_those_that_read_what_it_makes() -> None:
+def test_the_likeliest_suspect_is_the_last_except_its_own_readers() -> None:
     sent: list[int] = []
     table = RequestTable(LIMIT, lambda request: sent.append(request.number))
     table.open()
@@ -218,7 +218,7 @@ def test_the_likeliest_suspect_is_the_last_but_for_those_that_read_what_it_makes
     assert sent == [2, 1, 3]
 
 
-def test_a_suspect_that_is_refused_at_once_keeps_nobody_waiting() -> None:
+def test_a_suspect_refused_at_once_keeps_nobody_waiting() -> None:
     sent: list[int] = []
 
     def send(request: RemoteRequest) -> None:
@@ -247,7 +247,7 @@ def test_a_suspect_that_is_refused_at_once_keeps_nobody_waiting() -> None:
     assert table.waiting == 0
 
 
-def test_a_lease_that_is_held_keeps_no_suspect_waiting() -> None:
+def test_a_held_lease_keeps_no_suspect_waiting() -> None:
     sent: list[int] = []
     table = RequestTable(LIMIT, lambda request: sent.append(request.number))
     lease, request = (RemoteRequest(table.next_number(), library, NONE, NONE) for library in ("", "a"))

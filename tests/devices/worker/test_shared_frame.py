@@ -77,7 +77,7 @@ def memory() -> memoryview:
 
 
 class TestFrame:
-    def test_what_is_shown_to_one_that_is_awake_is_taken_once(self, memory: memoryview) -> None:
+    def test_a_frame_shown_to_an_awake_peer_is_taken_once(self, memory: memoryview) -> None:
         sender, receiver = SharedFrame(memory), SharedFrame(memory)
         assert not sender.show(1, b"asleep")
         assert receiver.take(1) == b"asleep"
@@ -91,7 +91,7 @@ class TestFrame:
         receiver.sleep()
         assert not sender.show(3, b"")
 
-    def test_only_what_fits_is_shown(self, memory: memoryview) -> None:
+    def test_only_small_frames_are_shown(self, memory: memoryview) -> None:
         sender, receiver = SharedFrame(memory), SharedFrame(memory)
         receiver.wake()
         whole = bytes(range(256)) * (LARGEST // 256) + bytes(LARGEST % 256)
@@ -101,7 +101,7 @@ class TestFrame:
         assert receiver.take(2) is None
 
     @pytest.mark.parametrize("access", range(1, 5))
-    def test_one_that_falls_asleep_meanwhile_has_seen_it_or_has_said_so(
+    def test_a_receiver_falling_asleep_meanwhile_has_seen_it_or_has_reported_so(
         self, memory: memoryview, access: int
     ) -> None:
         sender, receiver = SharedFrame(memory), SharedFrame(memory)
@@ -119,7 +119,7 @@ class TestFrame:
         assert taken[0] == b"frame" or not is_seen
 
     @pytest.mark.parametrize("access", [1, 2])
-    def test_one_that_is_shown_meanwhile_is_seen_or_sent(self, memory: memoryview, access: int) -> None:
+    def test_a_frame_shown_meanwhile_is_seen_or_sent(self, memory: memoryview, access: int) -> None:
         sender, receiver = SharedFrame(memory), SharedFrame(memory)
         receiver.wake()
         seen: list[bool] = []
@@ -204,7 +204,7 @@ def make_ends() -> Generator[Ends, None, None]:
 
 
 class TestChannel:
-    def test_a_lone_one_to_a_peer_that_is_awake_calls_no_system(
+    def test_a_lone_frame_to_an_awake_peer_makes_no_system_call(
         self, ends: Ends, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         ends.take()
@@ -228,7 +228,7 @@ class TestChannel:
         assert [message[0] for message, _ in ends.received[6:]] == ["first", "second", "third"]
 
     @pytest.mark.parametrize("how", ["large", "descriptor", "later"])
-    def test_others_are_sent_behind_it(self, ends: Ends, how: str) -> None:
+    def test_others_are_sent_after_it(self, ends: Ends, how: str) -> None:
         ends.take()
         ends.left.send(("shown",), now=True)
         if how == "large":
@@ -258,7 +258,7 @@ class TestChannel:
         assert len(ends.received) == 1
 
     @pytest.mark.parametrize("access", [1, 2])
-    def test_one_that_is_shown_while_its_receiver_falls_asleep(self, ends: Ends, access: int) -> None:
+    def test_a_frame_is_shown_while_its_receiver_falls_asleep(self, ends: Ends, access: int) -> None:
         ends.take()
         seen = ends.right._inbox.seen
         assert seen is not None
@@ -274,7 +274,7 @@ class TestChannel:
         assert ends.right._inbox.is_at_end
         assert isinstance(ends.right._inbox.error, pickle.UnpicklingError)
 
-    def test_one_that_is_missing_is_the_end(self, ends: Ends) -> None:
+    def test_a_missing_frame_is_the_end(self, ends: Ends) -> None:
         ends.left._outbox._frames += 1
         ends.left.send(("later",), now=True)
         ends.take()
@@ -284,7 +284,7 @@ class TestChannel:
 
     @settings(deadline=None, max_examples=300)
     @given(st.lists(st.sampled_from([*SAYS, "flush", "take", "doze", "notify"]), max_size=60))
-    def test_any_order_of_what_both_do(self, steps: list[str]) -> None:
+    def test_any_interleaving_of_both_ends(self, steps: list[str]) -> None:
         with closing(make_ends()) as making:
             ends = next(making)
             expected: list[Any] = []
@@ -345,7 +345,7 @@ class TestChannel:
         assert 0 < sent < count
 
 
-async def test_the_end_of_a_peer_that_was_awake() -> None:
+async def test_the_end_of_an_awake_peer() -> None:
     with closing(make_ends()) as making:
         ends = next(making)
         ends.take()

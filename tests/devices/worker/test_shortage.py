@@ -106,7 +106,7 @@ async def test_it_is_the_error_of_that_request_only(system: ta.System, what: str
 
 
 @mapped
-async def test_memory_that_was_missing_survives_the_next_worker(system: ta.System) -> None:
+async def test_missing_memory_survives_the_next_worker(system: ta.System) -> None:
     async with system.open_device(BACKEND, options=options()) as device:
         with no_descriptors(), pytest.raises(ta.OutOfMemoryError):
             await device.zeros(LARGE)
@@ -118,7 +118,7 @@ async def test_memory_that_was_missing_survives_the_next_worker(system: ta.Syste
 
 
 @mapped
-async def test_a_worker_that_dies_with_memory_that_is_missing(system: ta.System) -> None:
+async def test_a_worker_dies_short_of_memory(system: ta.System) -> None:
     """Nothing of the program lies there; the next one makes its own."""
     async with system.open_device(BACKEND, options=options()) as device:
         x = await device.put(np.ones(3))

@@ -103,7 +103,7 @@ async def peers(
     nursery.cancel_scope.cancel()
 
 
-async def test_what_is_due_finds_the_loop_awake(peers: Peers, autojump_clock: MockClock) -> None:
+async def test_due_work_finds_the_loop_awake(peers: Peers, autojump_clock: MockClock) -> None:
     await peers.get_steady()
     # Between two exchanges it sleeps.
     with counted() as turns:
@@ -112,12 +112,12 @@ async def test_what_is_due_finds_the_loop_awake(peers: Peers, autojump_clock: Mo
     assert await peers.exchange(PERIOD) > 50
 
 
-async def test_what_never_takes_as_long_is_not_waited_for(peers: Peers, autojump_clock: MockClock) -> None:
+async def test_unsteady_work_is_not_waited_for(peers: Peers, autojump_clock: MockClock) -> None:
     for round_ in range(4):
         assert await peers.exchange(0.02 * 2**round_) < 20
 
 
-async def test_what_does_not_come_is_waited_for_no_longer(
+async def test_overdue_work_is_no_longer_waited_for(
     peers: Peers, nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
     await peers.get_steady()
@@ -131,7 +131,7 @@ async def test_what_does_not_come_is_waited_for_no_longer(
     peers.theirs.send(("answer",), now=True)
 
 
-async def test_what_is_due_later_is_slept_for(peers: Peers, autojump_clock: MockClock) -> None:
+async def test_work_due_later_is_slept_for(peers: Peers, autojump_clock: MockClock) -> None:
     peers.spin_wait._half = PERIOD / 10
     await peers.get_steady()
     with counted() as turns:

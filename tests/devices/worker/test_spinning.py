@@ -90,7 +90,7 @@ async def peers(request: pytest.FixtureRequest, nursery: trio.Nursery) -> AsyncG
     nursery.cancel_scope.cancel()
 
 
-async def test_the_answer_comes_to_who_waits_for_it(peers: Peers) -> None:
+async def test_the_answer_reaches_its_waiting_caller(peers: Peers) -> None:
     for count in range(1, 4):
         peers.ask()
         peers.theirs.send(("answer", count), now=True)
@@ -101,7 +101,7 @@ async def test_the_answer_comes_to_who_waits_for_it(peers: Peers) -> None:
     assert not peers.ours.may_spin
 
 
-async def test_behind_the_answer_the_receiver_is_woken(peers: Peers) -> None:
+async def test_the_receiver_is_woken_after_the_answer(peers: Peers) -> None:
     peers.ask()
     turns = iter(range(9))
 
@@ -119,7 +119,7 @@ async def test_behind_the_answer_the_receiver_is_woken(peers: Peers) -> None:
     assert peers.received == [("by the way",)]
 
 
-async def test_what_nobody_takes_is_the_receivers(peers: Peers) -> None:
+async def test_unclaimed_messages_belong_to_the_receiver(peers: Peers) -> None:
     peers.takes = False
     peers.ask()
     turns = iter(range(20))
@@ -141,7 +141,7 @@ async def test_what_nobody_takes_is_the_receivers(peers: Peers) -> None:
     assert isinstance(peers.end, EndOfChannel)
 
 
-async def test_what_is_left_when_the_channel_is_closed_leaves_no_descriptor(peers: Peers) -> None:
+async def test_messages_left_when_the_channel_is_closed_leave_no_descriptor(peers: Peers) -> None:
     peers.takes = False
     peers.ask()
     descriptor = os.open(os.devnull, os.O_RDONLY)
@@ -169,7 +169,7 @@ async def test_nobody_spins_for_long(peers: Peers, monkeypatch: pytest.MonkeyPat
     await until(lambda: peers.received)
 
 
-async def test_what_comes_later_is_received_as_ever(peers: Peers) -> None:
+async def test_later_messages_are_received_as_usual(peers: Peers) -> None:
     peers.ask()
     turns = iter(range(5))
     await peers.spin(lambda: next(turns, None) is None)
@@ -183,7 +183,7 @@ async def test_what_comes_later_is_received_as_ever(peers: Peers) -> None:
     assert not peers.polled
 
 
-async def test_what_was_notified_while_one_spins_is_notified_again(peers: Peers) -> None:
+async def test_a_notification_during_a_spin_is_repeated(peers: Peers) -> None:
     """The task that listens has notified nobody by then."""
     peers.ask()
     take, turns = peers.ours._take, iter(range(20))
@@ -393,7 +393,7 @@ async def one_that_spins(
 
 
 @pytest.mark.parametrize("how", ["kill", "poison"])
-async def test_one_whose_worker_is_lost(device: ta.Device, spinning: Spinning, how: str) -> None:
+async def test_a_request_of_a_lost_worker(device: ta.Device, spinning: Spinning, how: str) -> None:
     x, other = await steady(device, spinning), await device.put(np.arange(8.0))
     async with one_that_spins(x, spinning, ta.ContextLostError):
         if how == "poison":
@@ -407,14 +407,16 @@ async def test_one_whose_worker_is_lost(device: ta.Device, spinning: Spinning, h
     assert device.generation == 2
 
 
-async def test_one_whose_device_is_closed(device: ta.Device, spinning: Spinning) -> None:
+async def test_a_request_of_a_closed_device(device: ta.Device, spinning: Spinning) -> None:
     x = await steady(device, spinning)
     async with one_that_spins(x, spinning, ta.DeviceLostError):
         await device.close()
     assert not spinning.now
 
 
-async def test_what_others_hear_is_told_in_nobodys_context(device: ta.Device, spinning: Spinning) -> None:
+async def test_messages_for_others_are_delivered_in_nobodys_context(
+    device: ta.Device, spinning: Spinning
+) -> None:
     """Observers, and handlers of the log, and not in that of an asker that happens to wait alone."""
     who: contextvars.ContextVar[str] = contextvars.ContextVar("who", default="nobody")
     x = await steady(device, spinning)
@@ -440,7 +442,7 @@ async def test_what_others_hear_is_told_in_nobodys_context(device: ta.Device, sp
     assert {whose for _, whose in seen} == {"nobody"}
 
 
-async def test_the_error_of_another_has_nothing_to_do_with_one_that_spins(
+async def test_the_error_of_another_request_does_not_affect_a_spinning_request(
     system: ta.System, spinning: Spinning
 ) -> None:
     """The one that waits is handed over when the one before it is done, and refused then."""
@@ -495,7 +497,7 @@ def sent(device: ta.Device, monkeypatch: pytest.MonkeyPatch, *, is_copied: bool)
     ],
     ids=["with another", "behind another", "of none", "with an array", "with trouble", "no answer"],
 )
-async def test_what_is_no_plain_answer_is_the_receivers(
+async def test_other_messages_belong_to_the_receiver(
     device: ta.Device, monkeypatch: pytest.MonkeyPatch, received: Any
 ) -> None:
     dispatch = sent(device, monkeypatch, is_copied=False)

@@ -103,7 +103,7 @@ class TestHowOftenTheHostCopies:
         assert copies(device) == 6
         await balanced(device, 2)
 
-    async def test_one_of_the_pool_that_is_not_contiguous_once(self, device: ta.Device) -> None:
+    async def test_a_strided_array_of_the_pool_is_copied_once(self, device: ta.Device) -> None:
         host = device.host_empty((256, 256))
         host[...] = HOST.reshape(256, 256)
         ref = await device.put(host.T[::-1])
@@ -111,7 +111,7 @@ class TestHowOftenTheHostCopies:
         assert copies(device) == 2
         np.testing.assert_array_equal(host, HOST.reshape(256, 256)[::-1, ::-1])
 
-    async def test_small_ones_are_sent_in_messages(self, device: ta.Device) -> None:
+    async def test_small_arrays_are_sent_in_messages(self, device: ta.Device) -> None:
         ref = await device.put(HOST[:64])
         np.testing.assert_array_equal(await ref.to_host(), HOST[:64])
         assert copies(device) == 0
@@ -148,7 +148,7 @@ async def test_copies_overlap_with_the_work_before(
 
 
 @pytest.mark.parametrize("is_copied", [False, True], ids=["while-it-is-copied", "when-it-is-copied"])
-async def test_what_is_on_its_way_to_a_worker_that_dies_goes_to_the_next(
+async def test_a_copy_on_its_way_to_a_dying_worker_goes_to_the_next(
     system: ta.System, monkeypatch: pytest.MonkeyPatch, is_copied: bool
 ) -> None:
     async with system.open_device(BACKEND, options=options(retry=1)) as device:
@@ -257,7 +257,7 @@ class TestCancelled:
             await balanced(device, 1)
 
     @pytest.mark.parametrize("is_put", [True, False], ids=["put", "to_host"])
-    async def test_what_is_left_keeps_its_host_memory_until_it_ends(
+    async def test_an_abandoned_copy_keeps_its_host_memory_until_it_ends(
         self, device: ta.Device, is_put: bool
     ) -> None:
         """The worker transfers from or to it all the while; the program's own array is free at once."""
@@ -283,7 +283,7 @@ class TestCancelled:
         assert device.generation == 1
         await balanced(device, 1)
 
-    async def test_what_the_device_transfers_by_itself_is_awaited(self, device: ta.Device) -> None:
+    async def test_a_transfer_by_the_device_itself_is_awaited(self, device: ta.Device) -> None:
         ref = await device.put(HOST)
         out = device.host_empty(SIZE)
         out[:] = 0.0
@@ -347,7 +347,7 @@ class Misplaced(Operation[ta.linalg.BlasActor, ta.AccelRef]):
 
 
 @pytest.mark.parametrize("is_mapped", [False, True], ids=["staged", "mapped"])
-async def test_one_that_is_refused_holds_up_nothing(
+async def test_a_refused_copy_delays_nothing(
     system: ta.System, monkeypatch: pytest.MonkeyPatch, is_mapped: bool
 ) -> None:
     """Its operand is still transferred: the stream waits for that, and goes on."""
@@ -533,7 +533,7 @@ async def test_so_much_is_on_its_way_at_a_time(device: ta.Device, monkeypatch: p
     await balanced(device, 0)
 
 
-async def test_a_worker_whose_loop_blocks_needs_no_message(system: ta.System) -> None:
+async def test_a_worker_with_a_blocked_loop_needs_no_message(system: ta.System) -> None:
     async with system.open_device(BACKEND, options=options(completion=ta.SyncCompletion())) as device:
         host = device.host_empty(SIZE)
         host[...] = HOST
@@ -546,7 +546,7 @@ async def test_a_worker_whose_loop_blocks_needs_no_message(system: ta.System) ->
         assert copies(device) == 0
 
 
-async def test_without_device_memory_what_was_copied_goes_back(system: ta.System) -> None:
+async def test_without_device_memory_the_copied_bytes_go_back(system: ta.System) -> None:
     """It is tried again when garbage is collected, by the same way."""
     async with system.open_device(BACKEND, options=options(memory_limit=3 * HOST.nbytes)) as device:
         kept = [await device.put(HOST) for _ in range(2)]
@@ -567,7 +567,7 @@ async def test_without_device_memory_what_was_copied_goes_back(system: ta.System
 
 
 @pytest.mark.skipif(BACKEND == "cpu", reason="a thread of the lost process may still write")
-async def test_who_waits_for_a_host_array_hears_of_a_lost_context_before_its_process_is_gone(
+async def test_a_request_for_a_host_array_fails_before_the_lost_process_ends(
     system: ta.System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def never(*_: object) -> None:

@@ -9,7 +9,7 @@ from trio_accel.devices.launcher import _link as _launcher_link
 pytestmark = pytest.mark.one_backend
 
 
-def test_a_report_on_a_list_that_was_ordered_again_is_ignored() -> None:
+def test_a_report_on_a_reordered_list_is_ignored() -> None:
     """A process that has died may have sent it, and the loop reads it after the next one has begun."""
     ahead = _launcher_link.ImportsAhead()
     ahead.take(_launcher_link.LauncherReport("tried", 7, {}, ()))

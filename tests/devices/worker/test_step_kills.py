@@ -66,7 +66,7 @@ async def test_a_step_in_flight(system: ta.System, retry: int) -> None:
         await nothing_left(device, 1)
 
 
-async def test_what_a_step_was_changing_is_damaged(system: ta.System) -> None:
+async def test_arrays_changed_by_a_step_are_damaged(system: ta.System) -> None:
     async with system.open_device(BACKEND, options=options(retry=5)) as device:
         x, y = await device.put(np.eye(LARGE) * 2.0), await device.put(np.zeros((LARGE, LARGE)))
         step = ta.step(lambda x, y: arrays.add(y, powers(x, 0.5), out=y))

@@ -33,7 +33,7 @@ def template() -> LaunchTemplate:
     )
 
 
-async def test_one_that_is_named_again_is_the_same_unless_it_is_invalid(blocks: WorkerBlocks) -> None:
+async def test_a_renamed_block_is_the_same_unless_it_is_invalid(blocks: WorkerBlocks) -> None:
     blocks.name([(3, 16)])
     first, changes = blocks[3], blocks.changes
     blocks.name([(3, 16)])
@@ -47,7 +47,7 @@ async def test_one_that_is_named_again_is_the_same_unless_it_is_invalid(blocks: 
     assert blocks.changes > changes
 
 
-async def test_one_that_was_let_go_is_gone_and_waits_to_be_given_back(blocks: WorkerBlocks) -> None:
+async def test_a_released_block_is_gone_and_waits_to_be_given_back(blocks: WorkerBlocks) -> None:
     blocks.let_go((2, 7))
     assert 2 not in blocks
     with pytest.raises(StaleRefError, match="released"):
@@ -60,7 +60,7 @@ async def test_one_that_was_let_go_is_gone_and_waits_to_be_given_back(blocks: Wo
 
 
 @pytest.mark.parametrize("change", ["let go", "invalid", "let go and made again"])
-async def test_what_a_template_has_found_holds_until_something_changes(
+async def test_the_findings_of_a_template_hold_until_something_changes(
     blocks: WorkerBlocks, template: LaunchTemplate, change: str
 ) -> None:
     binding = template.bind((1, 2, 3))

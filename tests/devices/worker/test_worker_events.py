@@ -25,7 +25,7 @@ VALUES: dict[str, object] = {
 
 
 @pytest.mark.parametrize("name", sorted(_wire_values._EVENTS))
-def test_every_event_comes_through(name: str) -> None:
+def test_every_event_arrives(name: str) -> None:
     cls: Any = _wire_values._EVENTS[name]
     event = cls(**{field.name: VALUES[str(field.type)] for field in attrs.fields(cls)})
     again = _wire_values.decode_event(_wire_values.encode_event(event))

@@ -105,7 +105,7 @@ def test_a_kernel_that_raises(rig: Any, monkeypatch: pytest.MonkeyPatch, where: 
     assert rig.stream.failure is None
 
 
-def test_what_a_plan_refuses_is_not_enqueued(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_plan_is_not_enqueued(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[Any] = []
 
     def refuse(spec: Moved, device: Any) -> None:

@@ -69,7 +69,7 @@ class Watched(threading.Condition):
 
 
 @pytest.mark.parametrize(("work", "seen"), [(0, 1), (BOUND, 1), (LARGE, 6)])
-def test_a_small_call_has_one_thread_and_a_large_one_has_what_was_started(work: int, seen: int) -> None:
+def test_a_small_call_has_one_thread_and_a_large_call_has_all(work: int, seen: int) -> None:
     number = ctypes.c_int(6)
     threads = BlasThreads(number)
     with threads.for_work(work):
@@ -109,7 +109,7 @@ def test_calls_of_one_kind_are_inside_together(work: int, seen: int) -> None:
 
 
 @pytest.mark.parametrize(("works", "seen"), [((BOUND, LARGE), (1, 6)), ((LARGE, BOUND), (6, 1))])
-def test_a_call_waits_for_those_of_the_other_kind_and_none_passes_it(
+def test_a_call_waits_for_calls_of_the_other_kind_and_none_passes_it(
     works: tuple[int, int], seen: tuple[int, int]
 ) -> None:
     number = ctypes.c_int(6)
@@ -152,7 +152,7 @@ print(json.dumps([len(found), all(found)]))
 """
 
 
-def test_a_product_that_is_not_counted_has_the_same_bits_with_any_number_of_threads(
+def test_an_uncounted_product_has_the_same_bits_with_any_number_of_threads(
     run_two_threads: Run,
 ) -> None:
     assert run_two_threads(PRODUCTS) == [400, True]
@@ -296,7 +296,7 @@ print(json.dumps([is_same, len(set.union(*found))]))
 """
 
 
-def test_a_call_has_the_same_bits_beside_calls_of_another_size(run_two_threads: Run) -> None:
+def test_a_call_has_the_same_bits_next_to_calls_of_another_size(run_two_threads: Run) -> None:
     assert run_two_threads(BESIDE) == [True, 1]
 
 

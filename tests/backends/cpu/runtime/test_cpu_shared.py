@@ -77,7 +77,7 @@ def test_a_view_behaves_as_one_of_private_memory(device):
     assert private.close(PATIENCE)
 
 
-def test_work_that_is_stuck_keeps_its_mapping_when_the_device_is_closed(keeper):
+def test_stuck_work_keeps_its_mapping_when_the_device_is_closed(keeper):
     before = mappings()
     device = CpuBackend().open_device(0, memory_limit=None, keeper=keeper)
     device.allocate(1, 1000)
@@ -181,7 +181,7 @@ def test_a_keeper_that_fails_leaves_no_chunk_and_no_block(device, keeper, monkey
     assert device.placement(1).chunk == 2  # the keeper may have told others of 1
 
 
-def test_a_chunk_that_is_too_short_is_not_mapped():
+def test_a_short_chunk_is_not_mapped():
     descriptor = sealed(4096)
     try:
         assert CpuBackend().map_host(descriptor, 4096).size == 4096
@@ -205,7 +205,7 @@ def test_nobody_changes_the_size_of_a_chunk(device, keeper):
 
 
 @pytest.mark.parametrize("make", UNFIT.values(), ids=UNFIT)
-def test_what_could_end_the_process_is_not_mapped(make, tmp_path):
+def test_chunks_that_could_end_the_process_are_not_mapped(make, tmp_path):
     """SIGBUS comes when it is touched, so that nothing can be done about it then."""
     descriptor = make(4096, tmp_path)
     try:
@@ -225,7 +225,7 @@ def test_a_system_without_such_memory_names_the_way_out(monkeypatch, keeper):
         CpuBackend().map_host(0, 8)
 
 
-def test_what_a_container_may_take_counts(tmp_path, monkeypatch):
+def test_the_limit_of_a_container_counts(tmp_path, monkeypatch):
     free = host.available_bytes()
     inner = tmp_path / "outer" / "inner"
     inner.mkdir(parents=True)

@@ -125,7 +125,7 @@ def test_a_conjugated_copy(rig: Any, run: Runner, name: str, order: Any) -> None
 
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("name", views())
-def test_results_come_to_where_the_array_lies(rig: Any, run: Runner, name: str, order: Any) -> None:
+def test_results_reach_the_memory_of_the_array(rig: Any, run: Runner, name: str, order: Any) -> None:
     host = views()[name]
     source = rig.put(in_order(host, order).copy())
     out = rig.put_as_laid_out(np.zeros_like(host.base if host.base is not None else host))
@@ -139,7 +139,7 @@ def test_results_come_to_where_the_array_lies(rig: Any, run: Runner, name: str, 
     np.testing.assert_array_equal(rig.get(out), host)
 
 
-def test_what_lies_right_is_not_copied(rig: Any, run: Runner) -> None:
+def test_fitting_layouts_are_not_copied(rig: Any, run: Runner) -> None:
     """Then its own address is given, and no workspace is taken."""
     rows, columns = rig.put(np.ones((3, 4))), attrs.evolve(rig.put(np.ones((3, 4))), strides=(8, 24))
 
@@ -250,7 +250,7 @@ def test_more_workspace_than_the_limit_leaves(small: Any, run: Runner) -> None:
     small.free(block)
 
 
-def test_an_operation_keeps_what_it_has_when_there_is_no_more(small: Any, run: Runner) -> None:
+def test_an_operation_keeps_its_memory_when_there_is_no_more(small: Any, run: Runner) -> None:
     take = Taking(small, run)
     quarter = MEGABYTE // 4
     take(quarter)
@@ -438,7 +438,7 @@ def test_a_kernel_that_raises(rig: Any, run: Runner) -> None:
     np.testing.assert_array_equal(rig.get(array), np.arange(4.0))
 
 
-def test_what_a_handle_has_for_itself_is_counted_and_never_refused(small: Any, run: Runner) -> None:
+def test_the_own_memory_of_a_handle_is_counted_and_never_refused(small: Any, run: Runner) -> None:
     device, take = small.device, Taking(small, run)
     own = Workspace(device.blocks, "own")
     with device.context:

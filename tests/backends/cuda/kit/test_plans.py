@@ -57,7 +57,7 @@ class TestTable:
         assert [table.find((way,)) for way in "123"] == [first, None, third]
         assert len(table) == 2
 
-    def test_what_is_busy_stays_until_it_is_not(self) -> None:
+    def test_a_busy_plan_stays_until_it_is_free(self) -> None:
         table, closed = self.table(2)
         plans = [Plan(str(number), is_busy=True) for number in range(5)]
         for plan in plans:
@@ -80,7 +80,7 @@ class TestTable:
         assert (table.find(("only",)), closed) == (plan, [])
 
     @given(st.lists(st.integers(0, 6), max_size=60), st.integers(1, 4))
-    def test_what_became_of_plans_is_counted(self, launched: list[int], most: int) -> None:
+    def test_outcomes_of_plans_are_counted(self, launched: list[int], most: int) -> None:
         """Against a model: the keys that were used last."""
         counts = CacheCounts()
         table = PlanCache(most, counts=counts)

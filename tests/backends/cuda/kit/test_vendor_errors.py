@@ -31,7 +31,7 @@ def library(rig: Any, error: Exception) -> Any:
     return Two(rig.device)
 
 
-def test_each_code_is_read_by_the_vendor_that_has_it(rig: Any) -> None:
+def test_each_code_is_read_by_its_vendor(rig: Any) -> None:
     from nvmath.bindings import cublas, cufft
 
     cases = [
@@ -47,7 +47,7 @@ def test_each_code_is_read_by_the_vendor_that_has_it(rig: Any) -> None:
         assert getattr(caught.value, "code", None) == code
 
 
-def test_what_no_vendor_has_told_of_is_left_as_it_is(rig: Any) -> None:
+def test_errors_unknown_to_all_vendors_are_left_unchanged(rig: Any) -> None:
     with pytest.raises(ZeroDivisionError):
         library(rig, ZeroDivisionError()).enqueue(linalg.scal.spec(1.0, rig.put([1.0])), rig.stream)
 
@@ -60,7 +60,7 @@ def test_a_function_that_the_installed_library_has_not(rig: Any) -> None:
         lacking.enqueue(linalg.scal.spec(1.0, rig.put([1.0])), rig.stream)
 
 
-def test_what_a_kernel_raises_in_a_lost_context_is_the_loss(backend: Any, rig: Any) -> None:
+def test_an_error_of_a_kernel_in_a_lost_context_is_the_loss(backend: Any, rig: Any) -> None:
     """A kernel that calls the driver by itself may be the first to meet it, and raises what it likes."""
     own = type(rig)(device := backend.open_device(0, memory_limit=None), device.open_stream("main"))
     spec = linalg.scal.spec(1.0, own.put([1.0]))

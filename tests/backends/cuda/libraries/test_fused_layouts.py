@@ -68,7 +68,7 @@ def operands(draw: st.DrawFn) -> tuple[list[np.ndarray[Any, Any]], list[np.ndarr
 
 @given(made=operands(), sums_of=st.sampled_from([None, "a", "b"]))
 @settings(max_examples=300, deadline=None, derandomize=True)
-def test_calls_read_and_write_what_is_meant(made: Any, sums_of: str | None) -> None:
+def test_calls_read_and_write_the_right_elements(made: Any, sums_of: str | None) -> None:
     (a, b), bases, dtype = made
     expected = np.matmul(a.astype(float), b.astype(float))
     out = ArraySpec(

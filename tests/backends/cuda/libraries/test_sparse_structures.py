@@ -72,7 +72,7 @@ def test_the_first_product_checks_and_the_next_is_the_librarys(rig: Any) -> None
         ([0, 1], [], "indptr: 1 rows need 2 elements from 0 to at most 0"),
     ],
 )
-def test_what_a_structure_says_wrong_is_told_each_time_and_hurts_nobody(
+def test_a_wrong_structure_is_reported_each_time_and_hurts_nobody(
     rig: Any, indptr: list[int], indices: list[int], message: str, index: str
 ) -> None:
     wrong, right = product(rig, indptr, indices, index=index), product(rig, [0, 2], [0, 1], index=index)
@@ -144,13 +144,13 @@ def test_matrices_that_make_way_are_checked_again(rig: Any, monkeypatch: pytest.
         assert len(believed(rig)) <= 3
 
 
-def test_a_block_that_is_gone_is_forgotten(rig: Any) -> None:
+def test_a_released_block_is_forgotten(rig: Any) -> None:
     spec = known_product(rig)
     rig.free(spec.matrix_indices)
     assert believed(rig) == []
 
 
-def test_the_status_comes_with_its_own_operation(rig: Any) -> None:
+def test_the_status_belongs_to_its_own_operation(rig: Any) -> None:
     wrong, right = product(rig, [0, 1, 2], [0, 7]), product(rig, [0, 2], [0, 1])
     # What is loaded at the first use waits for every stream.
     rig.apply("sparse", product(rig, [0, 2], [1, 0]))
@@ -255,7 +255,7 @@ def test_a_known_matrix_with_wrong_vectors(rig: Any, name: str, what: str) -> No
 
 
 @pytest.mark.parametrize("name", ["matrix_indptr", "matrix_indices", "matrix_data", "x", "out"])
-def test_a_known_matrix_when_an_array_is_gone(rig: Any, name: str) -> None:
+def test_a_known_matrix_after_the_release_of_an_array(rig: Any, name: str) -> None:
     spec = known_product(rig)
     rig.free(getattr(spec, name))
     with pytest.raises(KeyError, match="does not exist"):

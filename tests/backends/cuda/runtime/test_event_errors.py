@@ -16,7 +16,7 @@ class Held:
     """What a task has that looks for the end."""
 
 
-def test_an_error_does_not_keep_what_the_one_has_who_saw_it(rig: Any) -> None:
+def test_an_error_does_not_keep_its_readers_objects(rig: Any) -> None:
     def refuse() -> None:
         raise LibraryError("refused", library="test", code=1)
 

@@ -111,7 +111,7 @@ WRONG: list[tuple[str, tuple[Any, ...], dict[str, Any], type[Exception], str]] =
 
 
 @pytest.mark.parametrize(("name", "given", "named", "error", "text"), WRONG, ids=[one[0] for one in WRONG])
-async def test_an_argument_that_is_none(
+async def test_an_argument_of_the_wrong_kind(
     device: ta.Device,
     name: str,
     given: tuple[Any, ...],
