@@ -1,4 +1,4 @@
-"""Random programs that are one expression, asked as one chain of calls or step by step."""
+"""Random programs of one expression, asked as one chain of calls or step by step."""
 
 from __future__ import annotations
 
@@ -113,8 +113,8 @@ class Program:
     """An expression.
 
     Attributes:
-        nodes: The steps; the last one is awaited, with those that it is made of.
-        end: What becomes of it.
+        nodes: The steps. The last one is awaited together with its operands.
+        end: How the chain ends.
         one_host: Whether the two arrays of the host are the same.
         dtypes: Those of the leaves.
         order: Strides of the host arrays.

@@ -11,7 +11,7 @@ import trio
 
 import trio_accel as ta
 
-# Test folders are no packages: what several modules of this one share is imported by its own name.
+# Test folders are not packages, so modules of this folder import their shared code by its own name.
 sys.path.insert(0, str(Path(__file__).parent))
 
 from manual_backend import ManualBackend

@@ -34,7 +34,7 @@ OPERATIONS = ("linalg.cholesky", "linalg.gemm", "linalg.qr", "sparse.spmm")
 
 
 def of_operations() -> dict[str, str]:
-    """By file, what is executed for an operation; the capabilities must not be imported yet."""
+    """By file, the source executed for an operation; the capabilities must not be imported yet."""
     found: dict[str, list[str]] = {name: [] for name in OPERATIONS}
     compiled = _declared._Maker._compiled
 

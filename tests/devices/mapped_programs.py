@@ -1,4 +1,4 @@
-"""A program that looks at what its worker has mapped and open, and tries to change what it was given."""
+"""A program that looks at the mappings and open files of its worker, and tries to change its arguments."""
 
 from __future__ import annotations
 

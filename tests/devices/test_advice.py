@@ -39,14 +39,14 @@ async def other(system: ta.System) -> AsyncGenerator[ta.Device, None]:
 
 
 async def refused(call: Any, *arguments: Any, **more: Any) -> str:
-    """What the TypeError says that a call ends with."""
+    """The text of the TypeError at the end of a call."""
     with pytest.raises(TypeError) as caught:
         await call(*arguments, **more)
     return str(caught.value)
 
 
 class Unawaited:
-    """Coroutines that are given in place of what they return; closed at the end, as they never run."""
+    """Coroutines in place of their results; closed at the end, because they never run."""
 
     def __init__(self) -> None:
         self._made: list[Coroutine[Any, Any, Any]] = []
@@ -236,7 +236,7 @@ async def test_equality_is_by_element_and_identity_is_not(device: ta.Device, a: 
     for other in (b, np.eye(2), np.float64(1.0), 1, 1.0):
         expected = np.eye(2) == (np.eye(2) if other is b else other)
         np.testing.assert_array_equal(await (a == other).to_host(), expected)
-    # What has no elements is another thing.
+    # Objects without elements are another case.
     for other in (None, "a", device, object()):
         assert a != other
         assert not a == other  # noqa: SIM201  # both are asked

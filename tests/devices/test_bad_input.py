@@ -1,4 +1,4 @@
-"""What is wrong is refused before anything is launched, naming it; the device stays as it was."""
+"""Wrong arguments are refused by name before anything is launched, and the device is unchanged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trio_accel.devices import ToHost
 
 @attrs.frozen
 class Arrays:
-    """What the wrong asks use."""
+    """The arguments of the wrong requests."""
 
     device: ta.Device
     matrix: ta.AccelRef

@@ -205,7 +205,7 @@ async def test_any_program_matches_a_run_step_by_step(
                 pending.append(device.submit(Fill(refs[j], value)))
                 y[:] = value
         while waiting:
-            # There is always one that has begun, or will.
+            # At least one launch has begun, or will.
             await wait_all_tasks_blocked()
             waiting = waiting[seed % len(waiting) :] + waiting[: seed % len(waiting)]
             ready = next((path for path in waiting if let_go(path)), None)
@@ -228,14 +228,14 @@ async def test_a_thread_continues_with_the_next_call_without_the_loop(
     counted = await device.statistics()
     queue = counted.queues["blocking_library:AheadActor"]
     assert (queue.in_flight, queue.waiting) == (8, 4)
-    # What is not handed over yet can be taken back.
+    # A launch can be withdrawn until it is handed over.
     follower = Asker(nursery, device, ta.linalg.Scal(2.0, arrays[7]))
     last = Asker(nursery, device, AheadScale(arrays[0], 2.0))
     other = await device.put(np.ones(3))
     await settled(device)
     last.scope.cancel()
     assert await last.result() == "cancelled"
-    # Whatever has nothing to do with it goes on.
+    # Unrelated work continues.
     await other.fill(2.0)
     np.testing.assert_array_equal(await other.to_host(), np.full(3, 2.0))
     finish(end)
@@ -452,7 +452,7 @@ async def test_a_cancelled_asker_leaves_and_the_launch_continues(
     end = await begun(pipe)
     asker.scope.cancel()
     assert await asker.result() == "cancelled"
-    # It keeps its place: what touches its array follows it all the same.
+    # It keeps its position, because work on its array must follow it all the same.
     writer = device.submit(ta.linalg.Scal(5.0, x))
     await settled(device)
     assert not writer.is_done
@@ -582,7 +582,7 @@ async def test_enqueued_work_of_a_refused_launch_keeps_its_memory(
 ) -> None:
     """The stream is held in front of it: its blocks are somebody else's only when it has passed."""
     host = np.ones((4, 4))
-    # The driver loads a kernel with its first launch, and waits for streams that are held then.
+    # The driver loads a kernel with its first launch, and waits for held streams then.
     await ta.linalg.matmul(await device.put(host), host)
     await device.statistics()  # gives back what was dropped
     hold = ta.testing.inject_fault(device, Product, hang=True)
@@ -654,7 +654,7 @@ async def test_a_system_without_threads_refuses_it(
             raise RuntimeError("can't start new thread")
         start(thread)
 
-    # What is to be planned first has a thread of Trio's.
+    # Planned operations have a thread of Trio's.
     asked = InThread()
     monkeypatch.setattr("blocking_library._Blocking.prepare", lambda *_: asked)
     start: Any = threading.Thread.start

@@ -144,7 +144,7 @@ async def test_memory_in_use_by_an_operation_becomes_no_other_block() -> None:
     table = BlockTable("cpu:0", Availability())
     released, spoiled = table.new(8), table.new(8)
     ids = {released.id, spoiled.id}
-    # What is in flight holds its blocks, but for those that the program releases by name.
+    # Operations in flight hold their blocks, except blocks that the program releases by name.
     released.release()
     spoiled.mark_damaged("linalg.Matmul", None)
     del spoiled
@@ -254,7 +254,7 @@ async def test_nothing_holds_the_loop_for_many_dropped_blocks(
 async def test_no_more_bytes_are_kept_than_so_many() -> None:
     table = BlockTable("cpu:0", Availability())
     table.is_watched = True
-    # Of three sizes by turns: the size that was not wanted for longest goes first.
+    # Of three sizes in turn, the least recently used size is dropped first.
     sizes = [(1 << 20) * (1 + number % 3) for number in range(36)]
     blocks = [table.new(size) for size in sizes]
     ids = [block.id for block in blocks]
@@ -264,7 +264,7 @@ async def test_no_more_bytes_are_kept_than_so_many() -> None:
     assert taken == ids[::3][: len(taken)]
     kept = sum(size for number, size in zip(ids, sizes, strict=True) if number not in taken)
     assert kept <= 64 << 20 < kept + (1 << 20)
-    # What is wanted comes again, the last one first, and counts no more.
+    # A requested block comes again, the last one first, and no longer counts.
     again = [table.new(3 << 20) for _ in range(12)]
     assert [block.id for block in again] == ids[2::3][::-1]
     assert table.take_some() == []
@@ -289,7 +289,7 @@ async def test_all_dropped_memory_is_available_under_a_limit_of_bytes(
     options = ta.DeviceOptions(isolation=isolation, memory_limit=1000)
     async with system.open_device(BACKEND, options=options) as device:
         for length in (100, 120, 124, 90, 125):
-            # One that is there already, so that somebody looks.
+            # A block exists already, so that somebody looks.
             small, large = await device.zeros(1, "uint8"), await device.zeros(length - 1)
             await large.fill(1.0)
             del small, large
@@ -315,7 +315,7 @@ async def test_no_two_live_blocks_share_an_id(
     for size, drops, drains, launches, is_watched in steps:
         table.is_watched = is_watched
         block = table.new(size)
-        # One that was given back never comes again, and one that comes again is as large as it was.
+        # A block given back never comes again, and a repeated block has its old size.
         assert block.id not in freed
         assert sizes.setdefault(block.id, size) == size
         alive.append(block)

@@ -1,4 +1,4 @@
-"""Arrays of one device that operations of another read where they are, and what a loss of either leaves."""
+"""Operations read arrays of another device in place; and the effects of a loss of either device."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def open_pair(system: ta.System, owner: str, other: str) -> AsyncGenerator
         yield Pair(a, b, await a.put(HOST))
 
 
-# Where operations of the second device read memory of the first one; a worker cannot map that of the program.
+# Devices whose memory operations of a second device can read; a worker cannot map the program's memory.
 IN_PLACE = (("process", "process"), ("inline", "inline"), ("process", "inline"))
 
 
@@ -186,7 +186,7 @@ async def test_it_can_be_read_after_the_loss_of_an_inline_owner(system: ta.Syste
     async with open_pair(system, "inline", "inline") as pair:
         async with pair.other.borrow(pair.array) as borrowed:
             await lose(pair.owner)
-            # What the next context makes is not in its place.
+            # Blocks of the next context have other addresses.
             again = [await pair.owner.full(HOST.shape, 3.0) for _ in range(4)]
             for _ in range(3):
                 assert await (await ta.arrays.sum(borrowed)).item() == pytest.approx(HOST.sum())
@@ -222,7 +222,7 @@ async def test_the_next_context_of_the_borrower_has_it(pair: Pair) -> None:
 
 
 async def test_a_repeated_operation_finds_it(system: ta.System) -> None:
-    """Requests that are put back go to the next worker behind what they read, whatever is before them."""
+    """Requests put back reach the next worker after the arrays they read, in any order of the queue."""
     options = ta.DeviceOptions(isolation="process", retry=2)
     async with (
         system.open_device(BACKEND, options=ta.DeviceOptions(isolation="process")) as owner,
@@ -249,7 +249,7 @@ async def test_a_repeated_operation_finds_it(system: ta.System) -> None:
 
 
 async def test_a_repeated_inline_operation_finds_it(system: ta.System) -> None:
-    """What an inline device has borrowed does not go with its context; its own arrays do."""
+    """Arrays borrowed by an inline device survive its context; its own arrays do not."""
     options = ta.DeviceOptions(isolation="inline", retry=1)
     async with (
         system.open_device(BACKEND, options=ta.DeviceOptions(isolation="inline")) as owner,
@@ -288,7 +288,7 @@ async def test_a_loss_at_the_end_gives_it_back(pair: Pair) -> None:
 
 
 async def test_memory_returned_at_a_loss_is_not_held_by_the_next_worker(workers: Pair) -> None:
-    """A device that has lent an array to itself, as collectives do, and dies before it hears of the end."""
+    """A device that lends an array to itself, as in collectives, and dies before it learns of the end."""
     pair = workers
     pid = await pid_of(pair.owner)
     async with lend("test", [pair.array], [pair.owner]) as lent, lent.to(pair.owner):
@@ -315,9 +315,9 @@ async def test_a_cancelled_wait_leaves_nothing(pair: Pair) -> None:
 
 
 async def test_a_reader_that_runs_on_keeps_it(pair: Pair) -> None:
-    """An asker that has gone leaves its operation: the array is not changed before that has ended."""
+    """A departed asker leaves its operation: the array is not changed before the operation ends."""
     async with pair.other.borrow(pair.array) as borrowed:
-        await ta.arrays.sum(borrowed)  # what it compiles is kept; a cancelled compilation launches nothing
+        await ta.arrays.sum(borrowed)  # compiled kernels are kept; a cancelled compilation launches nothing
         ta.testing.inject_fault(pair.other, "arrays.sum", delay=0.5)
         start = trio.current_time()
         with ta.cancel_grace(0.0), trio.move_on_after(0.1) as scope:
@@ -354,7 +354,7 @@ async def test_its_memory_stays_while_it_is_borrowed_from_a_closed_device(pair: 
     async with pair.other.borrow(pair.array) as borrowed:
         assert await (await ta.arrays.sum(borrowed)).item() == pytest.approx(HOST.sum())
         await pair.owner.close()
-        # A file that is opened now may have the number of a descriptor that was closed.
+        # A newly opened file may have the number of a closed descriptor.
         opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(4)]
         for _ in range(2):
             assert await (await ta.arrays.sum(borrowed)).item() == pytest.approx(HOST.sum())

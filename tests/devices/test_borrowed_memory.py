@@ -1,4 +1,4 @@
-"""What a worker has of the memory of other devices: to read, and only while something is borrowed."""
+"""A worker maps memory of other devices only for reading, and only while something is borrowed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Pair:
     memory: list[int]
 
     async def foreign(self) -> list[str]:
-        """What the worker of the other device has of foreign memory now."""
+        """The foreign memory of the other device's worker at the moment."""
         found: list[str] = await self.program.ask("has", self.memory)
         return found
 

@@ -1,7 +1,7 @@
 """Python calls of a warm request, on the application's side: a measure without noise.
 
-Half of them are Trio's: an asker that waits for another thread, and the loop's turns until it is woken. A
-step that is computed in place waits for none.
+Half of them are Trio's, because an asker waits for another thread, and the loop turns until it is woken. A
+step computed in place waits for neither.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ TURNS = 3
 
 
 async def made(make: Callable[[], Any]) -> Any:
-    """What a function makes, awaited where that can be."""
+    """The result of a function, awaited if possible."""
     value = make()
     return await value if isinstance(value, Awaitable) else value
 
@@ -130,7 +130,7 @@ async def test_of_two_devices(system: ta.System, device: ta.Device) -> None:
                 r"copy it there: await x2\.copy_to\(device\)",
                 text,
             ), text
-        # Where it does make sense.
+        # Objects with which the call makes sense.
         z = (x + 1.0) * await y.copy_to(device)
         assert (await z.to_host())[0] == 2.0
 
@@ -407,7 +407,7 @@ async def test_wrong_arguments(device: ta.Device, kind: str) -> None:
 
 
 async def test_a_call_as_out(device: ta.Device) -> None:
-    """It is an array of its own by then, which is overwritten; an operand that is `out`, as without calls."""
+    """By then it is a separate array, which is overwritten; an operand equal to `out`, as without calls."""
     for turn in range(TURNS + 1):
         x = await device.put(np.full((2, 2), float(turn)))
         y = x + 1.0
@@ -481,14 +481,14 @@ async def test_an_index_out_of_range(device: ta.Device) -> None:
     x, places = await device.put(np.ones((3, 2))), await device.put(np.array([0, 7]))
     text = await refused(lambda: nn.embedding(places, x * 2.0) + 1.0, ta.OutOfRangeError)
     assert text.startswith("nn.embedding: index 7 is not from 0 to 2 ("), text
-    # What was changed by then is not changed again, so the step's error it is.
+    # Completed changes are not repeated, so the call ends with the step's error.
     for _ in range(TURNS):
         with pytest.raises(ta.OutOfRangeError, match=r"\b7 is ") as caught:
             await nn.embedding(places, arrays.add(x, 1.0, out=x))
         assert "nn.embedding" in (caught.value.operation or "")
         del caught
         await x.fill(1.0)
-    # A step that is asked again has its own error: nothing keeps the arrays of the chain.
+    # A repeated step has its own error, because nothing keeps the arrays of the chain.
     for _ in range(TURNS):
         with pytest.raises(ta.OutOfRangeError) as told:
             await (nn.embedding(places, x * 2.0) @ x.T)

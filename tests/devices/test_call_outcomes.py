@@ -39,7 +39,7 @@ async def nothing_left(device: ta.Device, blocks: int) -> None:
 
 
 async def in_turn() -> None:
-    """Let what is ready run, and what has begun reach the device."""
+    """Let ready tasks run, and begun work reach the device."""
     for _ in range(5):
         await trio.testing.wait_all_tasks_blocked(0.001)
 
@@ -150,7 +150,7 @@ async def test_a_fault_in_a_step(device: ta.Device, turns: int) -> None:
         await chain()
     assert fault.hit == 1
     assert caught.value.operation == "linalg.Matmul"
-    # What comes after it has not run.
+    # Later steps have not run.
     assert (await y.to_host())[0, 0] == 7.0
     del caught
     for _ in range(TURNS):
@@ -332,7 +332,7 @@ async def test_steps_after_a_refused_chain_have_unchanged_host_arrays(
 
     async def refuse(message: Any, **named: Any) -> Any:
         if type(message).__name__ == "RunChain":
-            # What the plan takes, which the program changes before the refusal.
+            # An operand of the plan, which the program changes before the refusal.
             message.payload = host.tobytes()
             host[...] = 1000.0
             raise ta.OutOfMemoryError("none", requested=1, free=0, total=1, device="cpu:0")

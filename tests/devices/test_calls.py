@@ -253,7 +253,7 @@ async def test_in_place_inside_of_a_chain(device: ta.Device) -> None:
         x, y = await device.put(numbers(turn)), await device.put(numbers(turn))
         filled = (x * 2.0).fill(float(turn))
         same(await (filled + x).to_host(), turn + numbers(turn))
-        # The result is the array that was given, and no copy of it.
+        # The result is the given array, and not a copy of it.
         out = await arrays.add(x + 1.0, y, out=y)
         assert out.block is y.block
         same(await y.to_host(), numbers(turn) + 1.0 + numbers(turn))
@@ -453,8 +453,8 @@ async def test_a_number_that_changes_is_handed_over(device: ta.Device, dtype: st
         expected = await arrays.subtract(x, await arrays.multiply(rate, y))
         expected = await arrays.add(0.25, await arrays.divide(expected, scale))
         same(await (0.25 + (x - rate * y) / scale).to_host(), await expected.to_host())
-    # Two with their numbers, one without, and one whose steps are joined. What is not computed in its dtype
-    # has a template for each number.
+    # Two with their numbers, one without, and one with fused steps. Operations computed in another dtype have
+    # a template for each number.
     assert (chains.kept.counts.recorded == 4) == (dtype in ("float32", "float64"))
     for number in (0.0, -0.0, float("inf"), float("-inf"), float("nan"), 1e300, 1e-300):
         same(await ((x * number) + 1.0).to_host(), await (await (await (x * number) + 1.0)).to_host())

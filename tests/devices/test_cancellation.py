@@ -160,7 +160,7 @@ async def test_without_a_grace_the_asker_leaves_at_once_and_the_operation_contin
         await wait_all_tasks_blocked()
         statistics = await device.statistics()
         assert (statistics.in_flight, statistics.queues[BLAS].waiting) == (1, 1)
-        # It is part of what was launched.
+        # It is part of the launched work.
         is_over = trio.Event()
 
         async def synchronize() -> None:

@@ -1,7 +1,7 @@
-"""Whatever writes to an array, what was believed of its contents is believed no more.
+"""Any write to an array discards the cached facts about its contents.
 
-A sparse structure is looked at once, and then used without a look. So each way to write puts a wrong one in
-place of one that is believed.
+A sparse structure is checked once, and then used without a check. So each way to write replaces a checked
+structure by a wrong one.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ async def test_a_long_operation_costs_the_waiting_thread_next_to_nothing(
 ) -> None:
     async with system.open_device("manual", options=ta.DeviceOptions(completion=strategy)) as device:
         ref = await device.put(np.ones(3))
-        # What the library imports is no wait.
+        # The imports of the library are not a wait.
         await ta.linalg.scal(1.0, ref)
         backend.device.is_held = True
         async with trio.open_nursery() as nursery:
@@ -133,7 +133,7 @@ async def test_a_long_operation_costs_the_waiting_thread_next_to_nothing(
                 await trio.sleep(0.2)
                 spent = _processor_time() - before
             backend.device.release()
-        # A fifth of what a wait of one second may cost.
+        # A fifth of the cost allowed for a wait of one second.
         assert spent < 0.05
 
 
@@ -308,13 +308,13 @@ class TestPolling:
 
 
 class TestSpinning:
-    """A lone asker of what takes as long as that before waits for it in its own task."""
+    """A lone asker of work with a steady duration waits for it in its own task."""
 
     @pytest.fixture
     async def device(
         self, system: ta.System, backend: ManualBackend, monkeypatch: pytest.MonkeyPatch
     ) -> AsyncGenerator[ta.Device, None]:
-        # Nobody else sees the end of what is spun for: no notification, and no look of the watchdog.
+        # Nobody else sees the end of an operation under a spin: no notification, and no look of the watchdog.
         monkeypatch.setattr(_context_state, "_INTERVAL", 60.0)
         monkeypatch.setattr(_port, "LONGEST_LOOK", 10.0)
         options = ta.DeviceOptions(
@@ -331,7 +331,7 @@ class TestSpinning:
 
     @pytest.fixture
     def ends(self, device: ta.Device, ref: ta.AccelRef) -> list[bool]:
-        """For each that was spun for, whether it was so to its end."""
+        """For each spin, whether it lasted to the end."""
         port = device.dispatch.session.engine.completion  # type: ignore[union-attr]
         spin, ends = port.spin, list[bool]()
 

@@ -20,7 +20,7 @@ PARTS = ("actors", "backends", "devices", "linalg")
 
 
 async def program() -> None:
-    """Two tasks that do everything, and one that is cancelled."""
+    """Two tasks that do everything, and one cancelled task."""
     async with (
         ta.open_system("s") as system,
         system.open_device(
@@ -88,7 +88,7 @@ def test_ctrl_c_at_every_line_of_a_launch(caplog: pytest.LogCaptureFixture) -> N
 
 
 async def program_with_streams() -> None:
-    """A source in a thread to its end, one that is left, and an async one."""
+    """A source read in a thread to its end, an abandoned source, and an async one."""
 
     def source() -> Generator[tuple[np.ndarray[Any, Any], ...], None, None]:
         for number in range(3):

@@ -1,4 +1,4 @@
-"""Programs on a GPU: what they get, what they return, and how they fail."""
+"""Programs on a GPU: their arguments, their results, and their failures."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def test_functions_run_without_opening(system: ta.System, device: ta.Devic
         more = await ta.run(gpu_programs.declared, doubled)
         np.testing.assert_array_equal(await more.to_host(), np.arange(6.0) * 2 + 1)
     assert await ta.run(gpu_programs.add, x, number=0.5) is None
-    # Each function has a stream of its own: what comes behind the update sees it.
+    # Each function has its own stream, so later work on it sees the update.
     doubled = await ta.run(gpu_programs.doubled, x)
     np.testing.assert_array_equal(await doubled.to_host(), np.arange(6.0) * 2 + 1)
     places, most, nothing = await ta.run(gpu_programs.peaks, {"a": x, "b": np.arange(6.0)}, count=2)
@@ -87,7 +87,7 @@ async def test_methods_compute(device: ta.Device, layer: ta.programs.Program[Lay
     about = await layer.ask(Layer.about, x)
     assert about == {
         "read only": True,
-        # PyTorch takes no array that is marked so.
+        # PyTorch takes no array with this mark.
         "flag": False,
         "has stream": True,
         "weights have stream": False,
@@ -193,7 +193,7 @@ class _Stream:
 
 
 class _Streams:
-    """What both have: the current stream of each thread, and all that were made current."""
+    """Their common state: the current stream of each thread, and all streams made current."""
 
     def __init__(self, used: list[int]) -> None:
         self.used = used
@@ -258,7 +258,7 @@ class _CupyStreams(_OldCupyStreams):
 
 
 def stand_in(name: str, streams: Callable[[list[int]], Any]) -> Any:
-    """A module that stands for PyTorch or CuPy; `used` are the streams that were current."""
+    """A module in the place of PyTorch or CuPy; `used` has the streams made current."""
     used: list[int] = []
     module: Any = types.ModuleType(name)
     module.used, module.cuda = used, streams(used)
@@ -377,7 +377,7 @@ async def test_a_call_in_the_loop_fails_as_one_in_a_thread(device: ta.Device) ->
         result = await program.ask(Enqueues.checked, x, 1)
         np.testing.assert_array_equal(await result.to_host(), X * 2)
         assert (await device.statistics()).in_flight == 0
-        # What it was to change may be half changed.
+        # Its target may be half changed.
         for _ in range(3):
             await program.ask(Enqueues.doubles, x, fails=False)
         np.testing.assert_array_equal(await x.to_host(), X * 8)

@@ -1,4 +1,4 @@
-"""What is damaged of an array is what was to be written; to overwrite it makes it right again."""
+"""An operation that fails damages the elements it should write, and overwriting them repairs the array."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def test_to_overwrite_all_makes_an_array_right_again(device: ta.Device, na
         with pytest.raises(ta.StaleRefError, match="overwrite what is spoiled, by fill, assign or out="):
             await array.to_host()
     with pytest.raises(ta.StaleRefError, match=r"linalg\.scal: x: its contents were spoiled"):
-        await linalg.scal(2.0, x)  # what is updated is read
+        await linalg.scal(2.0, x)  # the updated array is also read
     await HEALS[name](x, y)
     wanted = await expected.to_host()
     np.testing.assert_array_equal(await x.to_host(), wanted)
@@ -82,7 +82,7 @@ async def test_a_write_to_a_view_damages_only_the_view(device: ta.Device) -> Non
     for array in (x, x[:, 2], x[1, 5]):
         with pytest.raises(ta.StaleRefError):
             await array.to_host()
-    # A part that is overwritten is right; what is left is damaged.
+    # An overwritten part is right; the rest is damaged.
     await x[1, :4].assign(7.0)
     np.testing.assert_array_equal(await x[:, 2].to_host(), [2.0, 7.0, 14.0, 20.0])
     with pytest.raises(ta.StaleRefError):

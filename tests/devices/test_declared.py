@@ -1,4 +1,4 @@
-"""Declared operations: what a declaration refuses at import, and what all of them refuse from a caller."""
+"""Declared operations: errors of declarations at import, and errors of all operations for a caller."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_a_declaration_that_contradicts_its_function(function: Any, given: dict[
 
 @pytest.fixture
 def eighths() -> Iterator[Any]:
-    """An operation that is declared for a dtype that none of its kernels has."""
+    """An operation declared for a dtype without a kernel."""
     declared: Any = operation("a(n) -> out(n)", actor=OwnActor, dtypes=(DType.float8_e5m2,))(one)
     yield declared
     for table in (DECLARED, kernels.ALLOWED):
@@ -282,8 +282,8 @@ def test_a_message_has_the_parameters_of_its_function() -> None:
         message("a", lower=True)
 
 
-# Each operation, by the values of the parameters that its shapes depend on. What refuses matrices of several
-# arrays is tested where they are: tests/sparse.
+# Each operation, by the values of the parameters that its shapes depend on. Refusals of matrices of several
+# arrays are tested with the matrices, in tests/sparse.
 VARIANTS = [
     pytest.param(declared, key, id=f"{name}{'-' * bool(key)}{'-'.join(map(str, key))}")
     for name, declared in sorted(DECLARED.items())
@@ -330,7 +330,7 @@ async def ask(device: ta.Device, function: Any, given: dict[str, Any]) -> Any:
     result = await outcome.acapture(device.ask, function.message(**arrays))
     refusal = getattr(result, "error", None)
     if isinstance(refusal, (TypeError, ValueError)) and not isinstance(refusal, ta.AccelError):
-        # Nothing was launched for what the caller's task has refused.
+        # Refusals in the caller's task launch nothing.
         assert (await device.statistics()).launched == before
     return result.unwrap()
 

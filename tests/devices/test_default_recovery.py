@@ -63,7 +63,7 @@ async def test_losses_after_progress_never_end_the_device_and_wait_for_a_second_
         assert max(restarts.delays) <= 1.0
         assert (await device.statistics()).losses == 9
         assert device.generation == 10
-        # A context that has worked for a while is replaced at once.
+        # A context with some time of work is replaced at once.
         await trio.sleep(0.6)
         await lose(device)
         await serve(device)

@@ -301,7 +301,7 @@ async def test_a_gibibyte(device: ta.Device) -> None:
     if device.info.backend == "cpu":
         async with ref.lease() as array:
             assert np.array_equal(array, host)
-            # What is kept of a lease keeps the memory.
+            # Objects kept from a lease keep the memory.
             del array
     host[: host.size // 4] = 0
     await ref[: host.size // 4].to_host(out=host[: host.size // 4])

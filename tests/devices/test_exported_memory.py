@@ -38,7 +38,7 @@ if BACKEND == "cuda":
 
 
 class _Interface:
-    """What has nothing but NumPy's protocol, and keeps the array."""
+    """An object with only NumPy's protocol, which keeps the array."""
 
     def __init__(self, array: Any) -> None:
         self._array = array
@@ -55,7 +55,7 @@ def addressed(isolation: Isolation) -> None:
 
 
 async def others(device: ta.Device) -> list[ta.AccelRef]:
-    """Take the memory that is free."""
+    """Take the free memory."""
     return [await device.put(np.full(3000, -1.0 - number)) for number in range(20)]
 
 

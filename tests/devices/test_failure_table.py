@@ -32,8 +32,8 @@ class Arrays:
 
     Attributes:
         device: The device.
-        kept: One that nothing writes.
-        out: What the operation that fails writes.
+        kept: An array that nothing writes.
+        out: The output of the failing operation.
     """
 
     device: ta.Device
@@ -46,14 +46,14 @@ Ask = Callable[[Arrays], Awaitable[object]]
 
 @attrs.frozen
 class Row:
-    """A row that is run here.
+    """A row whose operation runs here.
 
     Attributes:
-        asker: What the asker gets.
+        asker: The outcome for the asker.
         ask: The request that fails.
-        fault: What is injected into it.
+        fault: The injected fault.
         options: Of the device.
-        isolations: Where it happens.
+        isolations: The isolations of the device.
         damages: Whether the output is damaged, which its reader is told.
         restarts: Of the library's actor.
         loses: Whether it loses the context; inline no array survives that.

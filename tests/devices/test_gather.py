@@ -164,7 +164,7 @@ async def test_to_host_of_several(device: ta.Device) -> None:
         np.testing.assert_allclose(q @ r, host, atol=1e-13)
         same(kept, host)
         assert number == host.sum()
-        # A call that has several results by itself.
+        # A call with several results of its own.
         q, r = await linalg.qr(x + 0.0).to_host()
         np.testing.assert_allclose(q @ r, host, atol=1e-13)
         found = await arrays.top_k(x[0], 2).to_host()
@@ -241,7 +241,7 @@ async def test_calls_of_several_devices(system: ta.System, device: ta.Device) ->
         for _ in range(3):
             with pytest.raises(ValueError, match=r"^arrays\.multiply: x2 is on test/other, this runs on "):
                 await ta.gather(x + 1.0, (x + 1.0) * y)
-        # A result that was on the host in between goes anywhere.
+        # An intermediate result on the host can be used anywhere.
         a, b = await ta.gather(x + 1.0, arrays.add(y, (x * 2.0).to_host()))
         same(await b.to_host(), numbers(1) + numbers(0) * 2.0)
         with pytest.raises(TypeError, match="axis"):

@@ -1,4 +1,4 @@
-"""Text that is executed or compiled is what golden files say, so that a change of its makers is seen."""
+"""Executed and compiled sources equal golden files, so that a change of their generators is seen."""
 
 from __future__ import annotations
 

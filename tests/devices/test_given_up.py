@@ -38,7 +38,7 @@ async def change(device: Any) -> None:
 
 
 async def kill(device: Any) -> None:
-    """Kill the worker, and wait for what follows."""
+    """Kill the worker, and wait for the consequence."""
     generation, availability = device.generation, device.state.availability
     os.kill(device.dispatch.process.pid, signal.SIGKILL)
     while availability.is_ready and device.generation == generation:

@@ -1,4 +1,4 @@
-"""Groups of devices: opened and closed as one, and what is placed where while devices come and go."""
+"""Groups of devices: opened and closed as one, and their placement of work while devices come and go."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def lose(device: ta.Device) -> None:
     ta.testing.poison(device)
     with trio.fail_after(60):
         while device.is_ready:
-            # One that has not begun would wait for the next context.
+            # An opening that has not begun would wait for the next context.
             with trio.move_on_after(0.2), suppress(ta.AccelError):
                 await device.zeros(4)
 
@@ -114,7 +114,7 @@ async def test_free_memory_is_that_of_the_limit_and_of_the_hardware(three: ta.De
     first, second, third = three
     arrays = [await first.zeros(1000), await third.zeros(2000)]
     assert [load.free for load in three.loads()] == [LIMIT - 8000, LIMIT, LIMIT - 16000]
-    # Work goes where most is free, and what needs more than there is goes nowhere.
+    # Work is sent to the device with the most free memory, and work too large for all devices is refused.
     assert three.place() is second
     assert three.place(memory=LIMIT) is second
     keep = await second.zeros(LIMIT, "uint8")
@@ -127,7 +127,7 @@ async def test_free_memory_is_that_of_the_limit_and_of_the_hardware(three: ta.De
         second.path: f"has 0 bytes free, and {LIMIT - 7999} are needed",
         third.path: f"has {LIMIT - 16000} bytes free, and {LIMIT - 7999} are needed",
     }
-    # It is as the device counts: what fits is there.
+    # The device counts it in the same way, and fitting arrays are there.
     arrays.append(await first.zeros(LIMIT - 8000, "uint8"))
     keep.release()
     assert three.place(memory=LIMIT) is second
@@ -230,7 +230,7 @@ async def test_a_device_without_a_context_is_left_out_while_another_has_one(
         assert [load.is_available for load in group.loads()] == [True, False, True]
         assert set(group) == {first, second, third}
         assert {group.place() for _ in range(6)} == {first, third}
-        # What is kept for a key is there, and comes back with the context.
+        # Objects cached for a key are there, and come back with the context.
         assert {key: group.place(key=key) for key in keys} == keys
         if isolation == "process":
             assert group.place(owner_of=array) is second

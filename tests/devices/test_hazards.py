@@ -43,7 +43,7 @@ class Step:
     value: float
 
     def serial(self, vectors: Vectors) -> npt.NDArray[np.complex128] | None:
-        """Do it with NumPy; what it reads to the host is returned."""
+        """Compute it with NumPy, and return the values read to the host."""
         x, y = vectors[self.i], vectors[self.j]
         match self.kind:
             case "fill":
@@ -133,7 +133,7 @@ async def run_by_hand(program: list[Step], order: random.Random) -> None:
             "trio_accel.devices.front._system.candidates", lambda spec: ((backend, backend.info),)
         )
         monkeypatch.setattr(trio.to_thread, "run_sync", backend.run_sync)
-        # No grace: a program that fails must not wait for streams that are held.
+        # No grace, because a failing program must not wait for held streams.
         options = ta.DeviceOptions(cancel_grace=0.0)
         async with ta.open_system("test") as system, system.open_device(options=options) as device:
             await run(device, program, hold=hold, move=move)
@@ -179,7 +179,7 @@ async def test_readers_do_not_wait_for_each_other(
     await ta.fft.fft(x)
     await ta.sparse.spmv(matrix, x)
     device = backend.device
-    assert all(stream.waits == 0 for stream in device.streams)  # what is done needs no waiting
+    assert all(stream.waits == 0 for stream in device.streams)  # finished work needs no waiting
     device.is_held = True
     for ask in (ta.linalg.nrm2, ta.fft.fft, lambda x: ta.sparse.spmv(matrix, x), lambda x: x.to_host()):
         nursery.start_soon(ask, x)

@@ -36,7 +36,7 @@ async def _travel_both_ways(device: ta.Device, shape: Any, dtype: Any) -> None:
     assert host.flags.c_contiguous
     host[...] = np.arange(host.size).reshape(host.shape).astype(np.int8).astype(host.dtype)
     back = device.host_empty(shape, dtype)
-    # What an earlier case has left in this memory must not be taken for what arrived.
+    # Old contents of this memory from an earlier case must not be taken for arrived data.
     back[...] = -1
     assert await (await device.put(host)).to_host(out=back) is back
     assert back.tobytes() == host.tobytes()
@@ -99,7 +99,7 @@ async def test_one_made_in_another_thread_travels_like_any(device: ta.Device) ->
 
 
 class Registered:
-    """What devices are told of host memory, in the order of the calls, where only 256 MiB are kept."""
+    """The calls to devices about host memory, in their order, if only 256 MiB are kept."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(_host_pool, "total_bytes", lambda: 1 << 30)
@@ -123,7 +123,7 @@ class Registered:
             monkeypatch.setattr(cls, name, tell)
 
     def of(self, device: Any) -> list[tuple[str, int]]:
-        """What one of them was told."""
+        """The calls to one of the devices."""
         return [(name, nbytes >> 20) for name, told, nbytes in self.told if told is device]
 
     async def wait(self, count: int) -> None:
@@ -176,7 +176,7 @@ async def test_memory_is_forgotten_when_the_device_rests(
         while not (await device.statistics()).in_flight:
             pass
         del large
-        # What comes meanwhile is registered at once.
+        # An array made meanwhile is registered at once.
         following = device.host_empty(1 << 20, "uint8")
         await registered.wait(2)
         assert registered.of(first) == [("register_host", 300), ("register_host", 64)]

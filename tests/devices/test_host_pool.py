@@ -124,7 +124,7 @@ def test_regions_never_meet_and_all_come_back(steps: list[tuple[str, int]]) -> N
             elif kept:
                 held, stamped = kept.pop(value % len(kept))
                 if what == "view":
-                    # Its end is what is left of it.
+                    # The remainder of the slab is at its end.
                     kept.append((held[len(held) // 2 :], stamped))
             for held, stamped in kept:
                 assert held[0] == held[-1] == stamped
@@ -143,7 +143,7 @@ def test_regions_never_meet_and_all_come_back(steps: list[tuple[str, int]]) -> N
 
 
 async def test_slabs_come_and_go(pool: HostPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those for many arrays double; a large array lies alone; what is empty goes, but for a little."""
+    """Those for many arrays double; a large array has its own; empty ones are dropped but for a reserve."""
     monkeypatch.setattr(_host_pool, "available_bytes", lambda: 1 << 60)
     seen: list[tuple[str, int, int]] = []
 
@@ -161,7 +161,7 @@ async def test_slabs_come_and_go(pool: HostPool, monkeypatch: pytest.MonkeyPatch
     assert mappings() == before + 3
     kept.clear()
     pool.drain()
-    # Those that are not too large together are kept.
+    # Slabs are kept up to a total size.
     assert seen[3:] == [("dropped", 3, 700)]
     assert pool.slabs.keys() == {1, 2}
     assert mappings() == before + 2
@@ -335,7 +335,7 @@ class Slow:
 
 
 async def test_memory_dropped_before_its_registration_is_unregistered_after_it() -> None:
-    """Else it would be registered when it is mapped no more, and what lies there next be taken for it."""
+    """Otherwise it would be registered after its unmapping, and the next memory there be taken for it."""
     pool, device = HostPool(is_shared=False), Slow()
     registrar = HostRegistrar(pool)
     async with trio.open_nursery() as nursery:

@@ -115,7 +115,7 @@ class Requests(RuleBasedStateMachine):
             return
         expected = await outcome(self._by_steps(name, k))
         assert await outcome(self._call(name, k)) == expected
-        # What is written in place is the same, too.
+        # The targets of updates in place are also the same.
         assert await outcome(self.mine["y"].to_host()) == await outcome(self.plain["y"].to_host())
 
     async def _ask_alone(self, name: str, k: float) -> None:

@@ -38,7 +38,7 @@ def test_a_pause_does_not_predict_the_next(seconds: float, factor: float) -> Non
         assert abs(estimator.seconds - seconds) < 1e-6
     # Two in a row are no pause.
     assert not follow([*usual, pause, 3 * pause]).is_steady
-    # Nor is what is shorter.
+    # Nor is a shorter duration.
     assert not follow([*usual, pause, pause, seconds]).is_steady
 
 

@@ -8,7 +8,7 @@ from trio_accel.devices.engine._leases import LaunchOrder
 
 
 class Waiting:
-    """What the order needs of a launch."""
+    """The attributes of a launch that the order needs."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ def test_a_withdrawn_operation_keeps_its_position_but_not_its_results() -> None:
     order.leave(withdrawn)
     in_its_block: Any = Waiting("memory", makes=(3,))
     behind: Any = Waiting("memory", reads=(2,))
-    # What it was to change is behind those before it, as far as anybody knows.
+    # As far as anybody knows, its targets still hold the results of earlier operations.
     assert entered(order, in_its_block, behind) == [True, False]
     order.leave(in_its_block)
     order.leave(first)

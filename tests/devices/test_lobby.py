@@ -100,7 +100,7 @@ async def test_the_oldest_of_too_many_strangers_is_closed() -> None:
         for stranger in strangers[:-4]:
             assert await end_of(stranger)
         assert [await is_open(stranger) for stranger in strangers[-4:]] == [True] * 4
-        # One that was slow proves itself still.
+        # A slow one still proves itself.
         await strangers[-1].send_all(WORD[len(b"a m"[: 19 % 4]) :])
         await ask(strangers[-1])
 

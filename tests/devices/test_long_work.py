@@ -311,7 +311,7 @@ async def test_a_failing_listener_ends_a_transfer_which_leaves_nothing(device: t
     out[:] = -1.0
     await device.synchronize()
     assert (out == -1.0).all()
-    # Pieces in flight keep the memory of an array that was given up until they have ended.
+    # Pieces in flight keep the memory of an abandoned array until they have ended.
     with trio.fail_after(60):
         while (await device.statistics()).memory.used != used:
             gc.collect()

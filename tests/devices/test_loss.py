@@ -1,4 +1,4 @@
-"""Contexts that are lost, and operations that do not end: nothing hangs, and the device comes back."""
+"""After lost contexts and endless operations nothing hangs, and the device comes back."""
 
 from __future__ import annotations
 

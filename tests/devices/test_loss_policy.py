@@ -1,4 +1,4 @@
-"""The policy of a loss as a table: what runs again, what fails, and what is to blame."""
+"""The policy of a loss as a table: requests that run again, requests that fail, and the suspects."""
 
 from __future__ import annotations
 
@@ -74,7 +74,8 @@ def test_the_first_request_of_each_library_is_suspect_and_copies_only_alone() ->
     assert suspects("a", "a", "a") == [0]
     assert suspects(MEMORY, MEMORY) == [0]
     assert suspects(MEMORY, "a", "a", MEMORY) == [1]
-    # The likeliest is last: one whose library was guilty before, then one that has completed the least.
+    # The likeliest is last: an operation of a library with an earlier fault, then the one that has completed
+    # the least.
     assert suspects("a", "b", "c", done={"a": 1, "b": 9, "c": 5}) == [1, 2, 0]
     rules.guilty["b"] += 1
     assert suspects("a", "b", "c", done={"a": 1, "b": 9, "c": 5}) == [2, 0, 1]

@@ -312,7 +312,7 @@ async def _check_refusal(device: ta.Device, case: str) -> None:
         await wrong(device, x)
     await device.synchronize()
     after = await device.statistics()
-    extra = 1 if case == "cast to real" else 0  # what it makes itself
+    extra = 1 if case == "cast to real" else 0  # its own results
     assert after.launched == before.launched + extra
     assert after.generation == 1
     np.testing.assert_array_equal(await x.to_host(), np.ones(3))
@@ -593,7 +593,7 @@ async def test_a_small_dropped_array_is_freed_when_the_engine_comes_to_rest(
 async def test_who_asks_again_and_again_for_something_large_rings_nobody(
     manual: ta.Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Else it may come to rest in between, on a machine that is busy.
+    # Otherwise it may come to rest in between on a busy machine.
     monkeypatch.setattr(_context_state, "_INTERVAL", 60.0)
     ref = await manual.put(np.ones(LARGE))
     notifier = manual.state.blocks._notifier

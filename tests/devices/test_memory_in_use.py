@@ -1,4 +1,4 @@
-"""Blocks that are freed and made in one step, and those that become others."""
+"""Blocks freed and made in one step, and blocks that become others."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_blocks_after_an_exchange(
     device = Device()
     memory = opened(sizes, device)
     device.validated_blocks.update(sizes)
-    # What becomes another block was dropped before, and is not to be given back.
+    # A reused block was dropped before, and must not be given back.
     again = again & sizes.keys() - set(dropped)
     uses = [memory.pin(block) for block in sorted(pinned & sizes.keys())]
     wanted = {block: sizes[block] for block in again} | new
@@ -115,7 +115,7 @@ def test_returned_memory_makes_room_for_new_arrays() -> None:
     with pytest.raises(OutOfMemoryError):
         memory.exchange(let_go([2]), ((4, 8), (5, 8)))
     assert device.there == {3: 8, 4: 8}
-    # As for any operation that fails, what it has made by then is released.
+    # As for any failing operation, its results up to then are released.
     memory.release_all((4, 5))
     assert device.there == {3: 8}
 
@@ -134,7 +134,7 @@ def test_nothing_of_the_use_of_a_block_is_left_once_it_is_another() -> None:
 
 
 def test_work_after_an_operation_in_flight_waits_for_it_and_is_freed_later() -> None:
-    """A copy for an operation that failed runs yet, into a block that was given back with it."""
+    """A copy for a failed operation still runs, into a block given back with it."""
     device = Device()
     memory = opened({1: 8}, device)
     use = written(memory, 1)

@@ -1,4 +1,4 @@
-"""Neighbours that are expressions become one launch in a chain that comes again, and keep their bits."""
+"""Neighbouring expressions of a repeated chain become one launch, and keep their bits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Chain = Callable[[Any, Any], Any]
 
 
 def numbers(dtype: str) -> npt.NDArray[Any]:
-    """Small whole numbers, fractions, and what rounds, overflows or is no number."""
+    """Small integers, fractions, and numbers that round, overflow or are NaN."""
     draw = np.random.default_rng(5)
     kind = ta.DType(dtype).dtype
     if np.dtype(kind).kind in "iu":
@@ -88,7 +88,7 @@ async def test_functions_keep_their_bits(device: ta.Device, dtype: str) -> None:
 async def test_a_result_in_between_is_rounded_as_if_it_were_stored(device: ta.Device) -> None:
     x = await device.put(numbers("float64"))
     rounded = await turns(device, lambda x, y: (x.cast("float16") * 3).cast("float64") - y, x, x)
-    # Conversions are no expressions; what is between them and the rest stays as it is.
+    # Conversions are not expressions; intermediate arrays around them are unchanged.
     assert rounded[-1] == rounded[0]
     low = await device.put(numbers("float16"))
     assert (await turns(device, lambda x, y: arrays.sqrt(x * 0.1) + x * y, low, low))[-1] == 1
@@ -103,7 +103,7 @@ async def test_operations_that_are_not_fused(device: ta.Device) -> None:
     assert (await turns(device, lambda x, y: arrays.exp(y) + x, x, row))[-1] == 2
     # The sum is of all elements, so no element of a later result is computed with it.
     assert (await turns(device, lambda x, y: arrays.sum(x * 2.0) + 1.0, x, row))[-1] == 2
-    # What the program keeps is stored.
+    # Arrays held by the program are stored.
     kept = await device.put(np.empty((6, 8)))
     found = await turns(device, lambda x, y: arrays.add(x, 1.0, out=y) * 2.0, x, kept)
     assert found[-1] == 2

@@ -23,7 +23,7 @@ ENDED = (ta.MessageCompleted, ta.MessageFailed, ta.MessageCancelled)
 
 
 class Heard:
-    """What an observer has heard of the operations of a device."""
+    """The reports of an observer about the operations of a device."""
 
     def __init__(self) -> None:
         self.events: list[ta.Event] = []
@@ -125,7 +125,7 @@ async def test_the_tree_shows_library_actors_with_true_counts(system: ta.System,
     }
     assert shown == {
         "memory": ("MemoryActor", "running", 2, 0, 0),
-        # What the library refused was served; what the actor crashed over was not.
+        # A refusal of the library was served; a crash of the actor was not.
         "blas": ("BlasActor", "running", 6, 1, 1),
         "fft": ("FftActor", "running", 2, 0, 0),
     }

@@ -37,7 +37,7 @@ async def device(
 
 
 async def is_opening(pipe: Path) -> int:
-    """Wait until the opening that is held has begun; gives the end that lets it go on."""
+    """Wait until the held opening has begun, and return the end that lets it continue."""
     return await trio.to_thread.run_sync(os.open, pipe, os.O_WRONLY)
 
 
@@ -104,7 +104,7 @@ async def test_only_requests_of_a_library_wait_for_it(
     pipe = noted.hold("fft")
     asked = await transforms.ask()
     end = await is_opening(pipe)
-    # One that is open, one that is opened only now, and the loop.
+    # An open library, a library opened just now, and the loop.
     assert (await x.to_host()).tolist() == [0.0, 1.0, 2.0, 3.0]
     assert await (await ta.linalg.dot(x, x)).item() == 14.0
     assert transforms.outcomes == {}
@@ -245,7 +245,7 @@ async def lose(device: ta.Device) -> None:
 
 
 async def until_opened(noted: NotedLibraries, context: int, names: list[str]) -> None:
-    """Wait until a context, the first of which is 1, has opened these first."""
+    """Wait until a context (the first is 1) has opened these libraries first."""
 
     def is_opened() -> bool:
         contexts = noted.by_context()

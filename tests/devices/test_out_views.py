@@ -105,7 +105,7 @@ async def test_every_declared_operation(device: ta.Device, name: str) -> None:
         whole = await device.put(around)
         out = part(whole)
         for _ in range(2):
-            # Through a worker, the second is one that was seen before.
+            # Through a worker, the second one was seen before.
             assert await device.ask(message(**given, out=out)) is out
         part(around)[...] = want
         np.testing.assert_allclose(await whole.to_host(), around, rtol=1e-12, err_msg=how)

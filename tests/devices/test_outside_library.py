@@ -26,7 +26,7 @@ def vector(number: int, length: int = 6) -> Any:
 async def test_optional_and_many_arrays(device: ta.Device) -> None:
     bias = await device.put(np.full(6, -1.0))
     many = await vectors(device, 7)
-    # In turns: what is remembered of one is not taken for the other.
+    # In turns, so that the cached facts of one are not taken for the other.
     for count, given in itertools.product((1, 7, 2, 2), (None, bias, bias, None, None, bias)):
         array, rows = await device.ask(Stack(tuple(many[:count]), given, factor=2.0))
         expected = [2.0 * vector(number) for number in range(count)]
@@ -119,7 +119,7 @@ async def test_a_reply_that_cannot_be_made(system: ta.System, device: ta.Device)
 
 
 async def test_it_waits_for_writers_of_its_arrays(device: ta.Device) -> None:
-    """Also of fields with many arrays and with an optional one; and what writes them later waits for it."""
+    """Also of fields with many arrays and with an optional one; and later writers wait for it."""
     first, second = await vectors(device, 2)
     await device.ask(Stack((first,), second))
     await ta.linalg.scal(1.0, first)

@@ -1,4 +1,4 @@
-"""What an operation of one's own may hand to the backend: the rest is refused in the caller's task."""
+"""A custom operation may hand only some objects to the backend; others are refused in the caller's task."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Converted(Operation[LibraryActor, ta.AccelRef]):
 
 @attrs.frozen(eq=False)
 class Scaled(Operation[LibraryActor, ta.AccelRef]):
-    """``alpha * a @ a``, with what is given taken as it is."""
+    """``alpha * a @ a``, with unchecked arguments."""
 
     alpha: Any
     a: ta.AccelRef
@@ -52,7 +52,7 @@ class Scaled(Operation[LibraryActor, ta.AccelRef]):
 
 @attrs.frozen(eq=False)
 class Set(Operation[LibraryActor, ta.AccelRef]):
-    """Every element set to what is given."""
+    """Set every element to the given value."""
 
     value: Any
     a: ta.AccelRef
@@ -104,7 +104,7 @@ async def test_cast_reports_the_same(device: ta.Device) -> None:
 
 
 async def test_the_other_conversions_match_numpy(device: ta.Device) -> None:
-    """What is asked for by name: whole numbers from broken ones, and fewer digits."""
+    """Lossy conversions need an explicit request: integers from fractions, and fewer digits."""
     host = np.array([-1.5, 2.5, 1e3])
     for source, dtype in ((host, "int16"), (np.array([2**53 + 1, 2**31]), "float32"), (host, "uint8")):
         given = source if dtype != "uint8" else source[1:2]

@@ -27,7 +27,7 @@ def lasting(seed: int = 0, size: int = SIZE) -> npt.NDArray[Any]:
 
 @pytest.fixture
 def copies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Copies on the host, to devices that have memory of their own: the CPU's pretend to."""
+    """Copies on the host, to devices with separate memory, which the CPU's devices pretend to have."""
     if BACKEND == "cpu":
         monkeypatch.setattr(CpuBackend, "shares_memory_with_host", property(lambda self: False))
     runs: list[int] = []
@@ -74,7 +74,7 @@ async def test_the_copy_ends_with_its_array(device: Any, copies: list[int]) -> N
     del host
     pool.drain()
     assert pool.used == kept - -(-SIZE * 8 // 4096) * 4096
-    # Whatever array has its place next has no copy yet.
+    # Any array that takes its address next has no copy yet.
     others = [lasting(seed) for seed in range(20)]
     assert all([await put(device, other) for other in others])
     assert len(copies) == 21

@@ -1,4 +1,4 @@
-"""What a library has to plan is planned in a thread: the loop and the other libraries go on."""
+"""Plans of a library are made in a thread, so the loop and the other libraries continue."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trio_accel.devices.engine import _context_state
 
 @pytest.fixture
 def pipe(tmp_path: Path) -> Path:
-    """Where a plan comes from: whoever reads it waits until somebody has written."""
+    """The source of a plan: a reader waits until somebody has written."""
     path = tmp_path / "plan"
     os.mkfifo(path)
     return path
@@ -69,7 +69,7 @@ async def test_others_continue_during_planning(device: ta.Device, pipe: Path, nu
     await asker.is_over.wait()
     assert asker.outcome is x
     np.testing.assert_array_equal(await x.to_host(), -np.ones(3))
-    assert await device.ask(Negate(x, pipe)) is x  # by the plan that is there
+    assert await device.ask(Negate(x, pipe)) is x  # by the existing plan
     np.testing.assert_array_equal(await x.to_host(), np.ones(3))
 
 

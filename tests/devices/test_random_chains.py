@@ -14,7 +14,7 @@ from isolations import inline, isolated
 
 import trio_accel as ta
 
-# What the last step does not use is not awaited.
+# Values without a use in the last step are not awaited.
 pytestmark = pytest.mark.filterwarnings("ignore:<Call .* was never awaited:RuntimeWarning")
 # Each is recorded at first, and a template then. Behind some runs its neighbours are joined. Then arrays are
 # others.

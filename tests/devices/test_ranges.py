@@ -52,7 +52,7 @@ Note = list[Any]
 
 @attrs.frozen
 class Noted:
-    """What the package was called for."""
+    """The purpose of the call of the package."""
 
     log: Path
 
@@ -87,7 +87,7 @@ def write_package(folder: Path, monkeypatch: pytest.MonkeyPatch, source: str) ->
     importlib.invalidate_caches()
     for name in [name for name in sys.modules if name.partition(".")[0] == "nvtx"]:
         monkeypatch.delitem(sys.modules, name)
-    # What the import leaves here goes at the end of the test.
+    # Objects that the import leaves here are removed at the end of the test.
     monkeypatch.setitem(sys.modules, "nvtx", None)
     monkeypatch.delitem(sys.modules, "nvtx")
 

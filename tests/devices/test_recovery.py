@@ -36,7 +36,7 @@ async def manual(system: ta.System, backend: ManualBackend) -> AsyncGenerator[ta
 
 @attrs.define(eq=False)
 class Fates:
-    """What became of asks that run at once."""
+    """The outcomes of concurrent asks."""
 
     device: ta.Device
     nursery: trio.Nursery
@@ -215,7 +215,7 @@ async def test_work_on_failed_results_fails_too(
     for outcome in (transform, dot):
         assert isinstance(outcome, ta.InputFailedError)
         assert "linalg.Scal" in str(outcome)
-        # The asker has a copy: what others wait for does not keep the asker's frames.
+        # The asker has a copy, so that an error others wait for does not keep the asker's frames.
         assert repr(outcome.__cause__) == repr(failed)
     assert isinstance(fine, ta.AccelRef)
     assert await fine.item() == 4.0
@@ -392,7 +392,7 @@ async def test_nothing_more_is_launched_on_a_lost_context(
         await wait_all_tasks_blocked()
         assert first.enqueued.count("MatmulSpec") == 2  # the one at the start, and the one that ran
         assert backend.device.enqueued.count("MatmulSpec") == 2
-        # What ran ends with the context; what waited runs on the next.
+        # Running requests end with the context; waiting requests run on the next.
         assert fates.count() == {"AccelRef": 2, "ContextPoisonedError": 2}
 
 

@@ -47,11 +47,11 @@ class Case:
 
     Attributes:
         run: Asks for it, given arrays of a device.
-        good: Host arrays that it has a result for.
+        good: Host arrays for which the operation has a result.
         bad: The same shapes and dtypes, for which it fails; or whose result is another one.
-        expected: What it returns for the good ones, or a check of that.
+        expected: The result for the good arrays, or a check of it.
         fails: Text of the error; None where `bad` has a result, `other`.
-        other: What it returns for `bad`.
+        other: The result for `bad`.
     """
 
     run: Run

@@ -1,4 +1,4 @@
-"""What a step refuses, and in which words; what it does with state, many structures and losses."""
+"""The refusals of a step with their words, and its treatment of state, many structures and losses."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ async def test_a_function_that_uses_another_array(device: ta.Device, x: Any) -> 
             f"step f: the function uses an array on {device.path} that is not among its arguments; pass it "
             "as an argument, because the step would keep this array when your program makes a new one",
         )
-    # A part of an argument is an argument, and what reaches further is none.
+    # A part of an argument is an argument, and an array that extends further is not.
     part = ta.step(named("g", lambda x: (x + w[0]).to_host()))
     with pytest.raises(ValueError, match="that is not among its arguments"):
         await part(w[2:4])
@@ -342,7 +342,7 @@ async def test_the_table_is_bounded(device: ta.Device) -> None:
     step, x = ta.step(f), await device.put(np.ones(N))
     for k in range(64):
         np.testing.assert_array_equal(await step(x, k), np.full(N, float(k)))
-        # One that is used again and again stays.
+        # A repeatedly used one stays.
         await step(x, 0)
         assert len(kept.plans) <= 16
     # The clock's first turn passes nothing, as all were used.

@@ -27,7 +27,7 @@ WARM = 200
 
 
 def place_of(device: ta.Device) -> InPlace | None:
-    """What computes steps in place; None where nothing does."""
+    """The object that computes steps in place, or None."""
     found: InPlace | None = device.dispatch.in_place(GRAPHS)  # type: ignore[attr-defined]
     return found
 
@@ -245,7 +245,7 @@ async def test_an_array_released_by_another_task_is_refused(device: ta.Device, a
 
 
 async def test_a_remade_block_is_not_read_in_its_old_state(device: ta.Device) -> None:
-    """Ids and memory of dropped arrays are used again; what is bound to them sees what is there now."""
+    """Ids and memory of dropped arrays are used again; a bound step sees the new contents."""
     y = await device.put(np.ones(N))
 
     async def ask(value: float) -> None:
@@ -382,7 +382,7 @@ async def test_bindings_to_alternating_arrays_do_not_add_up(device: ta.Device) -
 
 
 async def test_missing_memory_is_made_by_the_launch(system: ta.System) -> None:
-    """What is kept for results in between goes first, and an error is that of the calls."""
+    """Memory kept for intermediate results is dropped first, and an error is the error of the calls."""
     size = 4096
     options = attrs.evolve(INLINE, memory_limit=6 * 8 * size)
     async with system.open_device(BACKEND, options=options) as device:

@@ -1,4 +1,4 @@
-"""Steps that are computed in place leave the loop to the other tasks of the program."""
+"""Steps computed in place leave the loop to the other tasks of the program."""
 
 from __future__ import annotations
 
@@ -97,5 +97,5 @@ async def test_the_loop_is_on_time_next_to_sixteen_askers(device: ta.Device) -> 
     # Most are launched, because the stream has work of other askers. A run in place waits for an idle one.
     assert place.computed > before
     assert min(turns) <= MOST, turns
-    # Where others use the machine, a task is late without askers, too.
+    # If others use the machine, a task is late even without askers.
     assert min(late) <= MOST or alone > MOST / 4, late

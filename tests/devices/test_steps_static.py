@@ -1,4 +1,4 @@
-"""Values of the structure of a step: equal ones that are not the same value never share a plan."""
+"""Values of the structure of a step: equal but distinct values never share a plan."""
 
 from __future__ import annotations
 

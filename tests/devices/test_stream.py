@@ -1,4 +1,4 @@
-"""Batches that are copied to a device ahead of the program: all of them, in order, in bounded memory."""
+"""Batches copied to a device in advance: all of them arrive, in order, in bounded memory."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def used(device: ta.Device) -> int:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    """Wait for what a thread does."""
+    """Wait for the action of a thread."""
     with trio.fail_after(60):
         while not holds():  # noqa: ASYNC110
             await trio.sleep(0.001)
@@ -56,7 +56,8 @@ async def test_data_may_be_larger_than_the_device(system: ta.System, isolation: 
                 total += await (await ta.arrays.sum(x)).item()
         assert total == pytest.approx(float(data.sum()), rel=1e-12)
         memory = (await device.statistics()).memory
-        # 64 MiB went through: three batches ahead, the one in use, and what a worker has not given back yet.
+        # 64 MiB were sent: three batches in advance, the one in use, and batches that a worker has not
+        # returned yet.
         assert 3 * MIB <= memory.peak <= 8 * MIB
         if isolation == "inline":
             assert memory.peak < 6 * MIB

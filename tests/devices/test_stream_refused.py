@@ -1,4 +1,4 @@
-"""What is no source and no batch, and a stream that is opened in the wrong way."""
+"""Invalid sources and batches, and wrong ways to open a stream."""
 
 from __future__ import annotations
 

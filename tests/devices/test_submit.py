@@ -226,7 +226,7 @@ async def run_graph(device: ta.Device, program: list[Any], seed: int) -> None:
     results = [device.submit(ToHost(ref)) for ref in refs]
     for result, right in zip(results, expected, strict=True):
         np.testing.assert_allclose(await result.wait(), right, rtol=1e-9, atol=1e-9)
-    # What nothing has read may still run.
+    # Operations without a reader may still run.
     await device.synchronize()
     assert (await device.statistics()).in_flight == 0
 
@@ -272,9 +272,9 @@ class FailingGraph:
         self.device = device
         self.expected = [rng.uniform(-1, 1, (4, 4)) for _ in range(4)]
         self.refs = [device.submit(Put(host)).value for host in self.expected]
-        # Those that hold what an operation that failed was to write, or what depends on it.
+        # Arrays with the targets of a failed operation, or with results that depend on them.
         self.spoiled: set[int] = set()
-        # Those of them that were never made, which no write heals.
+        # Arrays among them that were never made, which no write heals.
         self.unmade: set[int] = set()
         self.good: list[ta.Pending[Any]] = []
         self.failed: list[ta.Pending[Any]] = []
@@ -304,7 +304,7 @@ class FailingGraph:
             message, [name], compute = STEPS[kind](*(self.refs[index] for index in order))
             target, result = names[name], compute(*(self.expected[index] for index in order))
             used = {0: set(order[:2]), 1: set(order[:2]), 2: {order[0]}, 3: set[int](), 4: set(order)}[kind]
-            # What is only overwritten may be spoiled, but not missing.
+            # Overwritten arrays may be invalid, but not missing.
             used |= self.unmade & {target}
         will_fail = bool(used & self.spoiled)
         if is_refused and not will_fail:

@@ -19,7 +19,7 @@ GAP = ta.Backoff(initial=0.4, base=0.4, jitter=0.0)
 
 
 async def lose(device: ta.Device) -> None:
-    """Have the context lost, and wait until that is known."""
+    """Have the context lost, and wait until the loss is known."""
     if isinstance(device.dispatch, WorkerDispatch):
         assert device.dispatch.process is not None
         device.dispatch.process.kill()

@@ -1,4 +1,4 @@
-"""Libraries that cannot be opened: whose problem that is, and what becomes of the device."""
+"""Libraries that cannot be opened: the requests that fail, and the state of the device."""
 
 from __future__ import annotations
 

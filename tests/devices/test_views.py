@@ -92,7 +92,7 @@ WHOLE += [np.array(2, np.uint8), np.array(-1, np.int8), np.int64(-3)]
 
 @pytest.mark.parametrize("whole", WHOLE, ids=lambda one: f"{type(one).__name__} {one!r}")
 async def test_an_integer_of_any_type_is_an_index(device: ta.Device, whole: Any) -> None:
-    """NumPy copies by an integer in an array, so a view that is read off its copy is elsewhere."""
+    """NumPy copies for an integer in an array, so a view read off its copy has another address."""
     host, number = _numbers((3, 4, 5)), int(whole)
     ref = await device.put(host)
     for index, plain in (

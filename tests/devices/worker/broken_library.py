@@ -74,6 +74,6 @@ class AlwaysLosingActor(LibraryActor):
 
 
 class SquareInVain(Square):
-    """The same, by a library that is never open."""
+    """The same, by a library that never opens."""
 
     library: ClassVar[str] = f"{__name__}:AlwaysLosingActor"

@@ -1,4 +1,4 @@
-"""An application that counts what it keeps of launchers that were killed, or of devices that were closed.
+"""An application that counts its objects of killed launchers, or of closed devices.
 
 A test cannot do so itself: pytest keeps what was logged, with the errors, and the fixtures keep workers.
 """
@@ -48,7 +48,7 @@ async def growth(once: Callable[[], Awaitable[None]]) -> dict[str, int]:
     before = kept()
     for _ in range(TIMES):
         await once()
-    # What is on its way may be counted.
+    # Messages on their way may be counted.
     return {name: count for name, count in (kept() - before).items() if count >= TIMES - 2}
 
 

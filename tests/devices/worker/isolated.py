@@ -1,4 +1,4 @@
-"""What tests of devices in worker processes share."""
+"""Shared helpers of the tests of devices in worker processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def options(**changes: Any) -> ta.DeviceOptions:
 
 
 async def outcome(wait: Callable[..., Any], *arguments: Any) -> object:
-    """What it returns, or the error of the device that it ends with."""
+    """Its result, or the error of the device at its end."""
     try:
         return await wait(*arguments)
     except ta.AccelError as error:

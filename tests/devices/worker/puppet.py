@@ -24,7 +24,7 @@ _MEMORY = 1 << 20
 
 
 def in_json(*message: object) -> bytes:
-    """A message as a worker writes one that is no answer to an operation."""
+    """A message as a worker writes it when it does not answer an operation."""
     return b"\0" + json.dumps(message).encode()
 
 
@@ -152,7 +152,7 @@ class Puppets:
 
     Attributes:
         answers: Whether those that come answer requests by themselves.
-        last: The one that was started last.
+        last: The last started puppet.
     """
 
     def __init__(self, nursery: trio.Nursery) -> None:

@@ -25,12 +25,12 @@ BAD: dict[str, Callable[[ta.AccelRef], Operation[Any, Any]]] = {
     "linalg.Nrm2": lambda x: ta.linalg.Nrm2(x[0]),
 }
 EYE = np.eye(8) + 0j
-# Where a product of so many rows takes long, and on a GPU it does not.
+# On some devices a product of this many rows takes long, but not on a GPU.
 CHOSEN, LONG = (BACKEND, 1200) if IS_STAND_IN else ("cpu", 1500)
 
 
 class Load:
-    """Askers of products, and of what else is asked meanwhile."""
+    """Askers of products and of other requests in the meantime."""
 
     def __init__(self, device: ta.Device) -> None:
         self.device = device
@@ -257,7 +257,7 @@ async def test_a_batcher_finds_the_item(system: ta.System, *, suspects: bool) ->
     async with system.open_device(CHOSEN, options=chosen) as device, trio.open_nursery() as nursery:
 
         async def transform(rows: list[np.ndarray]) -> np.ndarray:
-            # Bad is what has a negative number, in whatever company.
+            # A request with a negative number is bad, in any company.
             if any(row[0] < 0 for row in rows):
                 inject_fault(device, ta.fft.Fft, poison=True, repeat=True)
             x = await device.put(np.stack(rows) + 0j)

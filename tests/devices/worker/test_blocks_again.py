@@ -19,7 +19,7 @@ import trio_accel as ta
 from trio_accel.backends.base import Isolation
 
 NO = ta.LibraryError("no", library="blas", code="no")
-# All but the last are as large as one another: what is known of an array does not go on to the next one.
+# All but the last are equally large, so that facts known of an array do not pass to the next one.
 SHAPES = [(4, 4), (4, 4), (2, 8), (16,), (2, 3)]
 
 
@@ -44,7 +44,7 @@ async def test_a_block_in_flight_becomes_no_other(system: ta.System, isolation: 
     changes = ta.DeviceOptions(isolation=isolation, close_grace=0.2)
     async with system.open_device(BACKEND, options=changes) as device:
         x = await device.put(np.ones(5))
-        # What is loaded only now would wait for the stream that is held.
+        # A library loaded only now would wait for the held stream.
         await ta.linalg.scal(1.0, x)
         number = x.block.id
         ta.testing.inject_fault(device, ta.linalg.Scal, hang=True)
@@ -72,7 +72,7 @@ async def test_withdrawn_work_does_not_delay_its_block(system: ta.System, isolat
             assert scope.cancelled_caught
             await wait_all_tasks_blocked()
             gc.collect()
-            # It has nothing to do with the array that is leased, nor has what it is written to.
+            # It does not touch the leased array, nor does its target.
             with trio.fail_after(60):
                 other = await device.put(host)
             assert other.block.id == number
@@ -141,7 +141,7 @@ async def test_an_unfinished_block_is_not_offered_to_the_next_worker(system: ta.
 
 
 class Model:
-    """Arrays of the device, and what should stand in them."""
+    """Arrays of the device, and their expected contents."""
 
     def __init__(self, device: ta.Device, seed: int, *actions: str) -> None:
         self.device: ta.Device = device
@@ -171,7 +171,7 @@ class Model:
         elif action in ("drop", "release"):
             self.arrays = [pair for pair in self.arrays if pair[0] is not ref]
             if action == "release":
-                # What was submitted and has not begun would not have it any more.
+                # A submission that has not begun would have lost its array.
                 await self.device.synchronize()
                 ref.release()
 
@@ -192,7 +192,7 @@ async def test_random_programs_with_dying_workers(system: ta.System, seed: int) 
                 generation = device.generation
                 device.dispatch.process.kill()
                 await model.check()
-                # Where there is no array nobody has waited for it.
+                # If there is no array, nobody has waited for it.
                 await until(lambda before=generation: device.generation > before)
 
 

@@ -46,12 +46,13 @@ async def balanced(device: ta.Device, blocks: int) -> None:
     found = await device.statistics()
     assert (found.in_flight, device.pending, found.queues) == (0, 0, {})
     with trio.fail_after(60):
-        # What a killed worker may write to is kept until it is dead, and an array until no traceback has it.
+        # Memory open to a killed worker is kept until the worker is dead, and an array until no traceback has
+        # it.
         while (await device.statistics()).memory.blocks != blocks:
             gc.collect()
 
 
-# Where the application has the device's memory mapped; for the others see `test_staged_copies`.
+# Backends whose device memory the application has mapped; for the others see `test_staged_copies`.
 mapped = pytest.mark.skipif(BACKEND != "cpu", reason="the host cannot map the memory of this device")
 
 
@@ -104,7 +105,7 @@ async def test_a_queued_request_is_withdrawn_and_never_runs(system: ta.System) -
                     await wait_all_tasks_blocked()
                     scope.cancel()
             assert scope.cancelled_caught
-            # They have not waited for the one that is with the worker.
+            # They have not waited for the request in the worker.
             assert len(nursery.child_tasks) == 1
         assert delay.hit == 1
         assert (await x.to_host()).tolist() == [2.0] * 3
@@ -158,7 +159,7 @@ async def test_after_the_grace_the_asker_leaves_and_the_operation_continues(syst
         del x
         found = await device.statistics()
         assert (found.in_flight, found.memory.blocks) == (1, used)
-        # What is ordered after it by the memory that they touch has its result.
+        # Work ordered after it, because it touches the same memory, has its result.
         assert (await y.to_host()).tolist() == [3.0] * 3
         assert device.generation == 1
         assert device.dispatch.process is process
@@ -230,7 +231,7 @@ async def test_one_call_waits_for_its_begun_work(system: ta.System, isolation: A
 
 
 async def test_a_left_operation_that_the_worker_dies_with(system: ta.System) -> None:
-    """What it was changing is invalid, and nothing of it is kept."""
+    """Its targets are invalid, and nothing of it is kept."""
     async with system.open_device(BACKEND, options=options(retry=1)) as device:
         x, y = await device.put(np.ones(3)), await device.put(np.ones(3))
         ta.testing.inject_fault(device, ta.linalg.Scal, hang=True)

@@ -1,4 +1,4 @@
-"""A worker that is killed while it runs a chain of calls: one outcome for each asker, and nothing left."""
+"""A worker killed while it runs a chain of calls: one outcome for each asker, and nothing left."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def test_a_chain_in_flight(system: ta.System, retry: int) -> None:
             assert found.operation.startswith("linalg.matmul, arrays.multiply, linalg.matmul")
             assert len(str(found)) < 500
         del found
-        # What it only read is as it was, and the chain runs on the next worker.
+        # Arrays that it only read are unchanged, and the chain runs on the next worker.
         assert await chain() == 2.0 * LARGE
         assert device.generation == 2
         await nothing_left(device, 1)
@@ -128,7 +128,7 @@ async def _outcome_of_a_kill(device: ta.Device, chain: Callable[[], ta.Call[Any]
     return one
 
 
-# What the last step does not use is not awaited.
+# Values without a use in the last step are not awaited.
 @pytest.mark.filterwarnings("ignore:<Call .* was never awaited:RuntimeWarning")
 @pytest.mark.parametrize("retry", [0, 1])
 @pytest.mark.slow

@@ -468,7 +468,7 @@ class TestCancellation:
                 assert await collect(pair.right, 2) == [(LARGE,), ("after",)]
                 await wait_all_tasks_blocked()
                 nursery.cancel_scope.cancel()
-            # The writer that was cancelled while it had nothing to do is not waited for.
+            # The writer cancelled while it was idle is not waited for.
             pair.left.send(("again",))
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(pair.left.run)

@@ -1,4 +1,4 @@
-"""What a worker has started neither hides its death nor outlives it."""
+"""Processes started by a worker neither hide its death nor outlive it."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ async def test_a_fork_bomb_ends_with_its_worker(system: ta.System) -> None:
         assert os.read(reader, 8) == b"now"
         worker.kill()
         assert await worker.wait() == "was killed by SIGKILL"
-    # All that had the worker's descriptors are gone.
+    # All processes with the worker's descriptors have ended.
     assert os.read(reader, 8) == b""
     os.close(reader)
     assert launcher() == first

@@ -94,7 +94,7 @@ async def test_time_asleep_does_not_count_against_a_worker(
         ends.page.looks += 1
         await settle(mock_clock, HOURS)
     assert ends.link.how is None
-    # And one that stays silent is seen, in seconds of a machine that is awake.
+    # A silent worker is detected, in seconds of an awake machine.
     for _ in range(int(20.0 / 0.1)):
         await settle(mock_clock, 0.1)
     assert ends.killed

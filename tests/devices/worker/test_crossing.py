@@ -1,4 +1,4 @@
-"""What reaches a worker, and what does not."""
+"""Objects that reach a worker, and objects that cannot."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def test_a_specification_that_the_worker_does_not_know_is_refused(
     for _ in range(4):
         with pytest.raises(ModuleNotFoundError, match="made_here_only"):
             await isolated.ask(OnlyHere(x))
-    # An ask that was never launched harms nothing; of what was submitted others count on the outcome.
+    # An ask before its launch harms nothing; but others count on the outcome of a submission.
     assert (await (await ta.linalg.nrm2(x)).item()) == pytest.approx(3**0.5)
     pending = isolated.submit(OnlyHere(x))
     follower = isolated.submit(ta.linalg.Nrm2(x))
@@ -149,7 +149,7 @@ async def test_large_dropped_memory_wakes_nobody_while_requests_come_and_go(
 ) -> None:
     blocks, host = isolated.state.blocks, np.ones(1 << 20)
     await until(lambda: not blocks.is_watched)
-    # Else it may come to rest in between, on a machine that is busy.
+    # Otherwise it may come to rest in between on a busy machine.
     monkeypatch.setattr(_requests, "_DRAINED", 60.0)
     ref = await isolated.put(host)
     assert blocks.is_watched

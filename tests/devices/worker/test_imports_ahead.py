@@ -366,7 +366,7 @@ async def test_the_end_of_the_system_does_not_wait_for_a_trial(modules: Modules,
 def trials_of(
     forks: Any, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[_launcher_trial.ImportTrials, list[Any], list[Any]]:
-    """Trials that start processes which sleep; what they start and report."""
+    """Trials that start sleeping processes; the started processes and the reports."""
     started: list[subprocess.Popen[bytes]] = []
     reported: list[Any] = []
 

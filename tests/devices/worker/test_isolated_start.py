@@ -23,7 +23,7 @@ from trio_accel.devices.launcher._link import interpreter_options
 
 pytestmark = [pytest.mark.any_backend, pytest.mark.own_launcher]
 
-# What an interpreter or a worker imports early, and what it looks for and usually does not find.
+# Modules that an interpreter or a worker imports early, and modules it looks for and usually does not find.
 HOSTILE = [
     "codecs",
     "collections",

@@ -27,7 +27,7 @@ async def test_work_in_flight(system: ta.System, kind: str) -> None:
         error = await outcome(ta.linalg.scal, 2.0, x)
         assert type(error) is cls
         assert isinstance(error.__cause__, cls)
-        # What was damaged by it says the same.
+        # Arrays damaged by it report the same.
         damaged = await outcome(x.to_host)
         assert isinstance(damaged, ta.StaleRefError)
 

@@ -1,4 +1,4 @@
-"""Worker processes: how they start, what they inherit, how they end."""
+"""Worker processes: their start, their inheritance, and their end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.no_device, pytest.mark.own_launcher]
 
 SLEEP = ("-I", "-S", "-c", "import signal; signal.pause()")
 
-# A worker is a fresh interpreter, or a fork of the launcher that has this imported.
+# A worker is a fresh interpreter, or a fork of a launcher with this module imported.
 AHEAD = "colorsys"
 WAYS = pytest.mark.parametrize("preload", [(), (AHEAD,)], ids=["fresh", "fork"])
 
@@ -203,7 +203,7 @@ async def test_the_end_of_a_slowly_ending_process(workshop: Launcher, end: str, 
     said: set[str | None] = set()
     while not worker.is_dead:
         said.add(worker.ending())
-    # What is known at all is true, also between its death and the launcher's report.
+    # Known facts are true, also between its death and the launcher's report.
     said.add(worker.ending())
     assert said <= {None, how}
     assert await worker.wait() == how
@@ -211,7 +211,7 @@ async def test_the_end_of_a_slowly_ending_process(workshop: Launcher, end: str, 
 
 
 async def test_how_a_dead_process_has_ended_is_known_without_its_launcher(workshop: Launcher) -> None:
-    # A launcher that is stopped reaps nothing, as one on a busy machine that is late.
+    # A stopped launcher reaps nothing, just as a late launcher on a busy machine.
     worker = await workshop.start_worker(("-c", "import time; time.sleep(60)"), [])
     status = await trio.Path(f"/proc/{worker.pid}/stat").read_text()
     launcher = int(status.rpartition(")")[2].split()[1])
@@ -342,7 +342,7 @@ async def test_a_closed_descriptor_is_refused(workshop: Launcher) -> None:
     os.close(reader)
     os.close(writer)
     with pytest.raises(LauncherError, match="could not be ordered") as caught:
-        # Not the other: its number is free for what the order itself opens.
+        # Not the other, because its number is free for files that the order itself opens.
         await workshop.start_worker(SLEEP, [writer])
     assert isinstance(caught.value.__cause__, OSError)
     assert isinstance(caught.value, AccelError)
@@ -470,7 +470,7 @@ async def test_a_launcher_that_does_not_start_gives_the_reason(
         patch.setattr(sys, "executable", executable)
         with pytest.raises(LauncherError, match=what):
             await open_launcher(system)
-    # Threads of Trio that were started meanwhile have none of their own.
+    # Threads of Trio started meanwhile have none of their own.
     assert descriptors() == before
     assert await open_launcher(system)
 

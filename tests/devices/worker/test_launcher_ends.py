@@ -46,7 +46,7 @@ def kept(process: int) -> int:
 
 
 async def begun(found: Launcher) -> None:
-    """Wait until everything that was ordered has been done."""
+    """Wait until all orders have been executed."""
     worker = await found.start_worker(["-I", "-S", "-c", ""])
     await worker.wait()
 
@@ -281,7 +281,7 @@ async def running_application(*options: str) -> AsyncGenerator[Application, None
         held = [
             os.pidfd_open(launcher(process.pid)),
             os.pidfd_open(said["worker"]),
-            # What the application gives away only with its death, or not even then.
+            # Descriptors that the application gives away only with its death, or not even then.
             os.open(f"/proc/{child or process.pid}/fd/{said['memory']}", os.O_RDONLY),
         ]
         dying = held[:2]
@@ -359,7 +359,7 @@ async def test_ctrl_c_reaches_only_the_application() -> None:
 
 
 def test_ctrl_c_while_a_worker_is_ordered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the launcher answers is to find the order, whenever Ctrl-C came."""
+    """The launcher's answers must find the order at any time of Ctrl-C."""
     order = _launcher_link.LauncherLink.order
 
     def interrupted(*args: Any, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""Workers that are forks of a launcher with their modules imported: like fresh interpreters, or such."""
+"""Workers forked from a launcher with their modules imported: like fresh interpreters, or fresh ones."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ async def test_each_has_random_numbers_of_its_own(run: Run) -> None:
     assert random.random() not in found[0]
 
 
-# What a worker's BLAS does: products by NumPy and by SciPy, which have a copy of it each.
+# The work of a worker's BLAS: products by NumPy and by SciPy, which have a copy of it each.
 MULTIPLY = """
 import os, hashlib, numpy, scipy.linalg.blas
 x = numpy.random.default_rng(5).random((300, 300))
@@ -467,7 +467,7 @@ async def test_an_import_that_hangs_ends_the_launcher(
 
 
 async def test_no_alarm_is_left_to_the_launcher(run: Run, ahead: Callable[[str], None]) -> None:
-    # Forks do not inherit it: what the launcher has is seen before.
+    # Forks do not inherit it, because the launcher's state is seen before.
     ahead(
         "import os, signal\n"
         "LEFT = []\n"

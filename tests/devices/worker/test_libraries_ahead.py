@@ -64,7 +64,7 @@ async def test_exactly_the_used_libraries_are_opened_in_advance(
         await replace_worker(device)
         await until_opened(noted, pid(device), "memory", "fft", "blas")
         assert {thread for of, thread, _ in noted.opened if of == pid(device)} == {"thread"}
-        # What was opened ahead is what is used.
+        # The library opened in advance is the one in use.
         await norm(device)
         assert noted.names(pid(device)) == ["memory", "fft", "blas"]
         await replace_worker(device)

@@ -24,7 +24,7 @@ SPECTRUM = np.fft.fft(VALUES)
 
 
 async def hanging(device: ta.Device) -> tuple[ta.AccelRef, ta.Pending[ta.AccelRef]]:
-    """Return an array, and the spectrum of it that is in flight and does not end with this context."""
+    """Return an array and its spectrum, which is in flight and does not end with this context."""
     x = await device.put(VALUES + 0j)
     await ta.fft.fft(x)
     inject_fault(device, ta.fft.Fft, hang=True)

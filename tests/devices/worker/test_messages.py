@@ -1,4 +1,4 @@
-"""Declarations of messages: what does not fit is refused where it is declared, by name."""
+"""Declarations of messages: errors are raised at the declaration, by name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def messages() -> _messages.Messages:
 
 
 def moved(number: int, place: str) -> None:
-    """What the other end would send."""
+    """The message of the other end."""
 
 
 class Taker:

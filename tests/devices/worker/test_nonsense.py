@@ -1,4 +1,4 @@
-"""Whatever a worker sends, the application goes on: that worker is lost, and the next one serves."""
+"""The application survives any message of a worker: that worker is lost, and the next one serves."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def deep(levels: int) -> bytes:
     return b"\0" + b"[" * levels + b"]" * levels
 
 
-# What is sent while request {n} waits for its answer.
+# Sent while request {n} waits for its answer.
 GARBAGE: dict[str, Callable[[int], bytes]] = {
     "nothing": lambda n: b"",
     "zeros": lambda n: bytes(64),
@@ -149,7 +149,7 @@ async def device(system: ta.System, puppets: Puppets) -> AsyncGenerator[ta.Devic
 
 @pytest.fixture
 def losses(system: ta.System) -> list[str]:
-    """What contexts were lost to."""
+    """The causes of lost contexts."""
     found: list[str] = []
 
     def observe(event: object) -> None:
@@ -217,7 +217,7 @@ async def test_each_is_the_loss_of_that_worker(
         await upset(device, puppets, saying(garbage))
         assert len(losses) == 1, name
         assert NONSENSE in losses.pop(), name
-    # What went before counts, and nothing of a worker that was given up does.
+    # Earlier messages count, and later messages of a given up worker do not.
     await upset(device, puppets, Puppet.done, is_lost=False)
     assert (await device.statistics()).launched == 0
 
@@ -261,7 +261,7 @@ async def test_descriptors_too_many(device: ta.Device, puppets: Puppets, losses:
             in_json("unchunk", 1),
         ):
             await upset(device, puppets, saying(payload, descriptor, descriptor))
-        # One that has less in it than is said.
+        # A message with less content than announced.
         await upset(device, puppets, lambda puppet, _: puppet.say(in_json("chunk", 77, 4096), (descriptor,)))
     finally:
         os.close(descriptor)

@@ -47,7 +47,7 @@ async def test_the_tree_and_the_statistics_name_the_worker(system: ta.System, de
     assert len({*pids, os.getpid()}) == 3
     (launcher,) = [node for node in system.tree().walk() if node.actor_class == "LauncherActor"]
     assert launcher.pid not in (None, *pids, os.getpid())
-    # What is in this process has no number.
+    # Records of this process have no number.
     assert system.tree().find(f"test/{NAME}").pid is None
 
 
@@ -132,7 +132,7 @@ async def test_long_errors_stay_in_their_line(system: ta.System, device: ta.Devi
 
 @pytest.mark.parametrize("cls", _EVENTS.values(), ids=_EVENTS)
 def test_every_field_of_an_event_crosses(cls: type[Any]) -> None:
-    """A field of a type that is not known would be the end of a worker that says nothing wrong."""
+    """A field of an unknown type would be the end of a worker with correct messages."""
     values: dict[str, Any] = {
         "bool": True,
         "str": "x",

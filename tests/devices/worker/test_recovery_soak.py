@@ -45,13 +45,13 @@ FAULTS: dict[str, dict[str, Any]] = {
     "crash": {"fail": RuntimeError("a broken handle")},
 }
 TASKS = 8
-# Nothing waits for longer: what does not end is given up after `stuck_after`, and a worker comes in a second.
+# Nothing waits for longer: endless work is given up after `stuck_after`, and a worker comes in a second.
 PATIENCE = 30.0
 
 
 @attrs.define(eq=False)
 class Array:
-    """An array of one task, and what must be in it."""
+    """An array of one task, and its expected contents."""
 
     ref: ta.AccelRef
     host: npt.NDArray[np.float64]
@@ -83,7 +83,7 @@ class Client:
             step = self.random.choice(steps) if self.arrays else self.put
             self.outcomes["begun"] += 1
             try:
-                # One that has no outcome by then fails the test.
+                # A request without an outcome by then fails the test.
                 with trio.fail_after(PATIENCE):
                     if self.random.random() < 0.1:
                         with trio.move_on_after(self.random.uniform(0.0, 0.02)) as scope:
@@ -250,7 +250,7 @@ async def test_everything_at_once(system: ta.System, seconds: float) -> None:
         await device.synchronize()
         found = await device.statistics()
         assert (found.memory.blocks, found.memory.used) == (0, 0)
-        # Chunks come and go with the arrays; there is one worker, one spare, and what they are held by.
+        # Chunks come and go with the arrays; there is one worker, one spare, and their holders.
         await until(lambda: len(workers(launcher())) == 2 and device.dispatch.spares == 1)
         without_chunks = [
             target for target in descriptors().values() if target != "/memfd:trio_accel (deleted)"
@@ -266,7 +266,7 @@ def check_outcomes(outcomes: Counter[str], *, parts: int) -> None:
 
 
 async def wait_idle(device: ta.Device) -> None:
-    """Wait until nothing is in flight, and nothing waits: what was submitted goes on without its task."""
+    """Wait until nothing is in flight and nothing waits, because submissions continue without their task."""
     while True:
         found = await device.statistics()
         if (found.in_flight, device.pending, dict(found.queues)) == (0, 0, {}):

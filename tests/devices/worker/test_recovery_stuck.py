@@ -1,4 +1,4 @@
-"""Work that does not end, workers that do not answer, and what is taken for neither."""
+"""Endless work, unresponsive workers, and cases to be taken for neither."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def test_the_asker_of_stuck_work_learns_so_and_others_by_their_class(syste
 
 
 async def test_waiting_for_another_stream_is_not_being_stuck(system: ta.System) -> None:
-    """The copy waits for the operation that hangs, on a stream that was there before its stream."""
+    """The copy waits for the hanging operation, on a stream older than its stream."""
     found: dict[str, object] = {}
 
     async def ask(name: str, wait: Callable[..., Any], *arguments: Any) -> None:
@@ -76,7 +76,7 @@ async def test_waiting_for_another_stream_is_not_being_stuck(system: ta.System) 
 
 async def test_a_stuck_submitted_operation(system: ta.System) -> None:
     async with system.open_device(BACKEND, options=options(stuck_after=0.3)) as device:
-        # A kernel that is used for the first time is loaded when it is launched, which waits for what hangs.
+        # A kernel used for the first time is loaded at its launch, which waits for the hanging one.
         await device.ask(ta.fft.Fft(np.ones(4)))
         ta.testing.inject_fault(device, ta.linalg.Matmul, hang=True)
         pending = device.submit(ta.linalg.Matmul(np.eye(2), np.eye(2)))
@@ -112,7 +112,7 @@ async def test_a_launch_that_fails_leaves_nothing_to_look_after(system: ta.Syste
 
 
 async def test_a_worker_whose_loop_stands_still_after_stuck_work(system: ta.System) -> None:
-    """As a call of the driver does that waits for what never ends: then the worker itself sees nothing."""
+    """As by a call of the driver that waits for endless work, so that the worker itself sees nothing."""
     # Opened with the device: to open a library beside what hangs would take as long as that.
     opened = options(stuck_after=0.3, libraries=(FFT, slow_library.Sleep.library))
     async with system.open_device(BACKEND, options=opened) as device:

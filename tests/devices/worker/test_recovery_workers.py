@@ -21,7 +21,7 @@ import trio_accel as ta
 from trio_accel.actors import ActorRestarted, ActorStarted
 from trio_accel.devices.wire._channel import Channel, Received
 
-# What takes a launcher's life, or starts one in another environment.
+# Settings that end a launcher, or start one in another environment.
 own_launcher = pytest.mark.own_launcher
 
 
@@ -47,7 +47,7 @@ async def kill(device: ta.Device) -> None:
 async def test_a_fault_next_to_a_held_operation(system: ta.System, how: Any) -> None:
     async with system.open_device(BACKEND, options=options(backoff=AT_ONCE)) as device:
         x = await device.put(np.ones(3))
-        # What is loaded only now would wait for the stream that is held.
+        # A library loaded only now would wait for the held stream.
         await ta.linalg.scal(1.0, x)
         await device.ask(ta.random.Bits(1, 0, (4,)))
         ta.testing.inject_fault(device, ta.linalg.Scal, hang=True)
@@ -147,7 +147,7 @@ async def test_a_loss_while_a_spare_starts_leaves_no_third_worker(system: ta.Sys
 
 
 async def test_a_spare_has_later_declarations(system: ta.System) -> None:
-    """Chunks that are made, given back and made again while it stands ready."""
+    """Chunks made, given back and made again while it stands ready."""
     async with system.open_device(BACKEND, options=options(spares=1)) as device:
         await wait_spares(device, 1)
         kept = []
@@ -197,7 +197,7 @@ async def test_the_tree_shows_nothing_of_a_worker_that_died_before_it_served(
 
         async def take_behind_another() -> Any:
             link = await take()
-            # What that has told of, before it was to serve.
+            # Its reports from before it should serve.
             ghost = f"{device.path}/context/ghost"
             dispatch._answers.actors.take(ActorStarted(path=ghost, incarnation=0), "BlasActor")
             return link
@@ -271,7 +271,7 @@ async def test_the_death_of_the_launcher_is_one_loss(system: ta.System) -> None:
 
 
 async def opened_in_vain(system: ta.System, **changes: Any) -> BaseException:
-    """What opening a device fails with; it leaves nothing, and is bounded."""
+    """The error of opening a device; it leaves nothing, and is bounded."""
     before = descriptors()
     with trio.fail_after(60), pytest.raises(BaseException) as caught:  # noqa: PT011  # see the caller
         await system.open_device(BACKEND, options=options(**changes))

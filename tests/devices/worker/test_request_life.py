@@ -54,13 +54,14 @@ class Observed(RemoteRequest):
 
 
 class Life(RuleBasedStateMachine):
-    """What a device does with a request, in any order, and what the asker must see of it."""
+    """The device's actions on a request, in any order, and the asker's required view of them."""
 
     @initialize()
     def begin(self) -> None:
         self.request = Observed()
         self.request.task = object()  # type: ignore[assignment]  # any: nothing is scheduled here
-        # The model: where it waits, whether its end was told and its asker cancelled, and what was told.
+        # The model: the request's queue, whether its end was reported and its asker cancelled, and the
+        # reports.
         self.place = "here"
         self.is_cancelled = self.is_ended = self.has_left = False
         self.expected: object = None
@@ -175,14 +176,14 @@ LOST = ta.ContextLostError("the worker was killed")
 
 @attrs.define(eq=False)
 class Held:
-    """A lease, or an array that was borrowed of one, and the model of it.
+    """A lease, or an array borrowed from a lease, and its model.
 
     Attributes:
         request: The real one.
         loan: Of a lease: ends it when its last user has ended.
-        lender: The lease of what is borrowed.
+        lender: The lease that lends the array.
         ends: How often the lender was told of the end.
-        users: The model's count of a lease's users: who asked, and what is borrowed.
+        users: The model's count of a lease's users: the asker, and the loans.
         is_dropped: Whether who asked has given it back.
         place: "here", "worker" or "over".
         is_leaving: Whether the worker was told to end it.
@@ -206,7 +207,7 @@ class Held:
 
 
 class Worker:
-    """What the application sees of a worker that serves leases."""
+    """The application's view of a worker that serves leases."""
 
     has_faulted = is_stuck = False
     used = ()
@@ -221,7 +222,7 @@ class Worker:
 
 
 class LifeOfLeases(RuleBasedStateMachine):
-    """Leases and what is borrowed of them, while workers come and go, and until the device is closed."""
+    """Leases and their loans, while workers come and go, and until the device is closed."""
 
     @initialize()
     def begin(self) -> None:
@@ -238,7 +239,7 @@ class LifeOfLeases(RuleBasedStateMachine):
         self.open()
 
     def sent(self, request: RemoteRequest) -> None:
-        # One that is just lent is not known yet.
+        # A request just lent is not known yet.
         (held,) = [one for one in self.all if one.request in (request, None)]
         assert held.place == "here"
         held.place = "worker"
@@ -254,7 +255,7 @@ class LifeOfLeases(RuleBasedStateMachine):
             self.end(held)
 
     def end(self, held: Held) -> None:
-        """Have the model end one, and with it perhaps the lease of what was borrowed."""
+        """Have the model end one, and with it perhaps the lease that lent it."""
         held.place, held.is_leaving = "over", False
         if held.lender is not None:
             held.lender.users -= 1
@@ -342,7 +343,7 @@ class LifeOfLeases(RuleBasedStateMachine):
     @precondition(lambda self: self.sender.link is not None)
     @rule()
     def lose(self) -> None:
-        """What is held goes to the next worker, but for leases that were to end."""
+        """Held requests pass to the next worker, except leases that were to end."""
         link, self.sender.link = self.sender.link, None
         for held in self.where("worker"):
             if held.is_leaving:
@@ -354,7 +355,7 @@ class LifeOfLeases(RuleBasedStateMachine):
     @precondition(lambda self: self.sender.link is None)
     @rule()
     def rest(self) -> None:
-        """The device is given up for a while: what was never held is refused."""
+        """The device is given up for a while: requests never held are refused."""
         for held in self.where("here"):
             if not held.is_told:
                 held.is_told = True
@@ -392,7 +393,7 @@ class LifeOfLeases(RuleBasedStateMachine):
         assert len(self.table) == len(self.where("here")) + len(self.where("worker"))
 
     def teardown(self) -> None:
-        """Where all is given back and a worker has answered, nothing is left."""
+        """After everything is given back and a worker has answered, nothing is left."""
         for held in self.all:
             if not held.is_dropped:
                 self.give_back(held)

@@ -30,7 +30,7 @@ actions = st.lists(
 
 @attrs.define
 class World:
-    """The table, with what a worker would see of it."""
+    """The table, and a worker's view of it."""
 
     table: RequestTable = attrs.field(init=False)
     made: list[RemoteRequest] = attrs.field(factory=list)
@@ -120,7 +120,7 @@ CLOSED = [("add", "", NONE, NONE), ("lose", set(), set())]
 
 @settings(max_examples=400, deadline=None)
 @given(actions)
-# One that is taken back from between others that touch the same memory.
+# A request withdrawn from between others that touch the same memory.
 @example([*CLOSED, ("add", "a", ONE, NONE), ("add", "a", NONE, ONE), ("withdraw", 2), ("add", "", NONE, ONE)])
 @example([*CLOSED, ("add", "a", NONE, ONE), ("add", "a", NONE, ONE), ("withdraw", 2), ("add", "", NONE, ONE)])
 def test_requests_go_in_order_so_many_at_a_time_and_none_is_forgotten(history: list[tuple]) -> None:
@@ -182,10 +182,10 @@ def test_a_careful_device_hands_over_one_at_a_time_until_it_should_hurry() -> No
     assert sent == []
     table.open(carefully=True)
     assert sent == [1]
-    # What comes meanwhile waits as well.
+    # Requests arriving meanwhile wait as well.
     table.add(RemoteRequest(table.next_number(), "c", frozenset(), frozenset()))
     assert sent == [1]
-    # One that is over without having shown anything makes room for the next.
+    # A request that ended without showing anything makes room for the next.
     table.done(1)
     table.pump()
     assert sent == [1, 2]

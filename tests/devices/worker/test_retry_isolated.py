@@ -1,4 +1,4 @@
-"""Operations that were in flight and run again: those that write no array that was there before."""
+"""Operations in flight that run again, because they write no array from before."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ async def test_submissions_after_a_repeated_operation_are_right(system: ta.Syste
         scaled = device.submit(ta.linalg.Scal(2.0, transform.value))
         apart = device.submit(ta.linalg.Matmul(a, EYE + 0j))
         await lose(device, 3)
-        # The product and what reads it make their outputs again; the update in place was in flight, too.
+        # The product and its readers make their outputs again; the update in place was in flight, too.
         for pending in (product, transform, apart):
             await pending.wait()
         np.testing.assert_array_equal(await product.value.to_host(), 4.0 * EYE)
@@ -127,7 +127,7 @@ async def test_submissions_after_a_repeated_operation_are_right(system: ta.Syste
 async def test_a_chain_after_a_repeated_operation_had_not_begun(system: ta.System) -> None:
     async with system.open_device(BACKEND, options=options(retry=1, in_flight=4)) as device:
         a = await device.put(2.0 * EYE)
-        # A product that is loaded only now would wait for the stream that is held.
+        # A product loaded only now would wait for the held stream.
         (await ta.linalg.matmul(a, a)).release()
         ta.testing.inject_fault(device, ta.linalg.Matmul, delay=60.0)
         product = device.submit(ta.linalg.Matmul(a, a))

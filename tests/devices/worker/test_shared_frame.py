@@ -1,4 +1,4 @@
-"""Frames that are shown in shared memory instead of being sent: none is lost, and none comes twice."""
+"""Frames shown in shared memory instead of being sent: none is lost, and none arrives twice."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(not SharedFrame.is_possible(), reason="this proc
 
 PEER = Path(__file__).with_name("answering_peer.py")
 LARGEST = SIZE - 128
-# What is said, with how many descriptors, and how.
+# The text, the number of descriptors, and the way it is sent.
 SAYS: dict[str, tuple[str, int, Callable[[Channel, tuple[object, ...]], None]]] = {
     "post": ("posted", 0, lambda channel, message: channel.send(message, now=True)),
     "later": ("later", 0, lambda channel, message: channel.send(message)),
@@ -156,7 +156,7 @@ class TestFrame:
 
 @attrs.define
 class Ends:
-    """A sender and a receiver that are called by hand, and never sleep by themselves."""
+    """A sender and a receiver called by hand, which never sleep on their own."""
 
     left: Channel
     right: Channel

@@ -1,4 +1,4 @@
-"""A process with too many open files: what it costs, and that nothing is left of it."""
+"""A process with too many open files: its losses, and their complete clean-up."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ async def test_it_is_the_error_of_that_request_only(system: ta.System, what: str
             with pytest.raises(ta.OutOfMemoryError) as caught:
                 await ask(device, what)
             assert is_short(caught.value)
-            # What needs no descriptor goes on.
+            # Work without descriptors continues.
             await ta.linalg.scal(2.0, x)
             assert (await x.to_host()).tolist() == [2.0] * 3
         del caught
@@ -170,7 +170,7 @@ async def test_a_lease_of_memory_that_cannot_be_mapped(system: ta.System) -> Non
 async def test_a_worker_is_started_when_there_are_descriptors_again(
     system: ta.System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is lost meanwhile does not use up the intensity."""
+    """Losses in the meantime do not use up the intensity."""
     tries, start = 0, _pool.WorkerPool._start
 
     async def counted(pool: Any) -> Any:

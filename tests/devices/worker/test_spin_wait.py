@@ -154,7 +154,7 @@ async def test_only_answers_count(peers: Peers, monkeypatch: pytest.MonkeyPatch)
     for round_ in range(3):
         ours.send(("ask",), now=True)
         await theirs.receive()
-        # What is said in between begins nothing and ends nothing.
+        # Messages in between begin nothing and end nothing.
         ours.send(("by the way",), now=True)
         theirs.send(("by the way",), now=True)
         await ours.receive()

@@ -133,7 +133,7 @@ async def test_unclaimed_messages_belong_to_the_receiver(peers: Peers) -> None:
 
     await peers.spin(is_over)
     assert next(turns, None) is not None
-    # What comes behind it is received behind it, and so is the end.
+    # Later messages are received after it, and so is the end.
     peers.theirs.send(("later",), now=True)
     peers.theirs.close()
     await until(lambda: peers.end is not None)
@@ -233,7 +233,7 @@ async def test_the_end_is_the_receivers(peers: Peers, whose: str) -> None:
 
 
 async def test_one_task_waits_for_several_peers(nursery: trio.Nursery) -> None:
-    """Each receiver has its peer back once that has answered, and the others are still looked for."""
+    """Each receiver gets its peer back after the answer, and the others are still looked for."""
     several = [Peers(nursery, None) for _ in range(3)]
     await trio.testing.wait_all_tasks_blocked()
     for one in several:
@@ -298,7 +298,7 @@ async def device(system: ta.System, spinning: Spinning) -> AsyncGenerator[ta.Dev
 
 
 async def steady(device: ta.Device, spinning: Spinning) -> ta.AccelRef:
-    """An array that was used by one that spins."""
+    """An array used by a spinning request."""
     x = await device.put(np.ones(8))
     before = spinning.taken
     # The first is of a template that the worker does not have, and its library is opened.
@@ -360,7 +360,7 @@ async def test_one_who_is_cancelled(device: ta.Device, spinning: Spinning) -> No
         async with one_that_spins(x, spinning, trio.Cancelled):
             scope.cancel()
     assert not spinning.now
-    # What it has left goes on, and the worker serves others.
+    # Its abandoned work continues, and the worker serves others.
     y = await device.put(np.ones(8))
     assert (await y.to_host()).tolist() == [1.0] * 8
     assert device.generation == 1
@@ -386,7 +386,7 @@ async def one_that_spins(
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(ask)
-        # One that was not begun by the end of its worker is the next one's, and does not end there either.
+        # A request not begun at the end of its worker is the next one's, and does not end there either.
         await until(lambda: spinning.now == 1 and link.started(BLAS) > launched)
         assert spinning.begun == before + 1
         yield

@@ -80,7 +80,7 @@ class TestHowOftenTheHostCopies:
             back = device.host_empty(shape)
             assert await ref.to_host(out=back) is back
             np.testing.assert_array_equal(back, np.arange(host.size).reshape(shape))
-            # A part of it that is contiguous, as well.
+            # A contiguous part of it, as well.
             part = await device.put(host[1:3])
             await part.to_host(out=back[:2])
             np.testing.assert_array_equal(back[:2], host[1:3])
@@ -120,7 +120,7 @@ class TestHowOftenTheHostCopies:
     async def test_every_dtype_arrives_bit_for_bit(self, device: ta.Device) -> None:
         for number, dtype in enumerate(ta.DType, 1):
             end = 2 if dtype is ta.DType.bool else 256
-            # Other bits for each, that none is right by what was there before.
+            # Different bits for each, so that none is right by the old contents.
             bits = np.random.default_rng(number).integers(0, end, 1 << 18, np.uint8)
             host = bits.view(dtype.dtype)
             assert (await (await device.put(host)).to_host()).tobytes() == host.tobytes(), dtype
@@ -297,7 +297,7 @@ class TestCancelled:
         await balanced(device, 1, out.nbytes)
 
     async def test_before_it_is_launched(self, device: ta.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-        """What waits for its host array is taken back, and the copy is cut at once."""
+        """A request waiting for its host array is withdrawn, and the copy is cut at once."""
         ref = await device.put(HOST)
         cut = Cut(monkeypatch)
         with trio.CancelScope() as scope:
@@ -383,7 +383,7 @@ async def test_without_host_memory_an_array_is_refused(
         patch.setattr(_host_pool, "available_bytes", lambda: 0)
         with pytest.raises(ta.OutOfMemoryError):
             await device.put(HOST)
-        # What needs no such memory goes on.
+        # Work without such memory continues.
         ref = await device.put(HOST[:64])
         np.testing.assert_array_equal(await ref.to_host(), HOST[:64])
         large = await ta.linalg.matmul(*[await device.zeros((256, 256)) for _ in range(2)])
@@ -437,7 +437,7 @@ async def test_every_worker_has_the_slabs_and_gives_them_back(
         await device.synchronize()
         await until(lambda: len(device.state.host_pool.slabs) == 1)
         await until(lambda: all(maps(pid) == count + 1 for pid, count in before.items()))
-        # A new worker is told of what there is.
+        # A new worker learns of the existing chunks.
         dispatch.process.kill()
         await until(lambda: device.generation == 2 and dispatch.spares == 1)
         assert not {link.process.pid for link in links} <= before.keys()
@@ -472,7 +472,7 @@ async def test_a_worker_that_knows_a_copy_by_heart_gives_its_memory_back(
             del large, part
             await device.synchronize()
             await until(lambda: maps(pid) == before)
-        # What else it knows of goes on.
+        # Its other memory continues to be known.
         small[...] = 5.0
         ref = await device.put(small)
         small[...] = 6.0
@@ -519,7 +519,7 @@ async def test_so_much_is_on_its_way_at_a_time(device: ta.Device, monkeypatch: p
     await cut.wait_entered()
     assert staging.taken == taken(device) == 2 * HOST.nbytes
     assert device.dispatch._requests.waiting == 5
-    # What needs none goes on, also when more than the limit is taken.
+    # Work without it continues, also when more than the limit is taken.
     staging.limit = HOST.nbytes
     small = device.submit(ta.linalg.Nrm2(HOST[:3]))
     await small.wait()
@@ -556,7 +556,7 @@ async def test_without_device_memory_the_copied_bytes_go_back(system: ta.System)
         # It is copied at most once, and cut when it is refused.
         assert copies(device) == 3
         np.testing.assert_array_equal(await kept[1].to_host(), HOST)
-        # What is held by garbage only makes room.
+        # Memory held only by garbage makes room.
         cycle: list[object] = [kept.pop()]
         cycle.append(cycle)
         del cycle

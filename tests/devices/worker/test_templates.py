@@ -75,7 +75,7 @@ class FactorSpec(OperationSpec):
 
 
 class Addresses:
-    """Where host arrays lie that a worker has, too."""
+    """Addresses of host arrays that are shared with a worker."""
 
     def __init__(self) -> None:
         self._known: list[tuple[Any, Any]] = []
@@ -90,7 +90,7 @@ class Addresses:
 
 
 class Worker:
-    """What a worker makes of the messages."""
+    """The objects a worker makes from the messages."""
 
     def __init__(self) -> None:
         self.table: TemplateTable = TemplateTable(self._take)
@@ -203,7 +203,7 @@ def test_packed_scalars_are_sent_next_to_the_template() -> None:
         assert same(made, packed_launch(content, read, written))
         crossed.append(made)
     assert [message[0] for message in worker.told] == ["template"]
-    # Where nothing is another, the specification is the same object: a library knows its plan by that.
+    # If nothing differs, the specification is the same object, by which a library knows its plan.
     assert crossed[0].spec is crossed[1].spec
 
 

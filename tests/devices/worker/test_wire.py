@@ -86,7 +86,7 @@ def across(spec: OperationSpec) -> OperationSpec:
 def same(left: OperationSpec, right: OperationSpec) -> None:
     assert type(left) is type(right)
     for field in attrs.fields(type(left)):  # type: ignore[arg-type]
-        # What is not given belongs to the process.
+        # Fields that are not given belong to the process.
         if not field.init:
             continue
         one, other = getattr(left, field.name), getattr(right, field.name)
@@ -122,7 +122,7 @@ class Flags(enum.Flag):
 
 @attrs.frozen
 class UserSpec(OperationSpec):
-    """What somebody else's library might need."""
+    """A field that somebody else's library might need."""
 
     source: ArraySpec = reads()  # noqa: RUF009 - a field specifier
     anything: object = None

@@ -1,4 +1,4 @@
-"""What a worker knows of the blocks that the application has told it of."""
+"""A worker's knowledge of the blocks that the application has reported to it."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def test_the_findings_of_a_template_hold_until_something_changes(
     launches = [template.launch(number, (1, 2, 3), binding) for number in range(2)]
     launches[0].forget()
     assert binding.is_found(blocks)
-    # One that is over takes nothing from those that follow.
+    # An ended one takes nothing from its successors.
     assert launches[1].outputs == (blocks[3],)
     assert launches[1].uses == (("a", blocks[1]), ("b", blocks[2]))
     if change == "invalid":

@@ -1,4 +1,4 @@
-"""What a worker tells of its actors reaches the application, whatever fields an event has."""
+"""Reports of a worker about its actors reach the application with all fields of an event."""
 
 from __future__ import annotations
 
