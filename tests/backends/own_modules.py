@@ -39,7 +39,7 @@ class Moved(OperationSpec):
 class Every(OperationSpec):
     """One field of each role: ``out[i] = factor * terms[i]``, and behind these the bias if there is one.
 
-    The status: how many rows were made, and 0 or what it is refused with.
+    The status: the number of rows made, and 0 or the code of the refusal.
     """
 
     terms: tuple[ArraySpec, ...] = reads(variadic=True)

@@ -35,7 +35,7 @@ class Bindings:
     """Both modules in one; each call is computed at once, behind what its stream has been given.
 
     Attributes:
-        calls: What was called: names and arguments, with addresses as ``"@"``.
+        calls: The calls: names and arguments, with addresses as ``"@"``.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""How operations on matrices are put to a BLAS: which routine, and what is copied for it."""
+"""The translation of operations on matrices to a BLAS: the routine, and the copies for it."""
 
 from __future__ import annotations
 

@@ -157,6 +157,6 @@ def test_results_of_many_sizes_one_after_the_other_find_each_its_place_of_before
     assert places[0] == places[1] == places[2]
     assert len(set(places[0].values())) == 3
     assert len(source.alive) == 1
-    # What is kept for them is room for a larger one before the memory grows.
+    # Memory kept for them serves a larger one before the memory grows.
     memory.allocate(100, 7 * A)
     assert len(source.alive) == 1

@@ -1,4 +1,4 @@
-"""The choice of launches that are captured: a model, and the results of its bounds."""
+"""The choice of captured launches: a model, and the results of its bounds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KEYS: list[Key] = [(call, "stream", place) for call in CALLS for place in range(
 
 
 class Table(RuleBasedStateMachine):
-    """A table beside a plain account of it: what was seen how often, what is alive, how far the work is."""
+    """A table next to a plain account of it: the count of each call, the live plans, the progress of work."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -66,7 +66,7 @@ class Chunks(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def hand_over(self, data: st.DataObject) -> None:
-        """A new process takes over: what lives stays where it is, in whatever order it is told."""
+        """A new process takes over: live blocks stay in place, in any order of the reports."""
         adopted = self._new()
         places = {
             block: Placement(placement.chunk, placement.offset, nbytes)
@@ -150,7 +150,7 @@ def test_the_largest_chunks_within_the_limit_are_kept() -> None:
     allocator.allocate(9, 5 * A)
     allocator.allocate(10, 20 * A)
     allocator.free(10)
-    # Two that are empty, and one that would be too much with them.
+    # Two empty chunks, and one more that would be too much with them.
     assert sorted(source.alive.values()) == [4 * A, 8 * A, 20 * A]
 
 

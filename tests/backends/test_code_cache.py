@@ -169,7 +169,7 @@ def test_a_folder_that_cannot_be_made_is_reported_once(
 
 @contextmanager
 def full_disk(limit: int) -> Iterator[None]:
-    """Files of this process end after so many bytes, as on a disk that is full."""
+    """Files of this process end after a number of bytes, as on a full disk."""
     old = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, old[1]))
@@ -291,7 +291,7 @@ def test_many_processes_compile_many_kernels_into_one_folder(tmp_path: Path) -> 
     assert 1000 <= sum(made) < 8000
     entries = list((tmp_path / "kernels").iterdir())
     assert len(entries) == 1000
-    # What is kept was made by hashing, so each is right if it is whole; nothing temporary is left.
+    # Entries are made by hashing, so each is right if it is whole; nothing temporary is left.
     for number in range(1000):
         source = f'extern "C" __global__ void kernel_{number}() {{}}'
         seed = hashlib.sha256(source.encode()).digest()

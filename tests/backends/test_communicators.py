@@ -1,4 +1,4 @@
-"""The communicators of a worker: waits that have an end, and giving up from another thread."""
+"""The communicators of a worker: bounded waits, and giving up from another thread."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_wait_ends_when_it_is_given_up_in_another_thread() -> None:
         assert waiting.is_on
         assert code_of(made.settle) == ABORTED
         thread.join()
-        # What does not end now is stuck.
+        # A call without an end now is stuck.
         assert not waiting.is_on
     made.abort()
     assert handle.aborted == 1
@@ -99,7 +99,7 @@ def test_they_are_found_by_number_and_given_up_before_they_are_open() -> None:
     assert code_of(lambda: table.new(2)) == ABORTED
     for number in range(3, 4 + table.max_closed):
         table.close(number).join()
-    # Those that were given up long ago are forgotten.
+    # Communicators given up long ago are forgotten.
     assert code_of(lambda: table.find(1)) == MISSING
 
 

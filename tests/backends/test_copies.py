@@ -97,7 +97,7 @@ def test_any_layout_on_either_side(open_rig, host, target):
         back = np.zeros_like(target, shape=host.shape)
         rig.apply("memory", CopyToHostSpec(back, array))
         np.testing.assert_array_equal(back, host)
-        # What lies between the elements stays as it was.
+        # The bytes between the elements are unchanged.
         block = ArraySpec(rig.allocate(target.base.nbytes), 0, DType.int64, (target.base.size,), (8,))
         offset = target.ctypes.data - target.base.ctypes.data
         written = ArraySpec(block.block, offset, DType.int64, target.shape, target.strides)

@@ -76,7 +76,7 @@ def test_every_specification_belongs_to_one_library(rig):
         # Launches of a GPU do without it: its products and sums are operations of their own.
         specs -= {DECLARED["sparse.extend_basis"].spec}
     else:
-        # What a kernel may use of a GPU.
+        # The parts of a GPU that a kernel may use.
         specs -= {ops.KernelInfoSpec}
     if "communicators" not in rig.device.libraries:
         specs -= {getattr(ops, name) for name in ops.collectives.__all__ if name.endswith("Spec")}
@@ -88,7 +88,7 @@ def test_every_specification_belongs_to_one_library(rig):
         specs -= solvers
     if "graphs" not in rig.device.libraries:
         specs -= {ops.BranchSpec, ops.ChainSpec, ops.GraphSpec, ops.LoopSpec}
-    # Each program has a library of its own, made from what the program was opened with.
+    # Each program has its own library, made from the arguments of its opening.
     names = [name for name in rig.device.libraries if name != "program"]
     owners = [spec for name in names for spec in rig.library(name).operations]
     assert {spec.operation for spec in specs} <= set(owners)

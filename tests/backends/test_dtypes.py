@@ -72,7 +72,7 @@ def test_the_other_byte_order_is_refused_with_the_way_out(code):
     with pytest.raises(TypeError, match="other byte order; make it native: ") as caught:
         DType.of(array.dtype)
     way_out = str(caught.value).partition("make it native: ")[2]
-    native = eval(way_out, {"array": array})  # what the message says, done
+    native = eval(way_out, {"array": array})  # the advice of the message, followed
     assert DType.of(native.dtype).dtype == np.dtype(code)
     assert native.tolist() == array.tolist()
 

@@ -1,4 +1,4 @@
-"""Expressions without a device: what may be written, its types, and its values by NumPy."""
+"""Expressions without a device: the accepted syntax, its types, and its values by NumPy."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def test_functions_have_the_types_and_values_of_numpy(name: str) -> None:
             np.testing.assert_allclose(got, want, rtol=1e-6 if name == "complex64" else 1e-13)
         else:
             assert_same(got, want, function)
-    # What is not there is not there in NumPy either, but for the order of complex numbers.
+    # Missing functions are missing in NumPy too, except for the order of complex numbers.
     assert count >= (30 if dtype.kind in ("complex", "bool") else 55)
 
 
@@ -268,7 +268,7 @@ def test_python_numbers_are_weak() -> None:
     assert result("sin(a) * x", Weak.float, DType.float32) is DType.float64
     assert result("where(x > 0, x, 0.0)", DType.float32) is DType.float32
     assert result("x if x > 0 else 0", DType.int16) is DType.int16
-    # What compares two of them is no Python number any more.
+    # A comparison of two of them is not a Python number.
     assert result("x + (2 < 3)", DType.float32) is DType.float32
     assert result("x + (2 < 3) * 1", DType.float32) is DType.float64
     assert result("clip(x, 0, 10)", DType.int16) is DType.int16
@@ -443,7 +443,7 @@ def test_error_functions_match_scipy(function: str, name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name, each in FUNCTIONS.items() if each.rule == "ufunc"])
 def test_each_function_has_values_by_numpy(name: str) -> None:
-    """A function that has the types of another one's ufunc is not computed by that ufunc."""
+    """A function with the types of another one's ufunc is not computed by that ufunc."""
     function = FUNCTIONS[name]
     dtype = DType.float64 if "float" in function.kinds else DType.int64
     given = [np.array([1, 2], dtype.dtype)] * function.arity

@@ -46,7 +46,7 @@ def transform_axes(rig, source, kind, direction, lengths, axes, norm):
         shape[axes[-1]] = lengths[-1] // 2 + 1
     dtype = str(DType.of(source.dtype))
     out = rig.empty(tuple(shape), RESULTS.get((kind, dtype), dtype))
-    rig.enqueue("memory", FillSpec(7, out))  # what was there must not count
+    rig.enqueue("memory", FillSpec(7, out))  # old contents must not count
     rig.enqueue("fft", FftSpec(kind, direction, lengths, axes, norm, rig.put_as_laid_out(source), out))
     return rig.get(out)
 
@@ -195,7 +195,7 @@ def test_an_invalid_transform_is_refused(rig, lengths, axes):
 
 
 class _NoBackend:
-    """What a program may set for all of scipy.fft: it must not reach the device."""
+    """Settings of a program for all of scipy.fft: they must not reach the device."""
 
     __ua_domain__ = "numpy.scipy.fft"
 

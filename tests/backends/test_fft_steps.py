@@ -49,7 +49,7 @@ def transform(
 
 
 def letters(plan: TransformPlan) -> str:
-    """The steps by their first letters; a transform that is executed several times has a number."""
+    """The steps by their first letters; a transform executed several times has a number."""
     names = []
     for step in plan.steps:
         is_transform = isinstance(step, FftStep)
@@ -124,7 +124,7 @@ class _Memory:
         return np.ndarray(view.shape, view.dtype.dtype, self.buffers[view.buffer], 0, view.strides)
 
     def side(self, buffer: int, offset: int, key: Any, *, is_in: bool) -> Any:
-        """What a plan reads or writes: batch and axes."""
+        """The operands of a plan: batch and axes."""
         embed, stride, distance = (
             (key.inembed, key.istride, key.idist) if is_in else (key.onembed, key.ostride, key.odist)
         )

@@ -91,7 +91,7 @@ class Context:
 
 
 class Stream:
-    """Does everything at once; what is to be done on the host is done by `end`."""
+    """Does everything at once; `end` does the work on the host."""
 
     name, handle, launched = "stream", 7, 0
     is_closed = is_destroyed = has_ended = False
@@ -221,7 +221,7 @@ class Chunks:
 
 
 class Device(AddressDevice[Any, Array, Context]):
-    """An open device of one stream, with blocks that are numbered from 1."""
+    """An open device of one stream, with blocks numbered from 1."""
 
     def __init__(self) -> None:
         info = DeviceInfo(

@@ -1,4 +1,4 @@
-"""Replays of graphs on a kind of GPU that nobody has: when they are captured, and what is launched."""
+"""Replays of graphs on a kind of GPU that nobody has: the time of their capture, and the launches."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CONDITION = ArraySpec(2, 0, DType.int64, (), ())
 
 
 class Stream:
-    """What runs, in order."""
+    """The launched work, in order."""
 
     is_capturing = False
 
@@ -94,7 +94,7 @@ class Fills:
 
 
 class Graphs(ChainLibrary):
-    """The vendor's half: a graph is the list of what was captured."""
+    """The vendor's half: a graph is the list of captured calls."""
 
     name = "graphs"
     backend: ClassVar[str] = "none"
@@ -206,7 +206,7 @@ def test_an_operation_that_fails_is_named_by_its_number() -> None:
     library, stream = Graphs(), Stream()
     with pytest.raises(LibraryError, match=r"^node 0 of the graph, fill.-1: below zero"):
         library.enqueue(chain(-1, 2), stream)
-    # What is enqueued by then runs: its error comes behind it.
+    # Enqueued work runs, and its error follows it.
     library.enqueue(chain(1, -2), stream)
     (finisher,) = stream.behind
     with pytest.raises(LibraryError, match=r"^node 1 of the graph, fill.-2: below zero"):
@@ -246,7 +246,7 @@ def test_host_arrays_travel_by_one_piece_of_pinned_memory_with_the_chain() -> No
         assert words.tobytes() == bytes([turn] * 5 + [0] * 3)
     steps = [f"3 bytes of {place} in", 1, 2, f"5 bytes to {place + 64} out"]
     assert stream.log == steps * 3 + [tuple(steps)] * 2
-    # A second one in flight has another piece, and goes one by one until that is known, too.
+    # A second one in flight has another piece, and runs one by one until that is known, too.
     library.enqueue(request(1, 2, words=words), stream)
     library.enqueue(request(1, 2, words=words), stream)
     other = pinned.free

@@ -1,4 +1,4 @@
-"""What counts as a part of a source: everything that it may include."""
+"""The parts of a source: every file that it may include."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stream that is held back."""
+"""A stream under a hold."""
 
 from __future__ import annotations
 

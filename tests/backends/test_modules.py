@@ -1,4 +1,4 @@
-"""A module of kernels, found by its import path: what one has, and what is wrong with others."""
+"""A module of kernels, found by its import path: its contents, and the errors of others."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_a_module_that_does_not_exist(rig: Any, backend: Any, name: str) -> None
 def test_a_module_that_cannot_be_imported(
     rig: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: str, error: type[Exception], text: str
 ) -> None:
-    """What is missing is told, and not that the library is."""
+    """The error names the missing dependency instead of the library."""
     (tmp_path / "broken_kernels_of_tests.py").write_text(source, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     for _ in range(2):

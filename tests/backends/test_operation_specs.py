@@ -1,4 +1,4 @@
-"""What specifications say of the memory that an operation touches."""
+"""The memory of an operation according to its specification."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_a_plan_is_for_layouts_and_not_for_addresses_or_numbers() -> None:
     key = linalg.axpy.spec.descriptor().plan_key
     first = key(linalg.axpy.spec(1.0, array(1), array(2)))
     assert first == key(linalg.axpy.spec(2.0, array(3), array(4, offset=64)))
-    # What is not aligned may need another plan.
+    # An unaligned array may need another plan.
     assert first != key(linalg.axpy.spec(1.0, array(1), array(2, offset=4)))
     other = ArraySpec(1, 0, DType.float32, (2,), (8,))
     assert first != key(linalg.axpy.spec(1.0, other, array(2)))

@@ -20,7 +20,7 @@ class Backend(CpuBackend):
     name = "{name}"
 """
 
-# Asks inline and by a worker that is killed twice.
+# Asks inline and by a worker that dies twice.
 USE = """
 import os, signal, sys
 import numpy as np, trio

@@ -1,4 +1,4 @@
-"""Where random numbers begin and end; which ones they are is checked with the capability."""
+"""The first and last bytes of random numbers; tests of the capability check their values."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def test_the_environment_variable_names_the_device(monkeypatch):
     monkeypatch.setenv(VARIABLE, "")
     assert resolve(None)[1] == list_devices()[0]
     monkeypatch.setenv(VARIABLE, "no such")
-    assert resolve("cpu")[1].name == "cpu:0"  # a name that is given wins
+    assert resolve("cpu")[1].name == "cpu:0"  # an explicit name wins
 
 
 @pytest.mark.parametrize(

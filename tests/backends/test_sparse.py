@@ -21,7 +21,7 @@ def multiply(rig, matrix, x, out=None, times=1):
     if out is None:
         out = rig.empty((rows,), matrix.dtype)
     for _ in range(times):
-        rig.enqueue("memory", FillSpec(math.nan, out))  # what was there must not show
+        rig.enqueue("memory", FillSpec(math.nan, out))  # old contents must not show
         rig.apply("sparse", spmv.spec((rows, columns), *arrays, x, out))
     return rig.get(out)
 

@@ -1,4 +1,4 @@
-"""Topologies: ways between devices, islands against a search of all groups, and what is refused."""
+"""Topologies: ways between devices, islands against a search of all groups, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trees of values: what is made of one is equal to it, through text."""
+"""Trees of values: an object made from a tree equals it, through text."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def test_nrm2_of_numbers_around_the_smallest_normal_one(
     x = numbers.astype(DType(dtype).dtype)[::step]
     out = rig.empty((), REAL.get(dtype, dtype))
     rig.enqueue("blas", linalg.nrm2.spec(rig.put_as_laid_out(x), out))
-    # In units of that number: what of the numbers is above, is above 1.
+    # In units of that number, so that larger numbers are above 1.
     large = np.ldexp(np.stack([exact(x).real, exact(x).imag]), -exponent)
     result = np.ldexp(float(rig.get(out)), -exponent)
     assert_close(

@@ -123,7 +123,7 @@ def test_ended_streams_are_forgotten(device):
 
 def test_a_kernel_without_work_memory_reports_the_requested_size(device, monkeypatch):
     stream, library = device.open_stream("main"), device.open_library("blas")
-    # One element, seen 2**50 times: what a product of it takes is more than any machine has.
+    # One element, seen 2**50 times: a product of it takes more memory than any machine has.
     array = array_in(device, 1, (1,))
     wide = ArraySpec(array.block, 0, DType.float16, (1 << 25, 1 << 25), (0, 0))
     library.enqueue(MatmulSpec(wide, wide, wide), stream)

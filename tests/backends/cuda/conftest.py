@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-# Test folders are no packages: what several modules of this one share is imported by its own name.
+# Test folders are not packages, so modules of this folder import their shared code by its own name.
 sys.path.insert(0, str(Path(__file__).parent))
 
 from chosen import SEARCHED
@@ -21,7 +21,7 @@ from trio_accel.testing.stand_in import StandIn, build, is_available
 
 @pytest.fixture
 def only_cuda(backend: Any) -> None:
-    """For tests that are given every backend, and look into this one."""
+    """For tests that get every backend, and look into this one."""
     if backend.name != "cuda":
         pytest.skip("of what only the CUDA backend has")
 
@@ -102,7 +102,7 @@ def variables(machine: Machine) -> Variables:
 
 @pytest.fixture
 def run_on_stand_in(stand_in: StandIn, tmp_path: Path) -> Callable[..., str]:
-    """Runs a program, given as text, in a process that has the stand-in; returns what it printed."""
+    """Runs a program, given as text, in a process with the stand-in, and returns its output."""
 
     def run(program: str, **variables: str) -> str:
         own = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}

@@ -30,7 +30,7 @@ unsigned long {name}GetVersion(void) {{
 }}
 """
 
-# Name, file and version of what CUDA 13.0 has; the dependencies have nothing that is called.
+# Name, file and version of the libraries of CUDA 13.0; no function of the dependencies is called.
 LIBRARIES = {
     "nvrtc": ("libnvrtc.so.13", "13, 0"),
     "cublas": ("libcublas.so.13", "13, 1, 2"),
@@ -71,7 +71,7 @@ class Machine:
         return {
             "LD_LIBRARY_PATH": str(self.folder),
             "STAND_IN_DIR": str(self.folder),
-            # What is compiled here runs on no device, and the other way round.
+            # Code compiled here runs on no device, and the other way round.
             "XDG_CACHE_HOME": self.stand_in.environment()["XDG_CACHE_HOME"],
             **variables,
         }

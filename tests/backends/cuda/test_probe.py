@@ -1,4 +1,4 @@
-"""What the backend says of a machine that lacks something, from the driver to a single library."""
+"""The backend's reports of a machine with something missing, from the driver to a single library."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CUDA12 = "pip install '.[cuda12]' in a checkout"
 
 
 def refusal(spec: str = "cuda") -> str:
-    """What opening a device says, where nothing but the CPU is left."""
+    """The error of opening a device, if only the CPU is left."""
     assert [info.name for info in list_devices()] == ["cpu:0"]
     assert resolve(None)[1].name == "cpu:0"
     with pytest.raises(NotSupportedError) as caught:
@@ -576,7 +576,7 @@ def _bindings() -> str:
 
 
 def device(**changes: object) -> dict[str, object]:
-    """What the driver says of a device."""
+    """The driver's attributes of a device."""
     facts: dict[str, object] = {
         "name": "GPU",
         "uuid": "00",
@@ -593,7 +593,7 @@ def device(**changes: object) -> dict[str, object]:
 
 
 def found() -> dict[str, object]:
-    """What is found where all libraries of CUDA 13 are installed."""
+    """The result if all libraries of CUDA 13 are installed."""
     versions = {"nvrtc": [13, 0], "cublas": [13, 0, 0], "cufft": [12, 0, 0]}
     versions |= {"cusolver": [12, 0, 4], "cusparse": None, "cudnn": [9, 19, 0], "cutensor": [2, 5, 0]}
     return {

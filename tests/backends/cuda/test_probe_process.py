@@ -1,4 +1,4 @@
-"""Processes of their own that ask the driver: what comes of their answers, and of having none."""
+"""Separate processes that ask the driver: the use of their answers, and of missing answers."""
 
 from __future__ import annotations
 

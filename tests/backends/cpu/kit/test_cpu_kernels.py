@@ -81,7 +81,7 @@ def moved(
 
 @pytest.mark.parametrize("returned", [5, "work", lambda: None])
 def test_a_kernel_that_returns_something(rig: Any, monkeypatch: pytest.MonkeyPatch, returned: Any) -> None:
-    """One that was written to return its work, for example, which would never be run."""
+    """For example a kernel written to return its work, which would never run."""
     run = moved(rig, monkeypatch, lambda _: returned)
     text = rf"must compute and return None, it returned {type(returned).__name__}"
     with pytest.raises(TypeError, match=text):

@@ -1,4 +1,4 @@
-"""A small call of the BLAS has one thread, and its bits do not depend on what runs beside it."""
+"""A small call of the BLAS has one thread, and its bits do not depend on concurrent calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared memory of the CPU backend: what the protocol does not show."""
+"""Shared memory of the CPU backend: the parts outside the protocol."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_a_descriptor_is_closed_when_its_memory_cannot_be_mapped(device, monkeyp
 
 
 def test_a_system_that_promises_no_more_than_it_has(device, keeper, monkeypatch, tmp_path):
-    """Its pages are taken at once: one that is missing when it is touched would be SIGBUS."""
+    """Its pages are taken at once, because touching a missing page would raise SIGBUS."""
     (tmp_path / "overcommit_memory").write_text("2\n")
     monkeypatch.setattr(host, "_OVERCOMMIT", tmp_path / "overcommit_memory")
 

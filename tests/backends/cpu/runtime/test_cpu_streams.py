@@ -1,4 +1,4 @@
-"""What the protocol cannot show: work of the test's own, held up and let go at will."""
+"""Streams beyond the protocol: work of the test's own, held up and let go at will."""
 
 from __future__ import annotations
 

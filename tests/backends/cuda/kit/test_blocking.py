@@ -1,4 +1,4 @@
-"""Kernels that block: what they use is not given back while a thread is in one."""
+"""Blocking kernels: their memory is not given back while a thread is in one."""
 
 from __future__ import annotations
 

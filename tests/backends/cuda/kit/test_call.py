@@ -1,4 +1,4 @@
-"""What a kernel gets of its call: arrays without gaps, workspace, status words."""
+"""A kernel's view of its call: arrays without gaps, workspace, status words."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ class Taking:
 
     @property
     def nbytes(self) -> int:
-        """What the device counts; the arena has as much."""
+        """The bytes counted by the device; the arena has as many."""
         counted: int = self._rig.device.memory().workspace
         assert counted == self._rig.device.arena.nbytes
         return counted
@@ -419,7 +419,7 @@ def test_words_of_a_kernels_own(rig: Any, run: Runner) -> None:
 
 
 def test_a_kernel_that_raises(rig: Any, run: Runner) -> None:
-    """Whatever it has enqueued by then stays, and its workspace is the next one's."""
+    """Its enqueued work stays, and its workspace is the next one's."""
     array, take = rig.put(np.arange(4.0)), Taking(rig, run)
 
     def fail(spec: Moved, call: KernelCall) -> None:

@@ -1,4 +1,4 @@
-"""What the codes of vendors' libraries mean, where a library of ours calls several of them."""
+"""The meanings of the codes of vendors' libraries, if a library of ours calls several of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The handle of cuBLAS: its workspace, its streams, what its statuses mean, and what is cached."""
+"""The handle of cuBLAS: its workspace, its streams, the meanings of its statuses, and its caches."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_libraries_for_products_of_a_type_are_loaded_before_the_first(rig: Any) 
         load: Callable[[], None] = library.prepare(spec)
         load()
         assert library.prepare(spec) is None
-        # The handle is set to the stream again, in the mode that is needed.
+        # The handle is set to the stream again, in the required mode.
         rig.apply("blas", spec)
         check(rig, spec)
         rig.apply("blas", linalg.scal.spec(2.0, spec.out))

@@ -42,7 +42,7 @@ TOLERANCES = {"float16": 2e-3, "bfloat16": 1.6e-2, "float32": 4e-6, "complex64":
 
 @attrs.frozen
 class Kernel:
-    """One kernel, with what it is called with and what it is to compute."""
+    """One kernel, with its arguments and its expected results."""
 
     expression: TypedExpression
     source: str

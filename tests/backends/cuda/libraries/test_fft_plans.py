@@ -93,14 +93,14 @@ def test_so_many_are_cached_and_no_more(rig: Any) -> None:
     assert count(rig) == _MOST
     library = rig.library("fft")
     assert library.prepare(specs[-1]) is None
-    assert library.prepare(specs[0]) is not None  # the one that was used longest ago
+    assert library.prepare(specs[0]) is not None  # the least recently used one
     rig.enqueue("fft", specs[0])
     for spec in specs:
         check(rig, spec)
 
 
 def test_a_possibly_running_plan_is_not_given_back(rig: Any) -> None:
-    """Though cuFFT waits for everything when it makes a plan, as far as that was seen."""
+    """Though cuFFT waits for everything when it makes a plan, as far as observed."""
     library = rig.library("fft")
     specs = [transform(rig, n) for n in range(2, _MOST + 2)]
     for spec in specs:
@@ -217,7 +217,7 @@ def test_a_transform_is_refused_if_the_limit_leaves_no_memory(rig: Any, backend:
 
 
 def test_a_larger_transform_has_the_room_of_the_smaller_one_before_it(rig: Any, backend: Any) -> None:
-    """What it computes in is one piece: it need not fit beside what the stream has."""
+    """Its work area is one piece: it need not fit next to the stream's memory."""
     first, second = halved(rig, 8192 - 512), halved(rig, 8192)
     needed: list[int] = []
     for spec in (first, second):

@@ -1,4 +1,4 @@
-"""What cuBLASLt is told of products, against NumPy by reading memory as the library does; needs no card."""
+"""Descriptions of products for cuBLASLt, against NumPy reading memory as the library does; needs no card."""
 
 from __future__ import annotations
 

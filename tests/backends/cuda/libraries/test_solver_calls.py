@@ -29,7 +29,7 @@ Array = npt.NDArray[Any]
 
 
 class Bench:
-    """The library with such bindings, and what its operations make."""
+    """The library with such bindings, and the objects its operations make."""
 
     def __init__(self, rig: Any, bindings: Any) -> None:
         from trio_accel.backends.cuda.libraries.solver import SolverLibrary
@@ -40,7 +40,7 @@ class Bench:
             self.library = SolverLibrary(rig.device)
 
     def calls(self, spec: OperationSpec) -> list[str]:
-        """What an operation calls, once it has run before."""
+        """The calls of an operation, once it has run before."""
         for _ in range(2):
             self.bindings.calls.clear()
             self.library.enqueue(spec, self.rig.stream)

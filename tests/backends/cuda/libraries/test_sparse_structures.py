@@ -32,7 +32,7 @@ def write(rig: Any, array: ArraySpec, values: list[int]) -> None:
 
 
 def believed(rig: Any) -> list[bool]:
-    """Of each matrix that was found right, whether cuSPARSE has it."""
+    """For each matrix found right, whether cuSPARSE has it."""
     return [seen.product is not None for seen in rig.library("sparse")._seen.values() if seen.is_right]
 
 
@@ -152,7 +152,7 @@ def test_a_released_block_is_forgotten(rig: Any) -> None:
 
 def test_the_status_belongs_to_its_own_operation(rig: Any) -> None:
     wrong, right = product(rig, [0, 1, 2], [0, 7]), product(rig, [0, 2], [0, 1])
-    # What is loaded at the first use waits for every stream.
+    # Loading at the first use waits for every stream.
     rig.apply("sparse", product(rig, [0, 2], [1, 0]))
     hold = rig.stream.hold()
     events = []

@@ -1,4 +1,4 @@
-"""Products that are repeated are launched as graphs, and nothing else is different by that."""
+"""Repeated products are launched as graphs, and nothing else differs by that."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def check(rig: Any, spec: MatmulSpec) -> None:
 
 
 def load(rig: Any, spec: MatmulSpec) -> None:
-    """What the first product of a type needs waits for everything that runs."""
+    """The first product of a type waits for everything in flight, because it loads code."""
     prepare = rig.library("blas").prepare(spec)
     if prepare is not None:
         prepare()
@@ -96,7 +96,7 @@ def test_each_place_of_a_result_has_its_own(rig: Any, launches: Calls) -> None:
 def test_memory_outside_the_arrays_is_refused(
     rig: Any, launches: Calls, role: str, is_captured: bool
 ) -> None:
-    """Before anything is enqueued: what a kernel does outside of its block nobody would see."""
+    """Before anything is enqueued, because nobody would see a kernel's writes outside of its block."""
     spec = product(rig)
     array = getattr(spec, role)
     load(rig, spec)
@@ -212,7 +212,7 @@ def test_a_call_refused_with_many_factors_is_not_tried_with_more(
         for number in range(1, 40):
             scale(float(number))
     assert (tried.count, launches.count) == (16, before)
-    # What there is stays.
+    # Existing graphs stay.
     scale(1000.0)
     assert launches.count == before + 6
 
@@ -462,7 +462,7 @@ def test_a_library_has_its_graphs_destroyed_and_the_next_makes_its_own(rig: Any,
 def test_a_library_closes_while_its_last_products_run(
     few: Any, spy: Spy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a thread, as where it is used: cuBLAS waits for what runs before it gives its memory back."""
+    """In a thread, as in use: cuBLAS waits for the work before it gives its memory back."""
     spec, other = product(few), product(few)
     library, graphs = few.device.open_library("blas"), few.device.graphs
     made, destroyed = spy("cuGraphInstantiate"), spy("cuGraphExecDestroy")

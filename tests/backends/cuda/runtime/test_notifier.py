@@ -1,4 +1,4 @@
-"""Rings: what the driver calls, on which stream, and those that are on their way when a device is closed."""
+"""Rings: the function called by the driver, its stream, and rings in flight when a device is closed."""
 
 from __future__ import annotations
 
