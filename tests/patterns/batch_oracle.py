@@ -1,4 +1,4 @@
-"""What a batcher has to do, as a discrete-event simulation: slow, plain, none of the batcher's own code."""
+"""The duties of a batcher, as a discrete-event simulation: slow, plain, none of the batcher's own code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Rules:
 
 @attrs.frozen(kw_only=True)
 class Visit:
-    """A request: when it comes, and what it is."""
+    """A request: its time of arrival, and its kind."""
 
     number: int
     at: float
@@ -46,7 +46,7 @@ class Launched:
 
 @attrs.frozen
 class Seen:
-    """What there is to be seen from outside: the calls of the model, and what became of each request."""
+    """The view from outside: the calls of the model, and the outcome of each request."""
 
     launches: tuple[Launched, ...]
     outcomes: dict[int, tuple[str, float]]
@@ -168,7 +168,7 @@ def service(works: list[float]) -> float:
 
 
 def simulate(visits: Sequence[Visit], rules: Rules) -> tuple[Seen, float]:
-    """Say what a batcher must do, and how close together two events came that have no order."""
+    """Return the duties of a batcher, and the smallest distance of two events without an order."""
     state = Simulation(rules)
     coming = sorted(visits, key=lambda visit: visit.at)
     leaving = sorted((visit for visit in visits if visit.leaves < math.inf), key=lambda visit: visit.leaves)

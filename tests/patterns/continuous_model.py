@@ -1,4 +1,4 @@
-"""What a continuous batcher has to do, as a simulation with known step times: none of its own code.
+"""The duties of a continuous batcher, as a simulation with known step times: none of its own code.
 
 `even` is the batcher's rule for prompts, a position at a time. `first_come` is the rule of vLLM's scheduler
 with chunked prefill, and the order of Orca: the earliest prompt takes all that others have left.
@@ -45,7 +45,7 @@ class Step:
 
 @attrs.define
 class Run:
-    """What there is to be seen: the steps, the times of first parts, and how and when each request ended."""
+    """The view from outside: the steps, the times of first parts, and the end of each request."""
 
     steps: list[Step] = attrs.field(factory=list[Step])
     firsts: dict[int, float] = attrs.field(factory=dict[int, float])

@@ -1,6 +1,6 @@
 """A cache that sequences of a continuous batcher take more of while they grow, with known step times.
 
-It has no pages, but counts: of each sequence, the pages that it has, and the positions that were written.
+It has no pages, but counts: for each sequence, its pages, and the written positions.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Cache:
         seconds: How long a step takes.
         moving: How long it takes to set a sequence aside, or to bring it back.
         keep: Pages that only newcomers get, as long as several sequences run.
-        losses: Calls of steps and moves that are lost.
+        losses: Lost calls of steps and moves.
     """
 
     total: float
@@ -151,7 +151,7 @@ class Cache:
             self.has[sequence] += max(more, 0)
 
     def end(self, sequence: Sequence) -> int:
-        """Positions that are written after a step: one ahead may not know that there are no more."""
+        """Positions written after a step: a step called in advance may not know that there are no more."""
         visit = sequence.item
         return min(sequence.done + sequence.steps_ahead + sequence.chunk, visit.length + visit.parts - 1)
 

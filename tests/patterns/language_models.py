@@ -1,4 +1,4 @@
-"""Small language models whose texts have probabilities that are known."""
+"""Small language models with texts of known probabilities."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def batcher_of(system: ta.System, step: SpeculativeStep, **options: Any) -
 
 
 async def tokens_of(batcher: Batcher, requests: list[Generate]) -> list[tuple[int, ...]]:
-    """The texts of requests that are asked for at once."""
+    """The texts of simultaneous requests."""
     found: dict[int, tuple[int, ...]] = {}
 
     async def ask(number: int, request: Generate) -> None:

@@ -1,4 +1,4 @@
-"""The batcher: what a model may do wrong, limits, overflow, and its end. Composition: test_batcher_model."""
+"""The batcher: errors of a model, limits, overflow, and its end. Composition: test_batcher_model."""
 
 # pyright: reportPrivateUsage=false
 
@@ -385,7 +385,7 @@ async def test_a_model_that_fails_and_is_cancelled_at_once_costs_other_batches_n
 
 
 class Stop(BaseException):
-    """What is no `Exception` ends the program, as everywhere in Trio."""
+    """An exception outside `Exception` ends the program, as everywhere in Trio."""
 
 
 def test_a_base_exception_ends_the_system(autojump_clock: MockClock) -> None:
@@ -429,7 +429,7 @@ async def test_only_an_item_that_fits_into_no_batch_fails(
 
 
 class Incomparable:
-    """A key that has a hash and cannot be compared, as the tensors of some libraries."""
+    """A key with a hash but without comparisons, like the tensors of some libraries."""
 
     def __init__(self, number: int) -> None:
         self.number = number

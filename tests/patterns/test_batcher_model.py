@@ -16,7 +16,7 @@ from trio_accel.patterns import Batcher, BatcherStatistics, GetStatistics, Submi
 
 
 class BadError(Exception):
-    """What the model raises for a batch with a bad request."""
+    """The model's error for a batch with a bad request."""
 
 
 class Recorder:
@@ -159,7 +159,7 @@ def test_batches_and_outcomes_match_the_simulation(visits: list[Visit], rules: R
 
 
 def check_rules(visits: list[Visit], rules: Rules, recorder: Recorder) -> None:
-    """What holds whatever the simulation says."""
+    """Invariants, whatever the simulation says."""
     by_number = {visit.number: visit for visit in visits}
     assert {number: len(seen) for number, seen in recorder.outcomes.items()} == dict.fromkeys(by_number, 1)
     first: dict[int, float] = {}

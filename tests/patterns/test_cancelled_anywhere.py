@@ -148,7 +148,7 @@ async def test_tokens_of_experts(system: ta.System) -> None:
                 cancelled += is_cancelled
                 assert [len(found) for found in outputs] == [attempts - cancelled, attempts]
                 statistics = await check_nothing_is_left(system, router, 2 + 2 * attempts, tasks)
-                # Those that were cancelled are not counted.
+                # Cancelled requests are not counted.
                 assert statistics.routing.tokens == TOKENS * statistics.answered
     assert cancelled > 10
     for found, right in zip(outputs, expected, strict=True):

@@ -220,10 +220,10 @@ def test_an_invalid_stage_is_refused(
 
 
 class FallsError(Exception):
-    """What every stage of the model below falls through."""
+    """The errors that every stage of the model below passes on."""
 
 
-# What a stage does: its confidence; or whether its failure falls through.
+# The outcome of a stage: its confidence; or whether its failure falls through.
 behaviours = st.lists(st.floats(0, 1) | st.booleans(), min_size=1, max_size=5)
 
 

@@ -1,4 +1,4 @@
-"""The circuit breaker, against a small model of what its page says."""
+"""The circuit breaker, against a small model of its page."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def act(what: str) -> str:
 
 @attrs.define
 class Expected:
-    """What the page says, as plainly as it can be written: every call is remembered for ever."""
+    """The rules of the page, as plainly as possible: every call is remembered for ever."""
 
     state: CircuitState = CircuitState.CLOSED
     since: float = 0.0

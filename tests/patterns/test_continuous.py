@@ -84,7 +84,7 @@ async def test_a_reader_that_never_reads(system: ta.System, autojump_clock: Mock
 
 
 async def test_who_leaves_makes_room_while_no_step_runs(system: ta.System, autojump_clock: MockClock) -> None:
-    """One that had a place and does not read; then one that had its turn, and did not fit."""
+    """A request with a place that does not read; then a request that had its turn, and did not fit."""
     writer = Writer()
     batcher = await spawn(system, writer, buffer=1, cost=cost_of, max_cost=10)
     results: dict[str, object] = {}

@@ -1,4 +1,4 @@
-"""Steps of a continuous batcher that are called while the one before them runs."""
+"""Steps of a continuous batcher called while the one before them runs."""
 
 from __future__ import annotations
 

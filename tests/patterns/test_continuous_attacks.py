@@ -38,7 +38,7 @@ LAST_LEAVES, LATEST = 400.0, 3000.0
 
 @attrs.define(kw_only=True, eq=False)
 class Client:
-    """A client, and what became of it.
+    """A client, and its outcome.
 
     Attributes:
         at: When it comes.
@@ -169,7 +169,7 @@ class Attack:
         if self.book.recompute:
             self.book.host = chance.choice([0, 8])
         self.book.on_move = self.moved
-        # What becomes of the batcher, and when.
+        # The end of the batcher, and its time.
         self.end = chance.choice(["", "", "", "", "drain", "drain", "stop", "crash"])
         self.end_at = chance.choice([0.5, 3.0, 12.0, 25.0])
         self.options: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""What a step, an item, an option may do wrong to the continuous batcher."""
+"""Wrong steps, items and options of the continuous batcher."""
 
 from __future__ import annotations
 

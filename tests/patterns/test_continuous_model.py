@@ -170,7 +170,7 @@ def test_steps_and_outcomes_match_the_simulation(visits: list[Visit], limits: Li
 
 
 def check_rules(visits: list[Visit], limits: Limits, run: Run) -> None:
-    """What holds whatever the simulation says."""
+    """Invariants, whatever the simulation says."""
     by_number = {visit.number: visit for visit in visits}
     begun: list[int] = []
     for step in run.steps:

@@ -1,4 +1,4 @@
-"""What the patterns count, against what their askers see."""
+"""The counts of the patterns, against the view of their askers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Visit:
 
 
 class World:
-    """The visits of one run, the model that serves them, and what became of them."""
+    """The visits of one run, the model that serves them, and their outcomes."""
 
     def __init__(self, visits: list[Visit]) -> None:
         self.visits = visits
@@ -67,7 +67,7 @@ class World:
 
 
 def check_law(statistics: Any) -> None:
-    """Each call that was begun is in flight, or has ended in one way."""
+    """Each begun call is in flight, or has ended in one way."""
     ended = sum(operator.attrgetter(*OF_A_CALL)(statistics))
     if hasattr(statistics, "requests"):
         assert statistics.requests == ended + statistics.waiting + statistics.refused, statistics

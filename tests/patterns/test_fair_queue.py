@@ -139,7 +139,7 @@ def test_two_tenants_with_requests_waiting_differ_by_at_most_one_request_of_each
         queue.put(1, "f", cost, 1.0)
     for cost in of_g:
         queue.put(-1, "g", cost, 1.0)
-    # What f had got more than g, after each request; both are backlogged until one has nothing left.
+    # The excess of f over g, after each request; both are backlogged until one has nothing left.
     lead = [0.0]
     while queued_of(queue, "f") and queued_of(queue, "g"):
         entry = queue.take()

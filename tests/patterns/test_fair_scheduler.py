@@ -215,7 +215,7 @@ async def test_each_request_of_a_flood_is_taken_or_refused_when_it_is_asked(
         for _ in range(3):
             await trio.lowlevel.checkpoint()
         assert ends == [ta.MailboxFullError] * (2000 - 1 - 100)
-        # Another tenant waits for what runs, and for nothing else.
+        # Another tenant waits for the running request, and for nothing else.
         await ask(scheduler, "b", "b")
         assert model.order == ["a", "b"]
         assert trio.current_time() == pytest.approx(1.02)
@@ -234,7 +234,7 @@ async def flood(scheduler: Scheduler, clients: int, nursery: trio.Nursery) -> Co
 
     for _ in range(clients):
         nursery.start_soon(client)
-    # All ask once, and those that are refused at once ask again.
+    # All ask once, and those refused at once ask again.
     for _ in range(10):
         await trio.lowlevel.checkpoint()
     return count
@@ -355,7 +355,7 @@ async def test_of_askers_that_leave_together_a_few_go_in_each_turn_of_the_loop(
             assert left["b"] or turn < 5
         assert max(turns) <= 64
         assert left == {"a": 3000, "b": 1}
-        # The turns follow each other at once, and what waits has no task but its asker's.
+        # The turns follow each other at once, and a waiting request has no task but its asker's.
         assert trio.current_time() == begun + 0.02
         # One task gives refusals.
         assert tasks - trio.lowlevel.current_statistics().tasks_living in {3001, 3002}
@@ -541,7 +541,7 @@ WAITING = tuple(f"waits {number}" for number in range(12))
 
 
 async def ends(scheduler: Scheduler, end: Callable[[], Awaitable[None]]) -> dict[str, Exception]:
-    """What askers get, one whose request runs and others that wait, when the scheduler ends."""
+    """The outcomes of askers, one with a running request and others waiting, when the scheduler ends."""
     got: dict[str, Exception] = {}
 
     async def asker(name: str) -> None:

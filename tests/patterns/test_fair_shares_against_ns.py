@@ -31,7 +31,7 @@ class Arrival:
 
 @attrs.define
 class Sink:
-    """Where ns.py's server puts what it has served."""
+    """The destination of packets served by ns.py's server."""
 
     served: list[tuple[int, float]] = attrs.field(factory=list[tuple[int, float]])
 

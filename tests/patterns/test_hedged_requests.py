@@ -1,4 +1,4 @@
-"""Requests that are sent to a second replica where the first is slow."""
+"""Requests sent to a second replica if the first is slow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model that is replaced while it serves: no request is lost or doubled, and at most two are loaded."""
+"""Replacing a serving model: no request is lost or doubled, and at most two models are loaded."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Models = ta.Ref[HotSwap[float, Answer]]
 
 @attrs.define
 class Shelf:
-    """Models by version, and what was loaded and served. An item is the seconds that its answer takes."""
+    """Models by version, and the loaded and served ones. An item is the seconds that its answer takes."""
 
     loaded: list[str] = attrs.field(factory=list[str])
     most: int = 0
@@ -121,7 +121,7 @@ async def test_fifty_swaps_under_a_stream_of_requests(
             assert done.load_time == pytest.approx(0.005)
             assert done.drain_time <= 0.02
     assert len(answers) == len(shelf.begun) == 1000
-    # Each was executed once, and what a client is answered never goes back to an older model.
+    # Each was executed once, and a client's answers never return to an older model.
     assert max(Counter(item for _, item in shelf.begun).values()) == 1
     for number in range(5):
         versions = [int(str(answer[0])[1:]) for client, answer in answers if client == number]

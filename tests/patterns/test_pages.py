@@ -58,7 +58,7 @@ async def check(arrays: list[ta.AccelRef], table: PageTable, tokens: list[int]) 
 async def test_attention_through_shared_and_forked_tables(device: ta.Device) -> None:
     heads, kv_heads, width = 4, 2, 8
     generator = np.random.default_rng(7)
-    # What a model makes of a token, here of it and its place alone.
+    # The model's value for a token, here of it and its position only.
     keys, values = generator.normal(size=(2, 40, 20, kv_heads, width))
     key_cache, value_cache = [await device.zeros((COUNT, kv_heads, SIZE, width)) for _ in range(2)]
     pages = Pages([key_cache, value_cache], SIZE)
@@ -286,7 +286,7 @@ async def test_a_spilled_table_is_closed(arrays: list[ta.AccelRef]) -> None:
     assert (pages.statistics().spilled, table.is_spilled) == (0, False)
 
 
-# What is done to a table of ten tokens whose last page has another user, and the operation that is hit.
+# Actions on a table of ten tokens with another user of its last page, and the operation to hit.
 MIDWAY: dict[str, tuple[Work, str]] = {
     "copy": (lambda table: table.reserve(12), "devices.Assign"),
     "restore": (lambda table: table.restore(), "devices.Assign"),
@@ -368,7 +368,7 @@ async def test_a_table_changes_while_it_is_copied(
         assert isinstance(raised[0], trio.ClosedResourceError if way == "closed" else trio.BusyResourceError)
         await check(arrays, other, TEXT)
         if way == "reserved":
-            # The first that is done has its way.
+            # The first to finish has its way.
             await table.restore()
             await check(arrays, table, TEXT)
             assert len(table.pages) == 3

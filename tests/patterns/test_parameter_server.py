@@ -232,7 +232,7 @@ async def test_a_step_that_fails_and_a_restart_lose_nothing(system: ta.System, d
         await server.ask(Submit(Push(arrays(1), 0)))
     fails = False
     for _ in range(2):
-        # A server that is made again goes on.
+        # A new incarnation of the server continues.
         await server.stop()
         server = await system.spawn(ParameterServer, state, step)
         await server.ask(Submit(Push(arrays(1), state.version)))
@@ -250,7 +250,7 @@ def slope(w: Any, share: slice) -> Any:
 
 
 async def test_a_killed_worker_loses_its_push_and_nothing_else(system: ta.System) -> None:
-    """Of two workers, one is killed four times at its product; the sum of what was taken is there."""
+    """Of two workers, one is killed four times at its product; the sum of accepted gradients is there."""
     home = await system.open_device(BACKEND, options=PROCESS)
     places = [await system.open_device(BACKEND, options=PROCESS) for _ in range(2)]
     taken: list[tuple[int, int, Any]] = []
@@ -287,7 +287,7 @@ async def test_a_killed_worker_loses_its_push_and_nothing_else(system: ta.System
             for who in range(2):
                 nursery.start_soon(work, who)
     assert lost == [0, 4]
-    # Each push that had a reply is one step, and there is no other.
+    # Each push with a reply is one step, and there is no other.
     assert sorted(version for version, _, _ in taken) == list(range(1, 41))
     want = -0.05 * sum(gradient for _, _, gradient in taken)
     found = await server.ask(Submit(Pull()))
@@ -317,7 +317,7 @@ async def test_a_kill_of_its_own_device_loses_nothing(system: ta.System) -> None
 
 
 class Life(RuleBasedStateMachine):
-    """What workers may ask, in any order, against NumPy. It runs in a thread beside Trio's."""
+    """Requests of workers, in any order, against NumPy. It runs in a thread beside Trio's."""
 
     system: ta.System
     device: ta.Device

@@ -1,4 +1,4 @@
-"""Pipelines: when each stage begins with each item, and what becomes of items that fail or leave."""
+"""Pipelines: when each stage begins with each item, and the outcomes of items that fail or leave."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Line:
 
 
 def largest(times: list[float], place: int) -> float:
-    """The time from which on fewer than `place` things are left, each of which is gone at its time."""
+    """The time from which on fewer than `place` things are left, given the time of each departure."""
     return sorted(times, reverse=True)[place - 1] if len(times) >= place else 0.0
 
 
@@ -144,7 +144,7 @@ class World:
                 for k, line in enumerate(self.lines)
             ]
             pipeline: ta.Ref[Any] = await system.spawn(Pipeline, *stages)  # type: ignore[arg-type]
-            # A worker that is lost is no test that hangs.
+            # A lost worker does not make the test hang.
             with trio.fail_after(10_000):
                 async with trio.open_nursery() as nursery:
                     for number in range(len(self.visits)):
@@ -250,7 +250,7 @@ async def test_a_full_stage_holds_the_one_before(system: ta.System, autojump_clo
     assert most == 5
     assert max(waiting for _, (waiting, _) in counts) == 3
     assert max(held for (_, held), _ in counts) == 2
-    # In front of the first stage are those that have a place there; the others wait with their askers.
+    # Items with a place are in front of the first stage; the others wait with their askers.
     assert {waiting for (waiting, _), _ in counts} <= {0, 1}
 
 
@@ -424,7 +424,7 @@ async def test_spans_and_metrics_of_stages(system: ta.System, device: ta.Device)
     children = Counter((below[span.parent.span_id] if span.parent else "", span.name) for span in spans)
     for name, count in {("", "Submit"): 2, ("Submit", "put"): 2, ("Submit", "check"): 2}.items():
         assert children[name] == count
-    # What a stage asks of the device belongs to it, and not to the stage before.
+    # A stage's requests to the device belong to it, and not to the stage before.
     assert children["put", "devices.Put"] == 2
     assert not any(parent == "put" and name == "check" for parent, name in children)
     stages = [span for span in spans if span.name == "check"]
@@ -502,7 +502,7 @@ async def test_the_timeline_shows_stages_at_the_same_time(
     assert [round(microseconds / 1e6) for microseconds in waited] == [0, 1, 1, 2, 2]
 
 
-# What cannot be a pipeline.
+# Objects that cannot be pipelines.
 
 
 async def nothing(item: int) -> int:

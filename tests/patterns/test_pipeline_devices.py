@@ -1,4 +1,4 @@
-"""Pipelines whose stages are on devices: items are copied there, and a worker that is killed costs a few."""
+"""Pipelines with stages on devices: items are copied there, and a killed worker costs a few."""
 
 from __future__ import annotations
 

@@ -34,11 +34,11 @@ class Crash(Message["Parking"]):
 
 @attrs.define(eq=False)
 class World:
-    """What the replicas do, as a test sees it.
+    """The replicas' work, as a test sees it.
 
     Attributes:
         serving: Items that each replica works on.
-        ends: What lets an item end: with None, or an error.
+        ends: Lets an item end: with None, or an error.
     """
 
     serving: dict[str, set[int]] = attrs.Factory(dict[str, set[int]])
@@ -177,7 +177,7 @@ class Run:
 
     @property
     def open(self) -> list[int]:
-        """Items that are being served."""
+        """Items being served."""
         return [item for replica in self.model.replicas if replica.state == "up" for item in replica.items]
 
     async def step(self, what: str, which: int) -> None:
@@ -187,7 +187,7 @@ class Run:
             self.askers[item] = Asker(self.nursery, self.pool, item)
             model.send(item)
         elif what in ("complete", "fail", "cancel"):
-            # What waits for a restart can only be cancelled.
+            # A request waiting for a restart can only be cancelled.
             items = sorted(
                 self.open if what != "cancel" else [i for replica in model.replicas for i in replica.items]
             )
@@ -242,7 +242,7 @@ class Run:
             assert real.is_dead == (replica.state == "dead")
             assert real.is_available == (replica.state == "up")
             if replica.state == "up":
-                # Which of those that were sent on at once came here is open.
+                # The call that came here, of those passed on at once, is open.
                 serving = self.world.serving.get(replica.name, set())
                 assert len(serving) == len(replica.items)
                 self.adopt(replica, serving)

@@ -1,4 +1,4 @@
-"""Replicas that depend on devices: what is sent where while a context is lost, and when a device ends."""
+"""Replicas on devices: the routes of requests while a context is lost, and when a device ends."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def lose_context(device: ta.Device) -> None:
 
 
 async def test_a_worker_killed_under_load(system: ta.System) -> None:
-    """Each request has one outcome, and none goes to the device that has no context."""
+    """Each request has one outcome, and none is sent to the device without a context."""
     options = ta.DeviceOptions(isolation="process")
     devices = [await system.open_device("cpu", options=options) for _ in range(2)]
     models = [Norms(device) for device in devices]

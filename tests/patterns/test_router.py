@@ -1,4 +1,4 @@
-"""Routing by load and by key, pools of actors, and what is refused."""
+"""Routing by load and by key, pools of actors, and refusals."""
 
 from __future__ import annotations
 

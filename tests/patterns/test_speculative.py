@@ -221,7 +221,7 @@ async def test_an_invalid_distribution_is_refused(
 
         return returning
 
-    # Where the vocabularies differ, the verifier is called last.
+    # If the vocabularies differ, the verifier is called last.
     blamed = "verifier" if text == "share a vocabulary" else who
     step = step_of(model(who != "draft"), model(who != "verifier"))
     batcher = await batcher_of(system, step, name="batcher")

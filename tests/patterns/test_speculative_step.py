@@ -61,7 +61,7 @@ def test_a_text_is_the_same_on_its_own_next_to_others_and_after_losses(
             # Prompts go through in chunks.
             batcher = await batcher_of(system, step, max_sequences=3, max_positions=4, patience=60.0)
             assert await tokens_of(batcher, requests) == alone
-            # Rounds that were lost do not count.
+            # Lost rounds do not count.
             assert step.statistics == lone.statistics
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))

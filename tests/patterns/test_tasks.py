@@ -36,7 +36,7 @@ class Runner(TaskSubmitActor[Act, object]):
 
 
 class Asker:
-    """One ask in a task, and what became of it."""
+    """One ask in a task, and its outcome."""
 
     def __init__(self, nursery: trio.Nursery, ref: ta.Ref[Runner], act: Act) -> None:
         self.scope = trio.CancelScope()

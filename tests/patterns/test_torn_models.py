@@ -27,7 +27,7 @@ from trio_accel.patterns import (
 
 
 async def in_tasks(item: object) -> int:
-    """A model whose task fails over the cancellation, beside one that is just cancelled."""
+    """A model whose task fails over the cancellation, next to a merely cancelled one."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(torn)
         nursery.start_soon(trio.sleep_forever)
