@@ -1,4 +1,4 @@
-"""Methods that keep what they are lent, by what other libraries make of it. Workers import this module."""
+"""Methods that keep borrowed arrays as objects of other libraries. Workers import this module."""
 
 from __future__ import annotations
 

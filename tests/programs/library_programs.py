@@ -83,7 +83,7 @@ class LibraryProgram(ReadingProgram):
 
 
 class NumpyProgram(LibraryProgram):
-    """In NumPy, whose arrays are what the CPU backend has."""
+    """In NumPy, because the CPU backend has its arrays."""
 
     xp = np
 

@@ -23,7 +23,7 @@ class Noted:
         if (self.folder / "hold").exists():
             # Until it has had a writer.
             (self.folder / "hold").read_bytes()
-        # What a program should not do: it is as of the moment when it was made.
+        # A bad habit of a program: its value is from the moment when it was made.
         self.first = float(x[0])
 
     def warm_up(self) -> None:

@@ -22,7 +22,7 @@ class TwoTextsError(Exception):
 
 
 class Careful:
-    """Refuses rows that are not finite."""
+    """Refuses rows with infinite or NaN elements."""
 
     def __init__(self, counts: Array) -> None:
         self.counts = counts

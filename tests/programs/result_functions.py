@@ -32,7 +32,7 @@ def kept(x: Array) -> Array:
 
 
 def wordy(x: Array, count: int) -> tuple[str, Array]:
-    """A text that is long, and an array."""
+    """A long text, and an array."""
     return "w" * count, x + 1
 
 

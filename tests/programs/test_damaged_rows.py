@@ -1,4 +1,4 @@
-"""Programs that update parts of an array: what a loss damages, and what runs again."""
+"""Programs that update parts of an array: the damage of a loss, and the repeated calls."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ MANY = 60
 
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What the page's block with the class defines."""
+    """The definitions of the page's block with the class."""
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     names: dict[str, Any] = {}
     (block,) = (block for block in blocks(PAGE) if "class Ledger" in block.text)

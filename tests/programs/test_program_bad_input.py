@@ -1,4 +1,4 @@
-"""Programs that are given, return or do what they should not: each is told by name."""
+"""Programs with wrong arguments, results or actions: each is reported by name."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ async def test_arrays_that_no_method_changes_are_frozen_while_it_is_open(device:
             bias.release()
         result = await program.ask(Layer.forward, X)
         np.testing.assert_allclose(await result.to_host(), np.tanh(np.ones((2, 3))), rtol=1e-12)
-        # One that is open with it as its state cannot change it either.
+        # A program already open with it cannot change it either, as its state.
         async with ta.open_program(device, Counter, bias) as counter:
             with pytest.raises(ValueError, match=rf"Counter\.add: counts: {said}"):
                 await counter.ask(Counter.add, np.ones(3))
@@ -255,7 +255,7 @@ async def test_undeclared_results(any_device: ta.Device, name: str, said: str) -
             await program.ask(name)
         if BACKEND != "cpu":
             return
-        # An array is returned that is not the program's own.
+        # The returned array does not belong to the program.
         first, part, turned = await program.ask(Returns.own, X)
         np.testing.assert_array_equal(await first.to_host(), X)
         np.testing.assert_array_equal(await part.to_host(), X[:1])
@@ -356,7 +356,7 @@ async def test_a_program_that_keeps_a_writable_array_fails(device: ta.Device, na
             await program.ask(method, X, *targets)
         del targets
         others = [await device.put(np.full((2, 4), number)) for number in range(8)]
-        # The instance that has kept it is gone.
+        # The instance that kept it is gone.
         assert await program.ask(Keeps.write) == []
         for number, array in enumerate(others):
             np.testing.assert_array_equal(await array.to_host(), np.full((2, 4), number))

@@ -1,4 +1,4 @@
-"""Modules of programs that do at their import what no process should that is forked."""
+"""Modules of programs with imports that no forked process should make."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trio_accel.testing import inject_fault
 
 pytestmark = pytest.mark.own_launcher
 X = np.arange(6.0)
-# Of a driver, as much as a process needs to be taken for one that has initialised CUDA.
+# Parts of a driver, enough for a process to be taken for one that has initialised CUDA.
 DRIVER = """
 static int is_initialised;
 int cuInit(unsigned flags) { is_initialised = 1; return 0; }
@@ -41,7 +41,7 @@ class Late:
 
 
 async def driver(folder: Path) -> str:
-    """Code that initialises CUDA, or what passes for it where the tests have no driver."""
+    """Code that initialises CUDA, or imitates it if the tests have no driver."""
     if BACKEND == "cuda":
         return "from cuda.bindings import driver; assert not int(driver.cuInit(0)[0])"
     gcc = shutil.which("gcc")
@@ -52,7 +52,7 @@ async def driver(folder: Path) -> str:
     return f"import ctypes; ctypes.CDLL({str(made)!r}).cuInit(0)"
 
 
-# What it does, and why the launcher does without it then; None if the launcher imports it for its forks.
+# Its action, and the launcher's reason to do without it; None if the launcher imports it for its forks.
 DOES = {
     "initialises CUDA": ("", "initialises CUDA"),
     "starts a thread": ("import threading; threading.Thread(target=print, daemon=True).start()", None),

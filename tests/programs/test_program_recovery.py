@@ -1,4 +1,4 @@
-"""Programs and the loss of their contexts: what runs again, what does not, and what is made anew."""
+"""Programs and the loss of their contexts: the calls that run again, the others, and the new instances."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ async def test_a_program_remade_before_a_result_is_fetched(
             monkeypatch.undo()
             if is_lost:
                 poison(device)
-                # With `retry`, what loses the context is asked again and goes well.
+                # With `retry`, the call that loses the context is asked again and succeeds.
                 with suppress(ta.ContextLostError):
                     await device.zeros(1)
             else:

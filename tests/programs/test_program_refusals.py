@@ -84,7 +84,7 @@ async def test_state_is_unchanged_if_the_refusal_says_so(system: ta.System, devi
     counts = await device.put(np.zeros(2))
     async with ta.open_program(device, Careful, counts, name="careful", intensity=NEVER) as program:
         await program.ask(Careful.add, np.array([1.0, 2.0]))
-        # What was asked behind it is served, and reads what was there before.
+        # Later requests are served, and read the old contents.
         async with trio.open_nursery() as nursery:
 
             async def refused() -> None:

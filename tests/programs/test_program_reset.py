@@ -162,7 +162,7 @@ async def test_who_asks_waits_and_runs_on_the_new_state(device: ta.Device, tmp_p
         # Each ran once, on the state of the last reset.
         assert sorted(found) == [200.0 + number for number in range(50)]
         assert await counted(program) == 250.0
-        # What ran before the reset has ended, on the old state.
+        # Calls before the reset have ended, on the old state.
         np.testing.assert_array_equal(await old.to_host(), [1, 1])
 
 

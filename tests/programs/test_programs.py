@@ -1,4 +1,4 @@
-"""What programs compute: arguments, results, state; in this process and in workers."""
+"""The computations of programs: arguments, results, state; in this process and in workers."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ X = np.arange(5.0) + 3.0
 
 
 class Notes:
-    """What programs have noted, by process."""
+    """The notes of programs, by process."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -73,7 +73,7 @@ async def device(system: ta.System, changes: dict[str, Any]) -> AsyncGenerator[t
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Wait for what other processes bring about and tell nobody."""
+    """Wait for an action of other processes that report it to nobody."""
     with trio.fail_after(60):
         while not condition():  # noqa: ASYNC110  # there is nothing to wait for
             await trio.sleep(0.001)
@@ -103,7 +103,7 @@ async def replace(device: ta.Device) -> None:
 
 
 async def spare_with(device: ta.Device, notes: Notes, what: str = "warm") -> int:
-    """The spare that has noted something of its program."""
+    """The spare with a note of its program."""
     await until(lambda: spares(device) & set(notes.of(what)))
     (pid,) = spares(device)
     return pid
@@ -122,7 +122,7 @@ async def test_a_spare_makes_the_program_before_the_fault(device: ta.Device, not
         made = len(notes.of("made"))
         await replace(device)
         assert serving(device) == spare
-        # What was written since it was made is there: it has the memory, and no copy.
+        # Writes since its construction are there, because it has the memory instead of a copy.
         assert await program.ask(Noted.sum) == before
         assert notes.of("made").count(spare) == 1
         assert notes.of("warm").count(spare) == 1

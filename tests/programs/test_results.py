@@ -1,4 +1,4 @@
-"""Results that are not declared: what came twice in a row is expected, and comes with the call."""
+"""Undeclared results: a kind that came twice in a row is expected, and comes with the call."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ async def test_a_long_text_is_fetched_and_its_arrays_are_not(device: ta.Device) 
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.lists(st.sampled_from([0, 1]), min_size=3, max_size=3), min_size=1, max_size=12))
 def test_a_shape_that_depends_on_the_numbers(calls: list[list[int]]) -> None:
-    """Whatever comes before, the result is right, and nothing of what was expected in vain is left."""
+    """After any earlier calls the result is right, and no result expected in vain is left."""
 
     async def main() -> None:
         async with (
@@ -114,7 +114,7 @@ async def test_an_error_leaves_nothing_of_an_expected_result(device: ta.Device) 
         assert number == 1
         np.testing.assert_array_equal(await result.to_host(), np.full(1000, 2.0))
         del result
-        # The frames of an error, and what they refer to, are a cycle.
+        # The frames of an error, and the objects they refer to, are a cycle.
         gc.collect()
         await device.put(np.ones(1))
         assert (await device.statistics()).memory.used == used

@@ -227,7 +227,7 @@ async def test_ten_thousand_calls_grow_nothing(device: ta.Device) -> None:
 
 
 def _resident(pid: int | None) -> int:
-    """Bytes of a worker that are in memory; 0 for none."""
+    """Resident bytes of a worker; 0 for none."""
     if pid is None:
         return 0
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")

@@ -93,7 +93,7 @@ async def test_arguments_live_as_long_as_the_stream(of_numpy: Program[Streams], 
         del x
         found = []
         async for number in numbers:
-            # Memory that is free would be taken by this.
+            # Free memory would be taken by this.
             await program.device.put(np.full(4, 99.0))
             found.append(number)
     assert found == [0.0, 1.0, 2.0, 3.0]
@@ -331,7 +331,7 @@ async def test_a_loss_ends_a_stream_that_does_not_resume(survivor: Program[Strea
         inject_fault(survivor.device, survivor.operation(Streams.count), kill=True)
         with pytest.raises(ta.ContextLostError):
             await rest(plain)
-    # Another stream that had a generator in that process is lost with it, even if nothing of it ran.
+    # Another stream with a generator in that process is lost with it, even if nothing of it ran.
     inject_fault(survivor.device, survivor.operation(Streams.seen), kill=True)
     async with survivor.stream(Streams.resumed, 9) as numbers:
         found = [await anext(numbers)]
@@ -350,7 +350,7 @@ async def test_idempotent_updates_are_healed_by_going_on(survivor: Program[Strea
     assert found == [0, 1, 2, 3]
     assert not survivor.is_damaged
     np.testing.assert_array_equal((await rows.to_host())[:, 0], [5.0, 6.0, 7.0, 8.0])
-    # One that is not idempotent damages what it changes.
+    # A stream without idempotence damages its targets.
     inject_fault(survivor.device, survivor.operation(Streams.add), kill=True)
     with pytest.raises(ta.ContextLostError):
         await read(survivor, [], "add", 5.0)
@@ -374,7 +374,8 @@ async def test_a_stream_overtaken_by_an_idempotent_update_does_not_run_again(
                 async def has_begun() -> bool:
                     return (await device.statistics()).launched == launched + 1
 
-                # It waits for what reads its rows, and may have written to them for all that anybody knows.
+                # It waits for the reader of its rows, which may have written to them for all that anybody
+                # knows.
                 await until(has_begun)
                 pids = [one.pid for one in system.tree().find(device.path).walk() if one.pid]
                 os.kill(pids[0], signal.SIGKILL)

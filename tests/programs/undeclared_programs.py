@@ -62,7 +62,7 @@ class Counters:
 
 
 class Aliases:
-    """Two arguments that are parts of one array."""
+    """Two arguments are parts of one array."""
 
     def __init__(self, first: Array, second: Array) -> None:
         self.first, self.second = first, second
