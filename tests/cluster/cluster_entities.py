@@ -270,7 +270,7 @@ class Ledger(cluster.DurableEntity):
 
 
 class FailingStore(cluster.SqliteStore):
-    """A store that is away while there is a file beside it."""
+    """A store that is away while a file exists."""
 
     def _check_way(self) -> None:
         if os.path.exists(self.path + ".away"):

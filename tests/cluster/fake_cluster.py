@@ -1,6 +1,6 @@
 """A cluster without processes and network: agents are tasks, and time is Trio's mock clock.
 
-The cluster, its agents and their entities are the real ones. What reaches whom, and when, is the test's.
+The cluster, its agents and their entities are the real ones. The test decides on each delivery and its time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ KEYS = range(6)
 SILENCE, HAND_OFF = 6.0, 7.0
 # How often who has lost a node asks.
 TRIES = 3
-# Seconds between two frames, and between a host that is reached again and the end of its agent.
+# Seconds between two frames, and between the return of a host and the end of its agent.
 GAP, REACHED = 0.01, 1.0
 # More steps of the scheduler than any command has.
 MOST_STEPS = 400_000
@@ -91,7 +91,7 @@ class Relay(cluster.Entity):
 
 
 class Gate:
-    """What lets through while it is open."""
+    """A gate that lets frames through while it is open."""
 
     def __init__(self) -> None:
         self._opened: trio.Event | None = None
@@ -117,10 +117,10 @@ class Gate:
 
 @attrs.define(eq=False)
 class Process:
-    """A process that is a task: its agent, and the links to it.
+    """A process in the form of a task: its agent, and the links to it.
 
     Attributes:
-        reach: What comes to it passes here, and `leave` what it sends.
+        reach: Passes on the frames to it, as `leave` does for the frames from it.
         running: Closed while the process does nothing.
         late: Seconds that it takes for a table.
     """

@@ -1,4 +1,4 @@
-"""Asks by calls of Ray's actors: what streams are tested against and measured beside."""
+"""Asks by calls of Ray's actors: the reference of streams in tests and measurements."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LINK: Any = import_module("trio_accel.cluster._link")
 
 
 async def _result(ref: Any, waiting: set[trio.Event]) -> Any:
-    """Wait for what a call of Ray's replies, or until the event that is added meanwhile is set."""
+    """Wait for the reply of a call of Ray's, or until the event added meanwhile is set."""
     done, token = trio.Event(), trio.lowlevel.current_trio_token()
 
     def tell(_: object) -> None:
@@ -42,7 +42,7 @@ async def _result(ref: Any, waiting: set[trio.Event]) -> Any:
 
 @attrs.frozen
 class RayAddress:
-    """Where an agent is reached by calls.
+    """The address for calls of an agent.
 
     Attributes:
         actor: Ray's actor.
@@ -100,7 +100,7 @@ class RayLink:
             if self.lost.is_set():
                 raise LINK.LinkLostError(f"node {self._name} is gone", is_begun=False)
             is_value, answer = await self._call("ask", _arrays(parts))
-        # What is in Ray's store is read-only, and would stay there.
+        # Objects in Ray's store are read-only, and would stay there.
         value = FRAMES.unpack([one.copy() for one in answer])
         if is_value:
             return value
@@ -110,12 +110,12 @@ class RayLink:
 
 
 def _arrays(parts: Any) -> list[Any]:
-    """Make arrays of parts without a copy: these are what Ray has beside its pickles."""
+    """Make arrays of parts without a copy: Ray has these next to its pickles."""
     return [np.asarray(memoryview(one)) for one in parts]
 
 
 class CalledAgent(cluster.RayNodes.agent):  # type: ignore[misc]
-    """An agent that is asked by calls, too."""
+    """An agent that can also be asked by calls."""
 
     async def _main(self) -> None:
         self._token = trio.lowlevel.current_trio_token()
@@ -138,7 +138,7 @@ class CalledAgent(cluster.RayNodes.agent):  # type: ignore[misc]
         self, parts: Sequence[Any], scope: trio.CancelScope, answered: Future[tuple[bool, list[Any]]]
     ) -> None:
         is_value, reply = False, FRAMES.pack(FRAMES.failure(trio.TooSlowError("the deadline has passed")))
-        # What is in Ray's store is read-only.
+        # Objects in Ray's store are read-only.
         copies = [one.copy() for one in parts]
         with scope:
             try:

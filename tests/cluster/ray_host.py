@@ -81,7 +81,7 @@ def ray_host() -> Generator[RayHost, None, None]:
 
     host = RayHost()
     try:
-        # Its threads are there ahead of the tests, which look for what they leave.
+        # Its threads start before the tests, which look for leftovers.
         ray.init(host.address, log_to_driver=False)
         yield host
     finally:

@@ -18,7 +18,7 @@ from trio_accel import cluster
 
 @attrs.frozen(eq=False)
 class Put(ta.Request[Any, None]):
-    """Have these values as the state, besides those that are there; arrays in an order of `ordered`."""
+    """Have these values as the state, besides the existing ones; arrays in an order of `ordered`."""
 
     values: dict[str, Any]
     order: str = "whole"

@@ -30,7 +30,7 @@ KEYS = [f"key {number}" for number in range(12)]
 async def opened(
     nodes: cluster.LocalNodes, store: Any = None, **options: Any
 ) -> AsyncGenerator[tuple[ta.System, cluster.Cluster], None]:
-    # A machine that is busy may be silent for long.
+    # A busy machine may be silent for long.
     options.setdefault("heartbeat_timeout", 60.0)
     chosen = cluster.ClusterOptions(device=INLINE, backoff=ta.Backoff(base=0.05), **options)
     with trio.fail_after(200):
@@ -117,7 +117,7 @@ async def test_an_entity_is_a_model_for_patterns() -> None:
             except cluster.NodeLostError:
                 lost += 1
 
-        # A node that is gone gets nothing more; what it had in flight is lost, as it may have been executed.
+        # A gone node gets nothing more; its requests in flight are lost, as they may have been executed.
         dead = min(replicas)
         async with trio.open_nursery() as nursery:
             for number in range(60):
@@ -194,7 +194,7 @@ async def test_a_node_returning_with_another_version_is_refused(
         for key in KEYS:
             await made.entity(Counter, key).ask(Add(1.0))
         real = links.VERSION
-        # What the program has is another one than what its next agent will have.
+        # The program's class differs from that of its next agent.
         monkeypatch.setattr(links, "VERSION", "trio_accel 0.0.1, Python 3.99")
         os.kill(nodes.pid("node-0"), signal.SIGKILL)
         await until(lambda: "it has " in caplog.text)
@@ -250,7 +250,7 @@ async def test_clocks_that_jump_decide_nothing(tmp_path: Path, monkeypatch: pyte
 class Proxy:
     """A network in front of an agent, which may lose what goes in one direction.
 
-    What is lost comes through when the network is back, as TCP sends it again.
+    Lost frames come through when the network is back, as TCP sends them again.
     """
 
     there: links.Address
@@ -354,7 +354,7 @@ async def test_a_network_that_loses_a_direction(direction: str, tmp_path: Path) 
                 await until(lambda: "node-0" not in [one.name for one in made.members])
                 before = Counts(answered)
                 await until(lambda: all(answered[key] > before[key] for key in KEYS))
-                # What was on its way comes through, and the old agent is there.
+                # Frames on their way come through, and the old agent is there.
                 cut.heal()
                 await until(lambda: len(made.members) == 2)
                 before = Counts(answered)

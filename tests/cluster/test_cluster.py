@@ -78,7 +78,7 @@ async def test_each_key_has_one_home() -> None:
                 for _ in range(12):
                     nursery.start_soon(pool.ask, patterns.Submit(Add(1.0)))
         assert sum([await ref.ask(Add(0.0)) for ref in replicas.values()]) == 33.0
-        # What is told is in the mailbox before what is asked next.
+        # A told message is in the mailbox before the next ask.
         ref = made.entity(Counter, "told")
         for _ in range(5):
             await ref.tell(Note(2.0))
@@ -123,7 +123,7 @@ async def test_errors_are_raised_unchanged(monkeypatch: pytest.MonkeyPatch) -> N
             await ref.ask(Fail(FileNotFoundError(2, "no file", "name")))
         assert (other.value.errno, other.value.filename) == (2, "name")
         assert await ref.ask(Add(1.0)) == 1.0
-        # What cannot go to another node is refused before it goes.
+        # A message that cannot be sent to another node is refused before it is sent.
         here = type("Here", (Counter,), {"__module__": "__main__"})
         with pytest.raises(ValueError, match="put the class into a module"):
             made.entity(here, "a")
@@ -208,7 +208,7 @@ async def test_nodes_leave_and_come() -> None:
             after = await homes(made)
             moved = [key for key in KEYS if after[key][0] != before[key][0]]
             assert {after[key][0] for key in moved} == {"node-2"}
-            # What has begun on a node that is drained ends there.
+            # Work begun on a drained node ends there.
             replies = dict[str, Any]()
 
             async def ask(key: str) -> None:

@@ -80,7 +80,7 @@ async def test_messages_ids_and_errors(path: str) -> None:
             await ref.ask(Fail(ZeroDivisionError("half")))
         assert "cluster_entities.py" in caught.value.__notes__[0]
         assert await ref.ask(Add(0.0)) == 3.0
-        # One that was cancelled has changed nothing, or all.
+        # A cancelled request has changed nothing, or all.
         with trio.move_on_after(0.2) as scope:
             await ref.ask(Echo(None, 30.0))
         assert scope.cancelled_caught
@@ -92,7 +92,7 @@ async def test_messages_ids_and_errors(path: str) -> None:
         assert await ref.ask(Add(1.0), id="one") == 1.0
         assert await ref.ask(Add(1.0), id="two") == 4.0
         assert await ref.ask(Add(1.0)) == 5.0
-        # One that has no state in a store begins anew.
+        # An entity without state in a store begins again.
         assert await made.entity(Counter, "a").ask(Add(1.0)) == 1.0
 
 
@@ -114,7 +114,7 @@ async def test_unrepeatable_requests_are_reported(path: str) -> None:
         first = await ref.ask(Add(1.0), id="one")
         for _ in range(3):
             await ref.ask(Add(1.0))
-        # The store of a program that is killed here: the end of this one saves.
+        # The store of a program to be killed here: the end of this one saves.
         with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(path + ".killed")) as target:
             source.backup(target)
     async with alone(cluster.SqliteStore(path + ".killed")) as entities:
@@ -149,7 +149,7 @@ async def test_a_store_is_away(path: str, is_cluster: bool) -> None:
 
 
 async def test_a_store_that_another_process_has_locked_is_waited_for(path: str) -> None:
-    """As by an agent that is stopped while it writes: for longer than the store itself waits."""
+    """As by an agent stopped while it writes: for longer than the store itself waits."""
     async with opened(2, cluster.SqliteStore(path, timeout=0.2)) as (made, _):
         refs = [made.entity(Account, key) for key in KEYS]
         for ref in refs[:6]:
@@ -167,7 +167,7 @@ async def test_a_store_that_another_process_has_locked_is_waited_for(path: str) 
                 # clock: a longer pause only makes it surer
                 await trio.sleep(1.0)
                 assert totals == []
-                # Who has less time than that is told by its deadline.
+                # An asker with less time than that learns it by its deadline.
                 with trio.move_on_after(0.1) as scope:
                     await refs[0].ask(Add(1.0))
                 assert scope.cancelled_caught

@@ -1,4 +1,4 @@
-"""What an asker gets where the other end is closed, is not as it was asked for, or has other classes."""
+"""The errors of an asker if the other end is closed, has other settings, or has other classes."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ async def timed_out(store: Any, release: threading.Event) -> AsyncGenerator[None
 
     Then release the store, and require that its late thread has written nothing.
     """
-    # What comes before and after this may take long on a machine that is busy.
+    # The steps before and after this may take long on a busy machine.
     store.timeout = 0.2
     try:
         yield

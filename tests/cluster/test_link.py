@@ -1,4 +1,4 @@
-"""Asks over the two connections to a node: who may come, what is refused, and what waits for what."""
+"""Asks over the two connections to a node: admission, refusals, and the order of waiting messages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BIG = np.zeros(64 << 20, np.uint8)
 
 
 class Unreadable:
-    """What can be pickled, and nobody can read it."""
+    """An object that can be pickled, but not read."""
 
     def __reduce__(self) -> tuple[object, ...]:
         return _refuse, ()
@@ -43,11 +43,11 @@ class UnprintableError(Exception):
 
 
 class NoError:
-    """What an error may claim to be made of."""
+    """The alleged arguments of an error."""
 
 
 class ForgedError(Exception):
-    """An error that is read as something else."""
+    """An error that becomes another object when it is read."""
 
     def __reduce__(self) -> tuple[object, ...]:
         return NoError, ()
@@ -112,7 +112,7 @@ async def wait_closed(stream: trio.SocketStream) -> None:
 
 
 async def ask_after(link: Any) -> None:
-    """Ask as one that has nothing to do with what happened before."""
+    """Ask independently of the events before."""
     assert await link.ask(("echo", "still here")) == "still here"
 
 
@@ -409,7 +409,7 @@ async def test_the_window_bounds_the_messages_in_flight() -> None:
         for _ in range(9):
             nursery.start_soon(link.ask, ("sleep", 0.05))
         await trio.testing.wait_all_tasks_blocked(0.02)
-        # What keeps a cluster together does not wait behind them.
+        # The cluster's own messages do not wait for them.
         assert await link.ask(("echo", "table"), at_once=True) == "table"
         assert served.running == 3
     assert served.most == 4

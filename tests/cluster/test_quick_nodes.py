@@ -1,4 +1,4 @@
-"""Nodes that are removed and added again at once, in every order, are there in the end with new agents."""
+"""Nodes removed and added again at once, in every order, are there in the end with new agents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Large arrays of saves: files by content, which no owner that was replaced can harm."""
+"""Large arrays of saves: files by content, which no replaced owner can harm."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def path(tmp_path: Path) -> str:
 
 
 def files(store: Any) -> dict[str, os.stat_result]:
-    """What is in the folders of all entities, by name."""
+    """The files in the folders of all entities, by name."""
     return {file.name: file.stat() for file in Path(store.folder).glob("*/*")}
 
 
@@ -83,7 +83,7 @@ def large(number: int, nbytes: int = MIB) -> np.ndarray[Any, Any]:
 
 
 async def restarted(ref: Any) -> dict[str, Any]:
-    """What is there behind the end of an incarnation, without one more save."""
+    """The contents after the end of an incarnation, without one more save."""
     with pytest.raises(ZeroDivisionError):
         await ref.ask(Break())
     return await ref.ask(Look())
@@ -111,7 +111,7 @@ class TestRoundTrips:
         array = array_of(dtype, (max(1, rows // int(np.prod(shape))), *shape), seed)
         given, array = array.copy(), ordered(array, order)
         in_files = [*map(np.dtype, IN_FILES)]
-        # What stays in the save is as NumPy's pickle makes it, which changes the order of some bytes.
+        # Arrays within the save are as NumPy's pickle makes them, which changes the order of some bytes.
         wanted: Any = pickle.loads(pickle.dumps(array, 5))
         if array.dtype in in_files and array.nbytes >= MIB:
             wanted = np.array(array, order="C")
@@ -318,14 +318,14 @@ class TestOwners:
                     assert found == {name: seen(value) for name, value in wanted.items()}
                     own = {"own": large(50), "shared": large(60)}
                     await second.ask(Put(own))
-                    # What the first one has written or removes, too, comes to be the second one's.
+                    # Files written or removed by the first one come to be the second one's.
                     await second.ask(Put(late))
                     wanted |= own | late
                     named = files(store)
                     go.set()
                     while nursery.child_tasks:  # noqa: ASYNC110
                         await trio.sleep(0.01)
-                    # What the first one has found may be gone by the time when it reads it.
+                    # A file found by the first one may be gone by the time when it reads it.
                     is_gone = where == "taken" and not found_first <= named.keys()
                     error = cluster.StoreError if is_gone else cluster.FencedError
                     assert errors == ([] if where == "committed" else [error])

@@ -24,7 +24,7 @@ MakeStore = Callable[..., Any]
 
 
 class Machine(RuleBasedStateMachine):
-    """Two stores of one database, and what they must hold."""
+    """Two stores of one database, and their required contents."""
 
     IDS = 5
     names = itertools.count()

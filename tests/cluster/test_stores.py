@@ -1,4 +1,4 @@
-"""Stores of durable entities: what was acknowledged is there, and who was replaced writes no more."""
+"""Stores of durable entities: acknowledged writes are there, and a replaced owner writes no more."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class TestJournals:
             journal = await store.take("a", 1)
             assert (journal.number, journal.saved, journal.entries) == (7, (6, b"save 6"), (entry(7),))
             assert journal.replies == {entry(number).id: entry(number).reply for number in range(1, 8)}
-            # What never runs again is not kept.
+            # Messages that never run again are not kept.
             assert await count(store, "length(message) > 0") == 1
             await store.write("a", 1, entry(8), b"")
             assert (await store.take("a", 1)).saved == (8, b"")
@@ -163,7 +163,7 @@ class TestReplies:
             for number in range(1, 44):
                 await store.write("a", 1, entry(number), b"" if number % 4 == 0 else None)
             assert list((await store.take("a", 1)).replies) == [f"id {number}" for number in range(34, 44)]
-            # What no one asks for any more is no longer there: the last save was behind message 40.
+            # Replies that nobody asks for are gone: the last save was after message 40.
             assert await count(store, "number <= 30") == 0
 
     async def test_since_the_save_are_kept_all(self, make_store: MakeStore) -> None:
@@ -364,7 +364,7 @@ class TestFailures:
                 known = int(line)
                 if known == 150:
                     process.kill()
-                    # What it had said before its end was acknowledged, too.
+                    # Its acknowledgements before its end hold, too.
                     known = max([known, *map(int, process.stdout.read().split())])
         assert process.returncode == -signal.SIGKILL
 

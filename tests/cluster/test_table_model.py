@@ -30,7 +30,7 @@ class Homes(stateful.RuleBasedStateMachine):
 
     # Steps that the machine has taken in all its runs: a test sees that they are many.
     steps: ClassVar[int] = 0
-    # Seconds in which all that was begun ends.
+    # The seconds until all begun work ends.
     quiet: ClassVar[float] = 60.0
     # Whether a run ends with a look at who answers, and not only at homes.
     is_whole: ClassVar[bool] = True
@@ -96,7 +96,7 @@ class Homes(stateful.RuleBasedStateMachine):
 
     @stateful.rule(name=A_NAME)
     def nothing_reaches(self, name: str) -> None:
-        # The host of a process that was stopped can end it.
+        # The host of a stopped process can end it.
         if (process := self.process(name)) and process.running.is_open:
             self.played.call(process.reach.close)
 
@@ -142,7 +142,7 @@ class Homes(stateful.RuleBasedStateMachine):
             # Agents that nothing reaches are given up before all is well.
             self.played.wait(SILENCE * 1.5)
             self.played.call(self.heal)
-            # What waits for a reply has it, and all that is at home somewhere answers.
+            # Every waiting request has its reply, and every entity with a home answers.
             self.played.wait(self.quiet)
             while self.is_whole and self.played.pending and self.played.made.members and self.waited < 10:
                 self.waited += 1
@@ -151,7 +151,7 @@ class Homes(stateful.RuleBasedStateMachine):
             if not self.is_whole:
                 return
             names, members = {*self.nodes.names}, {one.name for one in self.played.made.members}
-            # A node that was drained stays out, unless it has left since then.
+            # A drained node stays out, unless it has left since then.
             assert names - self.played.drained <= members <= names
             if members:
                 assert not self.played.pending
@@ -378,7 +378,7 @@ def test_a_hand_off_is_broken_off(played: Played) -> None:
 
 
 def test_late_messages_are_not_signs_of_life(played: Played) -> None:
-    """A host comes back with all that was sent to it: its agent serves none of that."""
+    """A host comes back with all frames sent to it: its agent serves none of them."""
     process = played.nodes.processes["b"]
     played.call(process.reach.close)
     for _ in range(8):

@@ -1,4 +1,4 @@
-"""Totals of durable entities are those that were acknowledged, whoever was killed, left, or was stopped."""
+"""Totals of durable entities equal the acknowledged additions, whoever was killed, left, or stopped."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def workers_of(agent: int) -> list[int]:
 async def totals_under(
     made: cluster.Cluster, harm: Callable[[Callable[[], Awaitable[None]]], Awaitable[None]]
 ) -> int:
-    """Have clients add until harm is done; all totals are those that were acknowledged.
+    """Have clients add until harm is done; all totals equal the acknowledged additions.
 
     Args:
         made: The cluster.
@@ -141,7 +141,7 @@ async def test_totals_under_kills_leaves_and_joins(path: str, rounds: int) -> No
                 nodes.remove(name)
                 await work()
                 nodes.add(name)
-                # An agent that is killed while its node stays.
+                # An agent is killed while its node stays.
                 await until(lambda: len(made.members) == 3)
                 name = chosen.choice(sorted(names(made)))
                 os.kill(nodes.pid(name), signal.SIGKILL)
