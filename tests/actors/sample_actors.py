@@ -32,12 +32,12 @@ Act: TypeAlias = "Callable[[Puppet], Awaitable[object]]"
 
 
 class BoomError(Exception):
-    """What the actors of the tests crash with."""
+    """The error of the crashing actors of the tests."""
 
 
 @attrs.frozen
 class Do(Request["Puppet", Any]):
-    """Run an async function of the actor in its handler, and reply with what it returns."""
+    """Run an async function of the actor in its handler, and reply with its result."""
 
     act: Act
 
@@ -98,7 +98,7 @@ class Puppet(Actor):
     """Does what it is told.
 
     Args:
-        log: Where the begin and end of each incarnation are noted, if anywhere.
+        log: Receives the begin and end of each incarnation; may be None.
         start: Called at the start of each incarnation, with the actor.
         end: The same at the end.
     """
@@ -211,7 +211,7 @@ class Asker:
     """An ask in a task of its own, with its outcome.
 
     Attributes:
-        outcomes: What it ended with, as often as it did: a reply, or an exception.
+        outcomes: Its outcomes, in repetition: a reply, or an exception.
         scope: Cancels the asker.
     """
 
@@ -257,7 +257,7 @@ async def started(nursery: trio.Nursery, ref: Ref[Any], message: Any, *, abandon
 
 
 class Events(list[Event]):
-    """What an observer was told."""
+    """A report to an observer."""
 
     def of(self, *classes: type) -> list[Any]:
         return [event for event in self if isinstance(event, classes)]

@@ -1,4 +1,4 @@
-"""What is wrong is refused when it is declared, made, spawned or sent, and the message says what to do."""
+"""Mistakes are refused at the declaration, construction, spawn or send, with a remedy in the message."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def test_an_actor_without_handlers(system: ActorSystem) -> None:
     )
 
 
-# What an actor is asked and told that is written as examples of messages.
+# Requests to an actor with the form of examples of messages.
 ASKED = (
     "ask(Count(...)), ask(Crash(...)), ask(Do(...)), ask(DoGrouped(...)), ask(Echo(...)), ask(Number(...))"
 )

@@ -30,7 +30,7 @@ Seen: TypeAlias = "list[tuple[float, float]]"
 
 
 def note(seen: Seen) -> Callable[[Puppet], Awaitable[None]]:
-    """Note which deadline a handler knows of, and which holds for what it waits for."""
+    """Note the deadline known to a handler, and the one that holds for its waits."""
 
     async def act(actor: Puppet) -> None:
         seen.append((actor.context.deadline, trio.current_effective_deadline()))
@@ -79,7 +79,7 @@ Step: TypeAlias = tuple[Literal["within", "shield", "none"], float]
 
 
 def _expected(deadline: float, step: Step) -> float:
-    """What holds for the asks within a block, by what Trio documents of scopes; all of it at 0 s."""
+    """The deadline of asks within a block, by Trio's documentation of scopes; all of it at 0 s."""
     kind, seconds = step
     if kind == "shield":
         return math.inf
@@ -169,7 +169,7 @@ async def test_a_handler_ends_although_its_asker_takes_more_time(
     autojump_clock: MockClock,
     message: type[Do | DoGrouped],
 ) -> None:
-    """The request was sent with the first deadline, and what it has begun cannot know of the later one."""
+    """The request was sent with the first deadline, and its begun work cannot know of the later one."""
     gate = Gate()
     async with trio.open_nursery() as nursery:
         asker = start_ask(nursery, puppet, message(gate))
@@ -202,7 +202,7 @@ async def test_a_reply_after_the_deadline_is_still_the_reply(
 
 @attrs.frozen
 class Remaining(Request["Quick", float]):
-    """Ask for the deadline, as a handler knows it that has to wait."""
+    """Ask for the deadline, as a waiting handler knows it."""
 
 
 @attrs.frozen

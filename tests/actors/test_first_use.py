@@ -1,4 +1,4 @@
-"""What a new user stumbled over: options checked early, errors that say what happened, ends that wait."""
+"""Obstacles of a new user: options checked early, errors that explain the cause, ends that wait."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ from trio_accel.actors import (
 
 @attrs.frozen
 class Take(Request["Careful", None]):
-    """Something that is not to be left half."""
+    """Work that must not be left half done."""
 
 
 async def program() -> None:

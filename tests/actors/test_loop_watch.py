@@ -1,4 +1,4 @@
-"""The watch over the Trio loop: which holds it sees, what it says of them, and what it costs."""
+"""The watch over the Trio loop: the holds it sees, its reports of them, and its cost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from trio_accel.actors import ActorSystem, LoopHolds, SystemOptions, open_system
 
-# The watch measures the loop in real time, and what other programs take from it is a hold, too.
+# The watch measures the loop in real time, so time taken by other programs is a hold, too.
 pytestmark = pytest.mark.alone
 
 MODULE = importlib.import_module("trio_accel.actors._loop_watch")

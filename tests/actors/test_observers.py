@@ -136,7 +136,7 @@ async def test_a_part_is_reported_as_a_message_to_an_actor_below(
 
     with system.subscribe(set_variable):
         await puppet.ask(Do(act))
-    # What an observer sets for a part holds inside of it, and no longer.
+    # An observer's settings for a part hold inside of it, and no longer.
     assert seen == ["outside", "sleep", "outside", "fail", "outside"]
     parts = [event for event in events.of(MessageEvent) if event.path != puppet.path]
     times: dict[str, Any] = {"queue_time": 2.0, "run_time": 3.0}

@@ -167,7 +167,7 @@ async def test_4_a_restart_loop_ends_when_it_is_cancelled() -> None:
 async def test_5_cleanup_that_waits_is_bounded_and_then_quarantined(
     system: ActorSystem, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """The deadline is the grace; what is held is not freed, but logged and counted."""
+    """The deadline is the grace; held objects are not freed, but logged and counted."""
     release = trio.Event()
 
     async def end(actor: Puppet) -> None:
@@ -232,7 +232,7 @@ async def test_7_messages_can_be_withdrawn_and_are_kept_without_a_receiver(syste
 
 @pytest.mark.parametrize("abandon", [False, True])
 async def test_8_no_stale_wake_up_reaches_a_later_wait(system: ActorSystem, abandon: bool) -> None:
-    """An asker that has left is not rescheduled by the reply, nor by the death of the actor."""
+    """The reply does not reschedule an asker that left, nor does the death of the actor."""
     ref = await system.spawn(Puppet, policy=AT_ONCE)
     gate, later = Gate(), trio.Event()
     log: list[str] = []
@@ -302,7 +302,7 @@ async def test_10_the_death_of_a_cell_resolves_every_open_slot(system: ActorSyst
 
 
 async def test_11_no_exception_instance_is_shared_by_asker_and_supervisor(system: ActorSystem) -> None:
-    """Each asker has its own, and what it does to it stays with it."""
+    """Each asker has its own copy, so its changes do not reach the others."""
     ref = await system.spawn(Puppet, policy=Policy(directives={BoomError: Directive.STOP}))
     gate = Gate()
     error = BoomError("boom")

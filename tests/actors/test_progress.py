@@ -106,7 +106,7 @@ async def test_delays_after_progress_are_a_series_of_their_own(
             await ref.ask(Number())
         for _ in range(4):
             await progress_and_crash(ref)
-        # It works for long enough: what counts is the time since its progress, and not that of waiting.
+        # It works for long enough: the time since its progress counts, and not that of waiting.
         await ref.ask(Do(report))
         await trio.sleep(3.1)
         await ref.ask(Do(report))

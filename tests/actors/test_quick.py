@@ -407,7 +407,7 @@ async def test_it_does_nothing_for_a_cancelled_asker() -> None:
 
 
 def ending(how: str) -> Callable[[Doer], Awaitable[str]]:
-    """What an actor does that ends while it serves."""
+    """The end of an actor while it serves."""
 
     async def end(actor: Doer) -> str:
         context = actor.context

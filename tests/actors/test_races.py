@@ -44,7 +44,7 @@ wait = trio.testing.wait_all_tasks_blocked
 
 
 class Scene:
-    """An ask in a certain place, and what can happen to it."""
+    """An ask in a certain place, and the possible events."""
 
     def __init__(self, ref: Ref[Puppet]) -> None:
         self.ref = ref

@@ -1,4 +1,4 @@
-"""Restart types, directives, back-off and what the next incarnation finds."""
+"""Restart types, directives, back-off and the state of the next incarnation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spawning: names, and starts that are cancelled, refused or stopped."""
+"""Spawning: names, and cancelled, refused or stopped starts."""
 
 from __future__ import annotations
 

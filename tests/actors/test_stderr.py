@@ -1,4 +1,4 @@
-"""What the runtime prints where logging is not configured: one line of what nobody else hears."""
+"""The runtime's output without a logging configuration: one line for an event that nobody else sees."""
 
 from __future__ import annotations
 

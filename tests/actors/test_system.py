@@ -1,4 +1,4 @@
-"""`open_system` and `open_supervisor`: what they raise, and that they leave nothing."""
+"""`open_system` and `open_supervisor`: their errors, and their clean-up."""
 
 from __future__ import annotations
 

@@ -341,7 +341,7 @@ async def test_an_end_does_not_wait_for_it(
 
 
 async def test_it_continues_while_the_actor_drains(system: ActorSystem, autojump_clock: Clock) -> None:
-    """What an actor has promised for later, it keeps by a timer: so a drain must not stop it."""
+    """An actor keeps its promises by a timer, so a drain must not stop it."""
     puppet = await system.spawn(Puppet, name="p", policy=Policy(grace=10.0))
     replies: list[DeferredReply[Any]] = []
 

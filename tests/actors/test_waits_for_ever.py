@@ -1,4 +1,4 @@
-"""What would wait for ever is an error at once: replies that nobody gives, room that nobody makes, starts."""
+"""Endless waits are errors at once: replies that nobody gives, capacity that nobody frees, starts."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def test_a_handler_that_defers_and_returns_something_else(
             f"the handler of {request_class.__name__} in s/puppet deferred its reply and returned "
             f"{returned}; return what self.context.defer() returned, or do not defer"
         )
-        # The reply that was deferred is over.
+        # The deferred reply is over.
         assert not replies[-1].set("too late")
         assert await ref.ask(Number()) == 1
         if is_anothers:
