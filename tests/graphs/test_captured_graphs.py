@@ -1,4 +1,4 @@
-"""Graphs of the driver: when a chain is captured, what it uses then, and what happens if it cannot be."""
+"""Graphs of the driver: the time of a chain's capture, its resources, and its behaviour without a capture."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def test_there_are_not_too_many(device: ta.Device, spy: Spy) -> None:
     graph = await graphs.capture(device, sums, many[0], many[1])
     await graph.replay()
     made, destroyed = spy("cuGraphInstantiate"), spy("cuGraphExecDestroy")
-    # Those that are in use stay; then others are.
+    # Graphs in use stay; then others are in use.
     for others in ((1, 3), (5, 7)):
         for _ in range(24):
             for number in range(0, 160, 2):
@@ -78,7 +78,7 @@ async def test_there_are_not_too_many(device: ta.Device, spy: Spy) -> None:
 
 
 async def test_workspace_that_moves(device: ta.Device, spy: Spy) -> None:
-    """A chain whose operations need more and more of it, and one that has needed less before."""
+    """A chain with operations that need more and more of it, and a chain that needed less before."""
 
     async def packs(x: ta.AccelRef, y: ta.AccelRef) -> ta.AccelRef:
         out = await y.copy()
@@ -130,7 +130,7 @@ async def test_a_sparse_product_is_captured_while_its_structure_is_known(device:
 
     graph = await graphs.capture(device, step, *await arrays(N - 1))
     for turn in range(1, 4):
-        # They are where those before were, and nobody has looked at what is there now.
+        # They have the addresses of the old ones, and nobody has looked at the contents.
         given = await arrays(N - 1)
         for _ in range(6):
             await graph(*given)
@@ -186,7 +186,7 @@ async def test_an_operation_refused_in_the_middle(device: ta.Device) -> None:
     graph = await graphs.capture(device, step, x, y)
     with pytest.raises(ta.NotSupportedError, match=r"node 1 of the graph, linalg.Matmul: .*float8"):
         await graph.replay()
-    # It was being changed when that was found.
+    # It was being changed at that time.
     with pytest.raises(ta.StaleRefError, match=r"spoiled by graphs.Replay"):
         await y.to_host()
     good = await graphs.capture(device, sums, x, (await put(device, 2))[0])
@@ -312,7 +312,7 @@ async def test_a_graph_in_a_graph_is_one_launch(device: ta.Device, spy: Spy) -> 
 async def test_a_driver_without_conditions(
     device: ta.Device, spy: Spy, caplog: pytest.LogCaptureFixture, name: str, answer: tuple[Any, ...]
 ) -> None:
-    """The host goes on to read the condition; what was begun is ended, so that other chains are captured."""
+    """The host goes on to read the condition; begun work is ended, so that other chains are captured."""
     from cuda.bindings import driver
 
     caplog.set_level(logging.INFO, "trio_accel.devices")

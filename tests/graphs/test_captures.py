@@ -1,4 +1,4 @@
-"""Capturing: what is recorded, what is refused, and what a graph shows of itself."""
+"""Capturing: the recorded operations, the refusals, and the texts of a graph."""
 
 from __future__ import annotations
 

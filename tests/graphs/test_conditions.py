@@ -1,4 +1,4 @@
-"""Branches and loops of graphs: what runs, how often, and what is refused."""
+"""Branches and loops of graphs: the bodies that run, their counts, and the refusals."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ async def test_turns_are_counted_and_limited(device: ta.Device) -> None:
 
 
 async def test_one_of_two(device: ta.Device) -> None:
-    """A branch that was never taken before a graph of the driver was captured, and one that needs memory."""
+    """A branch never taken before a graph of the driver was captured, and a branch that needs memory."""
     x, y, out = await device.put(matrix(1)), await device.put(matrix(2)), await device.put(matrix(3))
     condition = await device.put(np.int32(0))
 
@@ -234,14 +234,14 @@ async def test_outside_of_a_step(device: ta.Device) -> None:
         await skipped.wait()
         assert await pending.value.item() == 1
         np.testing.assert_array_equal(await x.to_host(), np.full(N, 4.0 ** (turn + 1)))
-    # The same graph twice; and arrays of the host that are only read.
+    # The same graph twice; and arrays of the host for reading only.
     add_host = await graphs.capture(device, _both, await x.copy(), x)
     await device.ask(graphs.If(go, add_host, (np.ones(N), x), add_host))
     np.testing.assert_array_equal(await x.to_host(), np.full(N, 4.0**REPLAYS + 2))
 
 
 async def test_a_loop_in_the_middle_of_other_work(device: ta.Device) -> None:
-    """Hazards: what writes to arrays of a body comes before or after the loop, on other streams."""
+    """Hazards: writers of a body's arrays come before or after the loop, on other streams."""
     graph, x, n, _ = await countdown(device)
     await n.fill(0)
     host = np.ones(N)
@@ -488,7 +488,7 @@ async def test_a_loop_that_never_ends_is_stuck(system: ta.System, isolation: Any
     if (BACKEND, isolation) != ("cuda", "inline"):
         await endless_loop.comes_back(system, BACKEND, isolation, before)
         return
-    # What the device gives up in its own process may stay there.
+    # Memory given up by the device in its own process may stay there.
     program = [sys.executable, endless_loop.__file__, BACKEND, isolation, str(before)]
     done = await trio.run_process(program, capture_stdout=True)
     assert done.stdout == b"it has come back\n"

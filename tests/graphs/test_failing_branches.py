@@ -1,4 +1,4 @@
-"""What fails within a branch or a loop of a graph: how it is told, and what is left of the arrays."""
+"""Failures within a branch or a loop of a graph: their reports, and the state of the arrays."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ async def spoiled(*refs: ta.AccelRef) -> list[bool]:
     return found
 
 
-# What the condition holds, so that the body in question runs.
+# The contents of the condition, so that the body in question runs.
 KINDS = {"if": 1, "orelse": 0, "switch": 1, "nested": 1, "while": 3}
 # The way to the operation.
 WAYS = {
@@ -118,7 +118,7 @@ async def case(request: pytest.FixtureRequest, device: ta.Device) -> Case:
 
 @on_the_cpu
 async def test_an_operation_that_fails_in_a_body_is_named(case: Case) -> None:
-    """What the graph may have changed is spoiled, of bodies that did not run too. It goes on with others."""
+    """The graph's targets are invalid, also those of bodies that did not run. It goes on with others."""
     await case.check()
     await case.break_matrix(is_broken=True)
     go, x, y, other = await case.arrays()
@@ -166,7 +166,7 @@ async def test_a_refused_replay_with_branches_has_changed_nothing(case: Case) ->
 @pytest.mark.parametrize("fault", [{"poison": True}, {"kill": True}], ids=["poison", "kill"])
 @pytest.mark.parametrize("kind", ["if", "while"])
 async def test_a_context_lost_in_a_branch(system: ta.System, kind: str, fault: Any) -> None:
-    """Such a graph changes arrays that were there, so that `retry` does not run it again."""
+    """Such a graph changes existing arrays, so that `retry` does not run it again."""
     options = ta.DeviceOptions(isolation="process", backoff=AT_ONCE, retry=1)
     async with system.open_device(BACKEND, options=options) as device:
         case = Case(device, kind)
@@ -185,7 +185,7 @@ async def test_a_context_lost_in_a_branch(system: ta.System, kind: str, fault: A
 
 @on_the_cpu
 async def test_a_constant_that_a_body_has_spoiled_is_named(device: ta.Device) -> None:
-    """A graph that is captured anew, with a new one, goes on."""
+    """A graph captured again, with a new one, continues."""
     case = Case(device, "if")
     await case.open()
     go, x, y, _ = await case.arrays()

@@ -1,4 +1,4 @@
-"""Capturing and replaying: what is checked, what is kept, what is refused."""
+"""Capturing and replaying: the checks, the caches, and the refusals."""
 
 from __future__ import annotations
 
@@ -296,7 +296,7 @@ async def test_released_arrays(device: ta.Device) -> None:
     graph = await graphs.capture(device, step, x)
     out = await graph.replay()
     out.release()
-    # What it makes is made again.
+    # Its results are made again.
     await close(await graph.replay(), matrix(1) @ matrix(3))
     x.release()
     with pytest.raises(ta.StaleRefError, match="x: its memory was released"):
@@ -315,7 +315,7 @@ async def test_memory_is_counted_and_given_back(device: ta.Device) -> None:
     assert (await device.statistics()).memory.used == before
     await graph(x, y)
     await device.synchronize()
-    # One product in between, in memory that is kept.
+    # One intermediate product, in kept memory.
     assert graph.nbytes == 512
     assert (await device.statistics()).memory.used == before + 512
     out = await graph.replay()

@@ -1,4 +1,4 @@
-"""What a graph does with each array, and where results in between lie."""
+"""A graph's use of each array, and the places of intermediate results."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_a_binding_ends_with_the_place_of_a_block() -> None:
 
 
 def test_results_in_between_share_memory() -> None:
-    """Each at an aligned offset, in the first gap among those that are used before and later."""
+    """Each at an aligned offset, in the first gap among the arrays used before and later."""
 
     def copies(*pairs: tuple[int, int]) -> list[GraphNode]:
         return [GraphNode("test", "blas", CopySpec(vector(one, 1), vector(other, 1))) for one, other in pairs]

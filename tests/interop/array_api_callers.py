@@ -251,7 +251,7 @@ class Space:
         setattr(Array, "__array__", counted)  # noqa: B010  # it is not meant to be replaced
 
     def parts(self, result: Any) -> list[Any]:
-        """Return the arrays and numbers of a result: one, several, or an object that has them."""
+        """Return the arrays and numbers of a result: one, several, or an object with them."""
         if isinstance(result, (tuple, list)):
             return [part for one in result for part in self.parts(one)]
         if isinstance(result, (self.array, np.ndarray, np.generic, int, float, complex)):

@@ -35,7 +35,7 @@ _WITH = ("trio", "numpy", "scipy", "hypothesis")
 
 
 class Outcomes:
-    """What pytest tells of each test."""
+    """Pytest's report of each test."""
 
     def __init__(self) -> None:
         self.tests: dict[str, dict[str, str]] = {}
@@ -64,7 +64,7 @@ def run_suite(checkout: Path, arguments: list[str]) -> dict[str, dict[str, str]]
 
 
 def record_of(checkout: Path, tests: dict[str, dict[str, str]], examples: int) -> dict[str, Any]:
-    """Count the outcomes of each module of the suite, and say when, where and with what it ran."""
+    """Count the outcomes of each module of the suite, and return its time, place and versions."""
     import trio_accel as ta
 
     device = next(one for one in ta.list_devices() if one.backend == BACKEND)

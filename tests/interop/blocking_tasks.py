@@ -43,7 +43,7 @@ class Task:
             await trio.sleep_forever()
         finally:
             self.is_cancelled.set()
-            # A thread that has not waited for the end of the task would be ahead of it here.
+            # A thread that did not wait for the end of the task would be too early here.
             with trio.CancelScope(shield=True):
                 for _ in range(5):
                     await trio.lowlevel.checkpoint()

@@ -145,7 +145,7 @@ class _Versioned(ctypes.Structure):
 
 @attrs.frozen
 class Tensor:
-    """What a DLPack capsule says, with strides in bytes."""
+    """The contents of a DLPack capsule, with strides in bytes."""
 
     address: int
     device: tuple[int, int]

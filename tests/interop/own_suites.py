@@ -33,7 +33,7 @@ class Refused:
 
 
 def run_suite(script: str, folder: Path, names: Sequence[str], deadline: float) -> Tests:
-    """Run tests by a script that is beside this file; returns what it reports of each."""
+    """Run tests by a script next to this file, and return its report of each."""
     for name in names:
         package = name.partition("::")[0].rpartition(".")[0]
         if importlib.util.find_spec(package) is None:
@@ -57,14 +57,14 @@ def run_suite(script: str, folder: Path, names: Sequence[str], deadline: float) 
 
 
 def refused(name: str, entries: Iterable[Refused]) -> Refused | None:
-    """Return the entry of a test that is listed."""
+    """Return the entry of a listed test."""
     return next((entry for entry in entries if re.fullmatch(entry.tests, name)), None)
 
 
 def failures(
     tests: Tests, entries: Iterable[Refused], allowed: Sequence[str] = ("passed",)
 ) -> dict[str, str]:
-    """Return the errors of the tests that are not listed, and have another outcome."""
+    """Return the errors of the unlisted tests with another outcome."""
     return {
         name: test["error"]
         for name, test in tests.items()
@@ -81,7 +81,7 @@ def check_refused(tests: Tests, entry: Refused) -> None:
 
 
 def check_counts(tests: Tests, entries: Sequence[Refused], area: str) -> None:
-    """Check the row of an area in the guide's table: tests that passed by a device, and that are listed."""
+    """Check the row of an area in the guide's table: tests passed by a device, and listed tests."""
     page = (HERE.parents[1] / "docs" / "guide" / "transforms.md").read_text(encoding="utf-8")
     of_version = re.search(r"SciPy (\S+)'s own tests", page)
     assert of_version is not None

@@ -148,7 +148,7 @@ async def test_operators_in_place_change_the_memory_and_no_dtype(xp: ArrayApi) -
         part = x[1:4]
         part += 10
         assert np.asarray(x).tolist() == [0, 11, 12, 13, 4, 5]
-        # What overlaps is read as it was before.
+        # Overlapping elements are read in their old state.
         x[1:] += x[:-1]
         assert np.asarray(x).tolist() == [0, 11, 23, 25, 17, 9]
         with pytest.raises(TypeError, match=r"multiply in place: .*int64 .*which the array of int32"):

@@ -209,7 +209,7 @@ def test_asyncio(b: BlockingDevice, x: ta.AccelRef) -> None:
     assert task.has_ended.wait(WAIT)
 
 
-# Where it refuses
+# Its refusals
 
 
 async def test_in_a_trio_task(b: BlockingDevice, x: ta.AccelRef) -> None:

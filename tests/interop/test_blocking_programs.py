@@ -302,7 +302,7 @@ from concurrent.futures import ThreadPoolExecutor
 with ThreadPoolExecutor(8) as pool:
     print(len(set(pool.map(lambda n: float(b.get(x @ x * float(n)).sum()), range(100)))))
 """
-# Of each cell its text, and a part of what it shows.
+# For each cell its text, and a part of its output.
 CELLS = [
     (SETUP + "b", "ready"),
     ("x", "<AccelRef float64 (2, 2)"),

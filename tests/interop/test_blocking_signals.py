@@ -42,7 +42,7 @@ Alarm = Callable[[BaseException], Callable[[], None]]
 
 @pytest.fixture
 def alarm() -> Generator[Alarm, None, None]:
-    """Make functions that have a handler raise an error in the main thread."""
+    """Make functions with a handler raise an error in the main thread."""
     errors: list[BaseException] = []
 
     def handle(number: int, frame: FrameType | None) -> None:

@@ -48,7 +48,7 @@ async def ones(device: ta.Device, count: int = 1000) -> ta.AccelRef:
 
 
 async def elsewhere(device: ta.Device) -> None:
-    """The loop and other streams go on; what does not wait has long been done by then."""
+    """The loop and other streams continue; work without a wait has long been done by then."""
     other = await device.put(np.arange(4.0))
     for _ in range(20):
         other = await other.copy()
@@ -176,7 +176,7 @@ class TestOrder:
     async def test_leases_on_different_streams_do_not_wait_for_each_other(
         self, device: ta.Device, library: Library
     ) -> None:
-        """What is slow at the end of one lease holds back nobody at the end of another."""
+        """A slow end of one lease does not delay the end of another."""
         first, second = await ones(device), await ones(device)
         slow, quick = library.stream(), library.stream()
         async with first.lease(write=True, stream=slow) as array:
@@ -307,10 +307,10 @@ class TestEnds:
         with trio.fail_after(60):
             while not lost.is_closed:  # noqa: ASYNC110  # it has no event
                 await trio.sleep(0.001)
-        # What comes too late writes to memory that is still there.
+        # A late write reaches memory that still exists.
         assert not lost.close(0.1)
         assert lost.memory().blocks == 1
-        # The libraries of the next context wait for what runs.
+        # The libraries of the next context wait for the running work.
         library.gate.open()
         with trio.fail_after(60):
             async with aclosing(device.watch_generation()) as generations:
@@ -431,7 +431,7 @@ class TestPut:
         theirs = library.array((4, 5), stream=library.stream())
         put: list[ta.AccelRef] = []
         other = await device.put(np.arange(4.0))
-        # What is used for the first time may be loaded only when nothing is held.
+        # Code used for the first time may be loaded only when nothing is held.
         await ta.linalg.scal(1.0, other)
         (await device.put(theirs)).release()
         library.gate.hold(theirs.stream)

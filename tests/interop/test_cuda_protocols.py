@@ -1,4 +1,4 @@
-"""Leases of CUDA arrays by the protocols of other libraries: types, layouts, and what is refused."""
+"""Leases of CUDA arrays by the protocols of other libraries: types, layouts, and refusals."""
 
 from __future__ import annotations
 

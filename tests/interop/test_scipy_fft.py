@@ -1,4 +1,4 @@
-"""The backend of scipy.fft: results, where it may be called, and what it refuses."""
+"""The backend of scipy.fft: results, the places of its calls, and its refusals."""
 
 from __future__ import annotations
 

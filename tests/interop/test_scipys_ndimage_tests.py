@@ -24,7 +24,7 @@ REFUSED = (
     ),
     Refused(
         rf"{FILTERS}(filter_(tuple_length_mismatch|invalid_axes|invalid_footprint_ndim)\[.*\]"
-        # An axis that is there twice.
+        # A repeated axis.
         r"|filter_axes\[axes(8|13|17)-.*\]|filter_axes_kwargs\[axes(2|7|11)-.*\]"
         r"|derivative_filter_axes\[(laplace|gaussian_laplace)-.*\])",
         152,

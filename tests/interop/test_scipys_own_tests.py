@@ -65,7 +65,7 @@ def test_every_passing_test_used_the_device(tests: Tests) -> None:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_the_suite_was_there(tests: Tests, module: str) -> None:
-    # A suite that was not collected is no success.
+    # A suite without collected tests is not a success.
     passed = [
         name for name, test in tests.items() if name.startswith(f"{module}::") and not refused(name, REFUSED)
     ]
