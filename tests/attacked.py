@@ -31,7 +31,7 @@ def resources() -> dict[str, int]:
 
 
 class Seen:
-    """What the application has done, and events of its changes."""
+    """The actions of the application, and events of its changes."""
 
     def __init__(self) -> None:
         self.running = self.served = self.cancelled = 0
@@ -135,7 +135,7 @@ class Handlers:
         return PlainTextResponse("later", background=BackgroundTask(work))
 
     async def state(self, request: Request) -> Response:
-        """Descriptors and bytes of this process, and requests that are served."""
+        """Descriptors and bytes of this process, and its requests in service."""
         return JSONResponse({**resources(), "running": self._seen.running, "cancelled": self._seen.cancelled})
 
     async def blocked(self, request: Request) -> Response:

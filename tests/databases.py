@@ -52,7 +52,7 @@ MakeStore = Stores
 
 @attrs.frozen
 class Server:
-    """A server that is reached by a socket in its folder, and by no network."""
+    """A server reachable by a socket in its folder, and by no network."""
 
     folder: Path
     programs: Path
@@ -109,7 +109,7 @@ def _user() -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def postgres() -> Generator[Server, None, None]:
-    """A server that is running; a test that stops it starts it again."""
+    """A running server; a test that stops it starts it again."""
     pytest.importorskip("psycopg", reason="psycopg is not installed: the extra `postgres`")
     programs = _programs()
     if programs is None:

@@ -35,7 +35,7 @@ Circumstances: TypeAlias = tuple[object, ...]
 
 
 def _circumstances() -> Circumstances:
-    """What a launcher process inherits, and hands down to its workers."""
+    """The inheritance of a launcher process, which it hands down to its workers."""
     environment = {name: value for name, value in os.environ.items() if name not in _OF_A_TEST}
     stderr = os.fstat(2)
     umask = next(line for line in Path("/proc/self/status").read_text().splitlines() if "Umask" in line)
@@ -45,7 +45,7 @@ def _circumstances() -> Circumstances:
 
 @attrs.define(eq=False)
 class Left:
-    """What its system has left in a launcher process."""
+    """Leftovers of its system in a launcher process."""
 
     workers: set[int] = attrs.field(factory=set)
     chunks: set[int] = attrs.field(factory=set)
@@ -87,7 +87,7 @@ class KeptLink(LauncherLink):
 
     @classmethod
     def end(cls) -> None:
-        """End the one that is idle."""
+        """End the idle one."""
         if cls.idle is not None:
             trio.run(super(KeptLink, cls.idle).close)
             cls.idle = None

@@ -36,7 +36,7 @@ Given: TypeAlias = dict[str, Any]
 
 @attrs.frozen(kw_only=True)
 class Place:
-    """What calls need: a system with a device, and arrays there."""
+    """The requirements of calls: a system with a device, and arrays there."""
 
     system: ta.System
     device: ta.Device
@@ -728,7 +728,7 @@ CALLS: dict[str, Use] = {
     "Reduction.compute": lambda at, given: at.device.ask(_ROWS.compute(at.plane, **given)),
 }
 
-# Numbers of what has no annotation with a number: messages, and arguments behind an alias.
+# Numbers of parameters without a number in their annotation: messages, and arguments behind an alias.
 UNSAID: dict[str, tuple[str, ...]] = {
     "patterns.ContinuousBatcher": (
         *("length", "cost", "max_cost", "priority", "max_sequences", "max_positions", "buffer"),

@@ -33,8 +33,8 @@ class ReplayRecorder:
     """A plugin of pytest.
 
     Attributes:
-        operations: Operations that were replayed.
-        compared: Arrays that were compared.
+        operations: The number of replayed operations.
+        compared: The number of compared arrays.
         kernels: Names of the kernels that computed.
     """
 

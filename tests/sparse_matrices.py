@@ -1,4 +1,4 @@
-"""What the tests of sparse matrices share: random matrices, and what only the CPU has."""
+"""Shared helpers of the tests of sparse matrices: random matrices, and functions of the CPU only."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def on_device(test: Callable[[ta.Device], Awaitable[None]]) -> None:
 
 
 async def dense(matrix: sparse.SparseMatrix) -> Any:
-    """Read a matrix by its arrays, without the operations that are tested."""
+    """Read a matrix by its arrays, without the operations under test."""
     if isinstance(matrix, sparse.CooMatrix):
         row, col, data = [await one.to_host() for one in (matrix.row, matrix.col, matrix.data)]
         return scipy.sparse.coo_array((data, (row, col)), shape=matrix.shape).toarray()

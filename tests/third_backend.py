@@ -1,9 +1,9 @@
 """A third backend: another kind of GPU, as far as the engine can tell; its kernels compute by NumPy.
 
-It is written against the protocols of `trio_accel.backends.base` alone, as a backend of another vendor would
-be: memory that the host cannot address, streams that are queues of commands, events, copies that are
-commands too, and completion that is told from a thread of the device. What computes are the functions of the
-CPU's libraries: a kernel is called as ``kernel(spec, call)`` on every backend, so they run here too.
+It is written only against the protocols of `trio_accel.backends.base`, as a backend of another vendor would
+be: memory without host addresses, streams made of command queues, events, copies by commands too, and
+completion reported from a thread of the device. The functions of the CPU's libraries compute: a kernel is
+called as ``kernel(spec, call)`` on every backend, so they run here too.
 
 `register_third()` makes it known as ``"third"``; ``nox -s third`` runs the conformance tests on it.
 """
@@ -54,7 +54,7 @@ from trio_accel.backends.base.kit.library import ComputingCall, ComputingLibrary
 BACKEND = "third"
 IN_WORKERS = "thirdinworkers"
 _MEMORY = 8 << 30
-# What the CPU has, as functions; graphs and programs are classes there, and this device has none.
+# The functions of the CPU; graphs and programs are classes there, and this device has none.
 _COMPUTING = (
     *("arrays", "blas", "blaslt", "dnn", "fft", "jit", "memory", "random", "solver", "sparse", "tensor"),
 )
@@ -67,7 +67,7 @@ Command = Callable[[], object]
 
 
 class Context:
-    """What the streams of a device share: whether it is lost, and why."""
+    """State shared by the streams of a device: whether it is lost, and why."""
 
     def __init__(self, device: str) -> None:
         self._device = device
@@ -102,7 +102,7 @@ class Event:
         waker.ring()
 
     def signal(self, error: Exception | None, *, is_lost: bool) -> None:
-        """Tell that the stream is here; a device that is lost calls nobody back."""
+        """Report that the stream is here; a lost device calls nobody back."""
         with self._lock:
             self.error = error
             self.passed.set()
@@ -112,7 +112,7 @@ class Event:
 
 
 class Hold:
-    """What keeps a stream from going on."""
+    """The reason for a stream to wait."""
 
     def __init__(self, waker: Waker | None = None, memory: Array | None = None) -> None:
         self._released = threading.Event()
@@ -249,7 +249,7 @@ def _call(command: Command) -> Exception | None:
 
 
 class Chunks:
-    """Where the memory of the device comes from."""
+    """The source of the device's memory."""
 
     first = 64 << 20
     keep = 256 << 20

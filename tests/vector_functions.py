@@ -26,7 +26,7 @@ Numbers: TypeAlias = Any
 # NumPy does not have these.
 ALONE = ("erf", "erfc")
 OF_TWO = ("arctan2", "hypot", "power")
-# What is made of others has errors of its own.
+# Composed functions have errors of their own.
 NAMES = tuple(sorted(VECTOR - {"logaddexp"}))
 VARIANTS = {"widest": (), "AVX2": ("-mno-avx512f", "-mavx2", "-mfma"), "scalar": ("-fno-tree-vectorize",)}
 SPECIAL = (0.0, 1.0, 0.5, 2.0, 3.0, 1e300, 1e-300, 5e-324, np.inf, np.nan, 709.7827128933841, 2**30.0, 1e22)
@@ -48,7 +48,7 @@ def functions(names: Sequence[str], dtype: DType, options: tuple[str, ...]) -> C
     def call(x: Numbers, y: Numbers, *out: Numbers) -> list[Numbers]:
         made = list(out) or [np.empty_like(x) for _ in names]
         addresses = [each.ctypes.data for each in (*made, *(x, y)[: len(inputs)])]
-        # Of the fields behind these addresses: what is loaded, a number, the shape, and strides.
+        # The fields behind these addresses: the loaded value, a number, the shape, and strides.
         fields = [*addresses, 0, 0, 0, x.size, *[x.itemsize] * len(addresses), 0, 0, 0]
         run(np.array(fields, np.uint64).tobytes(), 0, x.size)
         return made

@@ -83,7 +83,7 @@ class Flight:
 
 
 class Model:
-    """The rules, told again with lists: the value that was used last is the last one."""
+    """The rules, written again with lists: the most recently used value is the last one."""
 
     def __init__(self) -> None:
         self.kept: list[tuple[int, Value, float]] = []

@@ -89,7 +89,7 @@ async def test_a_hundred_thousand_vectors(device: ta.Device) -> None:
 async def test_a_search_is_one_request(device: ta.Device) -> None:
     index = VectorIndex(device, WIDTH)
     rng = np.random.default_rng(1)
-    # Sizes that are not merged.
+    # Sizes without merges.
     for first, count in ((0, 64), (100, 16), (200, 4)):
         await index.add(np.arange(first, first + count), rng.standard_normal((count, WIDTH)))
     requests: list[str] = []

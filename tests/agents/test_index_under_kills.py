@@ -1,4 +1,4 @@
-"""A `VectorIndex` in a worker that is killed while it is filled, asked, removed from and filtered."""
+"""A `VectorIndex` in a worker that is killed while the index is filled, asked, removed from and filtered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workflows: what starts when, what fails with what, and what is kept."""
+"""Workflows: the order of starts, the propagation of failures, and the stored results."""
 
 from __future__ import annotations
 
@@ -325,7 +325,7 @@ async def test_a_run_continues_and_its_end_is_three_rows(make_store: MakeStore) 
         kinds = {event.step: event.kind for event in [event async for event in receive]}
         assert kinds == {"first": "kept", "fails": "failed", "each": "kept", "last": "finished"}
         assert make_store.rows() == [1, 1, 1]
-        # A run that has finished stays as it was.
+        # A finished run is unchanged.
         again = await make().run(store=store, key="a", x=np.array([1, 2]))
         assert (calls, again.results["last"]) == (["last"], 10)
         np.testing.assert_array_equal(again.results["first"], [2, 3])

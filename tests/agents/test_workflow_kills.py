@@ -1,4 +1,4 @@
-"""A run that is killed with its program goes on: no finished step or call is repeated."""
+"""A run killed with its program continues: no finished step or call is repeated."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ WIDER: dict[str, Any] = {
     "complex64": np.complex128,
     "complex128": np.clongdouble,
 }
-# What depends on the dtype that it is computed in.
+# Functions with results that depend on the dtype of the computation.
 NARROW = {"nextafter", "floor_divide", "remainder"}
 TERNARY = ("clip", "where")
 NAMES = [name for name in _elementwise.__all__ if name not in TERNARY]
@@ -64,7 +64,7 @@ def function(name: str) -> Callable[..., Any]:
 
 
 def data(name: str, count: int, seed: int = 0) -> Array:
-    """Numbers of all sizes, the first of which are special."""
+    """Numbers of all sizes, beginning with special ones."""
     rng, dtype = np.random.default_rng(seed), ta.DType(name)
     if dtype.kind == "bool":
         return rng.integers(0, 2, count).astype(bool)

@@ -110,7 +110,7 @@ async def test_methods_of_quantiles(device: ta.Device, method: QuantileMethod) -
         with np.errstate(invalid="ignore"):
             want = np.quantile(x, shares, 1, method=method)
         kept = await found.to_host()
-        # Where NumPy adds infinity times 0, it has NaN.
+        # NumPy has NaN if it adds infinity times 0.
         there = ~np.isnan(want)
         np.testing.assert_allclose(kept[there], want[there], rtol=1e-12)
 

@@ -76,7 +76,7 @@ async def test_nan_is_above_all_integers(device: ta.Device) -> None:
 
 
 def counted(x: Any, edges: Any, low: Any, high: Any) -> list[int]:
-    """Count integers by inner edges, and by ends that are not rounded."""
+    """Count integers by inner edges, and by unrounded ends."""
     inner, bins = exact(edges[1:-1]), [0] * (len(edges) - 1)
     for one in x.tolist():
         if low <= one <= high:

@@ -1,4 +1,4 @@
-"""Elements at places that arrays of indices tell: against NumPy, and what an index outside does."""
+"""Elements at indices in arrays, against NumPy; and the errors of indices out of range."""
 
 from __future__ import annotations
 
@@ -278,7 +278,7 @@ async def test_an_index_out_of_range_is_reported_with_its_array(device: ta.Devic
         await arrays.gather_nd(x, (rows, columns))
     with pytest.raises(ta.OutOfRangeError, match=r"indices_0: 4 is outside axis 0 of x, which has length 4"):
         await arrays.scatter_nd(x, (rows + 1, columns - 1), 1.0)
-    # What int64 does not hold is told as its largest number.
+    # An index too large for int64 is reported as its largest number.
     with pytest.raises(ta.OutOfRangeError, match=str(2**63 - 1)):
         await arrays.take(await device.zeros(3), np.array([2**64 - 1], np.uint64))
 

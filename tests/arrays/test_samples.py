@@ -1,4 +1,4 @@
-"""Functions of samples beside overflows and infinite numbers: against NumPy, and what is known."""
+"""Functions of samples next to overflows and infinite numbers: against NumPy, and known results."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ async def test_every_dtype(device: ta.Device, name: str) -> None:
         x = numbers(size, name)
         on = await device.put(x)
         want = np.cumsum(x, dtype=wide_of(RESULTS[name]))
-        # Larger sums than that are infinite in float16.
+        # Larger sums are infinite in float16.
         assert_close(await (await xp.cumulative_sum(on)).to_host(), want, RESULTS[name])
         want = np.cumprod(x[:60], dtype=wide_of(RESULTS[name]))
         assert_close(await (await xp.cumulative_prod(on[:60])).to_host(), want, RESULTS[name])

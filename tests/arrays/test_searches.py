@@ -1,4 +1,4 @@
-"""Searches and counts among whole numbers of other dtypes, and bins that are too fine: against Python."""
+"""Searches and counts among integers of other dtypes, and very narrow bins: against Python."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ KINDS = ("bool", *SIGNED, *UNSIGNED, "float16", "float32", "float64")
 
 
 def even_edges(dtype: str) -> list[Any]:
-    """Edges that are evenly spaced, near 0 and from one end of a dtype to the other, and equal edges."""
+    """Evenly spaced edges, near 0 and from one end of a dtype to the other, and equal edges."""
     if dtype == "bool":
         return [np.array([False, True])]
     near = [np.array(edges, dtype) for edges in (range(0, 12, 2), [0, 1], [3, 3, 3], [0, 4, 4])]

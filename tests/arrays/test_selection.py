@@ -42,7 +42,7 @@ def assert_equal(got: Any, want: Any) -> None:
 
 
 def grouped(x: Any) -> list[Any]:
-    """What `numpy.unique` finds: NumPy itself has no bfloat16 there."""
+    """The result of `numpy.unique`: NumPy itself has no bfloat16 there."""
     flat = x.reshape(-1)
     wide = flat.astype(np.float32) if flat.dtype.isbuiltin != 1 else flat
     _, indices, inverse, counts = np.unique(wide, True, True, True, equal_nan=False)

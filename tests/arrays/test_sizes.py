@@ -22,7 +22,7 @@ SPECIAL = (np.nan, np.inf, -np.inf, 0.0, -0.0, 1e38, -1e38, 1e-45, 0.5)
 
 @attrs.frozen
 class Case:
-    """A function, and what it is compared with.
+    """A function and its reference.
 
     Attributes:
         ask: Asks a device, of an array.

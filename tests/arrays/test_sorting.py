@@ -22,7 +22,7 @@ SIZES = (0, 1, 2, 31, 255, 256, 257, 1025)
 
 
 def numbers(shape: Any, name: str, seed: int = 3) -> Any:
-    """Elements that come again, with all that is special to their dtype."""
+    """Repeated elements, with all special values of their dtype."""
     rng, dtype = np.random.default_rng(seed), ta.DType(name)
     if dtype.kind == "bool":
         return rng.integers(0, 2, shape).astype(bool)
@@ -31,7 +31,7 @@ def numbers(shape: Any, name: str, seed: int = 3) -> Any:
         limits = np.iinfo(dtype.dtype)
         special = np.array([limits.min, limits.max, 0], dtype.dtype)
         return np.where(rng.random(shape) < 0.1, rng.choice(special, shape), (x % 100).astype(dtype.dtype))
-    # Half of all that are no numbers have their sign set, as processors make them.
+    # Half of all NaN have their sign set, as processors make them.
     special = np.array([np.nan, -np.nan, np.inf, -np.inf, 0.0, -0.0])
     return np.where(rng.random(shape) < 0.2, rng.choice(special, shape), x / 4).astype(dtype.dtype)
 

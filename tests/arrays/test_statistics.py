@@ -1,4 +1,4 @@
-"""Moments of elements that are equal, or nearly so, against SciPy."""
+"""Moments of equal, or nearly equal, elements, against SciPy."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ SUMS = {
     **dict.fromkeys(("uint8", "uint16", "uint32", "uint64"), "uint64"),
     **{name: name for name in ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")},
 }
-# Units in the last place of a sum that is rounded once; of float64 the error of the order.
+# Units in the last place of a sum rounded once; for float64 the error of the order.
 ROUNDED = {"float16": 5e-4, "bfloat16": 4e-3, "float32": 6e-8, "complex64": 9e-8}
 
 

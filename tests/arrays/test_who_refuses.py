@@ -50,10 +50,10 @@ async def test_an_error_names_the_function_and_no_inner_expression(device: ta.De
             except (TypeError, ValueError, ta.NotSupportedError) as error:
                 told = str(error)
                 if "backend has no " in told or "needs the package" in told:
-                    # What a backend does not have is said of its kernels.
+                    # The error for a missing function of a backend is about its kernels.
                     continue
                 assert re.search(names, told), told
                 assert ", in line " not in told, told
             except ta.AccelError:
-                # Numbers that are out of range; it is not about dtypes.
+                # Numbers out of range; the error is not about dtypes.
                 continue

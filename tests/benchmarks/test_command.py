@@ -1,4 +1,4 @@
-"""``python -m benchmarks``: which benchmarks run, what is printed, and the exit code."""
+"""``python -m benchmarks``: the selected benchmarks, the output, and the exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The program for the hardware: what it runs, within its time, and what it says of it."""
+"""The program for the hardware: its sections, their time limits, and its report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from benchmarks.gpu._sections import ROOT, SECTIONS, Section, Settings, choose
 
 @attrs.frozen(kw_only=True)
 class Fake(Section):
-    """A section that is a short program."""
+    """A section with a short program."""
 
     program: str = ""
 

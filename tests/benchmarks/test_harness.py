@@ -210,7 +210,7 @@ async def test_every_benchmark_of_a_device_runs_if_the_device_has_the_isolation(
     isolation: Isolation,
 ) -> None:
     plan = Plan(pairs=1, warmups=0, scale=0.002, backend="cpu")
-    # Beside a busy loop a thread may get no time at all: that is what it shows.
+    # Next to a busy loop a thread may get no time at all, which this shows.
     chosen = [
         benchmark for benchmark in select(["devices"], isolation=isolation) if "busy" not in benchmark.name
     ]
@@ -352,7 +352,7 @@ def test_how_fast_python_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_an_impossible_benchmark_has_a_row_with_the_reason() -> None:
-    """Wherever that is noticed, in a nursery as well."""
+    """Wherever the interrupt is noticed, in a nursery as well."""
 
     async def run(plan: Plan) -> tuple[Result, ...]:
         async with trio.open_nursery():

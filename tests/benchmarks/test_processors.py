@@ -1,4 +1,4 @@
-"""Which processors a comparison is measured on, and what becomes of a pair that something else disturbed."""
+"""The processors of a comparison, and the treatment of a pair disturbed by something else."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ async def test_without_patience_nobody_looks(monkeypatch: pytest.MonkeyPatch) ->
 
 
 class _Threads:
-    """Threads, what they have computed, and where; how fast the processors are."""
+    """Threads, their computations, and their processors; the speeds of the processors."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.used = {(1, thread): 0 for thread in (11, 12, 13)}
@@ -186,7 +186,7 @@ def test_a_measurement_begins_elsewhere_if_its_last_processors_are_slow_now(
 
 
 def test_a_thread_that_computes_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    # On a machine that is itself busy it gets less than a quarter.
+    # On a busy machine it gets less than a quarter.
     monkeypatch.setattr(_processors, "_BUSY", 0.01)
     processors = Processors(best=1.0)
     processors.begin("this")
@@ -199,7 +199,7 @@ def test_a_thread_that_computes_is_busy(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.fixture
 def sleepers() -> Iterator[list[int]]:
-    """A process that this one has started, and one that that has started."""
+    """A child process of this one, and its grandchild."""
     command = [sys.executable, "-c", _SLEEPER]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         try:

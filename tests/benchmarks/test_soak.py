@@ -42,7 +42,7 @@ HOLDINGS = soak.Holdings(
 async def test_seconds_of_everything_under_kills() -> None:
     said: list[str] = []
     faults = await soak.main(6.0, 4, say=said.append)
-    # What a library loads late is no growth, and so short a run cannot tell it from that.
+    # Memory of a late-loading library is not growth, and a short run cannot distinguish them.
     assert [fault for fault in faults if " grew from " not in fault] == []
     assert len(said) == 7
     assert "11 processes" in said[0]

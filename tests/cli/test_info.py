@@ -141,7 +141,7 @@ def test_no_cuda_package_is_imported(cli: Cli) -> None:
 
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
-    """Two GPUs of which one can be used, and a library that is missing."""
+    """Two GPUs, one of them usable, and a missing library."""
     gpu = ta.DeviceInfo(
         backend="cuda",
         index=0,
@@ -236,7 +236,7 @@ def test_the_name_of_a_processor_fits_the_terminal(
     done = cli("info")
     assert (done.code, done.err) == (0, "")
     assert max(map(len, done.out.splitlines())) <= width
-    # A name that is too long goes on in the rows below, with nothing of it left out.
+    # A long name continues in the rows below, without an omission.
     head, *rows = done.out.split("\n\n")[1].splitlines()
     begin, end = head.index("product"), head.index("units")
     assert "".join(row[begin:end] for row in rows).replace(" ", "") == name.replace(" ", "")

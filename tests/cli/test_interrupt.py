@@ -101,7 +101,7 @@ def test_the_json_document_reports_the_interrupt(launch: Start) -> None:
     while not any(b"_launcher_process" in command_of(pid) for pid, _ in below(process.pid)):
         time.sleep(0.01)
     out, err = interrupt(process)
-    # The log may have told of contexts that were lost.
+    # The log may contain lost contexts.
     assert (process.returncode, err.splitlines()[-1]) == (130, "trio-accel: interrupted")
     document = json.loads(out)
     assert (document["ok"], document["exit_code"], document["error"]) == (False, 130, "interrupted")
@@ -151,7 +151,7 @@ def test_a_signal_during_the_imports(launch: Start, tmp_path: Path, module: str,
 
 @pytest.mark.slow
 def test_a_signal_after_the_last_step_changes_nothing() -> None:
-    # What was registered first is called last, when the command has left.
+    # The first registered function is called last, when the command has left.
     program = (
         "import atexit, os, signal, sys\n"
         "atexit.register(os.kill, os.getpid(), signal.SIGINT)\n"

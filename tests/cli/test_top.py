@@ -1,4 +1,4 @@
-"""A running program in the terminal: what is shown, in any terminal, and what ends the view."""
+"""A running program in the terminal: the view, in any terminal, and its end."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def serve(
 
 @attrs.define
 class Seen:
-    """A command on a terminal, and what it has written there."""
+    """A command on a terminal, and its output there."""
 
     process: subprocess.Popen[str]
     controller: int

@@ -29,7 +29,7 @@ from trio_accel.backends.base.contract.ops import (
 from trio_accel.backends.base.kit.communicators import Communicators
 from trio_accel.devices import LibraryActor
 
-# What a test is told by, also in its workers: folders of other test processes are not its own.
+# Identifies a test, also in its workers, because folders of other test processes are not its own.
 MARK = "TRIO_ACCEL_TEST_MARK"
 _OPEN = Communicators("fake")
 _STEPS = {"prod": np.multiply, "min": np.minimum, "max": np.maximum}

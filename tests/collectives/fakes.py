@@ -38,7 +38,7 @@ def fake_libraries(monkeypatch: pytest.MonkeyPatch) -> Generator[None, None, Non
     # All ranks are on one device.
     monkeypatch.setattr(CudaBackend, "collectives", attrs.evolve(NCCL, is_apart=False))
     yield
-    # Workers that were killed leave theirs.
+    # Killed workers leave theirs.
     for folder in Path(tempfile.gettempdir()).glob(f"{fake_nccl.prefix()}*"):
         if folder.is_dir():
             shutil.rmtree(folder, ignore_errors=True)

@@ -46,7 +46,7 @@ class Meets:
         return made
 
     def series(self, x: Array, calls: Calls) -> Array:
-        """Make calls one after the other, each on what the last has made."""
+        """Make calls one after the other, each on the result of the last."""
         rank, made = current_rank(), x.copy()
         for name, how, root in calls:
             if name == "all_reduce":

@@ -44,7 +44,7 @@ PARTS = {rank: _communicators.RankShare("all_gather", ta.DType.int32, shape=(4,)
 
 @attrs.frozen
 class Plan:
-    """What a `Pending` knows of its operation."""
+    """A `Pending`'s knowledge of its operation."""
 
     reply: object
     finish: Callable[[], object] | None = None
@@ -104,7 +104,7 @@ class Rank:
         self.end(spec, LibraryError(code, library="fake", code=code))
 
     def die(self, *, is_rebuilt: bool, have_begun: bool) -> None:
-        """Lose the worker: what had begun fails; what had not waits for the next worker."""
+        """Lose the worker: begun operations fail; the others wait for the next worker."""
         self.generation += is_rebuilt
         self.is_ready, self.is_mute = is_rebuilt, False
         self.has.clear()
@@ -186,7 +186,7 @@ def new(fake: Fake) -> _communicators.Communicator:
 
 
 class Life(RuleBasedStateMachine):
-    """What may happen to the ranks of a world, in any order, and what its callers must see of it.
+    """The events of the ranks of a world, in any order, and the required view of its callers.
 
     It runs in a thread beside Trio's, which goes on between two rules until all tasks wait.
     """
@@ -355,7 +355,7 @@ class Life(RuleBasedStateMachine):
             assert self.closing.is_set()
         await self.settled()
         assert not self.fake.waits()
-        # What was opened was given up, where the worker that has opened it lives.
+        # An opened communicator was given up, if the worker that opened it lives.
         assert not any(rank.has for rank in self.fake.ranks)
 
 
@@ -392,7 +392,7 @@ async def test_a_communicator_closed_while_it_opens_asks_for_nothing_more(
     second.is_mute = True
     nursery.start_soon(joint.close)
     await wait_all_tasks_blocked()
-    # What this rank was told to give up is lost with its worker.
+    # Communicators that this rank should give up are lost with its worker.
     second.die(is_rebuilt=True, have_begun=True)
     first.is_mute = False
     fake.serve()
@@ -406,7 +406,7 @@ def test_every_edge_leads_on_and_every_stage_ends() -> None:
     edges = life.edges
     stages = {stage for stage, _ in edges} | {*edges.values()}
     assert {stage for stage, step in edges if step == "close"} == stages
-    # What may take any time is work that others wait for.
+    # Work of any duration is work that others wait for.
     assert stages - {*life.bounds} == {"none", "open", "calling"}
     with pytest.raises(RuntimeError, match="the communicator is none: 'done'") as caught:
         life.move("done")

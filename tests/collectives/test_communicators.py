@@ -136,7 +136,7 @@ async def test_a_rank_is_lost_while_the_communicator_is_opened(system: ta.System
 
 
 async def test_a_rank_waiting_for_others_is_not_stuck(system: ta.System) -> None:
-    """It waits longer than its `stuck_after` for a rank that is late, and at work."""
+    """It waits longer than its `stuck_after` for a late, but working, rank."""
     hasty = attrs.evolve(BUSY, stuck_after=0.8)
     async with (
         system.open_device(BACKEND, options=hasty) as early,
@@ -162,7 +162,7 @@ async def test_with_retry_it_runs_again(system: ta.System) -> None:
 
 
 async def test_devices_that_retry_by_themselves(system: ta.System) -> None:
-    """The part of the lost rank runs again on a worker that has no communicator: all is done anew."""
+    """The part of the lost rank runs again on a worker without a communicator: all is done again."""
     async with opened_world(system, SIZE, options=attrs.evolve(BUSY, retry=3)) as world:
         arrays = await put(world, HOSTS)
         await world.all_reduce(arrays)

@@ -158,7 +158,7 @@ async def test_a_device_is_closed(world: World) -> None:
 
 
 async def read(array: ta.AccelRef) -> Any:
-    """Read an array; a copy that was in flight at a loss, or is given up, is asked for again."""
+    """Read an array; a copy in flight at a loss, or a given up copy, is asked for again."""
     while True:
         with suppress(ta.ContextLostError, ta.CompletionTimeoutError):
             return await array.to_host()

@@ -165,7 +165,7 @@ async def test_a_kernel_that_fails(world: World, rank: int, how: str) -> None:
         )
     assert caught.value.rank == rank
     assert isinstance(caught.value.__cause__, ta.LibraryError if how == "fails" else ta.ActorFailedError)
-    # What ranks were to change is not to be used; the one that did not fail ran or did not, if it was asked.
+    # The targets of the ranks are unusable; the rank that did not fail ran or did not, if it was asked.
     with pytest.raises(ta.StaleRefError, match=r"spoiled by own_operations\.Accumulate"):
         await totals[rank].to_host()
     if totals[1 - rank].block.damaged_by is None:
@@ -293,7 +293,7 @@ async def test_many_at_once_and_writes_between_them(world: World) -> None:
                     nursery.start_soon(other.run, lambda rank, xs: Sum(rank, xs, outs[1 - rank]), [b, a])
                     nursery.start_soon(world.run, Sum, outs)
                     nursery.start_soon(other.all_reduce, outs[::-1])
-                    # An operation of the same library that writes to what is lent.
+                    # An operation of the same library that writes to lent memory.
                     nursery.start_soon(a.device.ask, Double(a))
                     nursery.start_soon(a.copy_to, b.device)
         np.testing.assert_array_equal(await a.to_host(), HOSTS[0] * 64)

@@ -30,7 +30,7 @@ HOSTS = [elements((6, 2), "float64", seed) for seed in range(SIZE)]
 
 @pytest.fixture
 async def world(system: ta.System) -> AsyncGenerator[World, None]:
-    # What ranks do is the same in workers; `test_world` has those.
+    # Operations of ranks are the same in workers; `test_world` has those.
     async with opened_world(system, SIZE, "inline") as world:
         yield world
 

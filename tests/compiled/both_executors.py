@@ -1,4 +1,4 @@
-"""What the tests of compiled expressions share: both executors in one process."""
+"""Shared helpers of the tests of compiled expressions: both executors in one process."""
 
 from __future__ import annotations
 

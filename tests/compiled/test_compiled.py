@@ -54,7 +54,7 @@ FLOATS = [
 
 
 def special(name: str) -> Array:
-    """Where a function could go wrong, and some that are in between."""
+    """Error-prone arguments of a function, and some ordinary ones."""
     dtype, rng = ta.DType(name), np.random.default_rng(0)
     if dtype.kind == "bool":
         return np.array([False, True])
@@ -104,7 +104,7 @@ async def test_exact_functions(executors: Executors, one: str, other: str) -> No
 async def test_a_number_is_converted_to_an_integer_and_back(
     executors: Executors, dtype: str, whole: str
 ) -> None:
-    """A compiler took `trunc` for both, so there were -0.0, NaN and what no whole number is."""
+    """A compiler took `trunc` for both, so there were -0.0, NaN and fractions."""
     with np.errstate(over="ignore"):
         x = np.array([-0.5, 0.5, -0.0, np.nan, np.inf, -np.inf, 1e300, -1e30, 3e9, -2.5, 7.9] * 7).astype(
             dtype

@@ -1,4 +1,4 @@
-"""Compilers and caches that are broken, and what is left of a compilation whose process is killed."""
+"""Broken compilers and caches, and the leftovers of a compilation in a killed process."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ async def test_a_broken_compiler(
     (record,) = caplog.records
     assert told in record.getMessage()
     assert "computed by NumPy instead" in record.getMessage()
-    # One that fails three times in a row is not asked again, nor is one that has hung once.
+    # A compiler that fails three times in a row is not asked again, nor is a compiler that has hung once.
     assert len(calls) == (1 if name == "hangs" else 3)
     assert os.listdir(fresh) == ["compiler"], "files are left"
 
@@ -133,7 +133,7 @@ def test_code_is_found_again_and_only_that_of_this_machine(
     monkeypatch.setattr(_compiler.Compiler, "compile", counted)
 
     def times() -> int:
-        """Compile in a process that has nothing loaded, and tell how often the compiler ran by now."""
+        """Compile in a process with nothing loaded, and return how often the compiler ran by now."""
         monkeypatch.setattr(_compiler, "_state", _compiler.State())
         assert _compiler.compile_text(one_text()) is not None
         return len(calls)

@@ -1,4 +1,4 @@
-"""The machine code of compiled expressions: which loops are of vectors, and what is rounded."""
+"""The machine code of compiled expressions: the vector loops, and the rounding."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.no_device, pytest.mark.one_backend]
 
 
 def compiled(text: str, folder: Path, *options: str) -> tuple[str, str]:
-    """Return assembler of a source, and what g++ says of its optimizations."""
+    """Return the assembler of a source, and g++'s report of its optimizations."""
     found = _compiler.compiler()
     if found is None or "-fno-tree-sink" not in found.options:
         pytest.skip("the compiler is not g++")

@@ -20,7 +20,7 @@ from trio_accel.devices import LibraryActor, Operand, Operation, Planned, Planne
 
 @attrs.frozen
 class BlockedScal(linalg.scal.spec):
-    """A product that is enqueued after somebody has written to a pipe, or at once without a pipe."""
+    """A product enqueued after somebody has written to a pipe, or at once without a pipe."""
 
     pipe: str = ""
 

@@ -20,7 +20,7 @@ from trio_accel.devices import LibraryActor, Operation, Planned, Planner
 
 @attrs.frozen
 class PlannedScal(linalg.scal.spec):
-    """A product with a plan that is read from a pipe."""
+    """A product with a plan read from a pipe."""
 
     pipe: str = ""
 

@@ -29,7 +29,7 @@ def test_failures_have_a_reason(backend: str, record: dict[str, Any]) -> None:
 def test_missing_functions_have_a_reason(backend: str, record: dict[str, Any]) -> None:
     assert len(record["missing"]) <= 15, backend
     assert set(record["missing"]) <= set(table.REASONS)
-    # The suite tests a function that is not there by its name, its signature and more.
+    # The suite tests a missing function by its name, its signature and more.
     assert bool(record["missing"]) == bool(table.totals(record)["missing"])
 
 

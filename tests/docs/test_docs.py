@@ -15,7 +15,7 @@ LONGEST_SENTENCE = 30
 # The reference has the sentences of the docstrings.
 PAGES_BY_HAND = [page for page in PAGES if page.parent != REFERENCE]
 
-# What Sphinx and MyST would take for more than text, and the marks of a merge that was not finished.
+# Text that Sphinx and MyST would take for markup, and the marks of an unfinished merge.
 _MARKUP = re.compile(r"^\s*(`{3,}|:{3,})\{|\{[\w:.+-]+\}`|^\s*:: |^\.\. \w|^(<{7} |={7}$|>{7} )")
 _LINK = re.compile(r"(?<!!)\[((?:[^\[\]`]|`[^`]*`|\[[^\]]*\])*)\]\(([^)\s]*)\)")
 _IMAGE = re.compile(r"!\[([^\]]*)\]\(([^)\s]*)\)")
@@ -67,7 +67,7 @@ _CODE = re.compile(r"(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)", re.DOTALL)
 
 
 def damage(page: Path) -> list[str]:
-    """What formatters make of a page: blocks that are joined to the text before or after them."""
+    """Effects of formatters on a page: blocks joined to the text before or after them."""
     found: list[str] = []
     paragraph: list[str] = []
     before, fences = "", 0
@@ -126,7 +126,7 @@ def joined(before: str, text: str) -> list[str]:
 
 
 def unclosed(paragraph: list[str], end: int) -> list[str]:
-    """Look for code that is begun in a paragraph, and not ended; empties the list."""
+    """Look for code begun in a paragraph, and not ended; empties the list."""
     text = "\n".join(paragraph)
     paragraph.clear()
     return [f"{end}: code without an end above"] if "`" in _CODE.sub("", text) else []

@@ -1,7 +1,7 @@
 """The programs in the documentation run and print what the pages say.
 
-The Python blocks of a page run in order, in one namespace. What one of them prints is the text block that
-follows it. A comment on the line above a block says otherwise:
+The Python blocks of a page run in order, in one namespace. The output of a block is the text block after it.
+A comment on the line above a block may change that:
 
 * ``<!-- not run -->``: a fragment of a program;
 * ``<!-- from examples/name.py -->``: a part of that file, which has a test of its own;
@@ -36,7 +36,7 @@ def python_blocks(page: Path) -> list[Block]:
 
 
 def expected(page: Path) -> Iterator[tuple[Block, str]]:
-    """Each block that runs, with what it has to print."""
+    """Each block that runs, with its required output."""
     for block, following in itertools.pairwise([*blocks(page), Block("", 0, "", "", "")]):
         if block.language == "python" and not block.mark:
             # Only a word such as "prints" stands between a program and its output.

@@ -1,4 +1,4 @@
-"""Fragments of pages that are not run: what they name is there, and takes the arguments that they give."""
+"""Fragments of pages that do not run: their names exist, and accept the arguments."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ PAGE = REFERENCE / "operations.md"
 TABLE = r"^### (.+) on (\w+)\n\n((?:\|.*\n?)+)"
 DTYPES = {str(dtype) for dtype in DType}
 RECORDS = list(table.records().items())
-# Each in its own way: the second asks and does not look, the third fails, the fourth looks at what it gave.
+# Each in its own way: the second asks and does not look, the third fails, the fourth looks at its input.
 WRITTEN = """
 import numpy as np
 import pytest

@@ -129,7 +129,7 @@ def test_types_in_tables_lead_to_their_entries(page: str, line: str) -> None:
     ],
 )
 def test_the_inventory_has_the_names_that_programs_write(name: str, other: str) -> None:
-    """`docs/conf.py` takes these, and refuses a build that has no object for one."""
+    """`docs/conf.py` takes these, and refuses a build without an object for one."""
     assert other in objects()[name]
 
 

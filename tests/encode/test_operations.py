@@ -150,7 +150,7 @@ def test_a_model_is_served(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_requests_that_fail_are_counted(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    # A batch that is to blame for a loss would be divided by the batcher, and asked again.
+    # A batch to blame for a loss would be divided by the batcher, and asked again.
     inject = ta.testing.inject_fault
     monkeypatch.setattr(ta.testing, "inject_fault", lambda *given, poison: inject(*given, kill=poison))
     monkeypatch.setattr(encode_operations, "OPTIONS", attrs.evolve(encode_operations.OPTIONS, retry=0))

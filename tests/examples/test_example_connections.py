@@ -1,4 +1,4 @@
-"""HTTP connections: strangers, slow clients, lengths that are said twice, and the streams of an example."""
+"""HTTP connections: strangers, slow clients, duplicate lengths, and the streams of an example."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _folders(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Application(Starlette):
-    """Answers with what it was sent, and notes it."""
+    """Answers with its input, and notes it."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, bytes]] = []
@@ -91,7 +91,7 @@ async def all_of(stream: trio.SocketStream) -> bytes:
 
 
 async def told(port: int, data: bytes, *, is_open: bool = True) -> bytes:
-    """What a client is told until the server ends the connection."""
+    """The answers to a client until the server ends the connection."""
     async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
         await stream.send_all(data)
         if not is_open:
@@ -196,7 +196,7 @@ async def test_a_client_that_reads_slowly_is_given_up(
 
 
 POST = b"POST / HTTP/1.1\r\nHost: a\r\n"
-# What a stranger sends, and the statuses of which one is the answer, where there is an answer.
+# A stranger's bytes, and the possible statuses of the answer, if there is one.
 STRANGE = [
     (b"", b"408 503"),
     (POST + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\nab", b"400"),

@@ -74,7 +74,7 @@ LONGEST = {
     "speculative_decoding.py": 135,
     # It has its reference, too.
     "hash_join.py": 95,
-    # What the examples of training share: faults, a curve, a command line.
+    # Shared parts of the examples of training: faults, a curve, a command line.
     "training.py": 110,
 }
 
@@ -442,7 +442,7 @@ def test_a_model_is_served_from_a_copy_of_its_file(tmp_path: Path, checks_first:
             assert ask("[3, 4]") == right
             assert ask("[3, 4]", x_deadline="0.000001") == (504, {"error": "the deadline has passed"})
             check_bad(ask, checks_first=checks_first)
-            # Protocols that are none end their own connection.
+            # Invalid protocols end their own connection.
             for data in (b"\0" * 99, b"GET / HTTP/1.1\r\nUpgrade: h2c\r\nHTTP2-Settings: AAAA\r\n\r\n"):
                 with socket.create_connection(("127.0.0.1", port), 5) as client:
                     client.sendall(data)
@@ -504,7 +504,7 @@ def copy_the_service(path: Path, *, checks_first: bool) -> None:
 
 
 def check_bad(ask: Callable[..., tuple[int, object]], *, checks_first: bool) -> None:
-    """Send bodies that are no points: FastAPI refuses them by 422, and the model by 400."""
+    """Send bodies without points: FastAPI refuses them by 422, and the model by 400."""
     assert ask("1" * 501)[0] == 413
     assert ask("[3, 4]", x_deadline="soon")[0] == 400
     assert ask("[1, 2, 3]")[0] == (422 if checks_first else 400)

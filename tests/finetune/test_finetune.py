@@ -72,7 +72,7 @@ def test_a_short_or_missing_text(tmp_path: Path) -> None:
 
 
 async def check_that_it_is_served(folder: Path) -> None:
-    """The text service reads the adapter, and computes what the model that was trained computes."""
+    """The text service reads the adapter, and computes the same as the trained model."""
     adapters, smollm, text, other = map(import_module, ("adapters", "smollm", "text", "llama_float64"))
     loaded = text.load_random(import_module("finetune").SMALL)
     path = folder / "adapter.safetensors"

@@ -76,7 +76,7 @@ def length_of_white(text: str, at: int) -> int:
     end = at
     while end < len(text) and kind(text[end]) == "white":
         end += 1
-    # The last one belongs to what follows, unless it is alone.
+    # The last one belongs to the next, unless it is alone.
     return end - at - (end < len(text) and end - at > 1)
 
 

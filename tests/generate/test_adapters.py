@@ -1,4 +1,4 @@
-"""`examples/generate/adapters.py`: adapters that are swapped while texts are made, and what is refused."""
+"""`examples/generate/adapters.py`: adapters swapped while texts are made, and the refusals."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ async def ask(made: Generation, number: int) -> tuple[int, ...]:
 async def alone(
     weights: Mapping[str, Any], forward: str = "numpy", exact: int = 8, count: int = STREAMS
 ) -> list[tuple[int, ...]]:
-    """The texts of a model that is never disturbed and never changed."""
+    """The texts of a model without disturbances and changes."""
     async with (
         ta.open_system("alone") as system,
         system.open_device("cpu", options=INLINE) as device,
@@ -279,7 +279,7 @@ async def test_a_text_that_waits_begins_with_the_new_weights(
         assert found == {1: texts["one"][1]}
 
 
-# What is refused, over the interface.
+# The refusals, over the interface.
 
 
 def device_of(adapters: Adapters) -> ta.Device:

@@ -1,4 +1,4 @@
-"""`examples/generate`: steps that are asked for while the one before them runs, with tokens on the device."""
+"""`examples/generate`: steps requested while the one before them runs, with tokens on the device."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ class Attack:
     def kill(self) -> None:
         while not self.over.wait(2.0):
             [device] = json.loads(self.service.get("/health"))["devices"].values()
-            # A worker that was killed just now has no follower yet.
+            # A worker killed just now has no follower yet.
             with suppress(TypeError, ProcessLookupError):
                 os.kill(device["pid"], signal.SIGKILL)
                 self.count("kill")

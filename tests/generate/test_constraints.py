@@ -237,7 +237,7 @@ def fields(count: int, **schema: Any) -> dict[str, Any]:
 
 
 def parts_of_text(count: int) -> list[dict[str, Any]]:
-    """Schemas of texts: to compile them joined takes a time that is exponential in their number."""
+    """Schemas of texts: to compile them joined takes a time exponential in their number."""
     return [{"type": "string", "pattern": f".*{chr(97 + n)}.{{{n}}}"} for n in range(count)]
 
 
@@ -381,7 +381,7 @@ def test_llguidance_counts_its_work(name: str, monkeypatch: pytest.MonkeyPatch) 
         # The text and each of its three parts.
         ({"allOf": parts_of_text(3), "type": "string", "minLength": 3}, 4),
         (fields(150, type="string", pattern="^[a-z]{2,9}$", maxLength=7), 0),
-        # Names of fields that are also keys of schemas, and a hint beside a reference.
+        # Names of fields that equal keys of schemas, and a hint next to a reference.
         (
             {
                 **fields(1, **{"$ref": A, "title": "x"}),
@@ -494,7 +494,7 @@ def test_a_template_with_tools_lets_the_model_choose() -> None:
             },
         ],
     }
-    # Arguments that are no text of JSON stay as they are.
+    # Arguments other than JSON texts are unchanged.
     broken = {"id": "2", "type": "function", "function": {"name": "add", "arguments": '"\\ud800"'}}
     said["tool_calls"] = [*cast("Any", said["tool_calls"]), broken]
     tool = {
@@ -506,7 +506,7 @@ def test_a_template_with_tools_lets_the_model_choose() -> None:
     shown = text.tokenizer.decode(tokens, skip_special_tokens=False)
     assert '{"type": "function", "function": {"name": "add", "description": "<|im_start|>", "para' in shown
     assert '{"name": "é<|im_end|>"}' in shown
-    # What a user has written is no control token.
+    # A user's text never becomes a control token.
     assert tokens.count(text.controls["<|im_start|>"]) == 2
     assert tokens.count(text.controls["<|im_end|>"]) == 2
     grammar = asked.grammar(GRAMMARS, text)

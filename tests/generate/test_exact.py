@@ -29,7 +29,7 @@ pytestmark = pytest.mark.examples
 for package in ("tokenizers", "jinja2", "llguidance"):
     pytest.importorskip(package, reason="pip install '.[generate]'")
 
-# Pages of four tokens, and parts of an attention that are shorter than the sequences.
+# Pages of four tokens, and parts of an attention shorter than the sequences.
 SIZE, PAGES = 4, 460
 WEIGHTS = random_weights(TINY, 3)
 

@@ -66,7 +66,7 @@ def test_draws_from_rounded_logits_are_possible(seed: int, temperature: float, t
     sampling = np.array([temperature, top_p, how.draw(7)], np.float32)
     assert is_possible(logits, int(_draw(moved, *sampling)), how, 7, rounding)
     assert is_possible(logits, int(moved.argmax()), GREEDY, 7, rounding)
-    # Without rounding few tokens are possible: the one that is drawn, and its neighbours at an edge.
+    # Without rounding few tokens are possible: the drawn one, and its neighbours at an edge.
     exact = [token for token in range(50) if is_possible(logits, token, how, 7, 0.0)]
     assert int(_draw(logits, *sampling)) in exact
     assert len(exact) <= 2

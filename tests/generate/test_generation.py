@@ -67,7 +67,7 @@ async def test_a_reader_that_leaves_gives_its_pages_back(system: ta.System, devi
         async with open_parts(made.batcher, prompt(SYSTEM, 80)) as stream:
             await anext(stream)
             assert made.pages.used > 0
-        # Another sequence gets its first token when the step is over that was under way.
+        # Another sequence gets its first token at the end of the current step.
         async with open_parts(made.batcher, prompt([1])) as stream:
             await anext(stream)
             assert made.pages.used == 1

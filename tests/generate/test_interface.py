@@ -153,7 +153,7 @@ def in_both_forms(client: Any) -> bool:
 
 
 def without_client(client: Any, body: Any, **options: Any) -> Any:
-    """What an async client gets."""
+    """The answers of an async client."""
 
     async def main() -> Any:
         # The client runs on asyncio.
@@ -603,7 +603,7 @@ def test_a_key_with_too_many_requests_does_not_lock_others_out() -> None:
 
 
 def heads_of(clients: list[socket.socket]) -> list[bytes]:
-    """The first bytes of the answers that have begun."""
+    """The first bytes of the begun answers."""
     found, _, _ = select.select(clients, [], [], 0.1)
     return [sock.recv(40, socket.MSG_PEEK) for sock in found]
 

@@ -416,10 +416,10 @@ def test_kills_and_a_drain_change_no_token(forward: tuple[str, ...]) -> None:
 
 
 def kill_workers(service: Serving) -> None:
-    """Kill the worker and the one that stands ready: what a process of the service has forked."""
+    """Kill the worker and the spare: the forks of a process of the service."""
     [launcher] = children(service.process.pid)
     deadline = time.monotonic() + 60
-    while not (workers := children(launcher)):  # one that was killed just now has no follower yet
+    while not (workers := children(launcher)):  # a worker killed just now has no follower yet
         assert time.monotonic() < deadline
         time.sleep(0.01)
     for worker in workers:

@@ -128,7 +128,7 @@ async def test_each_text_on_its_own_matches_transformers(device: ta.Device, forw
 
 @pytest.mark.timeout(120)
 async def test_a_single_text_matches_transformers(device: ta.Device, forward: str) -> None:
-    """What the sample runs: a short answer up to its end."""
+    """The answers of the sample: a short answer up to its end."""
     await check(device, forward, [min(PROMPTS, key=lambda one: len(one["greedy"]))])
 
 

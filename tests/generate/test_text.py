@@ -24,7 +24,7 @@ BYTES = load_random(TINY).text
 
 
 def shown(tokens: Sequence[int], *stop: str, said: Text = BYTES) -> list[str]:
-    """What each token shows, and the rest; none is pushed behind a stop."""
+    """The shown text of each token, and the rest; none is sent after a stop."""
     parts = Shown(said, stop)
     return [*[parts.push(token) for token in tokens if not parts.is_stopped], parts.finish()]
 
@@ -44,7 +44,7 @@ def test_every_token_has_a_text() -> None:
 def test_a_letter_of_several_tokens_is_sent_in_one_piece() -> None:
     tokens = BYTES.encode("a👍b")
     assert shown(tokens) == ["a", "", "", "", "👍", "b", ""]
-    # What never becomes a letter is shown at the end, or before the next one.
+    # Bytes that never become a letter are shown at the end, or before the next one.
     assert "".join(shown(tokens[:3])) == "a\ufffd"
     assert "".join(shown([*tokens[:3], *BYTES.encode("xy")])) == "a\ufffdxy"
     assert "".join(shown(BYTES.encode("\ufffd"))) == "\ufffd"
@@ -60,7 +60,7 @@ def test_a_letter_of_several_tokens_is_sent_in_one_piece() -> None:
         ("ababac", ["abac"], ["", "", "", "ab", "", "", ""]),
         ("abc", [""], ["a", "b", "c", ""]),
         ("a\n\nb", ["\n\n"], ["a", "", "", ""]),
-        # The one that is whole first ends it.
+        # The first complete one ends it.
         ("xabcd", ["abcd", "c"], ["x", "", "", "ab", ""]),
         ("xabc", ["bc", "abc"], ["x", "", "", "", ""]),
     ],

@@ -1,4 +1,4 @@
-"""What processes hold at one moment, to see whether it grows."""
+"""Resources of processes at one moment, to see whether they grow."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 @attrs.frozen(kw_only=True)
 class Holdings:
-    """What an open device's processes hold.
+    """Resources of an open device's processes.
 
     Attributes:
         descriptors: That are open.

@@ -13,7 +13,7 @@ IS_SMALL = os.environ.get(VARIABLE) == "small"
 
 
 def scaled(full: ValueT, small: ValueT) -> ValueT:
-    """What the environment asks for."""
+    """The scale requested by the environment."""
     return small if IS_SMALL else full
 
 

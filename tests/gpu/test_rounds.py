@@ -45,10 +45,10 @@ class Kind:
     Attributes:
         name: Its name.
         strike: Makes it happen, when the load has been handed over.
-        heads: What befalls the first operation on each stream.
+        heads: The fate of the first operation on each stream.
         is_hang: The device does not report it.
         seen: Waits until it can be seen by the application.
-        reported: What the driver reports, if it reports anything.
+        reported: The driver's report, if any.
         lost: Class of the error of those in flight.
     """
 
@@ -149,7 +149,7 @@ def check_times(kind: Kind, times: Times) -> None:
 
 @pytest.mark.timeout(600)
 async def test_much_memory_survives(system: ta.System) -> None:
-    """64 GiB, or what the device has."""
+    """64 GiB, or all memory of the device."""
     sizes = sizes_from_to(64, *scaled((1024 * MIB, 1024 * MIB), (MIB, MIB)))
     async with system.open_device(BACKEND, options=options(ADDRESS, 0)) as device:
         witnesses = await Witnesses.put(device, sizes)

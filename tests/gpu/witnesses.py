@@ -1,4 +1,4 @@
-"""Arrays that no operation uses, and what was in them."""
+"""Arrays that no operation uses, and their contents."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def sizes_from_to(count: int, least: int, most: int) -> list[int]:
 
 @attrs.define(eq=False)
 class Witnesses:
-    """Arrays on a device, with the hashes of what was put there.
+    """Arrays on a device, with the hashes of their contents.
 
     Attributes:
         refs: The arrays.

@@ -306,7 +306,7 @@ async def test_second_derivatives(device: ta.Device, text: str) -> None:
 
 
 async def test_ties_and_bounds(device: ta.Device) -> None:
-    """Equal arrays share the gradient; at a bound that is a number it is 0, as in PyTorch."""
+    """Equal arrays share the gradient; at a constant bound it is 0, as in PyTorch."""
     host = np.array([0.0, 1.0, -1.0, 0.5, np.nan])
     x, y = await device.put(host), await device.put(np.array([0.0, 1.0, 1.0, 0.5, 0.0]))
     for f, want in (

@@ -53,7 +53,7 @@ async def test_it_has_the_bits_of_value_and_grad(device: ta.Device) -> None:
 
 
 def asked(device: Any) -> int:
-    """Count the chains that were asked as one request."""
+    """Count the chains asked as one request."""
     counts = device.chains.kept.counts
     return int(counts.hits + counts.recorded)
 

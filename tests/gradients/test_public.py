@@ -1,4 +1,4 @@
-"""`grad`, `value_and_grad`, `vjp`, `custom_gradient`, `stop_gradient` and `slopes=`, and what they refuse."""
+"""`grad`, `value_and_grad`, `vjp`, `custom_gradient`, `stop_gradient` and `slopes=`, and their refusals."""
 
 from __future__ import annotations
 

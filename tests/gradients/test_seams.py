@@ -19,7 +19,7 @@ SMOOTH = (
     "celu", "elu", "gelu", "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "log_sigmoid",
     "mish", "relu", "relu6", "selu", "sigmoid", "silu", "softplus", "softshrink", "softsign", "tanhshrink",
 )  # fmt: skip
-# The limits of slopes that are not 0 or 1 at 0.
+# The limits of slopes other than 0 and 1 at 0.
 AT_ZERO = {
     "sigmoid": 0.25,
     "log_sigmoid": 0.5,
@@ -69,7 +69,7 @@ async def test_slopes_between_the_bounds_match_differences(device: ta.Device, na
     "name", ["expit", "log_expit", "sinc", "logaddexp2", "lerp", "xlogy", "entr", "logaddexp"]
 )
 async def test_slopes_of_functions_with_branches(device: ta.Device, name: str) -> None:
-    """Where the branches of an expression meet, the slope is that of the function."""
+    """At the border of two branches of an expression, the slope is the function's."""
     points = np.array([0.0, 1e-8, -1e-8, 0.05, 1.0, -1.0, 30.0, -700.0])
     functions: dict[str, tuple[Any, Any]] = {
         "expit": (a.expit, 1 / (2 + 2 * np.cosh(points))),
@@ -104,7 +104,7 @@ async def test_equal_elements_have_a_deviation_without_slope(device: ta.Device) 
 
 
 async def test_a_second_where_keeps_nan_out_of_the_gradient(device: ta.Device) -> None:
-    """The branch that was not chosen has the gradient 0 * inf, unless its argument is another one."""
+    """The branch not chosen has the gradient 0 * inf, unless its argument is another one."""
     x = np.array([0.0, 4.0])
 
     def good(x: Any) -> Any:

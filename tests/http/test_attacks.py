@@ -1,4 +1,4 @@
-"""What rude clients do to `trio_accel.http`, and that others do not notice."""
+"""Attacks of rude clients on `trio_accel.http`, which others do not notice."""
 
 from __future__ import annotations
 
@@ -423,7 +423,7 @@ async def test_an_answer_has_a_deadline(app: Any, seen: Seen) -> None:
     async with serving(app, limits=Limits(answer=0.2)) as port:
         assert await status(port, get("/slow")) == 504
         assert seen.cancelled == 1
-        # A stream that has begun goes on, but for one whose client asks for its end.
+        # A begun stream continues, unless its client asks for its end.
         assert (await ask(port, get("/sse?n=6&s=0.05", "Connection: close"))).count(b"data:") == 7
         cut = await ask(port, get("/sse?n=1000&s=0.05", "X-Deadline: 0.1"))
         assert cut.startswith(b"HTTP/1.1 200 ")
@@ -448,7 +448,7 @@ async def test_an_error_affects_only_its_client(
     async with serving(app) as port:
         found = await ask(port, get(path, "Connection: close"))
         assert int(found.split()[1]) == expected
-        # What has begun and cannot end is told to be cut: by its length, or without the last chunk.
+        # A begun answer without a possible end is visibly cut: by its length, or without the last chunk.
         assert not found.endswith(b"0\r\n\r\n")
         assert await status(port, get("/ping")) == 200
     assert [record.message for record in caplog.records] == [f"GET {path} failed"]

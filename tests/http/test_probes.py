@@ -69,7 +69,7 @@ async def test_own_checks_are_asked() -> None:
     async with serving(nothing, checks=checks) as port:
         assert await asked(port, "/ready") == (200, {"status": "ready"})
         assert (await asked(port, "/health"))[1] == {"status": "alive", "faults": [], "devices": {}}
-        # What blocks does not hold the loop.
+        # Blocking work does not hold the loop.
         assert threading.main_thread() not in threads
         for given, reason in (
             (False, "failed"),

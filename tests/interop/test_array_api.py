@@ -653,7 +653,7 @@ async def test_nothing_stays_on_the_device(xp: ArrayApi, device: ta.Device) -> N
 
 @pytest.fixture(scope="module")
 def callers() -> dict[str, str]:
-    """Where functions of SciPy and scikit-learn were computed; they read the environment when imported."""
+    """The place where functions of SciPy and scikit-learn compute; they read the environment at import."""
     done = subprocess.run(
         [sys.executable, str(HERE / "array_api_callers.py"), *CALLERS],
         env={**os.environ, "PYTHONPATH": SEARCHED},

@@ -25,7 +25,7 @@ def _identity(dtype: np.dtype[Any], *, is_least: bool) -> Any:
 
 def _folded(combine: Callable[[Any, Any], Any], first: Callable[[Any], Any]) -> Callable[..., Any]:
     def fold(values: Iterable[Any]) -> Any:
-        # What there is of no values follows from their dtype, which only the expression knows.
+        # Results of no values follow from their dtype, which only the expression knows.
         every = [*values]
         return functools.reduce(combine, every, first(every[0])) if every else None
 
@@ -50,7 +50,7 @@ REDUCTIONS: dict[str, Callable[..., Any]] = {
 
 
 class _Loaded:
-    """An array whose indices are nearest where they are outside, and which is a number without any."""
+    """An array that takes the nearest index for an index out of range, and acts as a number without any."""
 
     def __init__(self, array: Array) -> None:
         self._array = array
@@ -74,7 +74,7 @@ def by_python(
 
     Args:
         text: Statements, or one expression, whose result is ``out``.
-        arguments: Arrays that are read element by element, and numbers.
+        arguments: Arrays to read element by element, and numbers.
         outputs: Names of the results.
         loaded: Arrays that elements are loaded from.
         shape: Of the result, where there is no array of elements.

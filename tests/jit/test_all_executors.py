@@ -1,7 +1,7 @@
 """One language, several executors: each finds the dtypes (NEP 50) and the values that NumPy finds.
 
 The table is NumPy's: the results of each function of two arguments at special values, for each pair of types;
-and each cast. What differs on purpose is in `EXCEPTIONS`.
+and each cast. Intended differences are in `EXCEPTIONS`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ Executor: TypeAlias = "Callable[[Sequence[str], Any, Any], Awaitable[list[ta.Acc
 
 
 def special(name: str) -> Numbers:
-    """Where a function could go wrong."""
+    """Error-prone arguments of a function."""
     dtype = ta.DType(name)
     if dtype.kind == "bool":
         return np.array([False, True])
@@ -98,7 +98,7 @@ _ORDER = ("greater", "greater_equal", "less", "less_equal")
 
 
 def differs(function: str, got: Numbers, want: Numbers, x: Numbers, y: Numbers) -> str:
-    """What is wrong with a result; empty where nothing is."""
+    """The faults of a result; empty if there are none."""
     if got.dtype != want.dtype:
         return f"{got.dtype} in place of {want.dtype}"
     chosen = np.ones(want.shape, bool)
@@ -145,7 +145,7 @@ async def by_reductions(texts: Sequence[str], x: Any, y: Any) -> list[ta.AccelRe
 
 
 async def by_rows(texts: Sequence[str], x: Any, y: Any) -> list[ta.AccelRef]:
-    """A condition that is reduced chooses between twice the same."""
+    """A reduced condition chooses between twice the same."""
     rows = [each.reshape(-1, 1) if isinstance(each, ta.AccelRef) else each for each in (x, y)]
     made: list[ta.AccelRef] = []
     for text in texts:
@@ -157,7 +157,7 @@ async def by_rows(texts: Sequence[str], x: Any, y: Any) -> list[ta.AccelRef]:
 
 
 def _loaded(texts: Sequence[str], y: Any) -> tuple[list[str], str]:
-    """The texts with other names, and what these are: elements that the index k of a loop says."""
+    """The sources with other names, and their values: elements selected by the index k of a loop."""
     names = {"x": "u", "y": "v"} if isinstance(y, ta.AccelRef) else {"x": "u"}
     loads = "; ".join(f"{name} = {of}[k]" for of, name in names.items())
     return [re.sub(r"\b[xy]\b", lambda found: names.get(found[0], found[0]), text) for text in texts], loads
@@ -283,7 +283,7 @@ async def test_complex_powers_match_numpy_at_all_infinities(device: ta.Device, n
     with np.errstate(all="ignore"):
         wanted = np.power(x, y)
     got = await (await ta.arrays.pow(await device.put(x), await device.put(y))).to_host()
-    # A part that is small beside the other one has the other one's rounding.
+    # A part much smaller than the other one has the other one's rounding.
     sizes = np.where(np.isfinite(wanted), np.abs(wanted), 0.0)
     for part in ("real", "imag"):
         found, want = getattr(got, part), getattr(wanted, part)

@@ -81,7 +81,7 @@ def by_python(text: str, name: str) -> list[float]:
 @settings(max_examples=300, deadline=None)
 @given(PROGRAMS)
 def test_branches_match_python(text: str) -> None:
-    """What is taken has Python's numbers for all names that it reads or returns."""
+    """The taken branch has Python's numbers for all names that it reads or returns."""
     text = f"{text}\nout = x + y + {' + '.join(sorted(assigned(text)))}"
     try:
         expression = parse(text, ("x", "y"), ("out",))

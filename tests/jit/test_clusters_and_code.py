@@ -1,4 +1,4 @@
-"""Clusters of blocks, shared memory, code in other forms, and what a compilation leaves alone."""
+"""Clusters of blocks, shared memory, code in other forms, and the parts untouched by a compilation."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ async def test_others_continue_while_a_kernel_is_compiled(
 
 
 def compiled(text: str, form: str) -> bytes:
-    """What NVRTC makes of a source."""
+    """NVRTC's result for a source."""
     from cuda.core import Program, ProgramOptions
 
     linked = {"link_time_optimization": True, "relocatable_device_code": True} if form == "ltoir" else {}

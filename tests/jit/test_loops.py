@@ -1,4 +1,4 @@
-"""Bounded loops: beside what Python runs, bit for bit, on every backend; and what is refused."""
+"""Bounded loops: compared with Python, bit for bit, on every backend; and the refusals."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ def test_an_unbounded_loop_is_refused_with_its_place(text: str) -> None:
     assert f"in line {line}, column {column}\n" in str(caught.value)
 
 
-# Loads beyond the array, and the result where no iteration makes them, or else the index that is told.
+# Loads beyond the array, and the result if no iteration makes them, or else the reported index.
 CHECKED: dict[str, tuple[str, list[float] | int]] = {
     "an empty range": ("sum(x[5] for k in range(n[i(0)] - 1))", [0, 0, 0]),
     "a range that falls": ("sum(x[5] for k in range(4, n[i(0)]))", [0, 0, 0]),
@@ -338,7 +338,7 @@ async def test_a_checked_index_is_checked_in_loops(device: ta.Device) -> None:
     assert (await got.to_host()).tolist() == [0, 10, 3]
     with pytest.raises(ta.OutOfRangeError, match="5 is outside axis 0 of x, which has length 5"):
         await (await over(x, await device.put(n + 1))).to_host()
-    # What is behind an early end is not read.
+    # Elements after an early end are not read.
     ends = Elementwise[ta.AccelRef](
         "s = 0.0\nfor k in range(99):\n    if k == 5 - n: break\n    s += x[k + n]",
         operation="test.ends",

@@ -1,4 +1,4 @@
-"""What is refused is told by its name, and by its line and column in the user's own source text."""
+"""A refusal gives the name, and the line and column in the user's own source text."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ random_programs = settings(
 
 
 def of(text: str, **kinds: Argument) -> Sample:
-    """Type a text of arguments that are arrays of float64 unless others are given."""
+    """Type a source for arguments, which are float64 arrays unless others are given."""
     expression = parse(text)
     arguments = tuple(kinds.get(name, X) for name in expression.inputs)
     return Sample(typed(expression, tuple(each.kind for each in arguments)), arguments)
@@ -152,7 +152,7 @@ HEAD = "float64[],int64,float64[]\n\noutputs={}\n"
 START = "argument float64 =0\nargument int64 =1\nload float64 1 =2\nconstant int64 =0\n"
 LOOP = "carried float64 0\nloop int64 3,1,4 =7\nadd float64 4,2\nend int64 5,6\nresult float64 4,7"
 FOLD = "fold float64 2 =7\nleft float64 4\nright float64 4\nfolded float64 4,5 =1"
-# What a program is made of, and the words that refuse it.
+# The parts of a program, and the words of their refusals.
 BROKEN: dict[str, str] = {
     "cosh2 float64 0": "unknown function cosh2",
     "float32 float32 0": "unknown function float32",

@@ -50,7 +50,7 @@ SHAPE = (3, 300)
 def of(
     text: str, outputs: tuple[str, ...] | None = None, *, is_checked: bool = False, **kinds: Argument
 ) -> EncodedProgram:
-    """Type a text of arguments that are arrays of float64 unless others are given."""
+    """Type a source for arguments, which are float64 arrays unless others are given."""
     expression = parse(text, None, outputs)
     arguments = tuple(kinds.get(name, X) for name in expression.inputs)
     return EncodedProgram(

@@ -37,7 +37,7 @@ def numbers(dtype: str, count: int, seed: int) -> Array:
 
 
 def assert_same(got: Array, want: list[list[Any]], otherwise: Any = 0) -> None:
-    """Require the same bits; `otherwise` is what an empty range has."""
+    """Require the same bits; `otherwise` is the value of an empty range."""
     flat = [each[0] if each[0] is not None else otherwise for each in want]
     np.testing.assert_array_equal(got, np.array(flat, got.dtype).reshape(got.shape), strict=True)
 

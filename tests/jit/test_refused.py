@@ -1,4 +1,4 @@
-"""What is refused, and how it is told: declarations, arguments, code, and limits of the device."""
+"""Refusals and their texts: declarations, arguments, code, and limits of the device."""
 
 from __future__ import annotations
 

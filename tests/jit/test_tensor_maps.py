@@ -1,4 +1,4 @@
-"""Tensor maps as parameters of kernels: rules of the driver's manual, and what the kernel gets."""
+"""Tensor maps as parameters of kernels: rules of the driver's manual, and the kernel's view."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ class LtBindings:
         d[...] = x.astype(d.dtype)
 
     def _vector(self, get: Any, shape: tuple[int, ...], batch: int) -> Array:
-        """The bias, or what is the gradient of one; nothing where there is none."""
+        """The bias, or the gradient of one; nothing if there is none."""
         if not get["BIAS_POINTER"]:
             return np.empty((0, 1))
         dtype = np.dtype(_TYPES[get["BIAS_DATA_TYPE"]])

@@ -16,7 +16,7 @@ from trio_accel import linalg
 
 @attrs.frozen
 class Arrays:
-    """What the wrong asks use."""
+    """The arguments of the wrong requests."""
 
     square: ta.AccelRef
     tall: ta.AccelRef

@@ -1,4 +1,4 @@
-"""Functions of matrices that are made of others, against SciPy and NumPy in float64."""
+"""Composed functions of matrices, against SciPy and NumPy in float64."""
 
 from __future__ import annotations
 

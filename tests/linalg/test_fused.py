@@ -39,7 +39,8 @@ def bindings() -> Iterator[Any]:
     if not IS_STAND_IN:
         yield None
         return
-    # With importlib mode a test folder is no package: what its modules share is imported by its own name.
+    # With importlib mode a test folder is not a package, so its modules import their shared code by its own
+    # name.
     sys.path.insert(0, str(Path(__file__).parent))
     from lt_bindings import LtBindings
 
@@ -137,7 +138,7 @@ def test_any_product(problem: tuple[dict[str, Array | None], dict[str, Any]]) ->
 async def _asked(arrays: dict[str, Array | None], options: dict[str, Any]) -> tuple[Array, ...]:
     async with ta.open_system("fused") as system, system.open_device(BACKEND, options=INLINE) as device:
         given = {name: None if one is None else await device.put(one) for name, one in arrays.items()}
-        # What `put` packs is laid out again as it was.
+        # An array packed by `put` is laid out again in its old form.
         for name in ("a", "b"):
             one = arrays[name]
             if one is not None and one.strides[-1] > one.strides[-2]:
@@ -317,7 +318,7 @@ async def test_whole_numbers(device: ta.Device) -> None:
     near(await found.to_host(), gelu(0.003 * expected + bias), "float32", 64)
 
 
-# Roundings of the operands, by the digits that are left of them.
+# Roundings of the operands, by their remaining digits.
 @pytest.mark.parametrize(
     ("precision", "dtype", "digits"),
     [("ieee", "float32", 22), ("tf32", "float32", 11), ("bf16", "float32", 8)],

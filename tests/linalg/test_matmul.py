@@ -38,7 +38,7 @@ def normal(shape: tuple[int, ...], dtype: str, seed: int = 0) -> Array:
 
 
 def check_product(result: Array, a: Array, b: Array, dtype: str) -> None:
-    """Compare with the product in double precision, relative to the size of what is summed up."""
+    """Compare with the product in double precision, relative to the size of the summands."""
     wide = complex if dtype.startswith("complex") else float
     expected = np.matmul(a.astype(wide), b.astype(wide))
     assert result.dtype == ta.DType.of(dtype).dtype

@@ -80,7 +80,7 @@ async def host(ref: ta.AccelRef, shape: tuple[int, ...], dtype: str) -> Array:
 
 
 def check_same(left: Array, right: Array, dtype: str, size: int) -> None:
-    """Compare relative to the largest element, times the square root of what may be summed up."""
+    """Compare relative to the largest element, times the square root of the number of summands."""
     assert left.shape == right.shape
     scale = max(np.abs(right).max(initial=0), 1.0) * math.sqrt(size + 1)
     np.testing.assert_allclose(left, right, rtol=0, atol=4 * TOLERANCE[dtype] * scale)
@@ -250,7 +250,7 @@ async def test_cancelled_chains_leave_nothing(device: ta.Device, steps: int) -> 
     np.testing.assert_allclose(np.triu(a) @ await x.to_host(), b, atol=1e-12)
     del x
     gc.collect()
-    # Small blocks that were dropped are freed when the engine comes to rest, a moment after the last reply.
+    # Small dropped blocks are freed when the engine comes to rest, a moment after the last reply.
     with trio.fail_after(60):
         while (await device.statistics()).memory.used != a.nbytes:
             await device.synchronize()

@@ -163,7 +163,7 @@ def test_random_vectors(n: int, dtype: str, alpha: float, seed: int) -> None:
             await linalg.axpy(alpha, x, ry)
             result = wide(await ry.to_host())
             scale = np.abs(alpha * wide(x)) + np.abs(wide(y))
-            # What is too small for the dtype is rounded to its smallest numbers.
+            # Numbers too small for the dtype are rounded to its smallest numbers.
             tiny = float(ml_dtypes.finfo(y.real.dtype).smallest_subnormal)
             assert np.all(np.abs(result - (alpha * wide(x) + wide(y))) <= TOLERANCE[dtype] * scale + 2 * tiny)
 

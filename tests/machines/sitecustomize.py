@@ -21,7 +21,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Machine(NamedTuple):
-    """What a test must not depend on."""
+    """Properties of the machine that tests must not depend on."""
 
     processor: str
     cores: int

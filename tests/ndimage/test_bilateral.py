@@ -1,4 +1,4 @@
-"""The bilateral filter beside its definition, and beside scikit-image where that is right."""
+"""The bilateral filter against its definition, and against scikit-image in its correct cases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Interpolation beside SciPy's: by orders, modes, dtypes; and at coordinates that are nowhere."""
+"""Interpolation against SciPy's: by orders, modes, dtypes; and at coordinates without a place."""
 
 from __future__ import annotations
 

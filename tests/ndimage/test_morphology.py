@@ -1,4 +1,4 @@
-"""Labels, distances, erosion and dilation beside SciPy's; and what is cancelled or lost in the middle."""
+"""Labels, distances, erosion and dilation against SciPy's; and cancellations and losses in the middle."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def blobs(shape: tuple[int, ...] = (60, 71), share: float = 0.5, seed: int = 0) 
 
 
 def spiral(size: int) -> Array:
-    """Make one part that is as long as can be: labels take most rounds there."""
+    """Make one part of the greatest length, because labels take most rounds there."""
     x = np.zeros((size, size), bool)
     x[::2] = True
     x[1::4, -1] = True

@@ -94,7 +94,7 @@ async def check_hidden_keys(device: ta.Device, dtype: str) -> None:
 
 
 async def check_hidden_blocks(device: ta.Device, dtype: str) -> None:
-    """Hide the last key of each sequence from all queries but the last, and what is behind its length."""
+    """Hide the last key of each sequence from all queries but the last, and the keys after its length."""
     query, table, lengths = numbers((2, 4, 3, 16), dtype), np.array([[3, 1], [4, 0]]), (7, 5)
     keys, values = numbers((5, 2, 4, 16), dtype, 1), numbers((5, 2, 4, 24), dtype, 2)
     for n, length in enumerate(lengths):

@@ -68,7 +68,7 @@ WANTED: dict[str, Callable[..., Any]] = {
     "softshrink": lambda x, lambd=0.5: np.sign(x) * np.maximum(np.abs(x) - lambd, 0),
     "prelu": lambda x, weight=0.25: np.where(x > 0, x, x * weight),
 }
-# Those that have no numbers of their own.
+# Functions without numbers of their own.
 NEEDED = {"threshold": {"threshold": 1.0, "value": -2.0}, "prelu": {"weight": 0.25}}
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
     *((name, NEEDED.get(name, {})) for name in WANTED),

@@ -49,7 +49,7 @@ async def test_images_of_channels(device: ta.Device, dtype: str) -> None:
     ref = await device.put(x)
     made = await nn.conv2d(ref, weight, bias, **options)
     check(await made.to_host(), expected, dtype, terms=12)
-    # Without an axis for the batch, a view, and to an array that is there.
+    # Without an axis for the batch, a view, and to an existing array.
     check(await (await nn.conv2d(ref[1], weight, bias, **options)).to_host(), expected[1], dtype, terms=12)
     turned = await device.put(np.ascontiguousarray(x[::-1].swapaxes(2, 3)))
     out = await device.zeros((*expected.shape[:3], 2 * expected.shape[3]), dtype)

@@ -30,7 +30,7 @@ attention_grad: Any = nn.scaled_dot_product_attention_grad
 
 @pytest.fixture
 def built(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """What was built, of devices in this process."""
+    """The built graphs, of devices in this process."""
     monkeypatch.setattr(_cudnn, "front_end", lambda: sys.modules["fake_cudnn"])
     monkeypatch.setattr(fake_cudnn.Graph, "built", [])
     yield fake_cudnn.Graph.built
@@ -149,7 +149,7 @@ async def test_attention(system: ta.System, built: list[str]) -> None:
             terms=9,
         )
         assert built == ["sdpa"]
-        # What it would compute wrongly is never tried.
+        # A graph with wrong results is never tried.
         await attention(ref, key, value, enable_gqa=True, scale=-0.5)
         await attention(
             await device.put(query.astype(np.float32)),

@@ -72,7 +72,7 @@ async def test_activations_far_from_zero(device: ta.Device, dtype: str) -> None:
         near(made[:-1], 2 * slope[:-1], dtype, f"{what}, gradient")
 
 
-# For each loss, with options: what was predicted, the targets, more arrays; then losses and gradients.
+# For each loss, with options: the predictions, the targets, more arrays; then losses and gradients.
 LOSSES: list[tuple[str, dict[str, Any], tuple[list[float], ...], list[float], list[float]]] = [
     (
         "binary_cross_entropy_with_logits", {},

@@ -13,7 +13,7 @@ import trio_accel as ta
 from trio_accel import nn
 
 SHAPE = (3, 4, 2, 5)
-# A result that is rounded once.
+# A result rounded once.
 TOLERANCES = {"float16": 6e-4, "bfloat16": 5e-3, "float32": 1e-6, "float64": 1e-12}
 
 

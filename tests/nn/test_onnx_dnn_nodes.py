@@ -210,7 +210,7 @@ LOOSE = {"bfloat16": 2e-2, "float16": 2e-3 if BACKEND == "cuda" else 0.0}
 
 
 def cases() -> list[Any]:
-    """What the modules of these operators declare when they are imported, and no others."""
+    """The declarations of these operators' modules at their import, and no others."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         package = import_module("onnx.backend.test.case.node")

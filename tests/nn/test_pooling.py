@@ -167,7 +167,7 @@ async def test_each_dtype(device: ta.Device, dtype: str) -> None:
         1.0,
     )
     check((await back.to_host())[:1, :1], expected, dtype, terms=6)
-    # Where one element is much greater than the others, small steps change no place.
+    # If one element is much greater than the others, small steps change no index.
     back = await nn.max_pool_grad(await device.put(grad), found.indices, x.shape)
     expected = slope(
         lambda moved: pooled(moved, windows, most), exact[:1, :1], grad.astype(float)[:1, :1], 1e-6

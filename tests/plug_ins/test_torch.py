@@ -1,4 +1,4 @@
-"""The plug-in of PyTorch's devices: kills, what is left behind, and PyTorch in every bad state."""
+"""The plug-in of PyTorch's devices: kills, leftovers, and PyTorch in every bad state."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from trio_accel.backends import resolve
 from trio_accel.backends.base import ArraySpec, Isolation
 from trio_accel.backends.base.contract import ops
 
-# What a worker imports stands beside this module.
+# The worker's imports are next to this module.
 sys.path.insert(0, str(Path(__file__).parent))
 
 pytestmark = pytest.mark.skipif(BACKEND != "torch", reason="nox -s torch runs it")

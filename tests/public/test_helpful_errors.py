@@ -28,7 +28,7 @@ SCALE = jit.Kernel(
 
 @attrs.frozen
 class Surroundings:
-    """What the mistakes are made with."""
+    """The arguments of the mistakes."""
 
     system: ta.System
     device: ta.Device
@@ -79,7 +79,7 @@ Mistake = Callable[[Any], "Awaitable[object] | object"]
 
 untyped: Any = ta
 
-# What is written, and what the message must say.
+# The mistakes, and the required messages.
 MISTAKES: dict[str, tuple[Mistake, type[Exception], str]] = {
     "a float64 array of NumPy with float32": (
         lambda at: linalg.matmul(at.single, np.ones(3)),
@@ -364,7 +364,7 @@ async def test_the_message_gives_a_remedy(mistake: str, system: ta.System, devic
     assert len(str(caught.value)) < 400
 
 
-# What an array does not have, and by NumPy what the message says to write in its place.
+# Attributes missing from an array, and by NumPy the replacement in the message.
 ADVISED: dict[str, Callable[[np.ndarray], np.ndarray | float]] = {
     "all": lambda x: x.all(0),
     "any": lambda x: x.any(0),

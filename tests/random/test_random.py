@@ -21,7 +21,7 @@ KNOWN = [
     ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "d16cfe09 94fdcceb 5001e420 24126ea1"),
 ]
 
-# What cuRAND 10.4.4's host generator PHILOX4_32_10 gave for this seed; uniform ones at offset 2 << 18.
+# The numbers of cuRAND 10.4.4's host generator PHILOX4_32_10 for this seed; uniform ones at offset 2 << 18.
 SEED = 0x0123456789ABCDEF
 CURAND_BITS = {
     0: 0xB850222E,

@@ -13,7 +13,7 @@ import trio_accel as ta
 
 def of_scipy(d: int, n: int, *, scramble: bool, seed: int, bits: int = 30) -> np.ndarray:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of numbers that are no power of two
+        warnings.simplefilter("ignore")  # for numbers other than powers of two
         return qmc.Sobol(d, scramble=scramble, bits=bits, rng=seed).random(n)
 
 

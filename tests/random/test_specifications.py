@@ -1,4 +1,4 @@
-"""Specifications that no plan made: what a library could only fail over is refused."""
+"""Specifications not made by a plan: fatal errors of a library are refused in advance."""
 
 from __future__ import annotations
 

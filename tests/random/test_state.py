@@ -66,7 +66,7 @@ async def test_a_killed_worker_repeats_nothing(system: ta.System, device: ta.Dev
         try:
             drawn.append(await (await generator.bits(100)).to_host())
         except ta.AccelError:
-            # What was lost with the worker is drawn again only because this program says so.
+            # Numbers lost with the worker are drawn again only because this program says so.
             assert generator.state != before
             generator.state = before
     for one, two in zip(drawn, expected, strict=True):

@@ -1,4 +1,4 @@
-"""A program that is killed while it records has lost no reply that was given."""
+"""A program killed while it records has lost none of its replies."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ async def test_one_unit_in_the_last_place(system: ta.System) -> None:
                 assert found.step == 1 + steps * (turn - 1)
                 assert f"step {found.step} of {steps * ROUNDS}, planted.Turned: 1 of 12" in str(found)
                 FAULT.plant(turn, element)
-                # A chain that is compared whole hides it.
+                # A comparison of whole chains hides it.
                 whole = await replay.lockstep(journal, *devices, steps=False)
                 assert whole.is_same, whole
                 assert FAULT.count == ROUNDS

@@ -20,7 +20,7 @@ import trio_accel as ta
 from trio_accel import replay
 from trio_accel.backends.base import Isolation
 
-# What the last step does not use is not awaited.
+# Values without a use in the last step are not awaited.
 pytestmark = pytest.mark.filterwarnings("ignore:<Call .* was never awaited:RuntimeWarning")
 
 
@@ -250,7 +250,7 @@ async def test_a_full_disk_of_one_of_two_recordings(device: ta.Device, system: t
 
 
 class Failing:
-    """A journal on a disk that is full from some entry on."""
+    """A journal on a disk without space from some entry on."""
 
     def __init__(self, most: int) -> None:
         self.most = most

@@ -99,7 +99,7 @@ async def test_dtypes(device: ta.Device, dtype: str) -> None:
 
 
 async def test_other_coefficients_of_one_shape(device: ta.Device) -> None:
-    """What was recorded for a filter is not taken for another one."""
+    """A recording for one filter is not taken for another one."""
     x = noise(300)
     ref = await device.put(x)
     for seed in range(5):
@@ -168,7 +168,7 @@ def exact(b: Any, a: Any, x: Any, zi: Any) -> tuple[Any, Any]:
 
 
 def as_scipy(got: Any, scipys: Any, true: Any) -> None:
-    """Compare errors: ours are at most twice SciPy's, and what is finite there is finite here."""
+    """Compare errors: ours are at most twice SciPy's, and finite elements there are finite here."""
     np.testing.assert_array_equal(np.isfinite(got), np.isfinite(scipys))
     finite = np.isfinite(scipys) & np.isfinite(true)
     if finite.any():

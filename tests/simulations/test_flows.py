@@ -1,4 +1,4 @@
-"""Flows: analytic solutions, sums that are kept, and NumPy and SciPy step for step."""
+"""Flows: analytic solutions, conserved sums, and NumPy and SciPy step for step."""
 
 from __future__ import annotations
 

@@ -85,6 +85,6 @@ async def test_an_image_is_analysed_as_by_scipy(device: ta.Device) -> None:
 
 
 def unlike(image: np.ndarray, threshold: float) -> float:
-    """How unlike the two sides of a threshold are: the weighted square of what their means differ by."""
+    """The difference of a threshold's two sides: the weighted square of the difference of their means."""
     dark, light = image[image <= threshold], image[image > threshold]
     return float(dark.size * light.size * (dark.mean() - light.mean()) ** 2)

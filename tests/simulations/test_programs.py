@@ -1,4 +1,4 @@
-"""What all simulations have: their command line, kills that change no bit, files, and a page."""
+"""Common properties of all simulations: their command line, kills that change no bit, files, and a page."""
 
 from __future__ import annotations
 

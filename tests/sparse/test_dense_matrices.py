@@ -114,7 +114,7 @@ async def test_a_wrong_structure_made_by_hand(device: ta.Device) -> None:
 
 @attrs.frozen
 class Given:
-    """What the wrong asks use."""
+    """The arguments of the wrong requests."""
 
     a: sparse.CsrMatrix
     square: ta.AccelRef

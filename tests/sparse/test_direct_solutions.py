@@ -70,7 +70,7 @@ async def test_random_matrices(device: ta.Device, n: int) -> None:
     values = generator.normal(size=(n, n))
     dense, b = np.where(generator.random((n, n)) < 0.1, values, 0), generator.normal(size=(n, 2))
     found = await solved(device, scipy.sparse.csr_array(dense), b)
-    # No pivot is on the diagonal by itself: what is promised is a small residual.
+    # No pivot is on the diagonal on its own: the promise is a small residual.
     scale = np.abs(dense).sum(1).max() * np.abs(found).max() + np.abs(b).max()
     assert np.abs(b - dense @ found).max() <= 1e-12 * scale
 

@@ -1,4 +1,4 @@
-"""Factors that are made once and used for many solutions, against NumPy and SciPy."""
+"""Factors made once and used for many solutions, against NumPy and SciPy."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Counted:
 
 @pytest.fixture
 def superlu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Count factorizations of the CPU backend in this process, and the factors that are freed."""
+    """Count factorizations of the CPU backend in this process, and the freed factors."""
     kernels: Any = pytest.importorskip("trio_accel.backends.cpu.libraries.sparse")
     counted = SimpleNamespace(made=[], freed=[], living=[])
 

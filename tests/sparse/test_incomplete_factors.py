@@ -1,4 +1,4 @@
-"""What is found out about an incomplete Cholesky factor: cuSPARSE takes the root of any pivot."""
+"""Checks of an incomplete Cholesky factor, because cuSPARSE takes the root of any pivot."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def values_at(address: int, count: int, dtype: Any) -> Any:
 
 
 def factor(library: Any, spec: Any, call: Any, addresses: tuple[int, int, int], name: str) -> None:
-    """Factor without fill as the vendor does, with the root of what a pivot is without its sign."""
+    """Factor without fill as the vendor does, with the root of a pivot's absolute value."""
     call.stream.synchronize()
     rows, stored = spec.matrix[0], spec.matrix_indices.size
     index = spec.matrix_indptr.dtype.value

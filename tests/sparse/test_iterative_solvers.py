@@ -89,7 +89,7 @@ async def test_right_hand_sides_with_squares_beyond_the_dtype(
         residual = np.linalg.norm(matrix @ x - b.astype("complex128") / scale)
         assert residual <= 1.1 * (atol / scale or rtol * np.linalg.norm(ones))
         assert found.residual / scale == pytest.approx(residual, abs=0.1 * (atol / scale or rtol * 5))
-        # A callback sees the solution of the system that was given.
+        # A callback sees the solution of the given system.
         assert np.array_equal(await seen[-1].to_host(), await found.x.to_host())
     with pytest.raises(sparse.ConvergenceError) as caught:
         await SOLVERS[name](a, ones * ones.dtype.type(scale), rtol=0.0, maxiter=1)
@@ -170,7 +170,7 @@ async def test_steps_become_one_operation(device: ta.Device, name: str) -> None:
         launched.append((await device.statistics()).launched - before)
         steps = found.iterations
     if name == "gmres":
-        # A replay and the read of its residual for each cycle, and what is before and behind them.
+        # A replay and the read of its residual for each cycle, and the work before and after them.
         assert launched[1] <= 2 * -(-steps // 20) + 12
     # Of the others, the first four rounds are not recorded.
     assert launched[1] <= launched[0] * (40 / steps) + steps

@@ -82,7 +82,7 @@ async def test_duplicate_entries_are_added_up(device: ta.Device) -> None:
     b = await sparse.csr(device, twice)
     assert (await b.indices.to_host()).tolist() == [0, 1]
     assert (await b.data.to_host()).tolist() == [2.0, 4.0]
-    assert twice.nnz == 3  # what was given is as it was
+    assert twice.nnz == 3  # the arguments are unchanged
 
 
 async def test_empty_rows_and_explicit_zeros(device: ta.Device) -> None:
@@ -155,7 +155,7 @@ def test_random_matrices(rows: int, columns: int, density: float, dtype: str, se
 
 @attrs.frozen
 class Given:
-    """What the wrong asks use."""
+    """The arguments of the wrong requests."""
 
     device: ta.Device
     a: sparse.CsrMatrix

@@ -1,4 +1,4 @@
-"""Declarations with an operand that is several arrays, and what contradicts them."""
+"""Declarations with an operand of several arrays, and their contradictions."""
 
 from __future__ import annotations
 

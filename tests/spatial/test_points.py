@@ -28,7 +28,7 @@ def some(count: int, axes: int, dtype: str = "float64") -> Array:
 
 
 def by_numpy(points: Array, low: Any, size: Any, shape: Sequence[int]) -> tuple[Array, Array]:
-    """Order and starts; what is outside comes last."""
+    """Order and starts; points outside come last."""
     places = np.floor((points.astype(np.float64) - low) / size)
     inside = np.all((places >= 0) & (places < shape), axis=1)
     cells = np.full(len(points), np.prod(shape))
@@ -111,7 +111,7 @@ async def test_neighbours_match_scipys_tree(device: ta.Device, axes: int, box: f
 
 
 async def test_neighbours_on_a_lattice(device: ta.Device) -> None:
-    """Distances that are the radius are within it, at any edge of a cell."""
+    """Distances equal to the radius are within it, at any edge of a cell."""
     points = np.stack(np.meshgrid(*[np.arange(6.0)] * 3), axis=-1).reshape(-1, 3).astype(np.float32)
     for box, pairs in [(None, 6 * 6**3 - 6 * 6**2), (6.0, 6 * 6**3)]:
         _, indices = await neighbours(await device.put(points), 1.0, box=box)

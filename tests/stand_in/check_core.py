@@ -233,7 +233,7 @@ def check_errors_of_the_compiler() -> None:
 
 
 def check_library_work() -> None:
-    """What the stand-in math libraries use: work in the order of a stream, dropped after an error."""
+    """The base of the stand-in math libraries: work in the order of a stream, dropped after an error."""
     work = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
     library = ctypes.CDLL(None)
     library.malloc.restype = ctypes.c_void_p

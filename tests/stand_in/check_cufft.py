@@ -121,7 +121,7 @@ def check_real() -> None:
             out = rig.empty(expected.shape, dtype)
             forward(rig.plan(lengths, there, 2), rig.put(source), out)
             close(rig.get(out, expected.shape, dtype), expected, precision)
-            # A half spectrum of no real numbers: what it cannot say is left out.
+            # A half spectrum without real numbers: parts without a meaning are left out.
             half = rig.numbers(expected.shape, dtype)
             at, out = rig.put(half), rig.empty(source.shape, real)
             inverse(rig.plan(lengths, back, 2), at, out)

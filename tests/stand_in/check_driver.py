@@ -85,7 +85,7 @@ def check_order_of_streams() -> None:
     assert log == [*range(100), "second"]
     assert code_of(driver.cuStreamQuery, first) == 0
     assert 0 < call(driver.cuEventElapsedTime, start, end) < 10_000
-    # An event that is recorded anew counts for later waits only.
+    # An event recorded again counts for later waits only.
     word[0] = 0
     call(driver.cuStreamWaitEvent, second, start, 0)
     call(driver.cuStreamWaitValue32, first, word.ctypes.data, 1, GEQ)
@@ -114,7 +114,7 @@ def check_destroyed_streams() -> None:
 
 
 def _passes(wide: bool, condition: int, value: int, refused: list[int], accepted: int) -> None:
-    """A wait lets none of the refused values through: what is copied behind it is the accepted one."""
+    """A wait lets none of the refused values through: the copy after it is the accepted one."""
     dtype = np.uint64 if wide else np.uint32
     wait = driver.cuStreamWaitValue64 if wide else driver.cuStreamWaitValue32
     stream, word, seen, started = make_stream(), pinned(1, dtype), pinned(1, dtype), pinned(1)

@@ -154,7 +154,7 @@ def check_memory_for_graphs_grows_when_nothing_runs() -> None:
     busy, words = make_stream(), pinned(1)
     call(driver.cuStreamWaitValue32, busy, int(words.ctypes.data), 1, 0)
     made = [call(driver.cuGraphInstantiate, graph, 0) for _ in range(8)]
-    # One that is in flight keeps its memory.
+    # A graph in flight keeps its memory.
     call(driver.cuGraphLaunch, made[0], busy)
     call(driver.cuGraphExecDestroy, made.pop(0))
     more = threading.Thread(
@@ -260,7 +260,7 @@ def check_refused_conditions() -> None:
     graph, other = call(driver.cuGraphCreate, 0), call(driver.cuGraphCreate, 0)
     handle = countdown.handle(graph)
     add = driver.cuGraphAddNode
-    # Without a node of its own, of another graph, of a kind that is not there, and twice.
+    # Without a node of its own, of another graph, of an unknown kind, and twice.
     assert code_of(driver.cuGraphInstantiate, graph, 0) == INVALID
     assert code_of(add, other, [], [], 0, countdown.parameters(handle, 0)) == INVALID
     assert code_of(add, graph, [], [], 0, countdown.parameters(handle, 2)) == INVALID

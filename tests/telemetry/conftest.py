@@ -1,4 +1,4 @@
-"""Devices of both isolations, and spans that are kept in memory."""
+"""Devices of both isolations, and spans kept in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A snapshot that was written as JSON, read again."""
+"""A snapshot written as JSON, read again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of the dashboard: what is served, to whom, and what bad readers do to the program."""
+"""The page of the dashboard: its contents, its readers, and the harm of bad readers to the program."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def client(dashboard: Dashboard) -> AsyncGenerator[httpx2.AsyncClient, Non
 
 
 async def snapshots(dashboard: Dashboard) -> AsyncGenerator[SystemSnapshot, None]:
-    """What a page is sent, for a minute at most."""
+    """The messages to a page, for a minute at most."""
     buffer = b""
     async with await connect(dashboard) as stream:
         await stream.send_all(b"GET /events HTTP/1.0\r\nHost: localhost\r\n\r\n")
@@ -268,7 +268,7 @@ async def test_slow_senders_and_readers_are_closed_without_a_word_in_the_log(
             with trio.fail_after(60):
                 while len(os.listdir("/proc/self/fd")) > opened + 1:  # noqa: ASYNC110  # nobody is told
                     await trio.sleep(0.001)
-            # What is left of it is in the buffers of the kernel.
+            # The rest of it is in the buffers of the kernel.
             with trio.fail_after(60), suppress(trio.BrokenResourceError):
                 while part := await stream.receive_some():
                     taken += len(part)
@@ -489,7 +489,7 @@ async def test_it_is_closed_while_a_browser_does_not_read(system: ta.System) -> 
             vars(dashboard.recorder)["snapshot"] = always(large)
             stuck.connect(("127.0.0.1", port_of(dashboard)))
             stuck.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            # What fits into the buffers is there, and the rest waits.
+            # The buffers are full, and the rest waits.
             await trio.to_thread.run_sync(stuck.recv, 1)
         # It reads no more, so whoever waited for it would not return.
 

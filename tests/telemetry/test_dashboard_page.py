@@ -57,7 +57,7 @@ class Parent(Worker):
 
 
 def browse(url: str, visit: Callable[[Page], T], **options: Any) -> T:
-    """Visit the page in a browser of its own; what the page complains of fails the test."""
+    """Visit the page in a browser of its own; complaints of the page fail the test."""
     complaints: list[str] = []
     asked: list[str] = []
     with sync_playwright() as playwright:

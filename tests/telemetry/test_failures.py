@@ -129,7 +129,7 @@ async def test_a_lost_context_is_one_failure_with_the_operation(
 
 
 def test_a_clock_set_back_joins_nothing(clock: Clock) -> None:
-    """A clock that is not set tells what counts as one failure; the time of day is shown."""
+    """A clock that nobody sets decides which events count as one failure; the time of day is shown."""
     failures = _tally.Failures(10)
     failures.message("s/device/context/blas", "Scal", ValueError("lost"))
     clock.passed += 60.0

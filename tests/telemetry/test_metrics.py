@@ -40,7 +40,7 @@ RESUME = ta.Policy(directives={ValueError: ta.Directive.RESUME})
 
 @pytest.fixture
 async def recorder() -> AsyncGenerator[Recorder, None]:
-    """A program that has served 3 requests of 2 s one after the other, and failed one; on a mock clock."""
+    """A program with 3 served requests of 2 s one after the other, and a failed one; on a mock clock."""
     async with ta.open_system("shop") as system:
         sleeper = await system.spawn(Sleeper, name='slee"per\\\n', policy=RESUME)
         with record(system) as recorder:

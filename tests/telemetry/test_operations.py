@@ -57,7 +57,7 @@ async def test_the_way_past_the_mailbox_stays(device: ta.Device) -> None:
     await ta.linalg.matmul(array, array)
     with record(device.system) as recorder:
         await ta.linalg.matmul(array, array)
-        # One that was in the mailbox of its library has spent time there. In a worker it is the way there.
+        # An operation in the mailbox of its library has spent time there. In a worker it is the way there.
         assert (row(recorder, "linalg.Matmul").queue.total == 0.0) is (device.isolation == "inline")
         with device.system.subscribe(lambda event: None):
             await ta.linalg.matmul(array, array)
@@ -105,7 +105,7 @@ async def test_nobody_measures_and_then_somebody(device: ta.Device) -> None:
         await trio.lowlevel.checkpoint()
         with record(device.system):
             await ta.linalg.matmul(array, array)
-        # What began under the recorder may end without one.
+        # Operations begun under the recorder may end without one.
         nursery.start_soon(ta.linalg.matmul, array, array)
     with record(device.system) as recorder:
         await ta.linalg.matmul(array, array)

@@ -1,4 +1,4 @@
-"""What a recorder says of a program, held against what the program did."""
+"""A recorder's figures of a program, compared with the program's actions."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ async def test_ended_actors_make_room(autojump_clock: trio.testing.MockClock, sy
             await sleeper.ask(Sleep(1.0))
             await sleeper.stop()
             await sleeper.wait_terminated()
-        # A name may be used again, and what it stands for is alive.
+        # A name may be used again, and its owner is alive.
         again = await system.spawn(Sleeper, name="brief-99")
         for _ in range(20):
             brief = await system.spawn(Sleeper)
@@ -293,7 +293,7 @@ async def test_memory_by_the_actor_that_made_it(system: ta.System) -> None:
     bytes_of[makers[-1].path] += 56
     assert {one.path: one.array_bytes for one in snapshot.actors if one.array_bytes} == bytes_of
     bytes_of[""] = own.nbytes
-    # The hundred largest, and what is left of them.
+    # The hundred largest, and the rest of them.
     ordered = sorted(bytes_of.items(), key=lambda item: (-item[1], item[0]))
     assert [(one.path, one.used) for one in row.actors[:-1]] == ordered[:100]
     assert row.actors[-1] == ActorMemoryRow(path="(other)", used=sum(used for _, used in ordered[100:]))
@@ -311,7 +311,7 @@ async def test_a_snapshot_does_not_wait_for_a_device(system: ta.System) -> None:
 
 
 async def test_json_there_and_back(system: ta.System, monkeypatch: pytest.MonkeyPatch) -> None:
-    # What is logged is sent to another process by pytest-xdist, which takes no half of a pair.
+    # Logged records are sent to another process by pytest-xdist, which takes no half of a pair.
     monkeypatch.setattr(logging.getLogger("trio_accel.actors"), "disabled", True)
     sleeper = await system.spawn(Sleeper, name="naïve 🐌")
     async with system.open_device("cpu") as device:
@@ -352,7 +352,7 @@ async def test_bad_arguments(system: ta.System) -> None:
 
 
 async def test_processes_of_the_program_and_of_its_workers(system: ta.System) -> None:
-    """Compared with what the processes are told of themselves by the system."""
+    """Compared with the system's figures of the processes."""
     options = ta.DeviceOptions(isolation="process")
     async with system.open_device("cpu", options=options) as device:
         with record(system) as recorder:

@@ -1,4 +1,4 @@
-"""Counts by ranges, and what follows from them, against the values themselves."""
+"""Counts by ranges, and their conclusions, against the values themselves."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_counters_may_vanish_and_never_fall(seed: int) -> None:
         elif step == "end" and given_to.pop(number, None) is not None:
             tallies.ended(path)
         elif step == "late" and number not in given_to:
-            # A dead letter of an actor that has ended.
+            # A dead letter of an ended actor.
             tallies.measured(path, "a").dropped()
         elif step == "message" and number in given_to:
             known = given_to[number]

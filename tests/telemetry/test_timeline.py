@@ -103,7 +103,7 @@ async def test_messages_and_operations_with_arrows(
     for number, begin in begins.items():
         assert begin["ts"] <= ends[number]["ts"]
     inside = [event for event in begins.values() if event["tid"] == message["tid"]]
-    assert len(inside) == 1  # what the actor has asked, within its message
+    assert len(inside) == 1  # the requests of the actor, within its message
     assert message["ts"] <= inside[0]["ts"] <= message["ts"] + message["dur"]
 
 

@@ -1,4 +1,4 @@
-"""Spans of messages and operations: whose children they are, when they begin and end, and what they say."""
+"""Spans of messages and operations: their parents, their begin and end, and their attributes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Note(ta.Message["Adder"]):
 class Adder(ta.Actor):
     def __init__(self, other: ta.Ref[Adder] | None = None, seen: list[object] | None = None) -> None:
         self.other = other
-        # Current spans, and replies that are open.
+        # Current spans, and open replies.
         self.seen = [] if seen is None else seen
 
     @ta.handles(Sum)
@@ -89,7 +89,7 @@ class Adder(ta.Actor):
 
 
 class Spans:
-    """The spans that have ended, by their names."""
+    """The ended spans, by their names."""
 
     def __init__(self, exporter: InMemorySpanExporter) -> None:
         self.all = exporter.get_finished_spans()
@@ -159,7 +159,7 @@ async def test_spans_follow_a_changed_clock(
     monkeypatch: pytest.MonkeyPatch,
     hours: int,
 ) -> None:
-    """As behind a machine that was suspended: its other clocks have not gone on."""
+    """As on a machine after a suspension: its other clocks have stood still."""
     ref = await system.spawn(Adder, name="adder")
     real = time.time_ns
     with ta.telemetry.trace(system, provider):

@@ -85,7 +85,7 @@ async def test_calls_outside_its_range_use_cublas(system: ta.System, library: Cu
     async with system.open_device(BACKEND, options=INLINE) as device:
         ra, rb = await device.put(a), await device.put(b)
         expected = np.einsum("abc,cda->db", a, b)
-        # Matrices where they lie; an axis that runs backwards; and what has no kernel.
+        # Matrices in place; a reversed axis; and cases without a kernel.
         await check(await ta.tensor.contract("bk,kd->bd", ra[0], rb[:, 0]), a[0] @ b[:, 0], 5)
         await check(await ta.tensor.contract("abc,cda->db", ra[:, ::-1], rb), expected[:, ::-1], 20)
         library.refused = int(cutensor.Status.NOT_SUPPORTED)

@@ -113,7 +113,7 @@ async def test_a_limit_of_memory(device: ta.Device) -> None:
     # This order multiplies what has no letter in common.
     bad = [(0, 2), (0, 1), (0, 1), (0, 1)]
     wasteful = ta.tensor.contract_path(TRADE, *arrays, optimize=bad)
-    # opt_einsum's dynamic programming multiplies nothing that has no letter to be added along.
+    # opt_einsum's dynamic programming never multiplies operands without a letter to add along.
     chosen = ta.tensor.contract_path(TRADE, *arrays, optimize="dp")
     least = ta.tensor.contract_path(TRADE, *arrays, optimize="dp", memory_limit=3600).peak
     assert (wasteful.peak > 3600, chosen.peak, least) == (True, 7200, 3600)

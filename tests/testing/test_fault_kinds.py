@@ -1,4 +1,4 @@
-"""Each kind of fault, inline and in a worker process: what the program sees, and that the device goes on."""
+"""Each kind of fault, inline and in a worker process: the program's view, and the device's recovery."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ async def test_writes_of_an_endless_kernel_are_damaged_and_nothing_else(isolated
 
 
 async def test_a_hung_operation_outlives_its_asker_and_ends_with_the_context(device: ta.Device) -> None:
-    # What a first use loads would wait for the operation that hangs, and the fault behind it.
+    # Code loaded at a first use would wait for the hanging operation, and the fault after it.
     assert await norm(device) == 2.0
     inject_fault(device, ta.linalg.Nrm2, hang=True)
     async with trio.open_nursery() as nursery:

@@ -79,16 +79,16 @@ async def test_errors_of_devices_keep_their_fields(device: ta.Device, error: ta.
     if isinstance(raised, ta.ActorFailedError):  # a class that makes the library suspect
         raised = raised.__cause__
     if isinstance(raised, ta.ContextLostError) and device.isolation == "process":
-        raised = raised.__cause__  # what a worker has lost its context to
+        raised = raised.__cause__  # the cause of a worker's lost context
     assert type(raised) is type(error)
     assert raised is not error
-    # What is refused is refused in the name of the function; a text of a failure stays as it is.
+    # A refusal is made in the name of the function; the text of a failure is unchanged.
     head = "linalg.nrm2: " if isinstance(error, ta.NotSupportedError) else ""
     assert raised.message == f"{head}{error.message}"
     for field in ("requested", "free", "total", "library", "code", "backend"):
         assert getattr(raised, field, None) == getattr(error, field, None)
     assert raised.operation == "linalg.Nrm2"
-    assert error.operation is None  # the one that was given is as it was
+    assert error.operation is None  # the given one is unchanged
 
 
 async def test_a_crash_is_a_crash(system: ta.System, device: ta.Device) -> None:

@@ -13,7 +13,7 @@ import trio_accel as ta
 from trio_accel.backends.cpu.manifest import load_library
 
 pytest_plugins = ["pytester"]
-# An outer limit that is short would end a run in the middle, and nobody would say what it has found.
+# A short outer limit would end a run in the middle, and nobody would report its findings.
 pytestmark = pytest.mark.timeout(120)
 
 IMPORTS = "import numpy as np\nimport pytest\nimport trio\nimport trio_accel as ta\n"

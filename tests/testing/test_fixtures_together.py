@@ -14,7 +14,7 @@ import trio_accel as ta
 from trio_accel.backends.cpu.manifest import load_library
 
 pytest_plugins = ["pytester"]
-# An outer limit that is short would end a run in the middle, and nobody would say what it has found.
+# A short outer limit would end a run in the middle, and nobody would report its findings.
 pytestmark = pytest.mark.timeout(120)
 
 SOURCE = """
@@ -75,7 +75,7 @@ def every(fixtures: list[str], body: str) -> str:
 
 
 def said(result: pytest.RunResult) -> list[str]:
-    """What `no_actors_left` has found, test by test."""
+    """The findings of `no_actors_left`, test by test."""
     return [
         line.partition("Failed: left behind by the test: ")[2]
         for line in result.outlines

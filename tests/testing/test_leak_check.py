@@ -38,7 +38,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 async def opened(request: pytest.FixtureRequest, system: ta.System) -> AsyncGenerator[ta.Device, None]:
     options = ta.DeviceOptions(isolation=request.param, close_grace=0.5)
     async with system.open_device(BACKEND, options=options) as device:
-        # The memory that a simulated driver maps for its first arrays is nothing that is left behind.
+        # The memory that a simulated driver maps for its first arrays is not a leftover.
         await device.zeros(1)
         yield device
 
@@ -72,7 +72,7 @@ def finds(*patterns: str) -> Generator[None, None, None]:
 
 
 async def test_a_clean_program_passes(opened: ta.Device) -> None:
-    # What a library opens with its first operation stays as long as the device.
+    # Objects opened by a library with its first operation stay as long as the device.
     await program(opened)
     for _ in range(2):
         async with leaves_nothing():

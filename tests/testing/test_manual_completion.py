@@ -148,7 +148,7 @@ async def test_past_the_grace_the_asker_is_let_go_and_the_operation_is_not(
 async def test_held_work_counts_as_hung(
     mock_clock: trio.testing.MockClock, system: ta.System, manual: ManualCompletion
 ) -> None:
-    """The clock stands still but for the operation that is held: others take as long as they take."""
+    """The clock stands still except for the held operation: others take as long as they take."""
     options = ta.DeviceOptions(
         isolation="inline", completion=manual, stuck_after=1.0, cancel_grace=0.05, close_grace=0.05
     )

@@ -37,7 +37,7 @@ async def go_on(
 
 @pytest.mark.parametrize("module", [NumpyMlp, CallMlp])
 async def test_a_training_continues_with_another_number_of_ranks(tmp_path: Path, module: Any) -> None:
-    """Each time the losses go on as those of one processor that has seen all batches once."""
+    """Each time the losses continue like those of one processor that has seen all batches once."""
     kept = train.Checkpoint(tmp_path, every=3, keep=2)
     losses: list[float] = []
     parameters: dict[str, Any] = {}
@@ -71,7 +71,7 @@ async def test_incomplete_checkpoints_are_left_out(tmp_path: Path, caplog: pytes
     chosen = config(checkpoint=train.Checkpoint(tmp_path, every=2))
     await go_on(2, NumpyMlp, chosen, 4)
     (tmp_path / "step-00000004" / "training.json").unlink()
-    # A writer that was killed leaves a folder of another name.
+    # A killed writer leaves a folder of another name.
     shutil.copytree(tmp_path / "step-00000002", tmp_path / ".step-00000009-abcd")
     (tmp_path / "step-nine").mkdir()
     losses, parameters, trainer = await go_on(2, NumpyMlp, chosen, 5)

@@ -1,4 +1,4 @@
-"""Checkpoints that are damaged, hostile, or of another training in the same folder."""
+"""Checkpoints that are damaged, hostile, or from another training in the same folder."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ CONTENTS: dict[str, Callable[[bytes, float], bytes]] = {
         data[: (place := int(at * len(data)))] + bytes([data[place] ^ 1 << place % 8]) + data[place + 1 :]
     ),
 }
-# What is in its place.
+# The object in its place.
 INSTEAD: dict[str, Callable[[Path], object]] = {
     "removed": lambda path: None,
     "folder": Path.mkdir,
@@ -269,7 +269,7 @@ def test_the_checkpoint_before_a_damaged_one(
     assert trained(3, folder, every=3, keep=1) == UNDISTURBED[2:3]
     [told] = [one for one in caplog.records if "is damaged and left out" in one.message]
     assert f"step-00000004 is damaged and left out: {file} " in told.message
-    # A program that has not configured logging prints it.
+    # A program without a logging configuration prints it.
     assert getattr(told, "is_untold", False)
     assert sorted(os.listdir(folder)) == ["step-00000003", "step-00000004"]
     assert trained(6, folder, keep=1) == UNDISTURBED[3:]

@@ -1,4 +1,4 @@
-"""Adapters, and layers that are computed again, against a loop of PyTorch alone."""
+"""Adapters, and recomputed layers, against a loop of PyTorch alone."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def tensors(batch: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def plain(steps: int) -> tuple[list[float], dict[str, Any], Any]:
-    """Train adapters that are written out here, by PyTorch alone."""
+    """Train adapters written out here, by PyTorch alone."""
     torch.manual_seed(0)
     model = models.adapted(lora=None)
     layers = [getattr(block, part) for part in ("up", "down") for block in model.blocks]
@@ -99,7 +99,7 @@ async def test_adapters_match_a_plain_loop(shard: bool) -> None:
     chosen = config(validate=held_out(), validate_every=12, parallel=parallel)
     found = await trained(chosen, 12, ranks=2)
     assert_same(found, plain(12))
-    # Only the adapter is replicated: two copies of it, and what the optimizer keeps.
+    # Only the adapter is replicated: two copies of it, and the optimizer's state.
     numbers = sum(array.size for array in found[1].values())
     assert numbers == 4 * 2 * (8 + 16)
     assert found[2].snapshot_bytes == (numbers + 2 * numbers / (2 if shard else 1)) * 8
@@ -164,7 +164,7 @@ async def test_recomputed_layers_have_the_same_gradients() -> None:
 
 
 def test_inner_results_are_not_kept() -> None:
-    """What the backward pass needs of a block is its input alone."""
+    """The backward pass needs only the input of a block."""
     parts = import_module("trio_accel.train._torch_parts")
 
     def kept(patterns: list[str]) -> int:

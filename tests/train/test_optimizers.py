@@ -210,7 +210,7 @@ async def test_averages_and_groups_are_the_same_under_kills(module: Any, optimiz
 
 
 async def kill(trainer: train.Trainer, step: train.Step) -> None:
-    if step.number != 13:  # a worker that is stopped needs `stuck_after`
+    if step.number != 13:  # a stopped worker needs `stuck_after`
         await disturb(trainer, step)
     if step.number == 15:
         assert trainer.workers_lost == 2

@@ -1,4 +1,4 @@
-"""Bad input of a training: what is refused, and that nothing was committed by it."""
+"""Bad input of a training: the refusals, and that nothing was committed by it."""
 
 from __future__ import annotations
 
@@ -86,13 +86,13 @@ async def test_a_loader_that_fails_or_ends(open_: Callable[..., Any]) -> None:
             async for _ in trainer.steps(failing(), until=9):
                 pass
         assert trainer.progress.step == 2
-        # What was used is left out, so that a loader that begins anew goes on.
+        # Used batches are left out, so that a loader that begins again continues.
         assert [step.number async for step in trainer.steps(ending(), until=9)] == [3]
         assert [step.number async for step in trainer.steps(lambda first: batches(8), until=4)] == [4]
 
 
 class Failing(CallMlp):
-    """A loss that is not finite, or fails, for batches that say so."""
+    """An infinite, NaN or failing loss, for batches that ask for it."""
 
     def loss(self, parameters: Any, batch: Any) -> Any:
         return super().loss(parameters, {"x": batch["x"], "y": batch["y"]}) * ta.arrays.mean(batch["factor"])

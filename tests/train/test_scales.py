@@ -1,4 +1,4 @@
-"""The scale of a loss: its bounds, and gradients that are not finite whatever it is."""
+"""The scale of a loss: its bounds, and infinite or NaN gradients at any scale."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ async def test_half_precision_keeps_the_parameters_wide() -> None:
 
 
 async def test_all_in_bfloat16(tmp_path: Path) -> None:
-    """Parameters, gradients and what the optimizer keeps: as PyTorch's own training has it, bit by bit."""
+    """Parameters, gradients and the optimizer's state: equal to PyTorch's own training, bit by bit."""
     whole = train.Precision("bfloat16", master="bfloat16")
     model = models.TorchMlp.configure(object.__new__(models.TorchMlp), dtype="bfloat16")
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2, weight_decay=0.1, fused=True)

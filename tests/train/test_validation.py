@@ -1,4 +1,4 @@
-"""Validation on all ranks, the best checkpoint, and what a resumed training keeps."""
+"""Validation on all ranks, the best checkpoint, and the state kept by a resumed training."""
 
 from __future__ import annotations
 

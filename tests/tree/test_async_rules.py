@@ -1,4 +1,4 @@
-"""The package and what stands beside it keep flake8-async's rules, with our list of blocking calls."""
+"""The package and the code next to it keep flake8-async's rules, with our list of blocking calls."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_concurrent_code_keeps_the_rules(part: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
 def test_tests_and_functions_of_arrays_keep_the_rules(part: int) -> None:
-    """What `lint` leaves to ruff's async rules: the others find little there."""
+    """The rules that `lint` leaves to ruff's async rules: the others find little there."""
     files = _files(*_folders(of_functions=True), ROOT / "tests")[part::PARTS]
     assert files
     assert _findings(files) == ""

@@ -1,4 +1,4 @@
-"""Every design decision that is cited is on a page, and every page is cited."""
+"""Every cited design decision is on a page, and every page is cited."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _numbers(page: Path) -> list[int]:
 
 
 def _cited() -> dict[int, set[str]]:
-    """Where each decision is cited, by its number."""
+    """The citations of each decision, by its number."""
     found: dict[int, set[str]] = {}
     files = [path for folder in _FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix in _SOURCES]
     for file in (*files, *ROOT.glob("*.md")):

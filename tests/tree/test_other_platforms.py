@@ -1,7 +1,7 @@
 """Without CUDA's packages, and on another system than Linux: the CPU works inline, the rest says why not.
 
-Another system is made up from this one: its name, and what Python's modules have on Linux alone is taken away
-before the package is imported.
+Another system is made up from this one: its name, and the parts of Python's modules that only Linux has are
+taken away before the package is imported.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Blocked(MetaPathFinder):
 
 sys.meta_path.insert(0, Blocked())
 """
-# What the package imports, before the system changes its name: it was installed for this one.
+# Imports of the package, before the system changes its name: they were installed for this one.
 DARWIN = """
 import asyncio, ctypes, fcntl, importlib, mmap, multiprocessing, os, platform, select, signal, socket
 import subprocess

@@ -1,4 +1,4 @@
-"""What a stranger gets: the wheel, the README's commands and example, the sessions of nox."""
+"""A stranger's first steps: the wheel, the README's commands and example, the sessions of nox."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ class Module:
         return False
 
     def findings(self) -> Iterator[tuple[str, int]]:
-        """Yield the kinds and lines of what a busy machine could change."""
+        """Yield the kinds and lines of checks that a busy machine could change."""
         found = [(kind, node) for node in ast.walk(self.tree) if (kind := self._kind(node))]
         if found:
             self._hand_on()

@@ -26,7 +26,7 @@ def noxfile() -> ModuleType:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A tree that is ready for the release of 1.2.3."""
+    """A tree ready for the release of 1.2.3."""
     (tmp_path / "changes").mkdir()
     (tmp_path / "changes" / "README.md").write_text("# Changelog fragments\n")
     (tmp_path / "CHANGELOG.md").write_text("# Changelog\n\n## 1.2.3 (2026-11-29)\n\nWords.\n")

@@ -1,4 +1,4 @@
-"""Signals go to the processes that are meant, and never to the group of the program that sends them."""
+"""Signals go to the intended processes, and never to the group of the program that sends them."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def class_differences(node: ast.ClassDef, real: Any) -> Iterator[str]:
                 if int(getattr(real, name, None) or 0) != ast.literal_eval(value):
                     yield f"{node.name}.{name}"
             case ast.AnnAssign(target=ast.Name(id=name)) | ast.FunctionDef(name=name):
-                # What an exception has, it has from its `__init__`.
+                # The attributes of an exception come from its `__init__`.
                 if not is_error and not hasattr(real, name):
                     yield f"{node.name}.{name}"
             case _:

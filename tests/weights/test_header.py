@@ -107,7 +107,7 @@ async def test_a_file_cut_off_at_any_byte_is_an_error(device: ta.Device, tmp_pat
 async def test_any_byte_of_the_header_changed_is_an_error_or_another_file(
     device: ta.Device, tmp_path: Path
 ) -> None:
-    """Each change by one bit: what loads has the shape and dtype that the file says, from its own bytes."""
+    """Each change by one bit: a loaded array has the shape and dtype of the file, from its own bytes."""
     data = noise((6,), "int16")
     content = encoded({"ab": data}, {"x": "y"})
     path = tmp_path / "bits.safetensors"
@@ -184,7 +184,7 @@ def _shuffled(count: int) -> bytes:
     return b"{%b}" % b",".join(texts)
 
 
-# Headers that take long to read, and what is said of them; of those that are right, the number of tensors.
+# Slowly read headers, and their errors; for the valid ones, the number of tensors.
 LONG: dict[str, tuple[Callable[[], bytes], str | int]] = {
     "empty lists": (lambda: b'{"a":[%b]}' % _many(b"[]", 3_000_000), "more than 262144"),
     "empty texts": (lambda: b'{"a":[%b]}' % _many(b'""', 260_000), "got a list"),

@@ -243,7 +243,7 @@ async def test_more_than_there_is_is_refused_before_anything_is_made(
         assert not told
         assert (await device.statistics()).memory.peak == 0
         assert len(await ta.weights.load(device, path, names=["a", "b"])) == 2
-        # Both are let go, and what was let go counts for nothing.
+        # Both are released, and released memory counts for nothing.
         assert (await ta.weights.load(device, path, dtype="float16")).nbytes == 120_000
 
 

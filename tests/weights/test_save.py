@@ -1,4 +1,4 @@
-"""What is written is the format: the format's own library reads it, and so do we."""
+"""The written files have the format: the format's own library reads them, and so do we."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ async def test_the_formats_own_library_reads_and_writes_the_same(device: ta.Devi
 async def test_arguments_it_refuses_are_refused_by_the_formats_own_library(
     device: ta.Device, tmp_path: Path
 ) -> None:
-    """Each bit of a header changed: what that library does not read, we do not read either."""
+    """Each bit of a header changed: a header that the library cannot read, we cannot read either."""
     theirs = pytest.importorskip("safetensors")
     content = encoded({"ab": noise((6,), "int16"), "c": noise((), "uint8")})
     path = tmp_path / "bits.safetensors"

@@ -134,8 +134,8 @@ a #1 was shut down      a #1 was shut down
 root #0 ended           root #0 ended
 """,
     ),
-    # An actor spawns its children one by one: those that it has not come to are not known yet, and a
-    # failure is dealt with at once. OTP's supervisor first starts all that are in its list.
+    # An actor spawns its children one by one, so later children are not known yet, and a failure is handled
+    # at once. OTP's supervisor first starts all children in its list.
     "crash-while-a-supervisor-starts": Difference(
         Script(
             Supervisor(

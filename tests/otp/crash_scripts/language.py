@@ -66,12 +66,12 @@ Act: TypeAlias = Crash | Finish
 
 @attrs.frozen(repr=False)
 class Hook(_Term):
-    """What a worker does to a sibling at one point of one of its incarnations, and waits for.
+    """The action of a worker on a sibling at one point of one of its incarnations, which it waits for.
 
     Attributes:
         point: ``"start"``: before it has started; ``"shutdown"``: when its supervisor ends it.
         number: In which of its incarnations, counted from 0 over the whole script.
-        act: What happens to the sibling. Nothing if that is not running.
+        act: The action on the sibling. Nothing if the sibling is not running.
     """
 
     point: Literal["start", "shutdown"]
@@ -87,7 +87,7 @@ class Worker(_Term):
         name: Its name, unique in the script.
         restart: Its restart type.
         fails: Which of its starts fail, counted from 0 over the whole script.
-        hooks: What it does to its siblings.
+        hooks: Its actions on its siblings.
     """
 
     name: str
@@ -161,7 +161,7 @@ class Script(_Term):
 
     Attributes:
         root: The tree.
-        steps: What happens.
+        steps: The actions.
         forgets: Whether a transient child that ended by itself is forgotten, as ours always does.
             OTP's supervisor keeps its specification, so the reference deletes that; with False it
             is left there.

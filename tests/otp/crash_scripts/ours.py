@@ -38,7 +38,7 @@ _NO_BACKOFF = Backoff(initial=0.0, base=0.0, jitter=0.0)
 
 
 class Boom(Exception):  # noqa: N818  # it is no error of anything, only of the script
-    """What workers crash with."""
+    """The error of crashing workers."""
 
 
 @attrs.frozen
@@ -148,7 +148,7 @@ class _Run:
     """One run of a script.
 
     Attributes:
-        log: What happened.
+        log: The events.
         running: The workers that run, each with an event that tells when it ends.
         held: Workers that, having ended, wait before their supervisor may take notice.
     """

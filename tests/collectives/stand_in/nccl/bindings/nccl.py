@@ -1,6 +1,6 @@
 """The functions of nccl4py's bindings that the CUDA backend calls.
 
-Memory of the stand-in driver is the host's. What NCCL does in kernels, host functions of the stream do: they
+Memory of the stand-in driver is the host's. Host functions of the stream do the work of NCCL's kernels: they
 wait for the other ranks, and end when the communicator is given up.
 """
 
