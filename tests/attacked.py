@@ -94,7 +94,7 @@ class Handlers:
             return PlainTextResponse("released")
 
     async def sse(self, request: Request) -> Response:
-        """So many events, with a pause after each."""
+        """This many events, with a pause after each."""
         count, pause = int(request.query_params["n"]), float(request.query_params.get("s", "0"))
 
         async def events() -> AsyncIterator[str]:
@@ -216,7 +216,7 @@ async def ask(port: int, data: bytes, seconds: float = 60.0) -> bytes:
 
 
 async def until_files(count: int, seconds: float = 60.0) -> None:
-    """Wait until this process has at most so many descriptors, because the server closes last."""
+    """Wait until this process has at most this many descriptors, because the server closes last."""
     with trio.fail_after(seconds):
         while len(os.listdir("/proc/self/fd")) > count:  # noqa: ASYNC110  # the server's side has no event
             await trio.sleep(0.01)

@@ -1,6 +1,6 @@
 """Counts of the project about itself: `python tests/counts.py` prints them, with `-v` in detail.
 
-docs/design/counts.md says why, and `test_counts.py` has the bounds.
+docs/design/counts.md gives the reasons, and `test_counts.py` has the bounds.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ LIBRARIES = {
     r"|libraries/(dnn|_attention|_cudnn)\.",
     "random": r"ops/random\.|kernels/(philox|rejection|sequences)\."
     r"|libraries/random\.",
-    # These are made of functions of other libraries alone.
+    # These are made only of functions of other libraries.
     **dict.fromkeys(("ndimage", "signal", "spatial", "tables"), r"(?!)"),
     "sparse": r"kernels/(sparse|structures|residuals)\."
     r"|libraries/(sparse|_sparse_makers|_sparse_steps|_cudss)\.",
@@ -114,7 +114,7 @@ def package_tokens() -> int:
 
 @attrs.frozen
 class Tokens:
-    """Tokens behind the public functions that compute.
+    """Tokens of the code of public functions that compute.
 
     Attributes:
         by_library: Tokens of each library: capability, specifications, and its parts of both backends.
@@ -142,7 +142,7 @@ class Tokens:
 
 
 def count_tokens() -> Tokens:
-    """Count what stands behind each public function that computes, in Python and in CUDA."""
+    """Count the code of each public function that computes, in Python and in CUDA."""
     tokens, shared = Counter[str](), 0
     for path in sorted(PACKAGE.rglob("*")):
         name = path.relative_to(PACKAGE).as_posix()
@@ -287,7 +287,7 @@ async def _traced(
         await trio.sleep(0.002)
     application: list[Trace] = []
     worker: list[Trace] = []
-    # The shortest of seven: the loops do other things, too, which are not the operation's.
+    # The shortest of seven: the loops also do other things, which do not belong to the operation.
     for _ in range(7):
         begun = time.perf_counter_ns()
         sys.setprofile(trace := Trace())

@@ -63,7 +63,7 @@ class Interrupted:
     error: BaseException | None
 
     def check(self) -> None:
-        """See that nothing else came of it."""
+        """Check that nothing else resulted from it."""
         if self.error is None:
             # The last lines run when the main task waits no more: there the run may be over before it
             # hears of it.
@@ -81,14 +81,14 @@ def interrupt_everywhere(
     step: int,
     least: int,
 ) -> None:
-    """Run a program again and again, with Ctrl-C at one line after the other: nothing else comes of it.
+    """Run a program again and again, with Ctrl-C at one line after the other: it has no other effect.
 
     Args:
         program: The program to run.
         parts: As of an `Interrupter`.
         log: The logged records, which are not kept because they hold frames.
-        step: Every so many lines: together with the order of tasks, which differs, that meets each in time.
-        least: So many lines it has at least, if it does what it is to do.
+        step: The distance of tested lines: together with the varying order of tasks, it meets each in time.
+        least: The least number of lines of a correct run.
     """
     whole = interrupt(program, parts, at=0)
     assert whole.error is None

@@ -1,4 +1,4 @@
-"""How tests call what takes numbers and is no function of arrays: options, patterns, telemetry, messages."""
+"""Calls of parameters with numbers outside functions of arrays: options, patterns, telemetry, messages."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Clock(ta.Actor):
         if message.way == "pid":
             self.context.show_process(message.seconds)
             return
-        # This task is the one that asks.
+        # This task is the asker.
         with suppress(ValueError):
             getattr(self.context, message.way)(message.seconds, Tick()).cancel()
 

@@ -21,7 +21,7 @@ _GONE = " (deleted)"
 _INODE = re.compile(r":\[\d+\]")
 # Compiled expressions stay loaded.
 _CODE = "/memfd:accel code"
-# The application has these of a worker, and of a launcher, which Trio watches, too.
+# The application has these of a worker, and of a launcher, which Trio also watches.
 _OF_WORKER = ("socket", "anon_inode:[pidfd]", "/memfd:trio_accel page")
 _OF_LAUNCHER = ("socket", "anon_inode:[pidfd]", "anon_inode:[pidfd]")
 
@@ -48,7 +48,7 @@ class Opened:
         shared: dict[int, str] = {}
         things: set[tuple[str, str]] = set()
         for number in os.listdir("/proc/self/fd"):
-            # The one of the listing itself has gone.
+            # The descriptor of the listing itself has gone.
             with suppress(OSError):
                 target = os.readlink(f"/proc/self/fd/{number}")
                 if target.startswith(_SHARED):
@@ -78,7 +78,7 @@ class Opened:
 
 @asynccontextmanager
 async def leaves_nothing(*scope: ta.Device | ta.System) -> AsyncGenerator[None, None]:
-    """Do what `leak_check` does, and look at descriptors and shared memory, too."""
+    """Do the work of `leak_check`, and look at descriptors and shared memory, too."""
     before = Opened.now()
     async with leak_check(*scope):
         yield

@@ -105,12 +105,12 @@ class OperationRecorder:
         self._listen_to_copies()
 
     def _listening(self, name: str, function: Any) -> Any:
-        """A function of the same signature, which notes what came of each call."""
+        """A function of the same signature, which notes the outcome of each call."""
         signature = inspect.signature(function)
 
         async def ask(arguments: inspect.BoundArguments, unknown: dict[str, Any]) -> Any:
             if unknown:
-                # The function itself says what is wrong.
+                # The function itself reports the fault.
                 return await function(*arguments.args, **arguments.kwargs, **unknown)
             outer = _planned.get()
             token = _planned.set(specs := set[str]())
@@ -139,7 +139,7 @@ class OperationRecorder:
         rest = {} if takes_any else "unknown"
         exec(f"{head}: return await ask(bind({', '.join(given)}), {rest})", names)
         listening: Any = functools.update_wrapper(names[function.__name__], function)
-        # Of the signature: a function that wraps another has its defaults there alone.
+        # From the signature: only there a function that wraps another has its defaults.
         defaulted = [one for one in signature.parameters.values() if one.default is not one.empty]
         listening.__defaults__ = tuple(one.default for one in defaulted if one.kind is not one.KEYWORD_ONLY)
         named = [one for one in defaulted if one.kind is one.KEYWORD_ONLY]
@@ -200,7 +200,7 @@ class OperationRecorder:
                 self._specs[function].update(specs)
 
     def pytest_sessionfinish(self) -> None:
-        """Write the record, in place of that of the same backend."""
+        """Write the record, in place of the record of the same backend."""
         if self._is_worker or not self._passed:
             return
         records = json.loads(self._file.read_text(encoding="utf-8")) if self._file.exists() else {}
@@ -223,7 +223,7 @@ class OperationRecorder:
             "operations": {
                 function: {
                     "passed": _in_order(passed[function]),
-                    # A function of several operations may do without the one that refuses a dtype.
+                    # A function of several operations may do without the operation that refuses a dtype.
                     "refused": _in_order(
                         {dtype for spec in self._specs[function] for dtype in refused.get(spec, ())}
                         - passed[function]

@@ -83,7 +83,7 @@ systems = st.fixed_dictionaries(
 
 
 def well_conditioned(n: int, density: float, dtype: str, index: str, seed: int) -> Any:
-    """Make a matrix whose diagonal is larger than all else of a row together."""
+    """Make a matrix with a diagonal larger than the sum of the rest of a row."""
     matrix = random_matrix(n, n, density, dtype, index, seed)
     full = matrix.toarray()
     np.fill_diagonal(full, 1 + 2 * np.abs(full).sum(1))
@@ -93,7 +93,7 @@ def well_conditioned(n: int, density: float, dtype: str, index: str, seed: int) 
 
 
 def sides(n: int, columns: int | None, dtype: str) -> Any:
-    """Make right-hand sides: a vector, or so many columns."""
+    """Make right-hand sides: a vector, or this many columns."""
     made = np.random.default_rng(5).normal(size=(n,) if columns is None else (n, columns))
     return (made + 1j * made[::-1] if dtype.startswith("complex") else made).astype(dtype)
 

@@ -1,4 +1,4 @@
-"""A third backend: another kind of GPU, as far as the engine can tell; its kernels compute by NumPy.
+"""A third backend: another kind of GPU, in the engine's view; its kernels compute by NumPy.
 
 It is written only against the protocols of `trio_accel.backends.base`, as a backend of another vendor would
 be: memory without host addresses, streams made of command queues, events, copies by commands too, and
@@ -156,7 +156,7 @@ class Stream:
         return self._is_closed and (self._thread is None or not self._thread.is_alive())
 
     def enqueue(self, command: Command) -> None:
-        """Put a command behind all others, unless the context is lost."""
+        """Put a command after all others, unless the context is lost."""
         failure = self.failure
         if failure is not None and not self._is_closed:
             raise failure
@@ -269,7 +269,7 @@ class Chunks:
         raise NotImplementedError
 
     def drop(self, chunk: Array) -> None:
-        """It goes with the last array over it."""
+        """It is released with the last array over it."""
 
     def block(self, chunk: Array, offset: int, nbytes: int) -> Array:
         return chunk[offset : offset + nbytes]
@@ -377,7 +377,7 @@ class ThirdBackend(AccelBackend):
 
 
 class ThirdInWorkers(ThirdBackend):
-    """The same in workers, whose memory ends with them."""
+    """The same in workers, with memory that ends with them."""
 
     @property
     def name(self) -> str:

@@ -33,7 +33,7 @@ async def system() -> AsyncGenerator[ActorSystem, None]:
 
 @pytest.fixture
 async def puppet(system: ActorSystem):
-    """An actor that does what it is told."""
+    """An actor that follows its orders."""
     return await system.spawn(Puppet, name="puppet")
 
 

@@ -291,7 +291,7 @@ async def test_cancelled_after_the_hand_over_and_before_the_handler_it_never_run
     never = Gate()
     await wait()
     with trio.CancelScope() as scope:
-        # The idle actor gets the message in this very step; the cancellation comes before its turn.
+        # The idle actor gets the message in this very step; the cancellation follows before its turn.
         scope.cancel()
         await puppet.ask(Do(never))
     assert scope.cancelled_caught

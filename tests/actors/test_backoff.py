@@ -107,7 +107,7 @@ async def test_the_back_off_begins_again_after_a_quiet_period(autojump_clock: tr
             await trio.sleep(pause)
             await crash(ref)
             await ref.ask(Number())
-    # The delays themselves, of up to 32 s, are no quiet period.
+    # The delays themselves, of up to 32 s, are not a quiet period.
     assert [event.delay for event in seen.of(ActorRestarted)] == [0.0, 4.0, 8.0, 16.0, 32.0, 0.0, 4.0]
 
 

@@ -1,4 +1,4 @@
-"""How the deadline of an asker travels on: to its handler, and to the actors that this asks."""
+"""The way of an asker's deadline: to its handler, and to the actors that the handler asks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Seen: TypeAlias = "list[tuple[float, float]]"
 
 
 def note(seen: Seen) -> Callable[[Puppet], Awaitable[None]]:
-    """Note the deadline known to a handler, and the one that holds for its waits."""
+    """Note the deadline known to a handler, and the deadline of its waits."""
 
     async def act(actor: Puppet) -> None:
         seen.append((actor.context.deadline, trio.current_effective_deadline()))
@@ -143,7 +143,7 @@ async def test_a_told_message_has_no_deadline(
 
 
 async def test_an_abandoned_handler_has_no_deadline(puppet: Ref[Puppet], autojump_clock: MockClock) -> None:
-    """Its asker goes at the deadline, and the handler goes on."""
+    """Its asker leaves at the deadline, and the handler continues."""
     seen: Seen = []
     gate = Gate()
 

@@ -1,4 +1,4 @@
-"""An incarnation that ends by itself: `context.finish()`."""
+"""An incarnation that ends on its own: `context.finish()`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Number(Request["Job", int]):
 
 @attrs.frozen
 class Linger(Message["Job"]):
-    """Serve a message beside the others until the event is set."""
+    """Serve a message concurrently with the others until the event is set."""
 
     until: trio.Event
 

@@ -1,4 +1,4 @@
-"""Groups: handlers beside others, up to a limit."""
+"""Groups: concurrent handlers, up to a limit."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ async def test_cancelled_before_a_full_group_is_reached_it_never_runs(puppet: Re
         for gate in gates:
             await started(nursery, puppet, DoGrouped(gate))
         with trio.CancelScope() as scope:
-            # The idle actor has it in this step, and sees the cancellation when it comes to it.
+            # The idle actor has it in this step, and sees the cancellation at its turn.
             scope.cancel()
             await puppet.ask(DoGrouped(never))
         assert scope.cancelled_caught

@@ -61,7 +61,7 @@ async def _ask(ref: Ref[Puppet], request: Request[Puppet, Any]) -> None:
     try:
         await ref.ask(request)
     except ActorError:
-        # It crashed over this request, or over another that runs beside it.
+        # It crashed over this request, or over a concurrent one.
         return
 
 

@@ -17,7 +17,7 @@ REFUSED = r"belongs to another thread or Trio run"
 
 
 async def in_another_run(call: Callable[[], Awaitable[object]]) -> None:
-    """Call it in a Trio run of another thread, which must go on after the error."""
+    """Call it in a Trio run of another thread, which must continue after the error."""
     gone_on: list[bool] = []
 
     async def run() -> None:

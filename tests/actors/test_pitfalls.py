@@ -138,7 +138,7 @@ async def test_3_a_group_that_holds_a_failure_and_cancelled_is_not_swallowed(sys
     async with trio.open_nursery() as nursery:
         asker = await started(nursery, ref, Do(act))
         ref.cancel("enough")
-    # Resumed after the failure, it would go on although it was cancelled.
+    # Resumed after the failure, it would continue although it was cancelled.
     assert isinstance(asker.outcome, ActorFailedError)
     assert isinstance(asker.outcome.__cause__, ActorStoppedError)
     assert (await ref.wait_terminated()).reason == "enough"

@@ -1,4 +1,4 @@
-"""Posting: a request whose outcome comes to a callback."""
+"""Posting: a request with a callback for its outcome."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random programs of spawn, ask, tell, crash, cancel and stop, held against a small model.
+"""Random programs of spawn, ask, tell, crash, cancel and stop, compared with a small model.
 
 The model predicts no events, because they depend on the order of tasks. It knows the possible ones: each ask
 has exactly one outcome, which its story allows; no refused request is executed; nobody is left.
@@ -84,7 +84,7 @@ class Tell:
 
 @attrs.frozen
 class Release:
-    """Let the handler of an ask go on, or give the reply that it deferred."""
+    """Let the handler of an ask continue, or give the reply that it deferred."""
 
     ask: int
 
@@ -281,7 +281,7 @@ class GiveBack(Message["Player"]):
 
 
 class Player(Actor):
-    """Does what the story says, and notes it there."""
+    """Follows the story, and notes it there."""
 
     def __init__(self, life: Life) -> None:
         self.life = life
@@ -333,7 +333,7 @@ class Player(Actor):
 
 
 class Stage:
-    """Runs a program, and keeps the model beside it."""
+    """Runs a program, and updates the model."""
 
     def __init__(self, strategy: Strategy, nursery: trio.Nursery) -> None:
         self.family = Family(strategy)
@@ -476,7 +476,7 @@ def repeatable() -> Iterator[None]:
 hypothesis.register_random(trio._core._run._r)
 
 
-@pytest.mark.timeout(60)  # hundreds of programs, on a machine with others beside it
+@pytest.mark.timeout(60)  # hundreds of programs, on a shared machine
 @pytest.mark.parametrize("strategy", Strategy)
 @hypothesis.settings(
     max_examples=334, derandomize=True, deadline=None, database=None, report_multiple_bugs=False

@@ -152,7 +152,7 @@ async def test_a_failure_in_the_end_of_the_lifespan_is_a_crash(system: ActorSyst
     ref = await system.spawn(Puppet, None, None, end, policy=AT_ONCE, name="puppet")
     await crash(ref)
     assert await ref.ask(Number()) == 1
-    # The later error is the one that ended it; the crash is its context.
+    # The later error ended it; the crash is its context.
     assert system.tree().find("s/puppet").last_error == "ValueError: cannot end"
 
 
@@ -283,7 +283,7 @@ async def test_the_handler_s_nursery_wraps_its_failure_and_the_directive_finds_i
     with pytest.raises(ActorFailedError):
         await ref.ask(Do(act))
     ended = await ref.wait_terminated()
-    # The groups of one member around it say nothing.
+    # The groups of one member around it mean nothing.
     assert isinstance(ended.error, KeyError)
 
 

@@ -66,7 +66,7 @@ class Slam(Request["Door", str]):
 
 
 class Linger(Request["Door", str]):
-    """Stash, and go on for a while."""
+    """Stash, and continue for a while."""
 
 
 class Door(Actor):

@@ -76,7 +76,7 @@ async def test_an_asker_has_the_error_itself(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(quick_puppet.tell, RunGrouped(gate))
         await gate.entered.wait()
-        # It ends the told message beside it, too, which has not failed by itself.
+        # It also ends the concurrent told message, which has not failed on its own.
         await crash(quick_puppet)
     await wait()
     assert system.tree().find("s/puppet").restarts == 2

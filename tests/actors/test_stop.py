@@ -197,7 +197,7 @@ async def test_an_endless_actor_is_given_up_logged_counted_and_shown(
         assert system.quarantined == 1
         assert not ref.is_terminated
         assert "actor s/puppet was cancelled and does not end; it is given up" in caplog.messages
-        # Nobody waits for it any more.
+        # Nobody waits for it.
         await wait()
         for asker, kind in (
             (stuck, ActorFailedError),

@@ -243,13 +243,13 @@ async def test_several_failures_at_once(system: ActorSystem, strategy: Strategy)
             assert numbers == [1, 1, 1]
             assert f.log[3:] == ["+a1", "+b1", "+c1"]
         else:
-            # The order of the three is Trio's: one after the first takes those behind it along once more.
+            # The order of the three is Trio's: one after the first takes its successors along once more.
             assert numbers[0] == 1
             assert numbers == sorted(numbers)
 
 
 async def test_rest_for_one_a_later_failure_takes_its_turn_after_an_earlier_one(system: ActorSystem) -> None:
-    """b and d fail at once: d's restart comes after b's, which took d along."""
+    """b and d fail at once: d's restart follows b's, which took d along."""
     async with family(system, Strategy.REST_FOR_ONE) as f, trio.open_nursery() as nursery:
         refs = await f.spawn_all("abcd")
         for ref in (refs[3], refs[1]):
@@ -403,7 +403,7 @@ async def test_stopping_a_child_that_waits_for_its_turn(
         stopped, other = (a, b) if who == "a" else (b, a)
         await stopped.stop()
         assert trio.current_time() == 0.0
-        # The restart goes on with who is left.
+        # The restart continues with the remaining children.
         assert await other.ask(Number()) == 1
         assert trio.current_time() == pytest.approx(20.0)
 

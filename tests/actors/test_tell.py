@@ -1,4 +1,4 @@
-"""Tells: waiting for room, `tell_nowait`, and where a crash goes."""
+"""Tells: waiting for space, `tell_nowait`, and the destination of a crash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages that an actor tells itself later: once, or again and again."""
+"""Delayed messages of an actor to itself: once, or again and again."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_many_timers_fire_at_their_times(delays: list[int]) -> None:
             await trio.sleep(60)
 
     trio.run(main, clock=Clock(autojump_threshold=0))
-    # Those of one time have no order.
+    # Ticks of one time have no order.
     assert sorted(came) == sorted((delay, str(number)) for number, delay in enumerate(delays))
     assert [at for at, _ in came] == sorted(delays)
 

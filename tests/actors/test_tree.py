@@ -199,7 +199,7 @@ async def test_the_process_of_an_incarnation(system: ActorSystem) -> None:
         assert str(system.tree()).endswith("puppet (Puppet) running, process 4711, 1 handled")
         await crash(ref)
         await ref.ask(Echo("a"))
-        # The next incarnation says so itself, or is in this process.
+        # The next incarnation reports it itself, or is in this process.
         assert system.tree().find("s/puppet").pid is None
         await ref.stop()
     assert [(type(event), event.pid) for event in events if isinstance(event, ActorEvent)] == [

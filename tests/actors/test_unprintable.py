@@ -46,7 +46,7 @@ class NoTextError(Exception):
 
 
 def nested(depth: int) -> Exception:
-    """A group whose repr exceeds Python's stack."""
+    """A group with a repr that exceeds Python's stack."""
     error: Exception = NoReprError("innermost")
     for _ in range(depth):
         error = ExceptionGroup("outer", [error, ValueError("beside")])
@@ -208,7 +208,7 @@ async def test_an_error_of_a_lifespan(system: ActorSystem, in_start: bool) -> No
 
 
 async def test_a_failure_next_to_a_cancellation_is_not_hidden(system: ActorSystem) -> None:
-    """The group of both goes through the nurseries; the cancellation finds its scope, the failure stays."""
+    """The group of both passes through the nurseries; the cancellation finds its scope, the failure stays."""
     error = NoReprError("the text")
 
     async def act(actor: Puppet) -> None:

@@ -177,7 +177,7 @@ async def test_a_tell_to_an_actor_that_waits_for_the_sender(system: ActorSystem)
 
 
 async def test_a_tell_that_only_has_to_wait_is_sent(system: ActorSystem) -> None:
-    """A handler of a group runs beside the actor's own task, which makes room meanwhile."""
+    """A handler of a group runs concurrently with the actor's own task, which makes space meanwhile."""
     ref = await system.spawn(Puppet, mailbox=TINY)
     gate = Gate()
 

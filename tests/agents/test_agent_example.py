@@ -1,4 +1,4 @@
-"""`examples/agent`: answers go on at their next token after a kill, and their sources are the right pages."""
+"""`examples/agent`: answers continue at their next token after a kill, and their sources are right pages."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ async def test_a_client_that_leaves_ends_every_step(tmp_path: Path) -> None:
         with trio.fail_after(60):
             while flow.runs:  # noqa: ASYNC110  # the service has no event for it
                 await trio.sleep(0.001)
-        # The service goes on, so that nothing else has cancelled them.
+        # The service continues, so that nothing else has cancelled them.
         assert ended == {"search", "score[0]", "score[1]", "answer"}
         nursery.cancel_scope.cancel()
     await store.aclose()

@@ -27,7 +27,7 @@ class Item:
 
 @attrs.frozen(eq=False)
 class Value:
-    """A result, which says how many bytes it has."""
+    """A result with its number of bytes."""
 
     nbytes: int
 
@@ -75,7 +75,7 @@ class Asker:
 
 @attrs.define(eq=False)
 class Flight:
-    """A computation in the model. Waiting items have an order in the cache that a burst does not tell."""
+    """A computation in the model. Waiting items have an order in the cache that a burst does not show."""
 
     computes: Item
     waiting: list[Item] = attrs.Factory(list[Item])
@@ -182,7 +182,7 @@ async def play(steps: list[tuple[str, int, int]], clock: MockClock) -> None:
                 askers += [Asker(nursery, cache, item) for item in items]
                 before = set(loader.ends)
                 await wait_all_tasks_blocked()
-                # The first of a burst is the one that the loader has got; Trio chooses it.
+                # The first of a burst is the one in the loader; Trio chooses it.
                 items.sort(key=lambda item: item not in set(loader.ends) - before)
                 for item in items:
                     model.ask(item, now)

@@ -429,7 +429,7 @@ async def test_steps_that_come_and_go_between_two_starts_do_no_harm(make_store: 
         with pytest.raises(OSError, match="not yet"):
             await make("a", "b", end=False).run(store=store, key="k", x="x")
         assert calls == ["a", "b"]
-        # The step `b` is gone and `c` is new.
+        # The step `b` is removed and `c` is new.
         found = await make("c", "a", end=True).run(store=store, key="k", x="x")
     assert calls == ["a", "b", "c", "last"]
     assert found.results == {"a": "xa", "c": "xc", "last": "xa - xc"}

@@ -1,4 +1,4 @@
-"""Workflows refuse mistakes with a sentence that says what to do."""
+"""Workflows refuse mistakes with a sentence that gives a remedy."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ TOLERANCES = {"float16": 2e-3, "bfloat16": 1e-2, "float32": 3e-6, "float64": 1e-
 
 
 def with_gaps(dtype: str, shape: tuple[int, ...] = (4, 9, 5)) -> Any:
-    """Numbers with NaN in between, and a line of NaN alone."""
+    """Numbers with NaN in between, and a line of only NaN."""
     x = numbers(shape, dtype)
     if x.dtype.kind != "i":
         x[np.random.default_rng(8).random(shape) < 0.2] = math.nan

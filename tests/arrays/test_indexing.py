@@ -36,7 +36,7 @@ shapes = st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple)
 
 
 def numbers(shape: tuple[int, ...], dtype: str, seed: int) -> Array:
-    """Small whole numbers: their sums and products are exact in every dtype, in any order."""
+    """Small integers: their sums and products are exact in every dtype, in any order."""
     return np.random.default_rng(seed).integers(0, 2, shape).astype(ta.DType(dtype).dtype)
 
 
@@ -173,7 +173,7 @@ async def test_put(device: ta.Device) -> None:
     assert await arrays.put_along_axis(on, lines, -1.0) is on
     np.put_along_axis(want, lines, -1.0, 1)
     await check(on, want)
-    # A view is changed where it lies.
+    # A view is changed in place.
     await arrays.put(on[::2, ::-1], np.array([0]), 9, 1)
     want[::2, ::-1][:, 0] = 9
     await check(on, want)

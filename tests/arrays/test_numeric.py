@@ -1,4 +1,4 @@
-"""Functions of each element beyond the standard, and special ones: against NumPy and SciPy in float64."""
+"""Element-wise functions outside the standard, and special ones: against NumPy and SciPy in float64."""
 
 from __future__ import annotations
 

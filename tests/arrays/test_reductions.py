@@ -18,7 +18,7 @@ import trio_accel as ta
 SIZES = (1, 31, 32, 33, 255, 256, 257, 1025)
 # Relative errors of a result rounded once, and of float64.
 ROUNDED = {"float16": 5e-4, "bfloat16": 4e-3, "float32": 6e-8, "complex64": 9e-8}
-# By the dtype of the array, that of its variance.
+# By the dtype of the array, the dtype of its variance.
 REAL = {**INEXACT, "complex64": "float32", "complex128": "float64"}
 
 

@@ -138,7 +138,7 @@ ALONG_AXES = (
 
 @pytest.mark.parametrize("isolation", ["inline", "process"])
 async def test_a_number_alone_has_no_axes(system: ta.System, isolation: ta.Isolation) -> None:
-    """The device is that of `out`, and the actor survives."""
+    """The device of `out` is used, and the actor survives."""
     options = ta.DeviceOptions(isolation=isolation)
     async with system.open_device(name="numbers", options=options) as device:
         out = await device.zeros(())

@@ -151,7 +151,7 @@ async def test_recurrences_of_other_numbers(device: ta.Device) -> None:
 
 
 async def test_an_average_and_a_kalman_filter(device: ta.Device) -> None:
-    """As the docstring has them: beside the formulas, one observation after another."""
+    """As in the docstring: against the formulas, one observation after another."""
     rng = np.random.default_rng(8)
     z = np.cumsum(rng.normal(size=200)) + rng.normal(size=200)
     observed = await device.put(z)

@@ -17,7 +17,7 @@ PAIRS = [pair for a, b in itertools.product(SIGNED, UNSIGNED) for pair in ((a, b
 
 
 def numbers(dtype: str) -> Any:
-    """Numbers that float64 does not tell apart, and both ends, in order."""
+    """Numbers that float64 cannot distinguish, and both ends, in order."""
     limits = np.iinfo(dtype)
     near = (-2, -1, 0, 1, 5, 2**53, 2**53 + 1, 2**62, 2**62 + 1, 2**63 - 2, 2**63 - 1, 2**63, 2**63 + 1)
     ends = (limits.min, limits.min + 1, limits.max - 1, limits.max)

@@ -27,7 +27,7 @@ class Case:
     Attributes:
         ask: Asks a device, of an array.
         numpy: NumPy's result.
-        is_finite: Whether it is asked of finite numbers only: sums have no other sums than NaN otherwise.
+        is_finite: Whether it is asked only of finite numbers: sums of others are NaN.
         takes_none: Whether it is asked of no elements.
     """
 

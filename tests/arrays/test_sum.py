@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import trio_accel as ta
 
-# By the dtype of the array, that of its sum.
+# By the dtype of the array, the dtype of its sum.
 SUMS = {
     **dict.fromkeys(("bool", "int8", "int16", "int32", "int64"), "int64"),
     **dict.fromkeys(("uint8", "uint16", "uint32", "uint64"), "uint64"),

@@ -102,7 +102,7 @@ async def test_several_views(device: ta.Device, name: str) -> None:
     x = await device.put(host)
     views, want = ours(x), numpys(host)
     assert len(views) == len(want)
-    # By the standard; NumPy's `split` is no function of it.
+    # By the standard; it does not have NumPy's `split`.
     assert isinstance(views, list if "split" in name else tuple)
     for view, one in zip(views, want, strict=True):
         assert view.shape == one.shape

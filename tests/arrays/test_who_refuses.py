@@ -1,4 +1,4 @@
-"""Functions refuse arrays of dtypes that they do not take by their own names, and tell nothing inner."""
+"""Functions refuse arrays of unsupported dtypes by their own names, and mention nothing internal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import trio_accel as ta
 arrays: Any = ta.arrays
 FUNCTIONS = [name for name in arrays.__all__ if hasattr(getattr(arrays, name), "asked")]
 DTYPES = ("bool", "int64", "uint64", "float64", "complex128", "float8_e4m3fn")
-# Whole numbers, and sequences of arrays.
+# Integers, and sequences of arrays.
 NUMBERS = (
     "k", "n_rows", "num", "num_classes", "repeats", "repetitions", "shape", "start", "stop", "fill_value",
     "source", "destination", "window_shape", "pad_width", "sections", "shift", "axis", "axes", "axis1",

@@ -182,7 +182,7 @@ def open_rig(backend: AccelBackend) -> RigOpener:
 
 @pytest.fixture(scope="session")
 def open_kept(backend: AccelBackend) -> Callable[..., AbstractContextManager[Rig]]:
-    """Open a device whose chunks are kept; its blocks live on in them when it is closed."""
+    """Open a device with kept chunks; its blocks live on in them when it is closed."""
 
     @contextmanager
     def open_(keeper: ChunkKeeper, memory_limit: int | None = None) -> Iterator[Rig]:
@@ -232,7 +232,7 @@ def _no_descriptor_is_left() -> Iterator[None]:
 
 
 def _descriptors() -> set[str]:
-    """Open files by number and name; none where the system does not tell."""
+    """Open files by number and name; none if the system does not list them."""
     folder = Path("/proc/self/fd")
     names = {entry: _target(entry) for entry in folder.iterdir()} if folder.exists() else {}
     return {f"{entry.name} {name}" for entry, name in names.items() if name is not None}

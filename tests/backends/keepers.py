@@ -1,4 +1,4 @@
-"""Keeps chunks for tests, as the process does that devices live and die beside."""
+"""Keeps chunks for tests, like the keeper process of devices."""
 
 from __future__ import annotations
 

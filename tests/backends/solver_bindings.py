@@ -32,7 +32,7 @@ def _lapack(name: str, dtype: Any) -> Callable[..., Any]:
 
 
 class Bindings:
-    """Both modules in one; each call is computed at once, behind what its stream has been given.
+    """Both modules in one; each call is computed at once, after the earlier work of its stream.
 
     Attributes:
         calls: The calls: names and arguments, with addresses as ``"@"``.

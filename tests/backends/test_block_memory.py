@@ -1,4 +1,4 @@
-"""The blocks of one device, against a model that knows what stands in each."""
+"""The blocks of one device, against a model that knows the contents of each."""
 
 from __future__ import annotations
 

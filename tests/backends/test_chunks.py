@@ -216,7 +216,7 @@ def test_a_refused_takeover_changes_nothing(chunks, blocks, message) -> None:
     with pytest.raises(ValueError, match=message):
         allocator.adopt(chunks, blocks)
     assert (allocator.used, allocator.reserved, allocator.blocks) == (A, 4 * A, 1)
-    for block in (51, 52, 53):  # the gaps are those that there were
+    for block in (51, 52, 53):  # the gaps are the old ones
         assert allocator.allocate(block, A).chunk == first.chunk
     assert list(source.alive) == [first.chunk]
 

@@ -20,7 +20,7 @@ from trio_accel.backends.base.kit.communicators import (
 
 @attrs.define(eq=False)
 class Handle:
-    """Is there after so many looks."""
+    """Arrives after this many looks."""
 
     looks: float = float("inf")
     aborted: int = 0

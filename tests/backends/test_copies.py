@@ -111,7 +111,7 @@ def test_any_layout_on_either_side(open_rig, host, target):
 
 @st.composite
 def large_layouts(draw):
-    """Two layouts of one shape: places of elements in buffers of their own, of which no two are the same."""
+    """Two layouts of one shape: indices of elements in separate buffers, all of them different."""
     dtype = draw(st.sampled_from(["int8", "bfloat16", "float32", "float64", "complex128"]).map(DType))
     ndim = draw(st.integers(1, 4))
     sides = [1, 2, 3, 4, 8, 12] if ndim > 2 else [1, 2, 8, 64, 130]

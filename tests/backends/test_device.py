@@ -92,7 +92,7 @@ def test_every_specification_belongs_to_one_library(rig):
     names = [name for name in rig.device.libraries if name != "program"]
     owners = [spec for name in names for spec in rig.library(name).operations]
     assert {spec.operation for spec in specs} <= set(owners)
-    # Expressions of the package and those of the user's own are two libraries, with a stream each.
+    # Expressions of the package and of the user are two libraries, with a stream each.
     twice = {name for name in owners if owners.count(name) > 1}
     assert twice <= rig.library("arrays").operations & rig.library("jit").operations
     assert twice >= {ops.ExpressionSpec.operation}

@@ -169,7 +169,7 @@ def assert_same(got: Any, want: Any, what: str) -> None:
 
 
 def types_of(function: str, dtype: DType) -> TypedExpression | None:
-    """A function of arrays of one dtype; None where there is none."""
+    """A function of arrays of one dtype; None if there is none."""
     expression = parse(f"{function}({', '.join('xyz'[: FUNCTIONS[function].arity])})")
     try:
         return typed(expression, (dtype,) * len(expression.inputs))
@@ -293,7 +293,7 @@ def test_numbers_computed_from_constants_are_refused_as_written_ones_are() -> No
             held("(a - 2) * x", {0: value}, Weak.int, DType.uint8)
     (got,) = evaluate(held("(a - 2) * x", {0: 3}, Weak.int, DType.uint8), [np.int64(3), np.uint8([7])])
     np.testing.assert_array_equal(got, np.uint8([7]), strict=True)
-    # Python's whole numbers have any size, those of a device 64 bits.
+    # Python's integers have any size, those of a device 64 bits.
     with pytest.raises(ValueError, match="64 bits"):
         typed(parse("x * (2 ** 40 * 2 ** 40)"), (DType.float32,))
     with pytest.raises(ValueError, match="which int64 holds"):

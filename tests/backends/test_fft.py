@@ -52,7 +52,7 @@ def transform_axes(rig, source, kind, direction, lengths, axes, norm):
 
 
 def reference_axes(source, kind, direction, lengths, axes, norm):
-    """NumPy's transforms of several axes; of the real ones it has one direction, and conjugates."""
+    """NumPy's transforms of several axes; real ones exist in one direction, and need conjugates."""
     if kind == "c2c":
         function = np.fft.fftn if direction == "forward" else np.fft.ifftn
         return function(source, lengths, axes, norm)

@@ -177,7 +177,7 @@ def run(spec: FftSpec, plan: TransformPlan, values: Any) -> Any:
 )
 @settings(max_examples=150, deadline=None)
 def test_the_numbers(kind: Any, shape: list[int], data: st.DataObject) -> None:
-    """Also with more axes and loops than a test of a device goes through."""
+    """Also with more axes and loops than in a test of a device."""
     axes = tuple(data.draw(st.permutations(range(len(shape))))[: data.draw(st.integers(1, len(shape)))])
     lengths = tuple(data.draw(st.integers(1, 6)) for _ in axes)
     spec = transform(

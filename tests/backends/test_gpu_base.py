@@ -43,7 +43,7 @@ def memory_at(address: int, nbytes: int) -> Array:
 
 
 def strided(address: int, dtype: DType, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
-    """An array whose strides may lead before its address."""
+    """An array with strides that may lead before its address."""
     before = -sum((extent - 1) * step for extent, step in zip(shape, strides, strict=True) if step < 0)
     after = sum((extent - 1) * step for extent, step in zip(shape, strides, strict=True) if step > 0)
     whole = memory_at(address - before, before + after + dtype.itemsize)
@@ -51,7 +51,7 @@ def strided(address: int, dtype: DType, shape: tuple[int, ...], strides: tuple[i
 
 
 class Context:
-    """Never lost; `depth` is that of the blocks that it is current in."""
+    """Never lost; `depth` counts the blocks in which it is current."""
 
     is_lost = is_dead = False
 
@@ -266,7 +266,7 @@ class Memory(TransferLibrary, EnqueuingLibrary[Device, Any]):
 
 @ops.specification
 class Turn(ops.OperationSpec):
-    """Transposes matrices by columns, and says how many there are."""
+    """Transposes column-major matrices, and reports their number."""
 
     source: ops.ArraySpec = ops.reads()
     out: ops.ArraySpec = ops.writes()

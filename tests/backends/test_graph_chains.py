@@ -56,7 +56,7 @@ class Stream:
 
 
 class Pinned:
-    """Memory of the host, of which the piece that came back last is the next one."""
+    """Memory of the host; the last returned piece is the next one."""
 
     def __init__(self) -> None:
         self.pieces = [ctypes.create_string_buffer(256) for _ in range(2)]
@@ -186,7 +186,7 @@ def test_a_chain_is_captured_before_its_fourth_launch_at_a_place() -> None:
         library.enqueue(chain(1, 2), stream)
     assert stream.log == [1, 2, 1, 2, 1, 2, (1, 2), (1, 2)]
     assert library.graphs == [[1, 2]]
-    # Elsewhere it is counted anew.
+    # Elsewhere it is counted again.
     library.base, library.freed = 100, 1
     library.enqueue(chain(1, 2), stream)
     assert stream.log[8:] == [1, 2]
@@ -239,7 +239,7 @@ def test_host_arrays_travel_by_one_piece_of_pinned_memory_with_the_chain() -> No
         library.enqueue(request(1, 2, words=words), stream)
         assert len(pinned.free) == 1
         assert ctypes.string_at(place, 3) == b"abc"
-        # The device writes the result behind what is given, where any dtype is aligned.
+        # The device writes the result after the given array, at an address aligned for any dtype.
         ctypes.memmove(place + 64, bytes([turn] * 5), 5)
         stream.end()
         assert len(pinned.free) == 2

@@ -13,7 +13,7 @@ from trio_accel.backends.base.kit.code_cache import header_parts
 
 @pytest.fixture
 def folders(tmp_path: Path) -> list[Path]:
-    """Two folders of headers; `a.h` includes `b.h`, which lies beside it and includes `a.h` again."""
+    """Two folders of headers; `a.h` includes `b.h`, which is next to it and includes `a.h` again."""
     for name, text in {
         "one/a.h": '#pragma once\n  #  include /* twice **/ "b.h"\n',
         "one/b.h": '#include "a.h"\n#if 0\n#include <deep/c.h>\n#endif\n',

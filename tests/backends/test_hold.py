@@ -32,7 +32,7 @@ def test_later_work_runs_after_the_release_and_earlier_work_at_once(rig, other, 
     rig.stream.notify(behind, bell)
     other.wait(before)
     rig.enqueue("memory", CopySpec(array, seen), other)
-    rig.finish(other)  # other streams go on
+    rig.finish(other)  # other streams continue
     assert before.is_done
     assert not behind.is_done
     assert bell.rings == []
@@ -126,7 +126,7 @@ def test_a_device_that_works_without_end_does_so_until_the_release(rig, other):
     fill(rig, 2.0, array)
     behind = rig.stream.record()
     fill(rig, 1.0, elsewhere, other)
-    rig.finish(other)  # other streams go on
+    rig.finish(other)  # other streams continue
     assert not behind.is_done
     hold.release()
     rig.finish(rig.stream)

@@ -35,7 +35,7 @@ def array(block: int, offset: int = 0) -> ArraySpec:
 
 
 def filled(cls: Any) -> tuple[Any, dict[str, int]]:
-    """One whose arrays lie in blocks of their own, and these by the names of the fields."""
+    """A specification with each array in its own block, and the blocks by the names of the fields."""
     fields = cls.descriptor().fields
     blocks = {field.name: number for number, field in enumerate(fields, 7) if field.is_array}
     values: list[Any] = []

@@ -73,7 +73,7 @@ def printed(folder: Path, program: str) -> list[str]:
 
 
 def told(folder: Path) -> dict[str, str | None]:
-    """Return what `info` says of each backend, and find what it prints to be JSON."""
+    """Return the output of `info` for each backend, and check that it is JSON."""
     done = run(folder, "-m", "trio_accel.cli", "info", "--json")
     assert done.returncode == 0, done.stderr
     return {backend["name"]: backend["problem"] for backend in json.loads(done.stdout)["backends"]}

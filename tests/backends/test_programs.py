@@ -193,7 +193,7 @@ def test_each_element_stores_even_if_all_share_index_and_value() -> None:
 
 @pytest.mark.parametrize("reduce", ["add", "set", "max"])
 def test_varying_values_at_a_constant_index_are_all_stored(reduce: Any) -> None:
-    """Element (i, k) is stored at k, and its value is that of i."""
+    """Element (i, k) is stored at k, with the value of i."""
     parsed = parse("place = x[i(1)]; value = v", ("x", "v"), ("place", "value"))
     made = typed(parsed, (DType.float64, DType.float64), (), True)
     x, v = np.zeros(4), np.array([[1.0], [2.0], [3.0]])

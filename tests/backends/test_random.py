@@ -25,7 +25,7 @@ KINDS = [
 
 
 def draw(rig, kind, size, *, row=0, skip=0, low=0.0, width=None, seed=7):
-    """Numbers in an array that begins so many elements into its block, and nothing around it is touched."""
+    """Numbers in an array that begins this many elements into its block, and nothing around it is touched."""
     distribution, dtype = kind
     if width is None:
         width = 2.0**32 if distribution == "integers" else 1.0

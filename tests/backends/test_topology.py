@@ -98,7 +98,7 @@ PAIRS = list(itertools.combinations(range(SIZE), 2))
 @settings(max_examples=100, deadline=None)
 @given(st.sets(st.sampled_from(PAIRS)))
 def test_islands_against_all_groups(pairs: set[tuple[int, int]]) -> None:
-    """The largest group whose members reach one another is taken out, again and again."""
+    """The largest group with links between all members is taken out, again and again."""
     left: list[int] = list(range(SIZE))
     expected: list[tuple[str, ...]] = []
     while left:

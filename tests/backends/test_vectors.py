@@ -52,7 +52,7 @@ def test_scal_of_an_array_of_another_rank_keeps_the_signs_of_zeros(rig, dtype):
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("length", LENGTHS)
 def test_dot(rig, random_array, exact, assert_close, dtype, length):
-    # Between 0 and 1 for float16, whose largest number is 65504.
+    # Between 0 and 1 for float16, because its largest number is 65504.
     x, y = (
         np.asarray(random_array((length,), dtype, seed) / 4).astype(DType(dtype).dtype) for seed in (1, 2)
     )
@@ -184,7 +184,7 @@ def test_layouts_of_axpy_scal_and_nrm2(open_rig, assert_close, pair):
         assert_close(rig.get(device_y), y - 2.5 * x)
         rig.enqueue("blas", linalg.scal.spec(3, device_x))
         assert_close(rig.get(device_x), 3 * x)
-        # Of more axes it is no vector: the last of its rows.
+        # With more axes it is not a vector: the last of its rows.
         row, place = (
             x.reshape(-1, x.shape[-1])[-1],
             device_x.offset + np.dot(np.subtract(x.shape[:-1], 1), x.strides[:-1]),

@@ -1,4 +1,4 @@
-"""The soak with bad requests, for a few seconds: every request has its outcome, and the device goes on."""
+"""The soak with bad requests, for a few seconds: every request has its outcome, and the device continues."""
 
 from __future__ import annotations
 

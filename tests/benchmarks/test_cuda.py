@@ -43,7 +43,7 @@ async def test_a_rival_measures_itself_and_reports_its_failures() -> None:
             assert 0 < await rival.measure("mixed", work=work, calls=2) < 10
         with pytest.raises(RivalMissingError, match="bare blocking failed: AttributeError"):
             await rival.measure("blocking", work="nonsense", size=64, calls=2)
-        # It goes on.
+        # It continues.
         assert await rival.measure("blocking", work="fft", size=64, calls=2) > 0
     async with open_rival("engine") as rival:
         for words, callbacks in ((0, 0), (1, 0), (1, 1)):

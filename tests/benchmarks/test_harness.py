@@ -61,7 +61,7 @@ def test_one_measurement_is_its_own_quartiles_and_none_is_refused() -> None:
 
 
 def test_ratio_and_difference_are_taken_pair_by_pair() -> None:
-    # A machine that slows down by a factor of 100 on the way leaves the ratio alone.
+    # A machine that slows down by a factor of 100 on the way does not change the ratio.
     pairs = Pairs(ours=(2.0, 20.0, 200.0), peer=(1.0, 10.0, 100.0))
     assert pairs.ratio() == Summary(median=2.0, lower=2.0, upper=2.0, count=3)
     assert pairs.difference() == Summary(median=10.0, lower=5.5, upper=55.0, count=3)
@@ -309,7 +309,7 @@ def test_the_sparse_matrix_of_the_bandwidth_is_canonical() -> None:
 def test_mixed_shapes_are_different_ones_of_100_to_600() -> None:
     assert len(set(MIXED)) == len(MIXED) == 40
     assert all(100 <= extent <= 600 for shape in MIXED for extent in shape)
-    # Large and small ones of both: no service has squares alone.
+    # Large and small ones of both: no service has only squares.
     assert {rows > columns for rows, columns in MIXED} == {False, True}
     assert [matrix.shape for matrix in mixed_matrices()] == list(MIXED)
 
@@ -338,7 +338,7 @@ async def test_mixed_workloads_use_one_matrix_after_the_other(isolation: Isolati
 
 
 def test_how_fast_python_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The median of nine loops, by a clock that says how long each took."""
+    """The median of nine loops, by a clock that returns their durations."""
     seconds = [0.5, 0.01, 0.02, 0.02, 0.04, 0.02, 0.02, 0.1, 0.01]
     now = [0.0]
     for took in seconds:

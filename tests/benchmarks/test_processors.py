@@ -73,8 +73,8 @@ async def _alternate(
 
     async def measure(name: str) -> float:
         await trio.lowlevel.checkpoint()
-        # A measurement that takes so long: the clock is the real one.
-        # clock: the time that this work takes decides nothing
+        # A measurement with a long duration: the clock is the real one.
+        # clock: the duration of this work decides nothing
         await trio.sleep(took)
         processors.calls.append(f"{name} measured")
         return float(processors.calls.count(f"{name} measured"))
@@ -107,7 +107,7 @@ async def test_patience_ends_and_then_every_pair_counts(monkeypatch: pytest.Monk
 
 
 async def test_only_counted_pairs_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the row of the first single ones, too, whose measurements are noted on the way."""
+    """Also of the row of the first single ones, whose measurements are noted on the way."""
     noted: list[int] = []
     processors = _Scripted(True, True, False, True, False, True, True, True, True)
     await _alternate(

@@ -136,7 +136,7 @@ async def test_lost_and_doubled_additions_are_seen(there: tuple[int, ...], lost:
 
 
 async def test_additions_without_an_answer_are_sent_again(system: ta.System) -> None:
-    """An addition whose asker was cancelled may have happened: the same id makes it happen once."""
+    """An addition with a cancelled asker may have happened: the same id makes it happen once."""
     members: Any = FakeCluster()
     bank = Bank(cluster.LocalNodes(["left"]), members)
     with trio.CancelScope() as scope:
@@ -171,7 +171,7 @@ async def test_losses_are_compared_and_no_step_is_left_out(system: ta.System, tm
 
 
 def test_a_wrong_text_is_seen() -> None:
-    """The texts are those of the network: a token depends on the last four, and on the weights."""
+    """The texts are the network's: a token depends on the last four, and on the weights."""
     prompt = Prompt((3, 1, 4), 12)
     text = text_of(prompt)
     assert len(text) == 12

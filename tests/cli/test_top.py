@@ -120,7 +120,7 @@ class Seen:
     place: int = 0
 
     def wait(self, pattern: str) -> re.Match[str]:
-        """Wait until it has been written, behind what was waited for before."""
+        """Wait until it has been written, after the texts of earlier waits."""
         while (found := re.compile(pattern).search(self.text, self.place)) is None:
             self.text += os.read(self.controller, 65536).decode()
         self.place = found.end()
@@ -129,7 +129,7 @@ class Seen:
 
 @pytest.fixture
 def screen(start: Start, environment: dict[str, str]) -> Screen:
-    """Starts the command on a terminal of so many rows."""
+    """Starts the command on a terminal of this many rows."""
 
     @contextmanager
     def opened(url: str, rows: int = 24) -> Generator[Seen, None, None]:
@@ -189,7 +189,7 @@ def test_each_event_is_drawn_until_ctrl_c(program: Watched, screen: Screen) -> N
     assert seen.process.returncode == 0
     assert "\x1b]0;" not in seen.text
     assert "\x1b[2J" not in seen.text
-    # The terminal is as it was, and nothing is said.
+    # The terminal is in its old state, and nothing is printed.
     assert seen.text.endswith(("\x1b[?25h\x1b[?1049l", "\x1b[?1049l\x1b[?25h"))
 
 

@@ -59,7 +59,7 @@ class Homes:
 
 
 class Watched(cluster.Entity):
-    """Takes the seconds that its message says."""
+    """Takes the seconds given in its message."""
 
     homes: ClassVar[Homes]
 
@@ -219,7 +219,7 @@ class Line:
         return found.unwrap()
 
     def close(self) -> None:
-        """End it as its source does: the target hears of it as of a frame."""
+        """End it like its source: the target learns of it as of a frame."""
         self._lose()
         self._there.send_nowait(None)
 
@@ -294,7 +294,7 @@ class NoDevices:
         yield self
 
     def __iter__(self) -> Iterator[Any]:
-        # One that says its name, and whose memory nobody takes.
+        # A peer that sends its name, and takes no memory.
         return iter([types.SimpleNamespace(info=types.SimpleNamespace(name="none"), host_empty=bytes)])
 
     def place(self, key: object) -> None:
@@ -308,7 +308,7 @@ async def without_devices(name: str) -> AsyncGenerator[NoDevices, None]:
 
 
 class TimeOfProcess:
-    """The module `trio` for an agent, whose process may do nothing for a while."""
+    """The module `trio` for an agent in a process that may do nothing for a while."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(trio, name)
@@ -322,7 +322,7 @@ class TimeOfProcess:
 
 
 class FakeNodes:
-    """Nodes whose agents are tasks.
+    """Nodes with agents in the form of tasks.
 
     An agent that nothing reaches cannot be ended, as on a host that the network has lost. It is given up
     when it was silent for long enough.
@@ -380,7 +380,7 @@ class FakeNodes:
 
 
 class Played:
-    """A cluster in a run of Trio's that goes on only while a command of the test is carried out."""
+    """A cluster in a run of Trio's that continues only during a command of the test."""
 
     def __init__(self) -> None:
         self.homes, self.pending, self.errors = Homes(), 0, list[Exception]()
@@ -428,7 +428,7 @@ class Played:
                 trio.open_nursery() as self._nursery,
             ):
                 while True:
-                    # Time stands still while there is no command: a task that can run is no idle one.
+                    # Time stands still while there is no command: a runnable task is not idle.
                     while not self._commands:  # noqa: ASYNC110  # what changes is elsewhere
                         await trio.lowlevel.checkpoint()
                     command = self._commands[0]
@@ -442,7 +442,7 @@ class Played:
             outer.cancel_scope.cancel(reason="the script has ended")
 
     def do(self, command: Callable[[], Any]) -> None:
-        """Have the run carry out a command, and stand still again."""
+        """Have the run execute a command, and stand still again."""
         self._commands.append(command)
         for _ in range(MOST_STEPS):
             if self._end is not None or not self._commands:
@@ -501,7 +501,7 @@ class Played:
             try:
                 await self.made.drain(name)
             except KeyError:
-                return  # it is no member
+                return  # it is not a member
             self.drained.add(name)
 
         self.call(self._nursery.start_soon, drain)

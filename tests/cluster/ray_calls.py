@@ -51,7 +51,7 @@ class RayAddress:
     actor: Any
 
     async def connect(self, name: str, window: float, nursery: trio.Nursery, *_: object) -> Any:
-        """See `Address.connect`; the link tells where nobody is there."""
+        """See `Address.connect`; the link reports the absence of a peer."""
         link = RayLink(self.actor, name, window)
         nursery.start_soon(link.run)
         return link
@@ -104,7 +104,7 @@ class RayLink:
         value = FRAMES.unpack([one.copy() for one in answer])
         if is_value:
             return value
-        # The agent tells that the deadline has passed, too: the asker's own scope is to do that.
+        # The agent also reports that the deadline has passed, although the asker's own scope does that.
         await trio.lowlevel.checkpoint_if_cancelled()
         raise FRAMES.raised(value, self._name)
 
@@ -152,7 +152,7 @@ class CalledAgent(cluster.RayNodes.agent):  # type: ignore[misc]
 
 
 class RayCalls(cluster.RayNodes):
-    """Nodes of Ray's whose agents are asked by calls."""
+    """Nodes of Ray's with agents that are asked by calls."""
 
     agent = CalledAgent
 

@@ -1,4 +1,4 @@
-"""A cluster of Ray's on this host, whose nodes are simulated, and which leaves no process behind."""
+"""A cluster of Ray's on this host, with simulated nodes; it leaves no process behind."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _paths() -> list[Path]:
 
 
 def left(folder: str, seconds: float = 60.0, of: str = "") -> list[str]:
-    """Processes with a file open in a folder that live on so many seconds after they should be gone."""
+    """Processes with a file open in a folder that live on this many seconds after they should be gone."""
     until = time.monotonic() + seconds
     while (found := [one for one in _users(folder) if of in one]) and time.monotonic() < until:
         time.sleep(0.2)
@@ -76,7 +76,7 @@ def _users(folder: str) -> list[str]:
 
 @contextmanager
 def ray_host() -> Generator[RayHost, None, None]:
-    """Have a cluster; all that it has started is gone at the end."""
+    """Have a cluster; all its processes have ended at the end."""
     import ray
 
     host = RayHost()

@@ -93,7 +93,7 @@ async def test_ten_thousand_askers_of_a_slow_entity_wait() -> None:
             while total < 10_000:
                 most = max(most, len(link._replies))
                 await trio.sleep(0.01)
-        # A heartbeat goes beside the window.
+        # A heartbeat does not count for the window.
         assert 64 <= most <= 65
         assert total == 10_000.0
 
@@ -216,7 +216,7 @@ time.time_ns = lambda: int(time.time() * 1e9)
 
 
 class JumpyStore(cluster.SqliteStore):
-    """A store whose database has a clock that jumps by ten hours."""
+    """A store on a database with a clock that jumps by ten hours."""
 
     words: ClassVar[Mapping[str, str]] = {
         **cluster.SqliteStore.words,
@@ -248,7 +248,7 @@ async def test_clocks_that_jump_decide_nothing(tmp_path: Path, monkeypatch: pyte
 
 @attrs.define(eq=False)
 class Proxy:
-    """A network in front of an agent, which may lose what goes in one direction.
+    """A network in front of an agent, which may lose the frames of one direction.
 
     Lost frames come through when the network is back, as TCP sends them again.
     """
@@ -290,7 +290,7 @@ class Proxy:
 
 
 class ProxiedNodes(cluster.LocalNodes):
-    """Nodes behind proxies. One that the network cuts off is not killed: it ends its entities by itself."""
+    """Nodes behind proxies. A node cut off by the network is not killed: it ends its entities on its own."""
 
     def __init__(self, names: int, nursery: trio.Nursery) -> None:
         super().__init__(names)
@@ -381,7 +381,7 @@ async def test_an_entity_given_up_has_no_second_home(tmp_path: Path) -> None:
             nursery.start_soon(ask, key, str(over))
         await until(lambda: all(Path(f"{file} {key}").exists() for key in KEYS))
         nodes.add("node-9")
-        # The actors of the keys that move are given up, and go on.
+        # The actors of the keys that move are given up, and continue.
         await until(lambda: given_up)
         homes = list[str]()
 
@@ -426,7 +426,7 @@ def check_served(file: str) -> None:
         served[key].append((float(began), float(ended), int(pid)))
     assert {*served} == {*KEYS}
     for key, times in served.items():
-        # No two processes serve a key at one time, and no older one serves behind a newer one.
+        # No two processes serve a key at one time, and no older one serves after a newer one.
         for (_, ended, first), (began, _, then) in itertools.pairwise(sorted(times)):
             assert first == then or ended <= began, key
         order = [pid for pid, _ in itertools.groupby(pid for _, _, pid in sorted(times))]

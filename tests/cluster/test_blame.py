@@ -98,7 +98,7 @@ class Played(cluster.EntityRouter):
 
 @attrs.frozen
 class Request:
-    """A request that takes some seconds, and may end its agent behind them."""
+    """A request that takes some seconds, and may end its agent after them."""
 
     seconds: float
     is_lethal: bool = False
@@ -185,7 +185,7 @@ def test_agents_that_somebody_kills_are_nobodys_blame(
 ) -> None:
     """Also where agents are killed faster than requests are served.
 
-    A killer that rests for longer than the router waits for quiet is not told apart from its request.
+    A killer that rests for longer than the router waits for quiet cannot be distinguished from its request.
     """
     chosen = random.Random(seed)
     longest = min(2 * pause, 0.9 * tables._QUIET)

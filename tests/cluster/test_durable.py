@@ -256,7 +256,8 @@ async def test_a_returning_agent_is_fenced(path: str) -> None:
         nodes.unreachable = member.name
         old_epoch, refused = made.epoch, list[str]()
         async with trio.open_nursery() as nursery:
-            # A way of its own, which does not end with the cluster's: as that of an agent with an old table.
+            # A link of its own, which does not end with the cluster's: like the link of an agent with an old
+            # table.
             link = await member.address.connect("the stopped one", 64, nursery)
 
             async def ask(key: str, seconds: float) -> None:
@@ -275,7 +276,7 @@ async def test_a_returning_agent_is_fenced(path: str) -> None:
                 for key in mine:
                     assert await refs[key].ask(Add(1.0)) == 2.0
                 os.kill(stopped, signal.SIGCONT)
-            # Both had begun before it was stopped, and may not write any more.
+            # Both had begun before it was stopped, and may no longer write.
             assert refused == ["FencedError", "FencedError"]
             await ask(mine[0], 0.0)
             for key in mine:

@@ -38,7 +38,7 @@ async def test_asks_of_a_closed_cluster_are_refused(tmp_path: Path) -> None:
             assert (counter.is_available, counter.is_dead) == (True, False)
             nursery.start_soon(ask, counter, 60.0)
             await trio.testing.wait_all_tasks_blocked()
-            # Behind it on the link, so it has begun.
+            # It follows on the link, so it has begun.
             await made.entity(Counter, "behind").ask(Add(1.0))
         assert (counter.is_available, counter.is_dead) == (False, True)
         with trio.fail_after(60):

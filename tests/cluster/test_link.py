@@ -36,7 +36,7 @@ def _refuse() -> None:
 
 
 class UnprintableError(Exception):
-    """An error whose text fails."""
+    """An error with a failing text."""
 
     def __str__(self) -> str:
         raise RuntimeError("no text")
@@ -55,7 +55,7 @@ class ForgedError(Exception):
 
 @attrs.define
 class Served:
-    """Serves what the requests say, and counts."""
+    """Serves the requests, and counts."""
 
     begun: int = 0
     running: int = 0
@@ -195,7 +195,7 @@ async def test_a_senseless_frame_ends_only_that_link(what: str) -> None:
         bad = await address.connect("far", 64, nursery)
         for stream in bad._streams:
             await stream.write(SENSELESS[what])
-            # The rest of it never comes.
+            # The rest of it never arrives.
             stream.sock.shutdown(trio.socket.SHUT_WR)
         with trio.fail_after(60):
             await bad.lost.wait()
@@ -260,7 +260,7 @@ async def test_strange_errors_end_only_their_request() -> None:
 
 
 async def test_a_moved_deadline_is_sent_to_the_peer() -> None:
-    """The node has given up by the deadline that the request came with."""
+    """The node has given up by the deadline of the request."""
 
     async def serve(request: Any) -> None:
         begun.set()

@@ -217,7 +217,8 @@ async def test_the_end_of_a_stopped_agent_is_waited_for(host: RayHost) -> None:
 
 
 async def test_an_agent_has_the_priority_of_the_program(host: RayHost) -> None:
-    # By its default, Ray has its workers give way: beside busy programs, an agent took a minute to start.
+    # By its default, Ray has its workers give way: on a machine with busy programs, an agent took a minute to
+    # start.
     async with opened(host, "stream") as made:
         for name, ref in made.replicas(Counter).items():
             node, pid, _ = await ref.ask(Where())

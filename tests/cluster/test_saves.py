@@ -289,7 +289,7 @@ class TestFiles:
 
 
 class TestOwners:
-    """One owner is stopped, another takes the entity, and the first one goes on."""
+    """One owner is stopped, another takes the entity, and the first one continues."""
 
     async def _replaced(self, path: str, where: str, before: dict[str, Any], late: dict[str, Any]) -> None:
         """Have the first owner stop in a message; the second one's arrays must be whole, whatever it does."""
@@ -536,7 +536,7 @@ class TestClusters:
             assert len(files(store)) == 2
             kill = Path(path + ".kill")
             kill.touch()  # noqa: ASYNC240
-            # The save behind the fourth message has its file, and was not committed.
+            # The save after the fourth message has its file, and was not committed.
             assert await ref.ask(Step(1.0)) == 4
             assert Path(path + ".killed").read_text() == "3"  # noqa: ASYNC240
             assert len(files(store)) == 2

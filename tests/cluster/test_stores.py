@@ -21,7 +21,7 @@ from stores import MakeStore, entry, numbers, opened, repeated
 
 from trio_accel.cluster import Entry, FencedError, Journal, PostgresStore, SqliteStore, StoreError
 
-# A process of its own with a store: it opens it, and does what its test says.
+# A process of its own with a store: it opens it, and follows its test.
 _PROGRAM = """
 import pickle, sys, trio
 from trio_accel.cluster import Entry
@@ -60,7 +60,7 @@ async def count(store: Any, what: str) -> int:
 
 
 async def age(store: Any, seconds: float) -> None:
-    """Have all messages be older, as if the clock had gone on, or jumped."""
+    """Make all messages older, as if the clock had advanced, or jumped."""
     await store._run(store._sql, "update accel_messages set at = at - ?", seconds)
 
 
@@ -310,7 +310,7 @@ class TestFailures:
 
             def slow(*arguments: Any) -> None:
                 trio.from_thread.run_sync(begun.set)
-                # The cancellation comes before this has ended.
+                # The cancellation arrives before this has ended.
                 assert cancelled.wait(60)
                 work(*arguments)
                 written.append(True)
@@ -373,7 +373,7 @@ class TestFailures:
                 return await store.take("counter", 2)
 
         journal = trio.run(recover)
-        # The last one may have been kept, and its acknowledgement was never said.
+        # The last one may have been kept, and its acknowledgement was never sent.
         assert known <= journal.number <= known + 1
         last = journal.number // 7 * 7
         assert journal.saved == (last, b"%d" % last)

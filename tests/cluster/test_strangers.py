@@ -47,7 +47,7 @@ async def test_strangers_beyond_the_descriptors_of_an_agent_end_nothing() -> Non
                     with pytest.raises(links.LinkLostError):
                         await wrong.connect("node-0", 64, nursery)
             await ask()
-            # And those who have it still come in.
+            # Clients with the key are still admitted.
             async with trio.open_nursery() as nursery:
                 link = await address.connect("node-0", 64, nursery)
                 await link.ask(("flush",))

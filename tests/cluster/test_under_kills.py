@@ -103,7 +103,7 @@ async def totals_under(
 async def test_totals_under_kills_leaves_and_joins(path: str, rounds: int) -> None:
     nodes = cluster.LocalNodes(3)
     async with opened(nodes, cluster.SqliteStore(path)) as made:
-        # Entities without a store tell who has moved: they begin anew.
+        # Entities without a store show the moves: they begin again.
         counters = [made.entity(Counter, key) for key in KEYS]
 
         def kill_and_remove(name: str) -> None:
@@ -160,7 +160,7 @@ async def test_totals_under_kills_of_workers(path: str, rounds: int) -> None:
         async def harm(work: Callable[[], Awaitable[None]]) -> None:
             for _ in range(rounds):
                 await work()
-                # The launcher is the first, and its workers come behind it.
+                # The launcher is the first, and its workers follow it.
                 await until(lambda: workers_of(nodes.pid("node-0"))[1:])
                 os.kill(workers_of(nodes.pid("node-0"))[-1], signal.SIGKILL)
 

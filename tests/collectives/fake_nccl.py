@@ -41,7 +41,7 @@ def prefix() -> str:
 
 
 def broken() -> Path:
-    """A file whose presence makes the opening of communicators fail."""
+    """A file that makes the opening of communicators fail."""
     return Path(tempfile.gettempdir()) / f"{prefix()}broken"
 
 
@@ -55,7 +55,7 @@ class FakeControlActor(LibraryActor):
 
 @attrs.define(eq=False)
 class Handle:
-    """One rank: it posts a file for each message, and looks for those of others."""
+    """One rank: it posts a file for each message, and looks for the other ranks' files."""
 
     folder: Path
     rank: int

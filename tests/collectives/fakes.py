@@ -32,7 +32,7 @@ FAKE = CollectiveLibrary(
 
 @contextmanager
 def fake_libraries(monkeypatch: pytest.MonkeyPatch) -> Generator[None, None, None]:
-    """Give the CPU backend a library of collectives, and CUDA on the stand-in driver its own one."""
+    """Give the CPU backend a library of collectives, and CUDA on the stand-in driver its own."""
     monkeypatch.setattr(CpuBackend, "collectives", FAKE)
     monkeypatch.setenv(fake_nccl.MARK, str(os.getpid()))
     # All ranks are on one device.

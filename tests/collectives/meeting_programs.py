@@ -1,4 +1,4 @@
-"""Programs whose ranks meet; workers import this module."""
+"""Programs with ranks that meet; workers import this module."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Calls = Sequence[tuple[str, str, int]]
 
 
 class Meets:
-    """Methods that meet those of other ranks."""
+    """Methods that meet the methods of other ranks."""
 
     def __init__(self, total: Array) -> None:
         self.total = total

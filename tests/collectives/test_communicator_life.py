@@ -55,7 +55,7 @@ class Plan:
 
 @attrs.define(eq=False)
 class Rank:
-    """One device, with a worker that dies, comes late, or does not answer."""
+    """One device, with a worker that dies, arrives late, or does not answer."""
 
     fake: Fake
     rank: int
@@ -86,7 +86,7 @@ class Rank:
             one[1].settle(error)
 
     def serve(self) -> list[Any]:
-        """Give up what it is to, answer what meets nobody, and tell what it has come to."""
+        """Give up on request, answer operations without a partner, and report the state."""
         for spec in [spec for spec, _ in self.waiting if isinstance(spec, CloseCommunicatorSpec)]:
             self.has.discard(spec.number)
             self.given_up.add(spec.number)
@@ -188,7 +188,7 @@ def new(fake: Fake) -> _communicators.Communicator:
 class Life(RuleBasedStateMachine):
     """The events of the ranks of a world, in any order, and the required view of its callers.
 
-    It runs in a thread beside Trio's, which goes on between two rules until all tasks wait.
+    It runs in a thread next to Trio's, which continues between two rules until all tasks wait.
     """
 
     clock: MockClock
@@ -337,7 +337,7 @@ class Life(RuleBasedStateMachine):
             assert self.joint.number == self.last_number
 
     async def recover(self) -> None:
-        """All ranks come back: nobody waits any more, and the next collective opens anew."""
+        """All ranks come back: nobody waits, and the next collective opens again."""
         for rank in self.fake.ranks:
             rank.generation += not rank.is_ready
             rank.is_ready, rank.is_late, rank.is_mute = True, False, False

@@ -1,4 +1,4 @@
-"""Worlds whose collectives go by a vendor's library: the logic of communicators, on a fake of NCCL."""
+"""Worlds with collectives by a vendor's library: the logic of communicators, on a fake of NCCL."""
 
 from __future__ import annotations
 
@@ -282,7 +282,7 @@ async def test_a_rank_stopped_before_is_named(system: ta.System, retry: int) -> 
 
 
 async def test_a_lost_rank_is_named_even_if_another_rank_noticed_first(world: World) -> None:
-    """The library of a rank fails as another rank has gone, whose loss is known later."""
+    """The library of a rank fails because another rank has gone; its loss becomes known later."""
     arrays = await put(world, HOSTS)
     await world.all_reduce(arrays)
     ta.testing.inject_fault(world.devices[0], "collectives.sum", fail=REFUSED)

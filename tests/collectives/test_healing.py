@@ -1,4 +1,4 @@
-"""A rank whose worker is lost: one error for all, that names it, and a world that goes on with all arrays."""
+"""A rank with a lost worker: one error for all, which names it, and a world that keeps all arrays."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ async def test_a_world_has_an_intensity(system: ta.System, way: str) -> None:
                 await world.all_reduce(arrays)
         with pytest.raises(WorldBrokenError, match="has broken: 2 collectives failed by losses within 60 s"):
             await world.all_reduce(arrays)
-        # Its devices and arrays go on.
+        # Its devices and arrays continue.
         assert [hash_of(one) for one in await contents(arrays)] == [hash_of(host) for host in HOSTS[:2]]
 
 

@@ -63,7 +63,7 @@ async def lose(device: ta.Device) -> None:
 
 
 async def check_usable(world: World) -> None:
-    """All devices compute, by themselves and together, and nothing is held any more."""
+    """All devices compute, on their own and together, and nothing is held."""
     with trio.fail_after(60):
         arrays = await put(world, HOSTS)
         for array, host in zip(arrays, HOSTS, strict=True):
@@ -302,7 +302,7 @@ async def test_many_at_once_and_writes_between_them(world: World) -> None:
 
 @own_kernels
 async def test_a_write_to_a_lent_array_before_the_parts_is_ordered(workers: World) -> None:
-    """It waits for the parts that read the array, and they are not behind it."""
+    """It waits for the parts that read the array, and not the other way round."""
     arrays = await put(workers, HOSTS)
     a, pid = arrays[0], (await workers.devices[1].statistics()).pid
     assert pid is not None
@@ -362,7 +362,7 @@ async def test_tasks_of_ranks(workers: World) -> None:
         np.testing.assert_array_equal(await total.to_host(), TOTAL)
     await ask(partial(task, first, Sum), partial(task, second, partial(Sum)))
     assert errors == [CollectiveMismatchError] * 2
-    # The deadline of one ends it for the other, too.
+    # The deadline of one also ends it for the other.
     ta.testing.inject_fault(workers.devices[0], Sum, delay=0.5)
     with ta.cancel_grace(0.0):
         await ask(partial(task, first, Sum, 0.1), partial(task, second, Sum))
@@ -463,7 +463,7 @@ async def test_a_failure_reaches_all_later_operations_in_any_order_of_their_ends
         barrier.wait()
         del own.MEETINGS["fails"]
         while not all(one.event.is_done for one in in_flight):
-            # Without the loop: all ends are seen at once, that of the copy first.
+            # Without the loop: all ends are seen at once, the copy's end first.
             pass
         for following in (scaled, copied):
             with pytest.raises(ta.InputFailedError):

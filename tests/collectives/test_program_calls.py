@@ -197,7 +197,7 @@ async def test_a_rank_waiting_for_a_stuck_rank_is_not_lost_too(system: ta.System
         programs = [await ta.open_program(device, Meets, await device.put(np.zeros(3))) for device in devices]
 
         async def come(pause: float) -> list[Any]:
-            # The rank that goes on spoils what it was about to change, at some time.
+            # The continuing rank invalidates its targets at some time.
             xs = [await device.put(np.ones(3)) for device in devices]
             await world.call(programs, Meets.late, xs, [0.0, pause])
             return [(await x.to_host()).tolist() for x in xs]

@@ -98,7 +98,7 @@ async def test_every_collective(world: World) -> None:
 
 async def test_out_of_each_rank(world: World) -> None:
     async def task(rank: Rank, x: ta.AccelRef) -> ta.AccelRef:
-        # One rank alone may name an array.
+        # A single rank may name an array.
         out = await rank.device.zeros((6, 2)) if rank.number == 0 else None
         made = await rank.all_reduce(x, out=out)
         assert out is None or made is out
@@ -172,7 +172,7 @@ async def test_different_collectives_fail_on_all_ranks(world: World) -> None:
         assert "all_gather()" in str(error)
         assert "all_reduce(reduction='sum')" in str(error)
         assert "all ranks must ask for the same collectives in the same order" in str(error)
-    # Both have had their first, and go on.
+    # Both have had their first, and continue.
     assert await (await world.all_reduce(await put(world, HOSTS)))[0].to_host() is not None
 
 
@@ -212,12 +212,12 @@ async def test_a_rank_never_arrives(world: World) -> None:
     assert isinstance(second, RankFailedError)
     assert second.rank == 0
     assert "the task of rank 0 was cancelled; ranks that had not come: 2" in str(second)
-    # Arrays of those that came are let go, though one rank has yet to come. The error's frames have some.
+    # Arrays of the ranks that arrived are released, though one rank is missing. The error's frames have some.
     second.__traceback__ = None
     gc.collect()
     await world.devices[0].synchronize()
     assert (await world.devices[0].statistics()).memory.used == 0
-    # It comes late: it learns the same, and then the ranks are in step.
+    # It arrives late: it gets the same error, and then the ranks are in step.
     with pytest.raises(RankFailedError, match="the task of rank 0 was cancelled"):
         await world.ranks[2].all_reduce((await put(world, HOSTS))[2])
 
@@ -229,7 +229,7 @@ async def test_a_rank_never_arrives(world: World) -> None:
 
 
 async def test_tasks_that_failed_begin_again(world: World) -> None:
-    """One fails ahead of its collective, when others wait there: then their counts differ."""
+    """One fails before its collective, when others wait there: then their counts differ."""
     expected = reduced("sum", HOSTS)
     arrays = await put(world, HOSTS)
     for failing in (0, SIZE - 1):

@@ -89,7 +89,7 @@ async def test_exact_functions(executors: Executors, one: str, other: str) -> No
     texts: list[str] = []
     for name, function in FUNCTIONS.items():
         given = {1: "x", 2: "x, y", 3: "y != y, x, x"}[function.arity]
-        # C has no such number, and NumPy has another one in vectors than behind them.
+        # C has no such number, and NumPy has another one in vectors than after them.
         is_undefined = name == "uint32" and kinds[0].is_inexact
         if not is_undefined and is_exact(f"o = {name}({given})", ("x", "y"), kinds):
             texts.append(f"{name}({given})")
@@ -120,7 +120,7 @@ async def test_a_number_is_converted_to_an_integer_and_back(
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 async def test_the_larger_one_of_two_zeros(executors: Executors, dtype: str) -> None:
-    """NumPy's `fmax` finds either in vectors, and behind them the other one."""
+    """NumPy's `fmax` finds either in vectors, and after them the other one."""
     texts = [
         f"{name}({given})"
         for name in ("fmax", "fmin", "maximum", "minimum")

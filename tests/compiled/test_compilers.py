@@ -43,7 +43,7 @@ BROKEN = {
 
 
 def compiler_that(does: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have `CXX` name a script that tells a version, and does something else when it is to compile."""
+    """Have `CXX` name a script that prints a version, and does something else when it should compile."""
     script = folder / "compiler"
     script.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo broken 1.0 && exit\n{does}\n')
     script.chmod(0o700)
@@ -214,7 +214,7 @@ async def test_a_compiler_without_a_version(
 async def test_a_worker_killed_while_it_compiles_leaves_nothing(
     fresh: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its launcher kills the shell that would remove the folder, which takes a while for so many files."""
+    """Its launcher kills the shell that would remove the folder, which takes a while for this many files."""
     compiler_that(f"seq 5000 | xargs touch; touch {fresh}/begun; sleep 62", fresh, monkeypatch)
     room = fresh / "room"
     room.mkdir()
@@ -342,7 +342,7 @@ trio.run(main)
 @pytest.mark.slow
 @pytest.mark.own_launcher
 def test_a_kill_in_the_middle_changes_no_bit(fresh: Path) -> None:
-    """NumPy computes the first steps, compiled code those behind; both begin anew in each worker."""
+    """NumPy computes the first steps, compiled code the later ones; both begin again in each worker."""
     made: list[bytes] = []
     for mode, told in (("auto", "kill"), ("auto", "go"), ("never", "go")):
         environment = {**os.environ, "TRIO_ACCEL_CPU_COMPILED": mode, "PYTHONPATH": SEARCHED}

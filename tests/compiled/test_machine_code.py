@@ -97,5 +97,5 @@ def test_a_float16_is_rounded_on_every_processor(tmp_path: Path, machine: str) -
     # Either all neighbours at once, or each of them.
     assert rounded in (1, 2, 8), body
     assert widened == rounded, body
-    # Arithmetic of float16 rounds each step once, too, but NumPy's is that of float32.
+    # Arithmetic of float16 also rounds each step once, but NumPy computes in float32.
     assert not re.search(r"\bv(add|sub|mul|div|fmadd\w*)[ps]h\b", assembler)

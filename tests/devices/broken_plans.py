@@ -1,4 +1,4 @@
-"""A library whose kernel has a plan that raises."""
+"""A library with a kernel with a plan that raises."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A backend whose streams move when the test says so.
+"""A backend with streams that move at the test's request.
 
-Its kernels and its memory are those of the CPU backend, so that results are real; but there is no
-thread: work runs in `ManualDevice.run`, `ManualStream.step`, or at once while nothing is held.
+Its kernels and its memory are the CPU backend's, so that results are real. But there is no thread: work runs
+in `ManualDevice.run`, `ManualStream.step`, or at once while nothing is held.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Wait:
 
 @attrs.define(eq=False)
 class ManualHold:
-    """Holds its stream back until the test, or who else has it, lets it go."""
+    """Holds its stream back until the test, or another owner, releases it."""
 
     device: ManualDevice
     event: ManualEvent = attrs.field(factory=ManualEvent)
@@ -155,7 +155,7 @@ class ManualStream:
 
 @attrs.define(eq=False)
 class ManualLibrary:
-    """Kernels of the CPU backend, which can be told to fail."""
+    """Kernels of the CPU backend, which fail on request."""
 
     name: str
     device: ManualDevice
@@ -313,7 +313,7 @@ class ManualDevice:
             pass
 
     def release(self) -> None:
-        """Hold nothing any more."""
+        """End all holds."""
         self.is_held = False
         self.run()
 

@@ -17,7 +17,7 @@ from trio_accel.devices import DeclaredSpec, LibraryActor, Operand, Operation, P
 
 @ops.specification
 class StackSpec(ops.OperationSpec):
-    """``out[i] = factor * terms[i]``, and behind these the bias if there is one."""
+    """``out[i] = factor * terms[i]``, and after these the bias if there is one."""
 
     terms: tuple[ops.ArraySpec, ...] = ops.reads(variadic=True)
     bias: ops.ArraySpec | None = ops.reads(optional=True)

@@ -76,7 +76,7 @@ def cases(*, kinds: Sequence[str]) -> st.SearchStrategy[Case]:
 
 
 def arguments(leaves: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The arguments of the function, of the leaves of its program."""
+    """The arguments of the function, from the leaves of its program."""
     rest = {name: leaves[name] for name in ("view", "whole", "part")}
     return leaves["x"], leaves["y"], rest, [leaves[name] for name in HOSTS], leaves.get("more", 0.0)
 
@@ -308,7 +308,7 @@ class Checker:
         await self._put(self._layout)
 
     async def _released(self) -> None:
-        """An array whose memory was given back is refused."""
+        """An array with returned memory is refused."""
         for leaves in self._mine, self._plain:
             await leaves["y"].copy()
             leaves["y"].release()

@@ -1,4 +1,4 @@
-"""Errors that a newcomer meets: each says what was given, and what to do instead."""
+"""Errors of a newcomer: each names the argument and a remedy."""
 
 from __future__ import annotations
 
@@ -249,7 +249,7 @@ async def test_equality_is_by_element_and_identity_is_not(device: ta.Device, a: 
     assert a in [a, b]
     assert [a, b].index(a) == 0
     assert (a, 1) == (same, 1)
-    # A class of attrs compares its fields by `==` alone, as with arrays of NumPy.
+    # A class of attrs compares its fields only by `==`, as with arrays of NumPy.
     for search in (lambda: b in [a, b], lambda: (a,) == (b,), lambda: Message(a, 2) == Message(same, 2)):
         assert message(search).startswith("a Call cannot be a truth value: its elements are on the device")
     assert any(b is each for each in [a, b])
@@ -360,7 +360,7 @@ async def lost(device: ta.Device, case: int, fault: str) -> None:
 
 async def test_advice_after_a_loss_inline(system: ta.System) -> None:
     for case in range(len(LOST)):
-        # A real fault may be seen by the launch itself, which says how.
+        # The launch itself may see a real fault, and reports it.
         async with system.open_device("cpu", options=INLINE) as device:
             await lost(device, case, "poison")
 

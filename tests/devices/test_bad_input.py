@@ -148,7 +148,7 @@ async def test_each_is_refused_and_named(system: ta.System, device: ta.Device, i
 
 
 async def test_an_array_damaged_while_its_request_waited_is_refused(device: ta.Device) -> None:
-    """The request was valid when it was made; its turn came after the failure."""
+    """The request was valid when it was made; its turn followed the failure."""
     x = await device.put(np.ones(3))
     ta.testing.inject_fault(device, linalg.Scal, fail=RuntimeError("broken"))
     broken = device.submit(linalg.Scal(2.0, x))

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:open_device:RuntimeWarning")
 
 
 class Clock:
-    """In place of `time`: copies take so many seconds."""
+    """In place of `time`: copies take this many seconds."""
 
     def __init__(self, *seconds: float) -> None:
         self._times = [0.0, *(edge for taken in seconds for edge in (taken, 0.0))]

@@ -1,4 +1,4 @@
-"""A kernel of one's own that blocks, on a GPU: the event loop goes on, and so does the rest of the GPU."""
+"""A custom kernel that blocks, on a GPU: the event loop continues, and so does the rest of the GPU."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class DoublingActor(LibraryActor):
 
 @attrs.frozen(eq=False)
 class Doubled(Operation[DoublingActor, ta.AccelRef]):
-    """Twice an array, when the test says so."""
+    """Twice an array, at the test's request."""
 
     source: ta.AccelRef
     library: ClassVar[str] = f"{__name__}:DoublingActor"

@@ -1,4 +1,4 @@
-"""Launches that block run in a thread: the loop goes on, and so does what has nothing to do with them."""
+"""Blocking launches run in a thread, so the loop and unrelated work continue."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ async def begun(pipe: Path) -> int:
 
 
 def finish(end: int, what: str = "enqueue") -> None:
-    """Tell the launch to go on."""
+    """Tell the launch to continue."""
     os.write(end, what.encode())
     os.close(end)
 
 
 def let_go(pipe: Path) -> bool:
-    """Let the launch go on that waits for a pipe; returns whether there is one."""
+    """Let the launch continue that waits for a pipe; returns whether there is one."""
     try:
         end = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
     except OSError:
@@ -380,7 +380,7 @@ async def test_a_context_lost_meanwhile_fails_the_asker_at_once(
 
 
 async def until_threads_end(let_go: Callable[[], None]) -> None:
-    """Let threads go, and wait until they have said what came of it."""
+    """Release the threads, and wait until they have reported their results."""
     reported = trio.Event()
     token = trio.lowlevel.current_trio_token()
     before = _bridge._report
@@ -495,7 +495,7 @@ async def test_a_launch_waiting_for_it_can_be_cancelled(
 async def test_it_outlives_a_restart_of_its_library(
     system: ta.System, device: ta.Device, pipes: Pipes, nursery: trio.Nursery
 ) -> None:
-    """The next incarnation has another handle and another stream; the order of launches holds for it, too."""
+    """The next incarnation has another handle and another stream; the order of launches also holds for it."""
     x, y = await device.put(np.ones(3)), await device.put(np.ones(3))
     first = pipes()
     library = await _library(device, Scale(y, 1.0))
@@ -597,7 +597,7 @@ async def test_enqueued_work_of_a_refused_launch_keeps_its_memory(
     await wait_all_tasks_blocked()
     assert session.engine.device.memory().blocks == blocks
     session.engine.enqueuer.end_holds()
-    # Nobody waits for it any more: the loop hears of its end when the device gets there.
+    # Nobody waits for it: the loop learns of its end when the device gets there.
     with trio.fail_after(60):
         while session.engine.device.memory().blocks:  # noqa: ASYNC110  # nobody is told
             await trio.sleep(0.001)

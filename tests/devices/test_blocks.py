@@ -1,4 +1,4 @@
-"""The table of dropped blocks, and the notifier behind it."""
+"""The table of dropped blocks, and its notifier."""
 
 from __future__ import annotations
 

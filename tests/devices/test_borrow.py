@@ -26,7 +26,7 @@ HOST = np.random.default_rng(38).normal(size=(40, 30))
 
 @attrs.frozen
 class Pair:
-    """A device with an array, and one that borrows it."""
+    """A device with an array, and a device that borrows it."""
 
     owner: ta.Device
     other: ta.Device
@@ -151,7 +151,8 @@ async def test_writes_of_its_own_device_wait(pair: Pair) -> None:
         async with pair.other.borrow(pair.array) as borrowed:
             nursery.start_soon(fill)
             await wait_all_tasks_blocked()
-            # Operations of the owner on other arrays go on, in other libraries than that of the write.
+            # Operations of the owner on other arrays continue, in other libraries than the library of the
+            # write.
             await ta.arrays.max(other)
             total = await (await ta.arrays.sum(borrowed)).item()
             assert not filled.is_set()

@@ -27,7 +27,7 @@ OPTIONS = ta.DeviceOptions(isolation="process", retry=1)
 
 @attrs.frozen
 class Pair:
-    """A device with two arrays, and another one with a program that looks around in its worker."""
+    """A device with two arrays, and a device with a program that looks around in its worker."""
 
     owner: ta.Device
     other: ta.Device

@@ -1,4 +1,4 @@
-"""Mistakes with calls: each is refused by name, says what to do, and leaves nothing behind."""
+"""Mistakes with calls: each is refused by name with a remedy, and leaves nothing behind."""
 
 from __future__ import annotations
 

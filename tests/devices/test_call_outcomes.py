@@ -19,7 +19,7 @@ pytestmark = pytest.mark.any_backend
 RECOVERS = {"intensity": ta.Intensity(1000, 60.0), "backoff": ta.Backoff(base=0.0)}
 # A lease of an array is one of NumPy there.
 on_host = pytest.mark.skipif(BACKEND == "cuda", reason="NumPy does not write to the memory of the device")
-# After so many a chain runs by its template.
+# After this many a chain runs by its template.
 TURNS = 3
 
 

@@ -439,7 +439,7 @@ async def test_recently_used_calls_are_kept(device: ta.Device, monkeypatch: pyte
     for number in range(3, 40):
         await ((x + 0.5) * 2.0)
         await ((x + 0.5) ** float(number))
-    # The one that comes again is made once, and again to join its steps; each other one is made for itself.
+    # The repeated one is made once, and again to fuse its steps; each other one is made for itself.
     assert (chains.kept.counts.recorded, chains.kept.counts.hits) == (1 + 37 + 1, 37 - 2)
     assert len(chains.kept.plans) <= 8
 
@@ -466,7 +466,7 @@ async def test_a_call_for_any_number_is_kept(device: ta.Device, monkeypatch: pyt
     x = await device.put(np.ones(3))
     for number in range(40):
         same(await ((x * (number * 0.5)) + 1.0).to_host(), np.full(3, number * 0.5 + 1.0))
-    # Two with their numbers, one without, and one whose steps are joined.
+    # Two with their numbers, one without, and one with fused steps.
     assert chains.kept.counts.recorded == 4
 
 

@@ -74,7 +74,7 @@ async def test_a_running_ask_is_awaited_until_the_device_is_done(
 ) -> None:
     x = await manual.put(np.ones(4))
     alarms = manual.dispatch.session.engine.alarms  # type: ignore[union-attr]
-    # One says that the context has been whole for a second.
+    # One reports that the context has been whole for a second.
     before = len(alarms)
     backend.device.is_held = True
     asker = start(nursery, manual, ta.linalg.Matmul(x, np.ones((4, 2))))
@@ -269,7 +269,7 @@ def test_a_grace_is_checked(seconds: object) -> None:
 
 
 class TestHostArrays:
-    """A cancelled asker may change and free its arrays: the device uses none of them any more."""
+    """A cancelled asker may change and free its arrays, because the device no longer uses them."""
 
     async def test_a_pending_copy_to_the_program_does_not_take_place(
         self, manual: ta.Device, backend: ManualBackend, nursery: trio.Nursery
@@ -327,7 +327,7 @@ class TestHostArrays:
         np.testing.assert_array_equal(await x.to_host(), np.full(count, 7.0))
 
     async def test_a_begun_copy_is_awaited(self, system: ta.System, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Of the CPU backend, whose stream is a thread."""
+        """A copy of the CPU backend, with its stream in a thread."""
         entered, leave = threading.Event(), threading.Event()
         copy_of = HostUse.begin
 

@@ -24,7 +24,7 @@ def throw(waiting: Any) -> None:
 
 
 def drop(waiting: Any) -> None:
-    """The last reference goes with the caller's."""
+    """The last reference ends with the caller's."""
 
 
 def send_nonsense(waiting: Any) -> None:

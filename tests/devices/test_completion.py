@@ -138,7 +138,7 @@ async def test_a_long_operation_costs_the_waiting_thread_next_to_nothing(
 
 
 async def ask_held(device: ta.Device, backend: ManualBackend, ref: ta.AccelRef, seconds: float) -> None:
-    """Ask for something that takes so long."""
+    """Ask for work with this duration."""
     backend.device.is_held = True
     async with trio.open_nursery() as nursery:
         nursery.start_soon(ta.linalg.scal, 1.0, ref)
@@ -171,7 +171,7 @@ async def test_steady_work_is_seen_when_due_without_a_notification(
 ) -> None:
     """Without a window it is seen when the stream notifies, and not before."""
     wakers: list[Waker] = []
-    # The watchdog's own look comes later.
+    # The watchdog's own look is later.
     monkeypatch.setattr(_context_state, "_INTERVAL", 60.0)
     strategy = ta.AdaptiveCompletion(window=window)
     async with system.open_device("manual", options=ta.DeviceOptions(completion=strategy)) as device:
@@ -248,7 +248,7 @@ class TestPolling:
         return ref
 
     async def watched(self, device: ta.Device, tasks: int, ref: ta.AccelRef) -> int:
-        """How many of ten operations of each task are left to the task that looks."""
+        """The number of operations of ten of each task left to the task that looks."""
         port = device.dispatch.session.engine.completion  # type: ignore[union-attr]
         watch, count = port.watch, itertools.count()
 
@@ -362,7 +362,7 @@ class TestSpinning:
         ends: list[bool],
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        """Trio tells the main task of Ctrl-C only where it is parked."""
+        """Trio reports Ctrl-C to the main task only where it is parked."""
         monkeypatch.setattr(_port, "LONGEST_LOOK", 0.02)
         for _ in range(20):
             await ask_held(device, backend, ref, 0.1)
@@ -516,7 +516,7 @@ class Deaf(CompletionPort):
 
 
 async def test_unnotified_work_is_seen_all_the_same(system: ta.System) -> None:
-    # Beside a loop that computes all the time, a thread may wait for seconds.
+    # Next to a loop that computes all the time, a thread may wait for seconds.
     options = ta.DeviceOptions(isolation="inline", completion=Deaf(), stuck_after=0.2)
     async with system.open_device(BACKEND, options=options) as device:
         ref = await device.put(np.ones(3))
@@ -611,5 +611,5 @@ def _processor_time() -> float:
     ("due", "end"), [(-50.0, 25.0), (12.0, 25.0), (14.0, 26.0), (25.0, 37.0), (36.0, 48.0), (38.0, 25.0)]
 )
 def test_a_poll_does_not_end_just_before_something_is_due(due: float, end: float) -> None:
-    """In microseconds from now on; a turn of the loop, which takes ten, comes behind it."""
+    """In microseconds from now on; a turn of the loop, which takes ten, follows it."""
     assert _port._end_of_poll(1.0, 1.0 + due * 1e-6) == pytest.approx(1.0 + end * 1e-6, abs=1e-9)

@@ -63,7 +63,7 @@ def test_ctrl_c_at_any_line(caplog: pytest.LogCaptureFixture) -> None:
 
 
 async def program_by_mailbox() -> None:
-    """Two tasks whose operations go to the library's handler, as somebody observes messages."""
+    """Two tasks with operations sent to the library's handler, because somebody observes messages."""
     async with (
         ta.open_system("s") as system,
         system.open_device(

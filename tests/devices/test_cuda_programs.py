@@ -62,7 +62,7 @@ async def test_a_function_that_raises_after_it_has_enqueued(
 ) -> None:
     x = await device.put(X)
     for number in range(3):
-        # Its copy on the device is the call's alone, and its memory is given back behind what is enqueued.
+        # Its copy on the device belongs only to the call, and its memory is returned after the enqueued work.
         with pytest.raises(KeyError, match="too late"):
             await ta.run(function, x, X + number)
         others = [await device.put(np.full(X.shape, 7.0)) for _ in range(4)]
@@ -160,7 +160,7 @@ async def test_a_lost_context_makes_it_again(system: ta.System, isolation: Isola
             await program.ask(Layer.forward, X)
             ta.testing.poison(device, "for the test")
             if isolation == "inline":
-                # Its arrays are gone with the context, and so it is for good.
+                # Its arrays are lost with the context, and so it is lost for good.
                 with pytest.raises(ta.AccelError):
                     await until_it_fails(program)
                 return
@@ -181,7 +181,7 @@ async def until_it_fails(program: ta.programs.Program[Layer]) -> None:
 
 
 class _Stream:
-    """A stream of PyTorch or CuPy, which has no end of its own."""
+    """A stream of PyTorch or CuPy, without an end of its own."""
 
     def __init__(self, streams: _Streams, handle: int) -> None:
         self._streams = streams
@@ -286,7 +286,7 @@ async def test_a_program_that_imports_pytorch_has_its_own_stream_from_the_constr
     )
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     monkeypatch.setitem(sys.modules, "test_cuda_programs", sys.modules[__name__])
-    # The context's process imports it: this one has the class by its path alone.
+    # The context's process imports it: this process has the class only by its path.
     monkeypatch.setattr(ta.programs._open, "_import_path", lambda *_: "imports_torch:Program")
     try:
         async with await ta.open_program(device, _Teller) as program:
@@ -316,7 +316,8 @@ async def test_the_stream_of_the_call_is_the_current_one_of_pytorch_and_cupy(
         assert (await device.statistics()).memory.foreign == 4300
         assert await program.ask(Layer.streams, X) == [stream] * 3
         for name in ("torch", "cupy"):
-            # The constructor's own, in a thread that others use behind it; then that of the program's thread.
+            # The constructor's own, in a thread used by others after it; then the stream of the program's
+            # thread.
             first, *others = sys.modules[name].used
             assert first not in (0, stream)
             assert others == [0, stream]
@@ -348,7 +349,7 @@ async def test_a_method_that_only_enqueues_is_called_in_the_loop(
             for _ in range(4):
                 result = await program.ask(method, x)
                 np.testing.assert_array_equal(await result.to_host(), X * 2)
-        # One that takes its time goes to the thread with its next call.
+        # A slow one uses the thread with its next call.
         assert [await program.ask(Enqueues.slow, number == 2) for number in range(6)] == [
             False,
             True,
@@ -388,7 +389,7 @@ async def test_a_call_in_the_loop_fails_as_one_in_a_thread(device: ta.Device) ->
 
 
 async def test_calls_are_handed_over_in_advance(device: ta.Device) -> None:
-    """Calls of many askers, those of other libraries between them, and such as must wait for one before."""
+    """Calls of many askers, with calls of other libraries, and calls that must wait for another."""
     async with await ta.open_program(device, Enqueues) as program:
         x, kept = await device.put(X), await device.zeros(X.shape)
 
@@ -399,7 +400,7 @@ async def test_calls_are_handed_over_in_advance(device: ta.Device) -> None:
                 elif number % 3 == 1:
                     result = await program.ask(Enqueues.in_thread, X)
                 else:
-                    # Its argument is computed on another stream, behind a call of this one.
+                    # Its argument is computed on another stream, after a call of this one.
                     half = await program.ask(Enqueues.in_thread, x)
                     result = await program.ask(Enqueues.in_thread, await ta.linalg.scal(0.5, half))
                 np.testing.assert_array_equal(await result.to_host(), X * 2)

@@ -154,7 +154,7 @@ STEPS = st.lists(
 
 
 def part(index: Any, order: Any) -> tuple[Any, ArraySpec]:
-    """A view of the elements' numbers, and the same of a block that begins 8 bytes ahead of them."""
+    """A view of the elements' numbers, and the same view of a block that begins 8 bytes earlier."""
     numbers = np.arange(np.prod(SHAPE), dtype=np.int32).reshape(SHAPE)
     view = numbers.transpose(order)[(*(index[axis] for axis in order), ...)]
     start = 8 + (
@@ -164,7 +164,7 @@ def part(index: Any, order: Any) -> tuple[Any, ArraySpec]:
 
 
 def block_of(nbytes: int) -> Block:
-    """A block whose device gives nothing back."""
+    """A block of a device that returns nothing."""
     table: Any = SimpleNamespace(valid_since=0, drop=lambda block, is_free: None)
     return Block(table, nbytes, 1, 1)
 

@@ -247,7 +247,7 @@ async def test_workers_that_serve_nobody_are_not(system: ta.System, isolation: I
 async def test_logs_distinguish_two_devices_of_one_name(
     system: ta.System, isolation: ta.Isolation, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And say once where a lost context was raised: in the tree, without a traceback beside."""
+    """And report once where a lost context was raised: in the tree, without an additional traceback."""
     options = ta.DeviceOptions(isolation=isolation)
     await system.open_device("cpu", options=options)
     second = await system.open_device("cpu", options=options)

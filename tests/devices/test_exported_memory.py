@@ -1,4 +1,4 @@
-"""Memory that other code still has: it is no other array's before that lets it go."""
+"""Memory still held by other code: it serves no other array before its release."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ async def test_its_memory_is_given_back_when_it_is_let_go(device: ta.Device, rel
     for _ in range(2):
         assert await used(device) == before + HOST.nbytes
         await trio.to_thread.run_sync(kept.pop)
-    # The thread only tells the loop, which gives the memory back.
+    # The thread only notifies the loop, which gives the memory back.
     with trio.fail_after(60):
         while await used(device) != before:  # noqa: ASYNC110  # nobody tells of it
             await trio.sleep(0.001)

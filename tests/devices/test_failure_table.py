@@ -54,7 +54,7 @@ class Row:
         fault: The injected fault.
         options: Of the device.
         isolations: The isolations of the device.
-        damages: Whether the output is damaged, which its reader is told.
+        damages: Whether the output is damaged, so that its reader gets an error.
         restarts: Of the library's actor.
         loses: Whether it loses the context; inline no array survives that.
     """
@@ -197,7 +197,7 @@ async def test_a_row_is_true(system: ta.System, isolation: ta.Isolation, row: Ro
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ask)
             await trio.testing.wait_all_tasks_blocked()
-            # Behind it, so queued.
+            # After it, so queued.
             other = await error_of(linalg.nrm2(arrays.kept[0]))
         (asker,) = outcome
         assert type(asker) is row.asker, asker

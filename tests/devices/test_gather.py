@@ -36,7 +36,7 @@ def same(found: Any, expected: Any) -> None:
 
 
 def numbers(turn: int, *shape: int) -> Host:
-    """Whole numbers, of which NumPy and a device make the same products; others in each turn."""
+    """Integers with equal products in NumPy and on a device; others in each turn."""
     return np.random.default_rng(turn).integers(-9, 9, shape or (3, 3)).astype(np.float64)
 
 
@@ -194,7 +194,7 @@ async def test_large_results_are_fetched(device: ta.Device) -> None:
 
 
 async def test_a_result_that_a_later_call_changes(device: ta.Device) -> None:
-    """Its bytes are those of its turn, as they are step by step."""
+    """Its bytes belong to its turn, as in a run step by step."""
     for turn in range(TURNS):
         host = numbers(turn)
         x = await device.put(host)
@@ -371,7 +371,7 @@ KINDS = [kind for kind in STEPS if kind != "solve" and not kind.startswith(("out
 
 
 async def check(device: ta.Device, program: Program, picks: list[int]) -> None:
-    """Gather some of a program's values, and compare with each by itself."""
+    """Gather some of a program's values, and compare with each on its own."""
     for turn in range(4):
         leaves = await program.put(device, turn)
         values = program.values(leaves)

@@ -49,7 +49,7 @@ async def kill(device: Any) -> None:
 async def live(device: Any, clock: MockClock, seconds: float) -> None:
     """Let time pass once the worker is whole."""
     while device.dispatch._pool not in device.dispatch._alarms:
-        # Each goes to the worker and back, and is no request that would count.
+        # Each is sent to the worker and back, and does not count as a request.
         await device.statistics()
     clock.jump(seconds)
     await wait_all_tasks_blocked()
@@ -101,7 +101,7 @@ async def test_a_context_inline_counts_as_working_after_a_second_too(
 
 
 async def give_up(device: ta.Device) -> ta.DeviceLostError:
-    """Lose one context more than is allowed; returns what an asker gets then."""
+    """Lose one context more than allowed, and return the error of an asker then."""
     while device.outage is None:
         await lose(device)
         with trio.move_on_after(1.0):
@@ -228,7 +228,7 @@ async def test_arrays_of_workers_outlive_the_pause_and_waiting_requests_are_refu
             refused: list[ta.DeviceLostError] = []
 
             async def wait() -> None:
-                # Behind the lease.
+                # Queued after the lease.
                 with pytest.raises(ta.DeviceLostError, match="opened again") as caught:
                     await kept.to_host()
                 refused.append(caught.value)

@@ -21,7 +21,7 @@ from trio_accel.devices import DeviceActor, DeviceLoad, Fill
 
 LIMIT = 1 << 20
 CPU = pytest.mark.skipif(BACKEND != "cpu", reason="of the processor")
-# The next context comes when the test is over.
+# The next context opens when the test is over.
 ONCE_ONLY = ta.Backoff(initial=1000.0, base=1000.0, maximum=1000.0, jitter=0.0)
 
 
@@ -45,7 +45,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 @asynccontextmanager
 async def busy(device: ta.Device, count: int) -> AsyncGenerator[None, None]:
-    """Have so many operations of a device wait for a lease of their array."""
+    """Have this many operations of a device wait for a lease of their array."""
     array = await device.zeros(4)
     async with array.lease(write=True):
         pending = [device.submit(Fill(array, 1.0)) for _ in range(count)]
@@ -203,7 +203,7 @@ async def test_a_policy_of_your_own(system: ta.System) -> None:
             [first, second],
         ]
         assert [load.name for load in seen[0]] == [f"{BACKEND}:0", f"{BACKEND}:0#2", f"{BACKEND}:0#3"]
-        # A key has its place by itself.
+        # A key chooses its device on its own.
         assert {group.place(key="a") for _ in range(3)} <= set(group)
         assert len(seen) == 2
 

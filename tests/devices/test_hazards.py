@@ -123,7 +123,7 @@ async def run_by_hand(program: list[Step], order: random.Random) -> None:
     def move() -> None:
         streams = list(backend.device.streams)
         while any(stream.items for stream in streams):
-            # One step of any stream at a time; one that waits for another does nothing.
+            # One step of any stream at a time; a stream that waits for another does nothing.
             if not order.choice(streams).step():
                 assert any(stream.step() for stream in streams), "the streams wait in a circle"
         backend.device.is_held = False
@@ -190,7 +190,7 @@ async def test_readers_do_not_wait_for_each_other(
     assert device.stream("blas").waits == 3  # for the readers on the other streams
     nursery.start_soon(ta.fft.fft, x)
     await wait_all_tasks_blocked()
-    assert device.stream("fft").waits == 1  # for the writer alone
+    assert device.stream("fft").waits == 1  # only for the writer
     device.release()
 
 

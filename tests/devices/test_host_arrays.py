@@ -127,7 +127,7 @@ class Registered:
         return [(name, nbytes >> 20) for name, told, nbytes in self.told if told is device]
 
     async def wait(self, count: int) -> None:
-        """Wait for so many calls."""
+        """Wait for this many calls."""
         with trio.fail_after(60):
             while len(self.told) < count:  # noqa: ASYNC110  # threads tell
                 await trio.sleep(0.001)
@@ -209,7 +209,7 @@ async def test_a_device_that_cannot_know_the_memory_transfers_all_the_same(
 
 
 async def test_the_same_arrays_again_and_again_with_other_numbers(device: ta.Device) -> None:
-    """A worker is told of them once, and their contents are those of each time."""
+    """A worker learns of them once, and their contents are those of each time."""
     hosts = [device.host_empty((50, 60), "float32") for _ in range(2)]
     backs = [device.host_empty((50, 60), "float32") for _ in range(2)]
     for number in range(12):

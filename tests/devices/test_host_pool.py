@@ -1,4 +1,4 @@
-"""The pool of host memory: regions that do not meet, and that come back when the last array is gone."""
+"""The pool of host memory: disjoint regions, which come back when the last array is released."""
 
 from __future__ import annotations
 
@@ -266,7 +266,7 @@ async def test_memory_open_to_a_lost_devices_writes_is_not_given_out_again(pool:
 
 
 class Stuck:
-    """A device that ends when it is told to."""
+    """A device that ends on request."""
 
     def __init__(self) -> None:
         self.has_ended = False
@@ -315,7 +315,7 @@ async def test_a_stuck_device_keeps_memory_open_to_its_writes() -> None:
 
 
 class Slow:
-    """A device that takes its time to know memory, and says what it was told."""
+    """A device that registers memory slowly, and returns the requests."""
 
     def __init__(self) -> None:
         self.told: list[str] = []

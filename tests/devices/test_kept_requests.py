@@ -47,7 +47,7 @@ STRUCTURES: dict[str, Structure] = {
     "with a host array": lambda x, y, k: (x + np.full((3, 3), k)).to_host(),
     "in place": lambda x, y, k: arrays.add(x * 0.5, 1.0, out=y),
     "several": lambda x, y, k: ta.gather(x + y, x - k),
-    # A float beside integers is in the key.
+    # A float among integers is in the key.
     "no slot": lambda x, y, k: (arrays.sign(x).cast("int32") * k).to_host(),
     # Its steps look at results in between.
     "by steps": lambda x, y, k: arrays.unique_values(x + 0.0),
@@ -212,7 +212,7 @@ class Requests(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(["product", "number"]), k=NUMBERS)
     def fault(self, name: str, k: float) -> None:
-        """While a fault waits, a chain goes by steps, one of which it hits."""
+        """While a fault waits, a chain runs by steps, and the fault hits one of them."""
 
         async def ask() -> None:
             for place in ("x", "y"):
@@ -279,7 +279,7 @@ class Asks:
     def find(self, chain: Any) -> Any:
         before = self.served
         plan = self._find(chain)
-        # A plan without a key goes by steps, and counts nowhere.
+        # A plan without a key runs by steps, and counts nowhere.
         self.count += bool(plan.key) or self.served != before
         return plan
 

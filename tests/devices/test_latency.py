@@ -11,7 +11,7 @@ SECONDS = st.floats(0.01, 100.0)
 
 
 def follow(times: list[float], *, count: int = 1) -> LatencyEstimator:
-    """Let things take so long, one after the other."""
+    """Let actions take these durations, one after the other."""
     now = 5.0
     estimator = LatencyEstimator(now)
     for seconds in times:
@@ -36,7 +36,7 @@ def test_a_pause_does_not_predict_the_next(seconds: float, factor: float) -> Non
         estimator = follow(times)
         assert estimator.is_steady
         assert abs(estimator.seconds - seconds) < 1e-6
-    # Two in a row are no pause.
+    # Two in a row are not a pause.
     assert not follow([*usual, pause, 3 * pause]).is_steady
     # Nor is a shorter duration.
     assert not follow([*usual, pause, pause, seconds]).is_steady

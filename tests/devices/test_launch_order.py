@@ -83,7 +83,7 @@ def test_another_library_gives_turns_to_waiting_requests() -> None:
     order.leave(second)
     assert is_ready(order, third)
     order.leave(third)
-    # Nobody waits any more: of one library alone, none has a turn again.
+    # Nobody waits: a single library takes no turns.
     assert entered(order, third) == [True]
     assert not order.has_turns
 
@@ -122,7 +122,7 @@ def test_work_on_other_arrays_need_not_be_entered_while_nothing_waits() -> None:
     others: list[Any] = [Waiting("blas", writes=(1,)), Waiting("fft", reads=(2,)), Waiting("fft", makes=(2,))]
     assert order.admits(reader)
     assert not any(map(order.admits, others))
-    # As soon as one waits, the others come behind it.
+    # As soon as one waits, the others follow it.
     order.enter(others[0])
     assert not order.admits(reader)
     order.leave_lease(leases[0])

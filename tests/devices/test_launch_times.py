@@ -1,4 +1,4 @@
-"""Who sees operations is told when a worker has launched them; and the devices of a system are known."""
+"""Observers of operations get the time of the launch in a worker, and the devices of a system are known."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def test_the_next_worker_reports_launches_too(system: ta.System, device: t
         ta.testing.inject_fault(device, ta.linalg.Matmul, kill=True)
         with pytest.raises(ta.ContextLostError):
             await ta.linalg.matmul(x, x)
-        assert launches[-1].times is None  # nobody was left to tell
+        assert launches[-1].times is None  # nobody was left to notify
         await ta.linalg.matmul(x, x)
     assert launches[-1].times is not None
 

@@ -132,7 +132,7 @@ async def test_an_array_released_while_its_lease_waits(manual: ta.Device, backen
 async def test_an_array_released_while_its_lease_waits_for_others(
     system: ta.System, isolation: Isolation
 ) -> None:
-    """The worker hears of the lease when the array is gone."""
+    """The worker learns of the lease when the array is released."""
     async with system.open_device(
         BACKEND, options=ta.DeviceOptions(isolation=isolation, in_flight=1)
     ) as device:
@@ -247,7 +247,7 @@ async def test_it_waits_for_its_turn_and_holds_later_writers_back(
 
 @isolated
 async def test_it_survives_the_death_of_the_worker(device: ta.Device) -> None:
-    """Who holds it goes on, and whoever waits for it goes on waiting, for another worker."""
+    """The holder continues, and waiting requests keep waiting, for another worker."""
     written = await device.put(np.arange(4.0))
     read = await device.put(np.arange(20_000.0))
     async with written.lease(write=True) as mine, read.lease() as shown:

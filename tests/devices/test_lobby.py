@@ -1,4 +1,4 @@
-"""Listeners whose connections have to prove themselves: so many of them, and for so many seconds."""
+"""Listeners with connections that have to prove themselves: a bounded number, and a bounded time."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ async def test_who_is_closed_while_it_is_admitted_is_not_served() -> None:
 
 
 class Short:
-    """A listener whose process has no descriptor for a while."""
+    """A listener in a process without a descriptor for a while."""
 
     def __init__(self, number: int, streams: list[Any]) -> None:
         self.number, self.streams, self.tries = number, streams, list[float]()

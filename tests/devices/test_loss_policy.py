@@ -22,7 +22,7 @@ def policy(retry: int, *, retry_suspects: bool = False) -> LossPolicy:
 @pytest.mark.parametrize(
     ("retry", "losses", "is_repeatable", "is_again"),
     [
-        # An innocent one, whose losses do not count, runs again only where operations do.
+        # An innocent one, whose losses do not count, runs again only if operations do.
         (0, 0, True, False),
         (0, 1, True, False),
         (1, 0, True, True),

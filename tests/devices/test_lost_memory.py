@@ -1,4 +1,4 @@
-"""Workers whose memory ends with them: a new context follows, and its arrays are lost, as they are inline."""
+"""Workers with memory that ends with them: a new context follows, and its arrays are lost, as inline."""
 
 from __future__ import annotations
 

@@ -484,7 +484,7 @@ async def test_ten_thousand_operations_leave_nothing(device: ta.Device) -> None:
     if isinstance(device.dispatch, WorkerDispatch):
         assert set(device.dispatch._chunks.blocks) == {x.block.id, matrix.block.id}
         assert len(device.dispatch._requests) == 0
-        # One alarm says that the context has been whole for a second.
+        # One alarm reports that the context has been whole for a second.
         assert set(device.dispatch._alarms._alarms) <= {device.dispatch._pool}
     else:
         assert isinstance(device.dispatch, InlineDispatch)
@@ -569,7 +569,7 @@ async def test_a_large_dropped_array_wakes_the_engine_unless_it_looks_soon_anywa
     del ref
     assert notifier.notifications == 0
     await until(lambda: block in device.freed)
-    # By now nobody looks any more.
+    # By now nobody looks.
     ref = await manual.put(np.ones(LARGE))
     block = ref.block.id
     await until(lambda: not manual.state.blocks.is_watched)

@@ -146,7 +146,7 @@ def test_work_after_an_operation_in_flight_waits_for_it_and_is_freed_later() -> 
 
 
 def test_memory_to_be_freed_has_no_address_any_more() -> None:
-    """Another block may lie there by the time that somebody goes by it."""
+    """Another block may have the address by the time that somebody uses it."""
     device = Device()
     memory = opened({1: 8, 2: 8}, device)
     use = memory.pin(1)
@@ -164,7 +164,7 @@ def test_a_new_array_is_fresh_until_somebody_knows_its_address() -> None:
     assert memory.fresh == {1, 2}
     memory.fresh.clear()
     memory.exchange(let_go([]), ((1, 8), (3, 8)))
-    # The first lies where it did.
+    # The first has its old address.
     assert memory.fresh == {3}
     memory.release(3)
     assert not memory.fresh

@@ -78,7 +78,7 @@ async def test_functions_keep_their_bits(device: ta.Device, dtype: str) -> None:
         lambda x, y: arrays.erf(x * y) - 1,
         lambda x, y: arrays.asin(arrays.erf(x)) + y,
     )
-    # On the CPU a function alone is NumPy's, and our own beside others: these are not joined.
+    # On the CPU a single function is NumPy's, and ours in company: these are not fused.
     steps = (3, 3, 3, 2) if BACKEND == "cpu" else (1, 1, 1, 1)
     for chain, count in zip(chains, steps, strict=True):
         assert (await turns(device, chain, x, x))[-1] == count
@@ -130,7 +130,7 @@ async def test_a_reduction_takes_its_values_along(device: ta.Device, name: str, 
         return REDUCED[name]((x - y) * 2 + x)
 
     found = await turns(device, chain, x, y)
-    # On the CPU exp alone is NumPy's, so softmax is not joined.
+    # On the CPU a single exp is NumPy's, so softmax is not fused.
     assert (found[0], found[-1]) == (4, 2 if name == "softmax" and BACKEND == "cpu" else 1)
 
 
@@ -162,7 +162,7 @@ async def test_an_operand_that_changes_before_the_neighbour_is_read_before(devic
     for _ in range(TURNS):
         x = await device.put(np.full(3, 2.0))
         y = await device.put(np.full(3, 5.0))
-        # The sum is made of the first contents of y, and the product behind its change.
+        # The sum is made of the first contents of y, and the product after its change.
         got = await ((x + y) * arrays.add(x, 10.0, out=y)).to_host()
         np.testing.assert_array_equal(got, np.full(3, 84.0))
         np.testing.assert_array_equal(await y.to_host(), np.full(3, 12.0))

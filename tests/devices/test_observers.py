@@ -32,7 +32,7 @@ class Heard:
         self.events.append(event)
 
     def count(self, *kinds: type) -> Counter[tuple[str, str]]:
-        """How often, by the name of the actor and of the operation."""
+        """Counts, by the name of the actor and of the operation."""
         return Counter(
             (event.path.rpartition("/")[2], event.message_type)
             for event in self.events

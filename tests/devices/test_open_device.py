@@ -324,7 +324,7 @@ async def test_an_unused_library_is_closed(system: ta.System, backend: ManualBac
     x = await device.put(np.eye(2))
     # The library is open, so the next ask is in flight within its time.
     await ta.linalg.matmul(x, x)
-    # Held by a fault, which the device's end lets go on, and left by its asker.
+    # Held by a fault until the end of the device, and left by its asker.
     ta.testing.inject_fault(device, ta.linalg.Matmul, delay=60)
     with trio.move_on_after(0.05):
         await ta.linalg.matmul(x, x)
@@ -511,7 +511,7 @@ async def test_a_device_avoids_the_name_of_an_actor(system: ta.System, isolation
     await system.spawn(Idle, name=NAME)
     await system.spawn(Idle, name="launcher")
     async with system.open_device(BACKEND, options=ta.DeviceOptions(isolation=isolation)) as device:
-        # The names at the top are the program's: who comes first has them, and the device says where it is.
+        # The names at the top are the program's: the first owner has them, and the device reports its own.
         assert device.path == f"test/{NAME}#2"
         assert (await (await device.put(np.ones(2))).to_host()).sum() == 2.0
         with pytest.raises(ValueError, match=rf"has a child named '{NAME}#2' already; choose another name"):

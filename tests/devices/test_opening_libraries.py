@@ -260,7 +260,7 @@ async def until_opened(noted: NotedLibraries, context: int, names: list[str]) ->
 async def test_submissions_while_a_library_opens_precede_later_requests(
     system: ta.System, isolation: ta.Isolation
 ) -> None:
-    # Which of two tasks goes on first is up to chance.
+    # Which of two tasks continues first is up to chance.
     for _ in range(10):
         async with system.open_device(BACKEND, options=ta.DeviceOptions(isolation=isolation)) as device:
             x = await device.put(np.ones(4))

@@ -141,7 +141,7 @@ async def test_a_worker_is_given_the_copy(system: ta.System) -> None:
         for _ in range(3):
             assert await put(device, host)
         if BACKEND == "cpu":
-            # Its memory is that of the host: a copy would be in vain.
+            # Its memory is the host's: a copy would be in vain.
             assert device.state.host_pool is None
         else:
             assert device.state.host_pool.find(device.state.host_pool.copy_of(host)) is not None

@@ -56,7 +56,7 @@ def test_the_least_load_is_first_in_the_documented_order(
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), max_size=6), st.booleans())
 def test_who_is_able(states: list[tuple[bool, bool]], skips: bool) -> None:
-    """Of the living, those that work now; if none does, or none is skipped, all."""
+    """Of the live devices, the working ones; if none works, or none is skipped, all."""
     candidates = [Member(str(n), is_available, is_dead) for n, (is_available, is_dead) in enumerate(states)]
     alive = {one.name for one in candidates if not one.is_dead}
     working = {one.name for one in candidates if one.is_available and not one.is_dead}

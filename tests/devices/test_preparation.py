@@ -124,7 +124,7 @@ async def test_a_refused_plan_is_the_askers_problem(
     assert asker.outcome is x
     assert {node.restarts for node in system.tree().walk()} == {0}
     await device.synchronize()
-    assert not (await device.statistics()).queues  # nothing waits for its turn any more
+    assert not (await device.statistics()).queues  # nothing waits for its turn
 
 
 async def test_a_plan_that_breaks_restarts_its_library(
@@ -179,7 +179,8 @@ async def test_a_cancelled_asker_is_let_go_when_the_plan_is_there(
     asker = Asker(nursery, device, Negate(x, pipe))
     end = await begun(pipe)
     asker.scope.cancel()
-    # One that looks for its answer by itself hears of that in its next turn, a worker before it answers this.
+    # One that looks for its answer on its own hears of that in its next turn, a worker before it answers
+    # this.
     await wait_all_tasks_blocked()
     await device.statistics()
     writer = device.submit(Fill(x, 5.0))

@@ -301,7 +301,7 @@ async def test_requests_after_the_last_crash_run_on_the_next_context(
     fates.ask(*(ta.linalg.Matmul(np.eye(3), x) for _ in range(6)))
     await wait_all_tasks_blocked()
     assert manual.generation == 2
-    # In which order they came is not told: any four met the crashes.
+    # The order of their arrival is unknown: any four met the crashes.
     count = fates.count()
     assert count["ActorFailedError"] == 4
     assert count["AccelRef"] + count["StaleRefError"] == 8

@@ -95,7 +95,7 @@ async def test_plans_and_templates_are_counted(system: ta.System, isolation: Iso
             while device.generation == 1:
                 with suppress(ta.AccelError):
                     await device.zeros(3)
-        # Another generation counts anew, but for the application.
+        # Another generation counts again, but for the application.
         x = await device.put(np.ones((8, 8), np.float32))
         await ta.linalg.matmul(x, x)
         for _ in range(4):

@@ -48,7 +48,7 @@ class Case:
     Attributes:
         run: Asks for it, given arrays of a device.
         good: Host arrays for which the operation has a result.
-        bad: The same shapes and dtypes, for which it fails; or whose result is another one.
+        bad: The same shapes and dtypes, for which it fails, or has another result.
         expected: The result for the good arrays, or a check of it.
         fails: Text of the error; None where `bad` has a result, `other`.
         other: The result for `bad`.

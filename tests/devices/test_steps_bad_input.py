@@ -174,7 +174,7 @@ async def test_state_is_read_when_it_is_traced(device: ta.Device, x: Any) -> Non
         state[0] = value
         np.testing.assert_array_equal(await step(x), np.ones(N))
     assert traced == [1.0]
-    # Another structure reads it anew.
+    # Another structure reads it again.
     np.testing.assert_array_equal(await step(await device.put(np.ones(N + 1))), np.full(N + 1, 3.0))
     assert traced == [1.0, 3.0]
 

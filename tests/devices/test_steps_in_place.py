@@ -1,4 +1,4 @@
-"""Short steps are computed by their asker, where nothing could tell the difference."""
+"""Short steps are computed by their asker, if nothing could see the difference."""
 
 from __future__ import annotations
 
@@ -257,7 +257,7 @@ async def test_a_remade_block_is_not_read_in_its_old_state(device: ta.Device) ->
         if turn % 10 == 9:
             gc.collect()
             await device.synchronize()
-            # Its memory goes to an array of another size, and other memory gets its id.
+            # Its memory serves an array of another size, and other memory gets its id.
             other = await device.put(np.full(4 * N, -1.0))
             await ask(0.5 + turn)
             await other.fill(float(turn))

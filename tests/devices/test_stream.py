@@ -217,7 +217,7 @@ async def test_arrays_are_the_programs_own(device: ta.Device) -> None:
 
 
 async def keep(ahead: Any, kept: list[ta.AccelRef]) -> None:
-    # Not a comprehension, whose list goes with the error.
+    # Not a comprehension, because its list would stay with the error.
     async for x in ahead:
         kept.append(x)  # noqa: PERF401
 
@@ -236,7 +236,7 @@ async def test_a_program_that_keeps_all_arrays_gets_an_error(system: ta.System, 
 
 
 class Closed:
-    """A source that tells when it is closed; an error comes in place of a batch."""
+    """A source that reports its end; an error takes the place of a batch."""
 
     def __init__(self, count: int, error: Exception | None = None) -> None:
         self.count, self.error = count, error
@@ -404,7 +404,7 @@ async def test_leaving_waits_for_the_call_that_runs(device: ta.Device) -> None:
 
 
 class Stubborn:
-    """An iterator whose end fails."""
+    """An iterator with a failing end."""
 
     def __iter__(self) -> Stubborn:
         return self

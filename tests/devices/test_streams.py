@@ -97,7 +97,7 @@ def test_wrong_choices_are_refused(make: Any, error: type[Exception], text: str)
 async def test_no_stream_has_more_than_256_operations_however_many_share_it(
     system: ta.System, isolation: Isolation
 ) -> None:
-    """The windows would let 400 in; those beyond wait, and all are done."""
+    """The windows would let 400 in; the others wait, and all are done."""
     options = ta.DeviceOptions(isolation=isolation, streams=ta.SingleStream(), in_flight=200)
     async with system.open_device(BACKEND, options=options) as device:
         x, y = await device.put(np.ones(4)), await device.put(np.ones(4))

@@ -103,7 +103,7 @@ async def test_a_failed_producer_fails_its_consumers(device: ta.Device) -> None:
 async def test_a_refused_update_invalidates_the_array_for_later_submissions(
     device: ta.Device,
 ) -> None:
-    """The program goes on as if the array had been changed: it must not read it unchanged."""
+    """The program continues as if the array had been changed: it must not read it unchanged."""
     x = await device.put(np.ones(3))
     ta.testing.inject_fault(device, ta.linalg.Scal, fail=RuntimeError("broken"))
     update = device.submit(ta.linalg.Scal(2.0, x))
@@ -265,7 +265,7 @@ async def test_in_random_graphs_only_dependents_of_failures_fail(
 
 
 class FailingGraph:
-    """A graph in which some operations are refused by their library, beside what is right."""
+    """A graph in which some operations are refused by their library, next to what is right."""
 
     def __init__(self, device: ta.Device, seed: int) -> None:
         rng = np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""The tables of the array API standard show what its suite has said, and why tests of it fail."""
+"""The tables of the array API standard match the results of its suite, and explain its failures."""
 
 from __future__ import annotations
 

@@ -58,9 +58,9 @@ def test_every_link_has_a_text_and_leads_somewhere(page: Path) -> None:
     assert wrong == []
 
 
-# Pages that nobody renders but a forge, too.
+# Pages that only a forge renders, too.
 EVERY_PAGE = sorted({*PAGES, *ROOT.glob("*.md"), *ROOT.glob("examples/**/*.md"), *ROOT.glob("changes/*.md")})
-# Of ordered lists, only one that begins with 1 may follow a paragraph without an empty line.
+# Only an ordered list that begins with 1 may follow a paragraph without an empty line.
 _ITEM = re.compile(r" *([*+-]|1[.)]) +\S")
 _NESTED = re.compile(r" *([*+-]|\d+[.)]) +\S")
 _CODE = re.compile(r"(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)", re.DOTALL)
@@ -134,7 +134,7 @@ def unclosed(paragraph: list[str], end: int) -> list[str]:
 
 @pytest.mark.parametrize("page", EVERY_PAGE, ids=name_of)
 def test_no_block_is_joined_to_another(page: Path) -> None:
-    # The lines of a skill's head are no text.
+    # The lines of a skill's head are not text.
     assert [one for one in damage(page) if not (page.name == "SKILL.md" and one.startswith("5: "))] == []
 
 
@@ -176,7 +176,7 @@ def test_sentences_are_short(page: Path) -> None:
 
 
 def sentences(page: Path) -> list[str]:
-    """The sentences of a page's prose, each paragraph and item of a list by itself."""
+    """The sentences of a page's prose, each paragraph and item of a list on its own."""
     paragraphs = [""]
     for line in prose(page):
         text = line.text.strip().lstrip("> ")
@@ -189,7 +189,7 @@ def sentences(page: Path) -> list[str]:
 
 
 def test_every_page_can_be_reached() -> None:
-    """From the README, by links alone."""
+    """From the README, only by links."""
     reached, waiting = set[Path](), [ROOT / "README.md"]
     while waiting:
         page = waiting.pop()

@@ -1,4 +1,4 @@
-"""The programs in the documentation run and print what the pages say.
+"""The programs in the documentation run and print the output on the pages.
 
 The Python blocks of a page run in order, in one namespace. The output of a block is the text block after it.
 A comment on the line above a block may change that:
@@ -39,7 +39,7 @@ def expected(page: Path) -> Iterator[tuple[Block, str]]:
     """Each block that runs, with its required output."""
     for block, following in itertools.pairwise([*blocks(page), Block("", 0, "", "", "")]):
         if block.language == "python" and not block.mark:
-            # Only a word such as "prints" stands between a program and its output.
+            # Only a word such as "prints" is between a program and its output.
             is_output = following.language == "text" and following.before in {"", "prints", "It prints"}
             yield block, following.text if is_output else ""
 

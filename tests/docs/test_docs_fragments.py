@@ -31,7 +31,7 @@ OF_SPAWN = frozenset(inspect.signature(ta.System.spawn).parameters)
 def fragments() -> Iterator[tuple[str, ast.Module]]:
     for page in sorted((ROOT / "docs").rglob("*.md")):
         for number, found in enumerate(FRAGMENT.finditer(page.read_text("utf-8"))):
-            # An `await` stands in a function.
+            # An `await` is in a function.
             code = "async def fragment():\n" + textwrap.indent(found[1], "    ")
             yield f"{page.relative_to(ROOT)}-{number}", ast.parse(code)
 
@@ -40,7 +40,7 @@ FRAGMENTS = dict(fragments())
 
 
 def named(node: ast.expr) -> Any:
-    """Find what an expression names: of the package, or of one that a page imports from; None elsewhere.
+    """Find the object named by an expression: of the package, or of an import of the page; None elsewhere.
 
     Raises:
         AttributeError: There is no such name.

@@ -134,7 +134,7 @@ def test_the_inventory_has_the_names_that_programs_write(name: str, other: str) 
 
 
 def test_an_object_has_one_name_of_the_package() -> None:
-    """`ta.System` is the class of devices, not that of actors."""
+    """`ta.System` is the class of devices, and not the class of actors."""
     assert "ta.System" not in objects()["trio_accel.actors.ActorSystem"]
     others = [other for names in objects().values() for other in names]
     assert len(others) == len(set(others))
@@ -142,7 +142,7 @@ def test_an_object_has_one_name_of_the_package() -> None:
 
 @pytest.mark.slow
 def test_sphinx_makes_objects_and_links_of_a_page(tmp_path: Path) -> None:
-    """A build of one page alone: the whole reference takes a minute."""
+    """A build of a single page, because the whole reference takes a minute."""
     page = generated(DomainWriter)[REFERENCE / "weights.md"]
     (tmp_path / "index.md").write_text(page, encoding="utf-8")
     out = tmp_path / "out"

@@ -109,7 +109,7 @@ def test_the_carried_text_is_cut_into_sentences() -> None:
     assert (name, len(sentences)) == ("sense_and_sensibility.txt", 148)
     assert sentences[0] == "The family of Dashwood had long been settled in Sussex."
     assert all(sentence == sentence.strip() and sentence for sentence in sentences)
-    # None ends behind a title, and no letter is lost.
+    # None ends after a title, and no letter is lost.
     assert not any(sentence.endswith(("Mr.", "Mrs.")) for sentence in sentences)
     text = (Path(minilm_files.__file__).parent / name).read_text()
     assert "".join(sentences).replace(" ", "") == "".join(text.split())

@@ -28,7 +28,7 @@ import trio_accel as ta
 
 pytestmark = pytest.mark.examples
 
-# Of embeddings, which have length 1; the weights are rounded, too.
+# Of embeddings, which have length 1; the weights are also rounded.
 TOLERANCES = {"float32": 1e-5, "float16": 1e-2, "bfloat16": 1e-1}
 
 

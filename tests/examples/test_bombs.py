@@ -30,11 +30,11 @@ from benchmarks._bombs import FORMS, Bomb, Place, body_bombs, head_bombs, places
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SIZE = 1 << 18
-# Seconds of processor time: of a step of the loop, and of a request of that size. The largest step takes
+# Seconds of processor time: for a step of the loop, and for a request of that size. The largest step takes
 # 0.03 s, and the longest request 0.08 s. Without their bounds, a list of modalities took 0.29 s, and the
 # spaces in a header took 1.3 s.
 LONGEST_STEP, LONGEST_REQUEST = 0.1, 0.25
-# Seconds for each further one of pipelined requests; Hypercorn alone takes 0.6 to 1 ms.
+# Seconds for each further pipelined request; Hypercorn's own part is 0.6 to 1 ms.
 EACH_REQUEST = 1e-3
 # The processor time of many requests, as a multiple of Hypercorn's own. It is 1.2.
 MOST_TIMES_HYPERCORN = 1.4

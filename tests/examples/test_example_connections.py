@@ -328,7 +328,7 @@ async def test_a_connection_serves_requests_one_after_another() -> None:
         served(application) as port,
         await trio.open_tcp_stream("127.0.0.1", port) as stream,
     ):
-        # Two at once, and a body that comes in parts, after a while.
+        # Two at once, and a body that arrives in parts, after a while.
         await stream.send_all(GET + chunks[:70])
         await wait_all_tasks_blocked(0.001)
         await stream.send_all(chunks[70:])

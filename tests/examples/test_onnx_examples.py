@@ -121,7 +121,7 @@ async def test_a_file_is_read_again_by_the_next_worker(device: ta.Device, tmp_pa
 
 
 def test_a_missing_provider_is_an_error() -> None:
-    # ONNX Runtime itself warns, and goes on by the CPU.
+    # ONNX Runtime itself warns, and continues by the CPU.
     with (
         pytest.warns(UserWarning, match="CUDAExecutionProvider"),
         pytest.raises(RuntimeError, match="does not support CUDA here"),

@@ -57,7 +57,7 @@ def test_the_perplexity_matches_pytorch(tmp_path: Path) -> None:
     assert (tmp_path / "losses.png").stat().st_size > 1000
     assert (tmp_path / "adapter.safetensors").stat().st_size > 1000
     trio.run(check_that_it_is_served, tmp_path)
-    # It goes on with another number of devices.
+    # It continues with another number of devices.
     printed = run(tmp_path, "--steps", "8", "--devices", "1")
     assert "1 ranks, 2 steps from 6 on, 0 workers lost\n" in printed
     with (tmp_path / "steps.csv").open(newline="") as file:

@@ -10,7 +10,7 @@ import numpy as np
 
 
 def random_schema(rng: np.random.Generator, depth: int = 2) -> dict[str, Any]:
-    """A schema whose texts are short."""
+    """A schema with short texts."""
     kinds = ["integer", "string", "pattern", "enum", "boolean", "null", "number", "const"]
     kinds += ["object", "array", "any", "reference"] * (depth > 0)
     kind = str(rng.choice(kinds)) if depth < 2 else "object"

@@ -1,8 +1,8 @@
 """The tokens of a text by the rule that llama.cpp calls "smollm", in plain Python.
 
-Each character of \\p{N} is a word by itself. What is between is cut by GPT-2's pattern, which is
-``'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+``.
-The bytes of a word are merged in the order of the merges.
+Each character of \\p{N} is a word on its own. What is between is cut by GPT-2's pattern, which is
+``'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+``. The bytes of a word
+are merged in the order of the merges.
 """
 
 from __future__ import annotations

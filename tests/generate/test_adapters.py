@@ -89,7 +89,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def changed(path: Path) -> dict[str, Any]:
-    """The weights with an adapter, by NumPy alone."""
+    """The weights with an adapter, only by NumPy."""
     found: dict[str, Any] = import_module("safetensors.numpy").load_file(path)
     weights = dict(LOADED.weights)
     for name, a in found.items():
@@ -189,7 +189,7 @@ async def swaps_under_kills(folder: Path, texts: Any, forward: str, ahead: bool)
                 for number in numbers:
                     names.append(adapters.state()["adapter"])
                     nursery.start_soon(read, number)
-                # They begin before the next swap, and end behind it.
+                # They begin before the next swap, and end after it.
                 while min(len(found[number]) for number in numbers) < 2:  # noqa: ASYNC110  # nobody tells
                     await trio.sleep(0.001)
                 fault = ta.testing.inject_fault(device, made.model.operation, kill=True)
@@ -429,7 +429,7 @@ async def test_files_other_than_adapters_of_the_model(tmp_path: Path, texts: Any
             assert (status, code) == (400, "unusable_adapter"), name
             assert message.startswith(f"the adapter {name} cannot be used: "), message
             assert says in message
-            # It does not tell where the folder is.
+            # It does not reveal the place of the folder.
             assert str(tmp_path) not in message
         status, code, message = error_of(await send("POST", {"adapter": "none"}))
         assert (status, code) == (404, "adapter_not_found")
@@ -516,7 +516,7 @@ async def test_a_swap_while_faults_are_counted(folder: Path) -> None:
 
 
 async def test_a_device_without_memory_for_a_second_set(folder: Path) -> None:
-    """Arrays of processors are in shared memory: where its file system is full, this is the error, too."""
+    """Arrays of processors are in shared memory: if its file system is full, this is the error, too."""
     async with admin(folder, exact=0) as (send, adapters):
         used = (await device_of(adapters).statistics()).memory.used
         text = await ask(adapters.generation, 0)

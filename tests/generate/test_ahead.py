@@ -74,7 +74,7 @@ async def test_tokens_match_single_steps(system: ta.System, device: ta.Device, f
 async def test_more_sequences_than_a_step_ahead_may_have(
     system: ta.System, device: ta.Device, forward: str
 ) -> None:
-    """Tokens stay on the device for so many sequences only, so these steps leave none there."""
+    """Tokens stay on the device for this many sequences only, so these steps leave none there."""
     opening = open_model(device, TINY, LOADED.weights, pages=60, size=4, forward=forward, width=2)
     async with opening as model:
         expected = await alone(model)
@@ -212,7 +212,7 @@ async def test_a_step_may_have_sequences_that_the_one_before_it_has_not(
 
 
 async def test_draws_of_a_repeated_step(system: ta.System, device: ta.Device) -> None:
-    """Its company may have been made by the step ahead of it."""
+    """Its company may have been made by the step before it."""
     async with (
         open_model(device, TINY, LOADED.weights, pages=40, size=4, forward="numpy") as model,
         open_generation(system, model, LOADED, positions=70, ahead=True) as made,

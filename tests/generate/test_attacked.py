@@ -1,7 +1,7 @@
 """`examples/generate/serve.py` in a hostile world: good clients get the answers of an undisturbed run.
 
-The worker is killed again and again, and the cache is too small for all. Beside the good clients some hang up
-in the middle of a stream, read nothing, or send half of a request.
+The worker is killed again and again, and the cache is too small for all. Next to the good clients some hang
+up in the middle of a stream, read nothing, or send half of a request.
 """
 
 from __future__ import annotations

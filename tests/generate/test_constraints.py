@@ -177,7 +177,7 @@ async def test_steps_ahead_leave_constrained_sequences_out(
                 assert isinstance(token, Token)
                 assert isinstance(same, Token)
                 np.testing.assert_allclose(token.likely.own, same.likely.own, atol=1e-5)
-        # Steps of free sequences alone are asked for ahead.
+        # Only steps of free sequences are requested in advance.
         assert any(is_ahead and not is_masked for is_masked, is_ahead in aheads)
 
 
@@ -257,7 +257,7 @@ def by_references(count: int, *, joined: bool) -> dict[str, Any]:
 
 
 def crossed(parts: int, alternatives: int, count: int) -> dict[str, Any]:
-    """A schema whose alternatives are combined in each way."""
+    """A schema with all combinations of its alternatives."""
     each = {"anyOf": [fields(count, const=number) for number in range(alternatives)]}
     return {"allOf": [each] * parts}
 
@@ -336,7 +336,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 def counted(call: Callable[[], object]) -> int:
-    """Return how many functions a call has called, of Python and of C."""
+    """Return the number of functions called in a call, of Python and of C."""
     calls = 0
 
     def profile(frame: object, event: str, argument: object) -> None:

@@ -1,4 +1,4 @@
-"""`examples/generate/encoder.py`: embeddings of a model on disk, beside float64 and under kills."""
+"""`examples/generate/encoder.py`: embeddings of a model on disk, against float64 and under kills."""
 
 from __future__ import annotations
 

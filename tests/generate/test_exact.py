@@ -57,7 +57,7 @@ def program_of(cls: type[Llama]) -> Llama:
 
 @attrs.define(eq=False)
 class Text:
-    """A sequence whose tokens go in by chunks, into pages of its own."""
+    """A sequence with its tokens in chunks, in pages of its own."""
 
     tokens: list[int]
     pages: list[int]
@@ -74,7 +74,7 @@ def logits(program: Llama, runs: Sequence[Run]) -> Any:
 
 
 def alone(cls: type[Llama], tokens: Sequence[int]) -> Any:
-    """Logits behind each token of a sequence that goes in token by token, with nobody beside it."""
+    """Logits after each token of a sequence computed token by token, without others."""
     program, found = program_of(cls), list[Any]()
     for number in range(len(tokens)):
         run = Run(tokens=[tokens[number]], start=number, pages=list(range(-(-len(tokens) // SIZE))))
@@ -174,7 +174,7 @@ async def test_texts_set_aside_are_the_same(system: ta.System, device: ta.Device
     opening = partial(open_model, device, TINY, LOADED.weights, size=SIZE, exact=8)
     async with opening(pages=100) as model, opened(model, sequences=1, positions=3) as made:
         alone = await answers(made)
-    # Two of the longest have no room together, and the host has room for one or for none.
+    # Two of the longest do not fit together, and the host has space for one or for none.
     async with opening(pages=20) as model, opened(model, sequences=10, positions=20, host=host) as made:
         assert await answers(made) == alone
         assert (await made.batcher.ask(GetStatistics())).set_aside > 0

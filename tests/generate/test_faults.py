@@ -1,4 +1,4 @@
-"""`examples/generate/faults.py`: a stream may differ by rounding, and must have no wrong token."""
+"""`examples/generate/faults.py`: a stream may differ by rounding, and must not have a wrong token."""
 
 from __future__ import annotations
 

@@ -461,7 +461,7 @@ def soon(client: Any, **headers: str) -> Any:
     return chat(client, max_tokens=4000, extra_headers={"X-Deadline": "0.01", **headers})
 
 
-# Errors of the server, which no code of the service sees, and of the service: all have one form.
+# Errors of the server, outside the code of the service, and of the service: all have one form.
 TYPED: dict[str, tuple[Callable[[Any], Any], type[Any], int, str]] = {
     "a large body": (
         lambda c: chat(c, [{"role": "user", "content": A_MEGABYTE + A_MEGABYTE}]),
@@ -591,7 +591,7 @@ def test_a_key_with_too_many_requests_does_not_lock_others_out() -> None:
         head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\n{key}\r\nContent-Length: {len(many)}\r\n\r\n"
         clients = [service.send((head + many).encode()) for _ in range(9)]
         try:
-            # Eight of them are served, slowly, and the ninth is told to come later.
+            # Eight of them are served, slowly, and the ninth should come later.
             until(lambda: any(b" 503 " in head for head in heads_of(clients)), 20)
             assert is_answered(service.client("free"))
             # Keys are secrets.

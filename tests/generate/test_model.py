@@ -149,7 +149,7 @@ def mask_of(allowed: list[int]) -> Any:
 async def test_masks_and_logarithms_of_probabilities(device: ta.Device, forward: str) -> None:
     hot = Sampling(temperature=5.0, seed=4)
     async with open_model(device, TINY, WEIGHTS, pages=60, size=4, forward=forward) as model:
-        # First the prompts without their last tokens; then these, each alone in its sequence.
+        # First the prompts without their last tokens; then these, each on its own in its sequence.
         pages = [list(range(11 * number, 11 * number + 11)) for number in range(len(PROMPTS))]
         whole = [Run(tokens=prompt, start=0, pages=own) for prompt, own in zip(PROMPTS, pages, strict=True)]
         last = [

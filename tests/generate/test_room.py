@@ -1,4 +1,4 @@
-"""`examples/generate` where the cache is full: texts are those of a run with room for all."""
+"""`examples/generate` with a full cache: texts equal those of a run with space for all."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def count(made: Generation) -> ContinuousStatistics:
     return seen
 
 
-# Copied to the host; computed again, as it has no room; or both. And copied only.
+# Copied to the host; computed again, without space; or both. And only copied.
 WAYS = [{"host": 1000}, {}, {"host": 12}, {"host": 1000, "recompute": False}]
 
 

@@ -72,7 +72,7 @@ def running() -> Iterator[Serving]:
 
 @pytest.fixture(scope="module", autouse=True)
 def late(running: Serving) -> Iterator[socket.socket]:
-    """A client whose body never ends. It waits beside all tests: its time runs out meanwhile."""
+    """A client with an endless body. It waits during all tests: its time runs out meanwhile."""
     with running.send(HALF) as sock:
         yield sock
 
@@ -261,7 +261,7 @@ def test_a_client_that_leaves_gives_its_pages_back(service: Serving) -> None:
     ) as sock:
         assert b" 200 " in sock.recv(65536)
     until(lambda: service.pages() == 0, 1.0)
-    # One that hangs up without a stream, too.
+    # A client that hangs up without a stream, too.
     with pytest.raises(openai.APITimeoutError):
         chat(service.client(timeout=0.3), max_tokens=4000)
     until(lambda: service.pages() == 0, 1.0)
@@ -370,7 +370,7 @@ def test_kept_connections_serve_each_request(service: Serving) -> None:
 
 
 def rounds_rows_alike() -> bool:
-    """Tell whether a row of a product has the same bits beside few rows and beside many."""
+    """Return whether a row of a product has the same bits among few rows and among many."""
     rng = np.random.default_rng(0)
     rows, weights = (rng.standard_normal(shape).astype(np.float32) for shape in ((64, 576), (576, 576)))
     whole = rows @ weights
@@ -396,7 +396,7 @@ def test_kills_and_a_drain_change_no_token(forward: tuple[str, ...]) -> None:
             assert found[1] == "0"
             lost, rounds = lost + int(found[2]), rounds + 1
         assert lost >= 3
-        # Workers are killed before the signal and, when the service has said that it ends, behind it.
+        # Workers are killed before the signal and, when the service has reported its end, after it.
         client = service.client("gold")
         streams = [iter(chat(client, max_tokens=40, stream=True)) for _ in range(3)]
         begun = [next(stream).choices[0].delta.content for stream in streams]

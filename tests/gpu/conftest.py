@@ -1,4 +1,4 @@
-"""Long tests for the hardware: they run where they are asked for, and leave nothing behind."""
+"""Long tests for the hardware: they run on request, and leave nothing behind."""
 
 from __future__ import annotations
 

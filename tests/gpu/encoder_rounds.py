@@ -52,7 +52,7 @@ class Report:
 
     Attributes:
         name: The fault.
-        rounds: How often it came.
+        rounds: The number of faults.
         requests: Requests meanwhile.
         lost: Requests without an answer, or with two, or with an error.
         unlike: Embeddings that differ from those before the faults.
@@ -160,7 +160,7 @@ def batch(shape: Shape, sentences: int, tokens: int, seed: int) -> Batch:
 
 
 def batches_of(shape: Shape, tokens: int) -> list[Batch]:
-    """Those whose rate is measured."""
+    """Rounds with a measured rate."""
     return [batch(shape, 32, tokens, seed) for seed in range(4)]
 
 
@@ -179,11 +179,11 @@ async def play(stand: Stand, name: str, strike: Strike, rounds: int, *, spares: 
     """Strike under load, round after round.
 
     Args:
-        stand: Who is struck.
+        stand: The struck device.
         name: The fault.
         strike: Makes it happen.
         rounds: How often.
-        spares: Workers that must stand ready before each.
+        spares: Spare workers required before each.
     """
     report = Report(name, rounds)
     batches = [batch(stand.shape, *REQUEST, seed) for seed in range(REQUESTS)]
@@ -275,7 +275,7 @@ async def measure_throughput(
     """Take turns with the plain loop, which has the same class and batches in a process of its own.
 
     Args:
-        stand: Who is asked.
+        stand: The asked device.
         backend: The backend's name.
         tokens: Of each sentence.
         batches: In each turn.
@@ -335,7 +335,7 @@ class _Plain:
         )
 
     def run(self, count: int) -> float:
-        """So many batches; returns batches per second."""
+        """Run this many batches; returns batches per second."""
         print(count, file=self._process.stdin, flush=True)
         assert self._process.stdout is not None
         return float(self._process.stdout.readline())

@@ -1,4 +1,4 @@
-"""How much is done: all of it, or so little that a stand-in for the hardware can do it, too."""
+"""The amount of work: all of it, or little enough for a stand-in for the hardware."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ THREADS = 8
 
 
 async def operate(device: ta.Device, count: int) -> None:
-    """Do so many operations of all libraries, several at a time."""
+    """Do this many operations of all libraries, several at a time."""
     x = await device.put(np.ones((16, 16), np.float32))
     large = np.ones(MIB // 4, np.float32)
 

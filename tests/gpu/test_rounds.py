@@ -32,9 +32,9 @@ import trio_accel as ta
 
 STUCK_AFTER = scaled(1.0, 3.0)
 MOST_AFTER_SEEN = 0.1
-# The watchdog of the worker sees a fault within so long.
+# The watchdog of the worker sees a fault within this time.
 LOOKS = 0.05
-# The system takes so long, or less, to end a process with a context; until then it may write to host arrays.
+# The system takes at most this time to end a process with a context; until then it may write to host arrays.
 TO_DIE = 0.15
 
 
@@ -49,7 +49,7 @@ class Kind:
         is_hang: The device does not report it.
         seen: Waits until it can be seen by the application.
         reported: The driver's report, if any.
-        lost: Class of the error of those in flight.
+        lost: Class of the error of requests in flight.
     """
 
     name: str

@@ -15,12 +15,12 @@ import trio_accel as ta
 MIB = 1 << 20
 _AT_ONCE = 8
 _STEP = 512
-# By number, size and the size of the largest, which together tell the contents.
+# By number, size and the size of the largest, which together determine the contents.
 _known: dict[tuple[int, int, int], str] = {}
 
 
 def sizes_from_to(count: int, least: int, most: int) -> list[int]:
-    """So many sizes, each power of two in turn."""
+    """This many sizes, each power of two in turn."""
     powers = [least << shift for shift in range((most // least).bit_length())]
     return [powers[number % len(powers)] for number in range(count)]
 
@@ -39,7 +39,7 @@ class Witnesses:
 
     @classmethod
     async def put(cls, device: ta.Device, sizes: Sequence[int]) -> Witnesses:
-        """Put arrays of so many bytes, each of different contents."""
+        """Put arrays of this many bytes, each of different contents."""
         content = np.frombuffer(np.random.default_rng(7).bytes(max(sizes)), np.uint64).copy()
         refs, digests = [], []
         for number, nbytes in enumerate(sizes):

@@ -87,7 +87,7 @@ MEANS, VARIANCES, MASK = numbers((4,)), numbers((4,), 1, 0.5, 2.0), numbers((3, 
 
 
 def convolutions(f: Any, axes: int) -> list[Case]:
-    """Convolutions of images of so many axes: plain ones, and with all options."""
+    """Convolutions of images of this many axes: plain ones, and with all options."""
     options = {"stride": 2, "padding": 1, "dilation": 2, "groups": 2}
     return [
         Case(f, ((2, 4, *IMAGE[:axes]), (3, 4, *(2,) * axes), (3,))),
@@ -97,7 +97,7 @@ def convolutions(f: Any, axes: int) -> list[Case]:
 
 
 def pools(kind: str, f: Any, axes: int) -> list[Case]:
-    """Pools of images of so many axes: plain ones, and with options."""
+    """Pools of images of this many axes: plain ones, and with options."""
     if kind.startswith("adaptive"):
         return [Case(lambda x: f(x, 2), ((2, 3, *IMAGE[:axes]),))]
     options = {"stride": 2, "padding": 1, "ceil_mode": True}

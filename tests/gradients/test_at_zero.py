@@ -119,7 +119,7 @@ async def test_a_quotient_and_a_remainder(device: ta.Device) -> None:
 
 @pytest.mark.parametrize("size", [1e-30, 1.0, 1e30])
 async def test_angles_of_small_and_large_numbers(device: ta.Device, size: float) -> None:
-    """The squares of these numbers are no float32."""
+    """The squares of these numbers do not fit into float32."""
     hosts = [np.array([0.0, sign * size], "float32") for sign in (3.0, -4.0)]
     y, x = [await device.put(host) for host in hosts]
     by_y, by_x = await ta.grad(lambda y, x: a.sum(a.atan2(y, x)) * size, argnums=(0, 1))(y, x)

@@ -138,7 +138,7 @@ LOADS = {
     "a column": "out = w * x[i(0), 0] * x[i(0), i(1)]",
     "one element": "out = w * x[2, 1]",
 }
-# Loads whose gradients are gathers. `n` and `m` are the extents.
+# Loads with gathers for gradients. `n` and `m` are the extents.
 WRAPS = {
     "by numbers": "out = w * x[(i(0) + 1) % 3, (i(1) - 1) % 4] * x[(1 + i(0)) % 3, i(1)]",
     "by arguments": "out = w * x[(i(0) - (-1)) % n, (i(1) - (2)) % m] ** 2",

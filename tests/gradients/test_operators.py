@@ -13,7 +13,7 @@ import trio_accel as ta
 
 a: Any = ta.arrays
 
-# Powers whose base is 0, negative or positive, with exponents of any sign.
+# Powers with a base of 0, negative or positive, with exponents of any sign.
 BASES = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 2.0, 2.0, 3.0, -2.0, -2.0])
 EXPONENTS = np.array([0.0, 1.0, 2.0, 0.5, 3.0, -1.0, 0.0, -1.5, 2.5, 0.0, 3.0])
 

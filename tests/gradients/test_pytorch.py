@@ -1,4 +1,4 @@
-"""Gradients against those of PyTorch in float64, where it is installed and has the function."""
+"""Gradients against PyTorch's in float64, if it is installed and has the function."""
 
 from __future__ import annotations
 
@@ -444,7 +444,7 @@ TORCH: dict[str, Callable[..., Any] | list[Callable[..., Any] | None]] = {
 
 
 def twins() -> list[tuple[str, int]]:
-    """Return the names and numbers of cases that PyTorch has, too."""
+    """Return the names and numbers of cases that PyTorch also has."""
     return [
         (name, number)
         for name, torchs in sorted(TORCH.items())

@@ -219,7 +219,7 @@ async def test_equal_eigenvalues_without_vectors(device: ta.Device) -> None:
 
 @needs_solvers
 async def test_a_number_next_to_arrays_is_not_an_operand(device: ta.Device) -> None:
-    """The arrays are, whose layouts are those of full rank."""
+    """The arrays are, with the layouts of full rank."""
     x, b = await device.put(numbers((5, 3))), await device.put(numbers((5,)))
     made = la.lstsq(x, b)
     solution, residuals, rank, values = made

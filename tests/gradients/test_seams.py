@@ -89,7 +89,7 @@ async def test_slopes_of_functions_with_branches(device: ta.Device, name: str) -
 
 
 async def test_nan_stays_nan_or_has_no_slope(device: ta.Device) -> None:
-    """The slope of NaN is NaN, or that of the branch which a comparison with a bound chooses."""
+    """The slope of NaN is NaN, or the slope of the branch chosen by a comparison with a bound."""
     for name in SMOOTH:
         found = await slope(device, getattr(n, name), np.array([np.nan]))
         assert np.isnan(found[0]) or 0 <= found[0] <= 1, (name, found)
@@ -154,7 +154,7 @@ async def test_branches_choose_between_signs_of_zero(device: ta.Device) -> None:
     ],
 )
 async def test_bounds_of_bounds(device: ta.Device, text: str) -> None:
-    """The gradient is 0 at both bounds, beyond them, and at NaN."""
+    """The gradient is 0 at both bounds, outside them, and at NaN."""
     kernel: Any = ta.jit.elementwise(text if "y = " in text else f"y = {text}", inputs=None)
     points = np.array([-9.0, -1.0, -0.5, 0.0, 1.5, 2.0, 9.0, np.nan])
     low = {"low": -1.0} if "low" in text else {}

@@ -252,7 +252,7 @@ async def looped(device: ta.Device) -> tuple[graphs.Graph[ta.AccelRef], ta.Accel
 
 
 async def run_loop(device: ta.Device, turns: list[int]) -> Callable[[int], Awaitable[None]]:
-    """Replay such a graph so many turns each, and give what replays it once more."""
+    """Replay such a graph this many turns each, and return a function that replays it once more."""
     graph, n, total = await looped(device)
     run = 0
 
@@ -269,12 +269,12 @@ async def run_loop(device: ta.Device, turns: list[int]) -> Callable[[int], Await
 
 
 async def test_a_loop_is_one_launch(device: ta.Device, spy: Spy) -> None:
-    """The driver goes through all turns by itself; before, the host reads the condition for each."""
+    """The driver goes through all turns on its own; before, the host reads the condition for each."""
     handles, parts = spy("cuGraphConditionalHandleCreate"), spy("cuStreamBeginCaptureToGraph")
     replay = await run_loop(device, [2, 0, 1])
     assert (handles.count, parts.count) == (0, 0)
     await replay(3)
-    # Into the part, and behind it.
+    # Into the part, and after it.
     assert (handles.count, parts.count) == (1, 2)
     launches, reads, graph_ends = spy("cuGraphLaunch"), spy("cuMemcpyDtoHAsync"), spy("cuGraphDestroy")
     for turns in (0, 1, 100, 7):
@@ -312,7 +312,7 @@ async def test_a_graph_in_a_graph_is_one_launch(device: ta.Device, spy: Spy) -> 
 async def test_a_driver_without_conditions(
     device: ta.Device, spy: Spy, caplog: pytest.LogCaptureFixture, name: str, answer: tuple[Any, ...]
 ) -> None:
-    """The host goes on to read the condition; begun work is ended, so that other chains are captured."""
+    """The host continues to read the condition; begun work is ended, so that other chains are captured."""
     from cuda.bindings import driver
 
     caplog.set_level(logging.INFO, "trio_accel.devices")

@@ -41,7 +41,7 @@ def roots(a: Any, bound: float) -> tuple[Any, int]:
 
 
 async def test_newtons_iteration_until_the_residual_is_small(device: ta.Device) -> None:
-    """Arguments of the body, arrays that it uses besides, and results in between within it."""
+    """Arguments of the body, other arrays that it uses, and intermediate results within it."""
     residual = await device.put(np.float64(0.0))
 
     async def body(x: ta.AccelRef, a: ta.AccelRef, go: ta.AccelRef) -> None:
@@ -203,7 +203,7 @@ async def test_one_of_several(device: ta.Device) -> None:
     for value in (2, 2, 2, 2, 0, 1, 3, -1, 1 << 30, 1):
         await number.fill(value)
         await graph.replay()
-        # The one that changes the number does not choose another one by it.
+        # The branch that changes the number does not choose another branch by it.
         host = host * {0: 2.0, 1: 5.0, 2: 7.0}.get(value, 1.0)
         assert await number.item() == (2 if value == 1 else value)
         np.testing.assert_array_equal(await x.to_host(), host)

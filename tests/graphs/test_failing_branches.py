@@ -22,7 +22,7 @@ less = jit.elementwise("left = left - 1", name="less")
 
 
 class Case:
-    """A graph whose body doubles x, multiplies it by a matrix that may be broken, and triples y.
+    """A graph with a body that doubles x, multiplies it by a possibly broken matrix, and triples y.
 
     Another body, which does not run, changes another array.
     """
@@ -85,7 +85,7 @@ class Case:
 
 
 async def spoiled(*refs: ta.AccelRef) -> list[bool]:
-    """Which arrays have no contents any more since a replay failed."""
+    """The arrays without contents since a replay failed."""
     found = []
     for ref in refs:
         try:
@@ -118,14 +118,14 @@ async def case(request: pytest.FixtureRequest, device: ta.Device) -> Case:
 
 @on_the_cpu
 async def test_an_operation_that_fails_in_a_body_is_named(case: Case) -> None:
-    """The graph's targets are invalid, also those of bodies that did not run. It goes on with others."""
+    """The graph's targets are invalid, also those of bodies that did not run. It continues with others."""
     await case.check()
     await case.break_matrix(is_broken=True)
     go, x, y, other = await case.arrays()
     with pytest.raises(ta.LibraryError, match=f"node 0 of the graph, {WAYS[case.kind]}") as caught:
         await case.graph(go, x, y, other)
     assert "of the graph, sparse.Spmv: indptr" in str(caught.value)
-    # The condition of a branch is read alone, and the loop has one body.
+    # The condition of a branch is only read, and the loop has one body.
     is_loop = case.kind == "while"
     assert await spoiled(go, x, y, other) == [is_loop, True, True, not is_loop]
     with pytest.raises(ta.StaleRefError, match=r"spoiled by graphs\.Replay"):

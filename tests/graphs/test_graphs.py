@@ -48,7 +48,7 @@ async def test_in_place_and_on_other_arrays(device: ta.Device) -> None:
     a, b = matrix(3), matrix(4)
     await close(new, a @ b @ b + 2 * a)
     await close(others[1], b / 2)
-    # Neither the arrays of the capture nor those of the replay in place have changed.
+    # Neither the arrays of the capture nor the arrays of the replay in place have changed.
     np.testing.assert_array_equal(await out.to_host(), kept)
     np.testing.assert_array_equal(await x.to_host(), matrix(1))
     newer = await graph(*others)
@@ -86,7 +86,7 @@ async def test_submitted_replays_follow_one_another(device: ta.Device) -> None:
 
 
 async def test_hazards_with_single_operations(device: ta.Device) -> None:
-    """Of other libraries, on other streams, before and behind replays, without a wait in between."""
+    """Of other libraries, on other streams, before and after replays, without a wait in between."""
     x, y = await put(device, 1, 2)
     graph = await graphs.capture(device, affine, x, y)
     a, b = matrix(1), matrix(2)

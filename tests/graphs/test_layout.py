@@ -65,7 +65,7 @@ def test_places() -> None:
     ]
     recorded = Recorded(nodes, (Y, X), {}, {MADE: 16, OTHER: 16, 22: 16})
     layout = lay_out(recorded, [("y", vector(3, 2)), ("x", vector(4, 2, 48))], [OTHER, OTHER])
-    # x is read, y is updated; then comes what is returned, and the memory of the others.
+    # x is read, y is updated; then follow the results, and the memory of the others.
     first, second, third, last = [node.spec for node in layout.recipe.nodes]
     assert first == CopySpec(vector(0, 2, 16), vector(3, 2))
     assert second == CopySpec(vector(3, 2), vector(2, 2))

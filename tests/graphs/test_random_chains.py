@@ -154,7 +154,7 @@ async def check(device: ta.Device, program: list[Step], n: int) -> None:
         for turn in range(4):
             expected = await run_chain(program, plain[-1], *plain[:INPUTS])
             if turn % 2:
-                # On other arrays, which begin as those of the capture: the constant is one.
+                # On other arrays, with the initial contents of the capture: the constant is one.
                 given = [await device.put(host) for host in await read(mine[:INPUTS])]
                 found = await graph(*given)
                 mine_now = [*given, mine[-1]]

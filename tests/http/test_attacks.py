@@ -229,7 +229,7 @@ async def test_bodies_together_have_a_limit(app: Any, seen: Seen) -> None:
 
 @pytest.mark.parametrize("size", [100, 9000])
 async def test_unfinished_bodies_do_not_keep_others_out(app: Any, seen: Seen, size: int) -> None:
-    """The largest unfinished body goes first, and bodies of running requests stay."""
+    """The largest unfinished body is dropped first, and bodies of running requests stay."""
     limits = Limits(body=10_000, bodies=640_000, wait=60.0)
     async with serving(app, limits=limits) as port:
         running = await connect(port, post("/slow", b"x" * 9500))

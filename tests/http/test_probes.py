@@ -44,7 +44,7 @@ async def test_a_cluster_without_nodes_is_not_ready(system: ta.System, is_of_sys
             # A new process would not have more nodes.
             assert (await asked(port, "/health"))[0] == 200
     if is_of_system:
-        # A closed cluster is no part of the program.
+        # A closed cluster is not part of the program.
         async with serving(nothing, system=system) as port:
             assert (await asked(port, "/ready"))[0] == 200
 

@@ -260,7 +260,7 @@ async def test_a_signal_cancels_a_start_that_does_not_end(seen: Seen) -> None:
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(stop)
-            # The program goes on as if the signal had come after the start.
+            # The program continues as if the signal had come after the start.
             port = await nursery.start(partial(serve, app, listeners=listeners, signals=STOP))
             assert port > 0
     assert (seen.cancelled, seen.running, requests) == (1, 0, 0)
@@ -351,7 +351,7 @@ async def test_a_given_up_device_is_seen(app: Any, system: ta.System) -> None:
     device = await system.open_device("cpu", options=options, name="fragile")
     async with serving(app, system=system) as port:
         async with system.open_device("cpu", name="other"):
-            pass  # closed, which is no fault
+            pass  # closed, which is not a fault
         assert (await json_of(port, "/health"))[0] == 200
         ta.testing.poison(device)
         for lost in (ta.ContextPoisonedError, ta.DeviceLostError):

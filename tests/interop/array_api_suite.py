@@ -3,8 +3,8 @@
     python tests/interop/array_api_suite.py CHECKOUT [--examples N] [--report FILE] [--record FILE] [...]
 
 CHECKOUT is a folder with https://github.com/data-apis/array-api-tests and its submodule. The report has the
-outcome and the error of each test. The record has the counts, in place of those of the same backend; the
-pages show ``docs/array_api.json``. Other arguments go to pytest.
+outcome and the error of each test. The record has the counts, in place of the record of the same backend; the
+pages show ``docs/array_api.json``. Other arguments are passed to pytest.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import pytest
 TESTS = Path(__file__).parents[1]
 STANDARD = "2025.12"
 BACKEND = os.environ.get("TRIO_ACCEL_BACKEND", "").partition(":")[0] or "cpu"
-# How the suite and the namespace say that there is no such name.
+# The errors of the suite and the namespace for a missing name.
 _MISSING = re.compile(
     r"is not there|is not defined in|not found in (array module|\w+ extension|array object)"
 )
@@ -71,7 +71,7 @@ def record_of(checkout: Path, tests: dict[str, dict[str, str]], examples: int) -
     areas: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for name, test in tests.items():
         areas[Path(name.partition("::")[0]).stem.removeprefix("test_")][test["outcome"]] += 1
-    # The names of the standard are those of its stubs, which the suite has imported.
+    # The names of the standard are the names of its stubs, which the suite has imported.
     stubs: Any = sys.modules["array_api_tests.stubs"]
     xp: Any = sys.modules["array_api_tests"].xp
     names = {one.__name__: xp for group in stubs.category_to_funcs.values() for one in group}
@@ -101,7 +101,7 @@ def _revision(checkout: Path) -> str:
 
 
 def main() -> None:
-    """Run the suite as the command line says."""
+    """Run the suite by the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("checkout", type=Path)
     parser.add_argument("--report", type=Path, default=None)

@@ -17,7 +17,7 @@ WAIT = 20.0  # seconds, for what happens in an instant
 
 
 def late_interrupt() -> None:
-    """Send a Ctrl-C that does not wake up the main thread, as one that arrives just before a wait."""
+    """Send a Ctrl-C that does not wake up the main thread, like an interrupt just before a wait."""
     signal.pthread_kill(threading.get_ident(), signal.SIGINT)
 
 

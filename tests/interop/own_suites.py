@@ -24,7 +24,7 @@ Tests = dict[str, dict[str, Any]]
 
 @attrs.frozen
 class Refused:
-    """Tests that a device does not pass: which, how many they are, why, and how it is said."""
+    """Tests that a device does not pass: their names, their number, the reason, and the text."""
 
     tests: str
     count: int
@@ -47,7 +47,7 @@ def run_suite(script: str, folder: Path, names: Sequence[str], deadline: float) 
         text=True,
         timeout=deadline,
         check=False,
-        # Unset, SciPy's tests are those of NumPy arrays, and not of the other array libraries.
+        # Unset, SciPy's tests use NumPy arrays, and not the other array libraries.
         env={key: value for key, value in os.environ.items() if key != "SCIPY_ARRAY_API"}
         | {"PYTHONPATH": os.pathsep.join([*paths, str(HERE.parents[1])])},
     )
@@ -73,7 +73,7 @@ def failures(
 
 
 def check_refused(tests: Tests, entry: Refused) -> None:
-    """Check that all tests of an entry are there, and fail as it says."""
+    """Check that all tests of an entry exist, and fail as described."""
     listed = {name: test for name, test in tests.items() if re.fullmatch(entry.tests, name)}
     assert len(listed) == entry.count
     assert {name for name, test in listed.items() if test["outcome"] != "failed"} == set()

@@ -44,7 +44,7 @@ class Recorder:
 
 def _name(test: pytest.Item | pytest.TestReport) -> str:
     name = test.nodeid.partition("::")[2]
-    # The library whose arrays are used is the first parameter, the last, or none, as SciPy's release has it.
+    # The library of the arrays is the first parameter, the last, or none, depending on SciPy's release.
     name = name.replace("[numpy-", "[").replace("-numpy]", "]").replace("[numpy]", "")
     return f"{Path(test.location[0]).stem}::{name}"
 

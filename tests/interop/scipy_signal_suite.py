@@ -91,7 +91,7 @@ class Shim:
 
 
 def spline_of(shim: Shim) -> type[scipy.interpolate.CubicSpline]:
-    """Make a class of splines whose coefficients are made by a device."""
+    """Make a class of splines with coefficients from a device."""
 
     class CubicSpline(scipy.interpolate.CubicSpline):
         def __init__(

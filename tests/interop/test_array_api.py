@@ -289,7 +289,7 @@ async def test_one_element_is_a_number_of_python(xp: ArrayApi) -> None:
         assert (int(x), float(x), complex(x), operator.index(x), bool(x)) == (3, 3.0, 3 + 0j, 3, True)
         assert [1, 2, 3, 4][x] == 4
         assert np.arange(5)[1 : int(x)].tolist() == [1, 2]
-        # A bound may be an array, too.
+        # A bound may also be an array.
         assert xp.arange(5)[xp.asarray(1) : x[0, 0]].shape == (2,)
         assert int(xp.asarray(2.7)) == 2
         for convert, array in (
@@ -399,7 +399,7 @@ async def test_memory_is_shared_by_dlpack(xp: ArrayApi) -> None:
         same[0] = 5
         assert float(x[0]) == 5
 
-    # The host addresses the memory of the CPU's workers, too.
+    # The host also addresses the memory of the CPU's workers.
     await in_thread(check_views if BACKEND == "cpu" else check_copies)
     await in_thread(check_own)
 

@@ -80,7 +80,7 @@ def test_ctrl_c_during_a_transfer(b: BlockingDevice) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         b.wait(put)
-    host[:] = 0  # nothing reads it any more
+    host[:] = 0  # nothing reads it
     assert b.get(b.wait(b.device.put(host[:3]))).tolist() == [0, 0, 0]
     gc.collect()
     assert b.wait(b.device.statistics).memory.used < host.nbytes
@@ -104,7 +104,7 @@ def test_ctrl_c_in_the_middle_of_a_large_transfer(
     with pytest.raises(KeyboardInterrupt), ta.watch_progress(watch):
         b.wait(x.to_host(out=out) if is_to_host else b.device.put(host))
     assert 0 < seen[-1].done <= host.nbytes
-    out[:] = host[:] = 0  # nothing reads or writes them any more
+    out[:] = host[:] = 0  # nothing reads or writes them
     b.wait(b.device.synchronize)
     assert not out.any()
     gc.collect()
@@ -258,7 +258,7 @@ def test_a_task_submitted_while_it_closes(own: BlockingDevice) -> None:
         try:
             await trio.sleep_forever()
         finally:
-            # The nursery is closed when its last task has ended; this comes after it.
+            # The nursery is closed when its last task has ended; this is later.
             call_soon = trio.lowlevel.current_trio_token().run_sync_soon
             call_soon(lambda: call_soon(lambda: told.set_result(own.submit(trio.sleep, 0))))
 

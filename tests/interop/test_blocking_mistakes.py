@@ -1,4 +1,4 @@
-"""A device for code that blocks: results of mixed kinds, and mistakes whose errors say what to write."""
+"""A device for blocking code: results of mixed kinds, and mistakes with errors that give a remedy."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def processes(request: pytest.FixtureRequest) -> Generator[Processes, None, None
 
 @attrs.frozen
 class Script:
-    """A script behind `SETUP`, and its end."""
+    """A script after `SETUP`, and its end."""
 
     text: str
     prints: str
@@ -269,7 +269,7 @@ def test_the_interpreter_in_a_terminal(processes: Processes) -> None:
 
 @slow
 def test_the_interpreter_of_asyncio(processes: Processes) -> None:
-    # Its greeting has a prompt, too.
+    # Its greeting also has a prompt.
     with Terminal(processes, "-m", "asyncio", first="import asyncio\r\n>>> ") as terminal:
         for line in (*SETUP.splitlines(), "import asyncio"):
             terminal.ask(line)

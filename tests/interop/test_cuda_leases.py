@@ -35,7 +35,7 @@ if BACKEND == "cuda":
 
 @pytest.fixture
 async def device(library: Library, system: ta.System) -> AsyncGenerator[ta.Device, None]:
-    # Opened with the device: to open a library beside what is held would take as long as that.
+    # Opened with the device, because opening a library next to a held stream would take as long as the hold.
     options = attrs.evolve(INLINE, libraries=("trio_accel.linalg:BlasActor",))
     async with system.open_device("cuda", options=options) as device:
         (await ones(device)).release()
@@ -289,7 +289,7 @@ class TestEnds:
             ta.testing.poison(device, "by a test")
             with pytest.raises(ta.ContextLostError):
                 await ta.linalg.scal(1.0, other)
-            # It is nobody else's, so what comes too late does no harm.
+            # It is nobody else's, so a late write does no harm.
             library.fill(array, 3.0, stream)
         with pytest.raises(ta.StaleRefError, match="lost with generation 1"):
             async with ref.lease():

@@ -32,7 +32,7 @@ async def backend(device: ta.Device) -> ScipyFftBackend:
 
 
 async def in_thread(backend: ScipyFftBackend, function: Callable[[], Any], **options: bool) -> Any:
-    """Call a function in a worker thread, with the backend as the only one unless told otherwise."""
+    """Call a function in a worker thread, with the backend as the only one unless requested otherwise."""
 
     def work() -> Any:
         with scipy.fft.set_backend(backend, **(options or {"only": True})):

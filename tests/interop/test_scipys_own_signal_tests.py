@@ -1,7 +1,7 @@
 """SciPy's own tests of those functions that `ta.signal` has, run with a device in SciPy's place.
 
-They come with the installed SciPy, and run in one process of their own (`scipy_signal_suite.py`). A test that
-asks for something that the functions do not have, such as a window of `resample`, is told so by the shim.
+They come with the installed SciPy, and run in one process of their own (`scipy_signal_suite.py`). The shim
+refuses a test that asks for a missing feature of the functions, such as a window of `resample`.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def special(name: str) -> Numbers:
 
 
 def by_numpy(function: str, x: Numbers, y: Any) -> Numbers | None:
-    """The entry of the table; None where NumPy has none, or it is an exception."""
+    """The entry of the table; None if NumPy has none, or it is an exception."""
     if type(y) is float and x.dtype == ta.DType.bfloat16:
         y = np.asarray(y, x.dtype)  # EXCEPTIONS["bfloat16"]
     try:
@@ -139,7 +139,7 @@ async def in_a_graph(texts: Sequence[str], x: Any, y: Any) -> list[ta.AccelRef]:
 
 
 async def by_reductions(texts: Sequence[str], x: Any, y: Any) -> list[ta.AccelRef]:
-    """Each row has one element, which is the largest one of it."""
+    """Each row has one element, which is its largest."""
     rows = [each.reshape(-1, 1) if isinstance(each, ta.AccelRef) else each for each in (x, y)]
     return [await jit.reduction(text, "max", inputs=("x", "y"))(*rows, axis=1) for text in texts]
 
@@ -175,7 +175,7 @@ async def in_a_loop(texts: Sequence[str], x: Any, y: Any) -> list[ta.AccelRef]:
 
 
 async def over_ranges(texts: Sequence[str], x: Any, y: Any) -> list[ta.AccelRef]:
-    """The largest one of a range of one."""
+    """The largest element of a range of one."""
     loads = {"x": "x[k]", "y": "y[k]" if isinstance(y, ta.AccelRef) else "y"}
     values = [re.sub(r"\b[xy]\b", lambda found: loads[found[0]], text) for text in texts]
     lines = [f"o{n} = max({value} for k in range(i(0), i(0) + 1))" for n, value in enumerate(values)]
@@ -186,7 +186,7 @@ async def over_ranges(texts: Sequence[str], x: Any, y: Any) -> list[ta.AccelRef]
 
 EXECUTORS: list[Executor] = [elementwise, in_a_graph, by_reductions, by_rows, in_a_loop, over_ranges]
 SINGLE = (by_reductions, by_rows)
-# On a processor, too, each of these is compiled.
+# On a processor each of these is compiled, too.
 COMPILED = (in_a_loop, over_ranges)
 
 
@@ -220,7 +220,7 @@ async def test_dtypes_and_special_values_match_numpy(
         if executor in (by_reductions, over_ranges):
             wanted = {function: want for function, want in wanted.items() if want.dtype.kind != "c"}
         if executor is over_ranges:
-            # The largest one of truths is a whole number.
+            # The largest of booleans is an integer.
             wanted = {function: want for function, want in wanted.items() if want.dtype.kind != "b"}
         if BACKEND != "cpu" and executor in SINGLE:
             wanted = dict([*wanted.items()][DTYPES.index(name) % 5 :: 5])

@@ -1,4 +1,4 @@
-"""If and else in expressions, nested in each other: the numbers are those of Python's own branches."""
+"""If and else in expressions, nested in each other: the numbers match Python's own branches."""
 
 from __future__ import annotations
 

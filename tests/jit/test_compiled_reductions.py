@@ -89,7 +89,7 @@ async def test_softmax_keeps_its_intermediate_results(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("columns", [2, 3])
 async def test_long_columns_are_added_like_others(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    # So long that a piece of NumPy's executor has one column: a single one would be added in pairs.
+    # Long enough for one column in a piece of NumPy's executor: a single one would be added in pairs.
     x = np.random.default_rng(10).standard_normal(((1 << 18) + 1, columns))
     made = list[npt.NDArray[Any]]()
     options = ta.DeviceOptions(isolation="inline")

@@ -1,4 +1,4 @@
-"""Kernels that lose the context, and others beside them: through a worker, with and without a retry."""
+"""Kernels that lose the context, and concurrent ones: through a worker, with and without a retry."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def test_a_lost_launch_is_repeated_if_it_changes_nothing_in_place(system: 
 @isolated
 @pytest.mark.skipif(BACKEND != "cuda", reason="runs CUDA code")
 async def test_a_kernel_that_writes_out_of_bounds_is_named(device: ta.Device) -> None:
-    # The stand-in driver cannot tell by the address, so there the name says that it fails.
+    # The stand-in driver cannot see it by the address, so the name requests the failure.
     name = "fault_illegal_address"
     wild = one(name, f'extern "C" __global__ void {name}(double* x) {{ x[1ll << 42] = 1; }}')
     x = await device.put(np.arange(100, dtype=np.float32))

@@ -89,7 +89,7 @@ async def test_flip_and_roll(rows: int, columns: int, shift: int, dtype: str, se
         return await flip(await device.put(x), columns, shape=x.shape)
 
     async def rolled(device: ta.Device) -> ta.AccelRef:
-        # A view is loaded from as it lies.
+        # A view is loaded from in place.
         on = (await device.put(x.T)).T
         return await roll(on, shift, columns, shape=x.shape)
 

@@ -140,7 +140,7 @@ SCALARS = {
 
 
 async def test_scalars_arrive_as_they_were_declared(device: ta.Device) -> None:
-    # In an order in which each has to be aligned anew.
+    # In an order in which each has to be aligned again.
     order = [
         "int8",
         "float64",

@@ -130,7 +130,7 @@ async def test_values_are_carried(device: ta.Device) -> None:
     gcd = "for k in range(100):\n    if b == 0: break\n    r = a % b\n    a = b\n    b = r"
     (found,) = await both(device, gcd, ("a",), a=n * 6, b=n[::-1] * 4)
     np.testing.assert_array_equal(found, np.gcd(n * 6, n[::-1] * 4))
-    # Scalars alone, and a shape.
+    # Only scalars, and a shape.
     one = await device.ask(ta.jit.elementwise(text, outputs=("a",)).compute(10))
     assert (await one[0].to_host()) == 55
 
@@ -288,7 +288,7 @@ async def test_an_index_is_checked_if_an_iteration_runs(device: ta.Device, name:
 async def test_neighbours_with_loops_are_joined_and_keep_their_bits(device: ta.Device) -> None:
     draw = np.random.default_rng(4)
     x, table = await device.put(draw.normal(size=50)), await device.put(draw.normal(size=9))
-    # Names of indices are those that a joined expression gives to values.
+    # Names of indices are names that a fused expression gives to values.
     over = ta.jit.elementwise("sum(table[x0] * x for x0 in range(9))")
     loop = ta.jit.elementwise("s = x\nfor t0_0 in range(5):\n    s = s * 0.5 + t0_0\n    if s > 2: break")
     found = set[bytes]()

@@ -128,7 +128,7 @@ values = st.sampled_from(
 
 @st.composite
 def bodies(draw: st.DrawFn, depth: int = 0) -> list[str]:
-    """Draw loops in loops, whose bounds are constants, numbers and elements; some have a `break`."""
+    """Draw nested loops, with constants, numbers and elements for bounds; some have a `break`."""
     indent, lines = "    " * (depth + 1), [f"{'    ' * depth}for k{depth} in range({draw(bounds)}):"]
     for _ in range(draw(st.integers(1, 3))):
         kind = draw(st.sampled_from(["add", "add", "swap", "choose", "break", "for", "for"]))

@@ -1,4 +1,4 @@
-"""Reductions over ranges: beside Python's own loops, bit for bit, on every backend."""
+"""Reductions over ranges: against Python's own loops, bit for bit, on every backend."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ async def test_a_sparse_product(device: ta.Device) -> None:
 
 @inline
 async def test_forces_of_particles_in_cells_match_a_plain_loop(device: ta.Device) -> None:
-    """The three cells of a row lie one behind another, so there is one range for each row of cells."""
+    """The three cells of a row are adjacent, so there is one range for each row of cells."""
     side, count, radius = 9, 300, 1 / 9
     draw = np.random.default_rng(7)
     p = draw.random((count, 2))

@@ -39,7 +39,7 @@ extern "C" __global__ void copied(const __grid_constant__ CUtensorMap x, float* 
 
 
 def described(x: jit.Parameter, grid: Any = 1, **more: Any) -> jit.Kernel:
-    """A kernel that says what it got for a parameter."""
+    """A kernel that reports the value of a parameter."""
     return jit.Kernel(
         "words",
         WORDS,
@@ -118,8 +118,8 @@ DECLARATIONS: dict[str, tuple[Made, str]] = {
         lambda: READS("float32", layout=MAP(box=(4, 4, 6), interleave="16B")),
         r"a row of the box must be a multiple of 16 bytes \(boxDim\[0\]\)",
     ),
-    # A driver took neither this one nor any other of more bytes, of 20 000 sets of parameters, but for some
-    # with steps, whose boxes no block has room for either.
+    # A driver took neither this one nor any other of more bytes, of 20 000 sets of parameters, except some
+    # with steps, and no block has space for their boxes either.
     "shared memory": (
         lambda: READS("float64", layout=MAP(box=(56, 143, 4))),
         r"must fit into the 232448 bytes of shared memory .* box \(56, 143, 4\) of float64 takes 256256",

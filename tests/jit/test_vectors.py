@@ -1,4 +1,4 @@
-"""Vectors of two to four numbers in expressions: beside NumPy's functions and Python, on every backend."""
+"""Vectors of two to four numbers in expressions: against NumPy's functions and Python, on every backend."""
 
 from __future__ import annotations
 

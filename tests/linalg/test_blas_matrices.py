@@ -33,7 +33,7 @@ def made(shape: tuple[int, ...], dtype: str, seed: int) -> Array:
 
 
 async def put(device: ta.Device, host: Array, layout: str) -> ta.AccelRef:
-    """An array on the device that lies like this."""
+    """An array on the device with this layout."""
     if host.ndim == 1:
         step = {"gaps": 3, "wide rows": 2, "backwards": -1}.get(layout, 1)
         base = np.full(len(host) * abs(step), np.nan, host.dtype)

@@ -29,13 +29,13 @@ TYPES: dict[str, Any] = {"float64": float, "float32": np.float32, "float16": np.
 TOLERANCE = {"float64": 1e-12, "float32": 1e-5, "float16": 2e-3, "bfloat16": 2e-2}
 ON_CUDA = BACKEND == "cuda"
 
-# Only in this process there are bindings in the place of the stand-in's.
+# Only this process has bindings in the place of the stand-in's.
 both = pytest.mark.parametrize("isolation", ["inline", *["process"] * (not IS_STAND_IN)])
 
 
 @pytest.fixture(scope="module", autouse=True)
 def bindings() -> Iterator[Any]:
-    """Bindings of cuBLASLt, which the stand-in has not; None with a card, and on other backends."""
+    """Bindings of cuBLASLt, which the stand-in lacks; None with a card, and on other backends."""
     if not IS_STAND_IN:
         yield None
         return
@@ -197,7 +197,7 @@ async def test_float8(device: ta.Device, of_a: Any, of_b: Any, dtype: str) -> No
     for scales in ({"scale_a": 0.5, "scale_b": 4}, {"scale_a": half, "scale_b": 4}, {"scale_b": two}):
         found = await fused_matmul(ref, b, **scales, dtype=dtype)
         np.testing.assert_array_equal((await found.to_host()).astype(float), 2 * expected)
-    # As it lies by rows, b is copied where the library wants columns.
+    # Because b is row-major, it is copied if the library wants columns.
     found = await fused_matmul(ref, np.ascontiguousarray(w.T), dtype=dtype)
     np.testing.assert_array_equal((await found.to_host()).astype(float), expected)
 
@@ -388,7 +388,7 @@ async def test_not_a_number_and_infinities(device: ta.Device) -> None:
     a = np.eye(4, dtype=np.float32)
     a[0, 0], a[1, 1], a[2, 2] = math.nan, math.inf, -math.inf
     found = await fused_matmul(await device.put(a), np.ones((4, 4), "f"))
-    # Infinity by zero is no number, and some builds of NumPy warn of it.
+    # Infinity by zero is NaN, and some builds of NumPy warn of it.
     with np.errstate(invalid="ignore"):
         expected = a @ np.ones((4, 4), "f")
     np.testing.assert_array_equal(await found.to_host(), expected)

@@ -124,7 +124,7 @@ async def test_one_array_as_both_operands(device: ta.Device) -> None:
 async def test_low_precision_sums_in_more(device: ta.Device) -> None:
     ones = np.ones((1, 4096), ml_dtypes.bfloat16)
     result = await linalg.matmul(await device.put(ones), ones.T)
-    # A sum kept in bfloat16 would stand still at 256.
+    # A sum kept in bfloat16 would stop at 256.
     assert await result.item() == 4096
 
 

@@ -245,7 +245,7 @@ async def test_cancelled_chains_leave_nothing(device: ta.Device, steps: int) -> 
 
     await give_up(lambda: linalg.lstsq(ref, b))
     await give_up(lambda: linalg.solve_triangular(ref, b))
-    # Behind what was given up, in both libraries.
+    # After the abandoned calls, in both libraries.
     x = await linalg.solve_triangular(ref, b)
     np.testing.assert_allclose(np.triu(a) @ await x.to_host(), b, atol=1e-12)
     del x

@@ -44,7 +44,7 @@ def wide(array: Array) -> Array:
 
 
 async def check(result: ta.AccelRef, expected: Any, dtype: str) -> None:
-    """Hold a result against that of the wider type."""
+    """Compare a result with the result of the wider type."""
     assert result.shape == np.shape(expected)
     assert result.dtype == REAL.get(dtype, dtype)
     np.testing.assert_allclose(

@@ -140,7 +140,7 @@ async def test_of_numpy(
     # OpenBLAS's kernels for processors without AVX-512.
     compare = partial(suite.assert_almost_equal, single_decimal=5)
     monkeypatch.setattr(suite, "assert_almost_equal", compare)
-    # Results of arrays of a subclass are plain arrays, as is said in REFUSED.
+    # Results of arrays of a subclass are plain arrays, as explained in REFUSED.
     monkeypatch.setattr(suite, "consistent_subclass", lambda out, _: type(out) is np.ndarray)
     tests = getattr(suite, cls)()
     # To put a strided array on a device makes it contiguous: test_solvers.py has views of device arrays.

@@ -100,7 +100,7 @@ async def test_cholesky(device: ta.Device, stack: tuple[int, ...], dtype: str, u
 
 
 def check_factors(lu: Array, piv: Array, a: Array, dtype: str) -> None:
-    """Whether the factors are those of the matrix, whichever of its large elements were taken as pivots.
+    """Whether the factors belong to the matrix, for any choice of large elements as pivots.
 
     LAPACK compares complex numbers by the sum of their parts, and other libraries by their absolute values.
     """

@@ -119,7 +119,7 @@ async def test_an_empty_image_equals_its_boundary_value(device: ta.Device, dtype
         await compare(device, "map_coordinates", x, at, order=1, mode=mode, cval=3)
 
 
-# Lengths before and after, where rounding moves the last coordinate of a zoom beyond the last element.
+# Lengths before and after, for which rounding moves the last coordinate of a zoom after the last element.
 STRIPES = [(n, m) for n in range(1, 65) for m in range(2, 65) if (n - 1) / (m - 1) * (m - 1) > n - 1]
 
 

@@ -1,4 +1,4 @@
-"""A front end of cuDNN whose graphs NumPy computes, in memory that the host can read: the stand-in's."""
+"""A front end of cuDNN with graphs computed by NumPy, in host-readable memory: the stand-in's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DTYPES = {"HALF": "float16", "BFLOAT16": "bfloat16", "FLOAT": "float32", "INT32"
 
 
 class Names:
-    """An enumeration whose members are their names."""
+    """An enumeration with its names for members."""
 
     def __getattr__(self, name: str) -> str:
         return name

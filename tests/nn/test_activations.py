@@ -108,7 +108,7 @@ async def test_every_dtype(device: ta.Device, name: str, function: str, options:
 
 
 def smooth(function: str, shape: tuple[int, ...], seed: int = 3) -> Any:
-    """Numbers beside the places where a function has a kink."""
+    """Numbers near the kinks of a function."""
     x = np.random.default_rng(seed).normal(size=shape) * 3
     kinks = (-3.0, -1.0, -0.5, 0.0, 1.0, 2.0, 3.0, 6.0)
     return np.where(np.min([np.abs(x - kink) for kink in kinks], axis=0) < 1e-3, x + 0.01, x)

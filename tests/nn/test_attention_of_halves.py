@@ -106,7 +106,7 @@ async def test_each_option(device: ta.Device, dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 async def test_heads_after_rows(device: ta.Device, dtype: str) -> None:
-    # As a layer makes them: the projections of a row side by side, one head behind the other.
+    # As a layer makes them: the projections of a row side by side, one head after the other.
     made = numbers((2, 40, 3, 4, 32), dtype)
     ref = await device.put(made)
     arrays = [ref[:, :, number].transpose(0, 2, 1, 3) for number in range(3)]

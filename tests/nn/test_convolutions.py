@@ -178,7 +178,7 @@ async def test_messages(device: ta.Device) -> None:
     expected = convolved(x, weight, stride=[1], padding=[(0, 0)], dilation=[1])
     check(await made.to_host(), expected, "float32", terms=4)
     assert made.dtype == NUMPYS["float32"]
-    # All but the first argument are by position as those of PyTorch.
+    # All but the first argument are by position in PyTorch's order.
     same = await nn.conv1d(await device.put(x), weight, None, 2, 1, 1, 1)
     expected = convolved(x, weight, stride=[2], padding=[(1, 1)], dilation=[1])
     check(await same.to_host(), expected, "float32", terms=4)

@@ -1,4 +1,4 @@
-"""Graphs of cuDNN as they are described and executed, by a front end of NumPy's on the stand-in driver."""
+"""Graphs of cuDNN in their description and execution, by a front end of NumPy's on the stand-in driver."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def test_convolutions(
     )
     sizes: dict[str, Any] = {"stride": (2, 1), "dilation": (1, 2), "groups": 2}
     async with system.open_device(BACKEND, options=INLINE) as device:
-        # Of the second, more zeros are behind than before.
+        # In the second, there are more zeros after than before.
         for padding in ([(1, 1), (2, 2)], [(0, 1), (1, 2)]):
             expected = convolved(x, weight, bias, padding=padding, **sizes)
             ref = await device.put(x)
@@ -135,7 +135,7 @@ async def test_attention(system: ta.System, built: list[str]) -> None:
             assert built == ["sdpa", backward] if backward else built == ["sdpa"], options
             for one, right_one in zip(back, gradients, strict=True):
                 check(await one.to_host(), right_one, "float16", terms=9)
-        # Heads behind rows, as they lie.
+        # Heads after rows, in place.
         built.clear()
         turned = await device.put(np.ascontiguousarray(query.swapaxes(1, 2)))
         out = await device.zeros((2, 5, 4, e), "float16")

@@ -163,8 +163,8 @@ async def part_of(name: str, results: Any) -> ta.AccelRef:
     return part
 
 
-# Functions of rows: the power of a factor of the vectors `x` and `y` that the result has, and the function
-# of these and of a gradient, which has no factor. Without `eps`, the rest does not depend on the factor.
+# Functions of rows: the power of a factor of the vectors `x` and `y` in the result, and the function of these
+# and of a gradient without a factor. Without `eps`, the rest does not depend on the factor.
 SCALED: dict[str, tuple[int, Callable[..., Any]]] = {
     "normalize": (0, lambda x, y, g: nn.normalize(x, axis=-1, eps=0.0)),
     "cosine_similarity": (0, lambda x, y, g: ta.arrays.cosine_similarity(x, y, eps=0.0)),
@@ -175,7 +175,7 @@ SCALED: dict[str, tuple[int, Callable[..., Any]]] = {
     "skew": (0, lambda x, y, g: ta.arrays.skew(x, axis=-1)),
     "kurtosis": (0, lambda x, y, g: ta.arrays.kurtosis(x, axis=-1)),
 }
-# They are for large vectors only: a square of a small one is nothing beside `eps`.
+# They are for large vectors only: the square of a small one is negligible next to `eps`.
 LARGE: dict[str, tuple[int, Callable[..., Any]]] = {
     "layer_norm": (0, lambda x, y, g: ta.arrays.layer_norm(x, 2.0, 1.0, eps=0.0)),
     "rms_norm": (0, lambda x, y, g: ta.arrays.rms_norm(x, 2.0, eps=0.0)),

@@ -53,7 +53,7 @@ async def test_gradients(device: ta.Device, isolation: str, stack: tuple[int, ..
 
 
 async def test_gradients_of_a_loss(device: ta.Device) -> None:
-    # Central differences of half the sum of squares, whose gradient by the result is the result.
+    # Central differences of half the sum of squares, because its gradient by the result is the result.
     x, weight, bias = numbers((4, 3), "float64"), numbers((5, 3), "float64", 1), numbers((5,), "float64", 2)
 
     def loss(*changed: np.ndarray[Any, Any]) -> float:

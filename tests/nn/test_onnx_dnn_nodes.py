@@ -49,7 +49,7 @@ class NotThereError(Exception):
 
 
 def pads_of(spatial: Sequence[int], window: Sequence[int], given: Mapping[str, Any]) -> list[tuple[int, int]]:
-    """The pads of each axis, before and behind."""
+    """The pads of each axis, before and after."""
     dims, kind = len(spatial), given.get("auto_pad", "NOTSET")
     strides, dilations = given.get("strides", [1] * dims), given.get("dilations", [1] * dims)
     if not kind.startswith("SAME"):
@@ -233,7 +233,7 @@ async def check_case(device: ta.Device, case: Any) -> None:
         for one, other in zip(found, expected, strict=False):
             assert one is not None
             assert one.shape == other.shape, case.name
-            # Halves have no tolerances of their own there. Vendors' kernels round weights, too.
+            # Halves have no tolerances of their own there. Vendors' kernels also round weights.
             loose = LOOSE.get(str(other.dtype), 0.0)
             np.testing.assert_allclose(
                 one.astype(float),

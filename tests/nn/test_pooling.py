@@ -41,7 +41,7 @@ def mean(values: Array, _: Any) -> Any:
 def averaged(
     x: Array, windows: Any, padded: list[tuple[int, int]] | None, divisor: int | None = None
 ) -> Array:
-    """Means, whose counts have the places within a padding, if there is one."""
+    """Means with counts that include the positions within a padding, if there is one."""
     out = pooled(x, windows, lambda values, _: values.sum())
     for index in np.ndindex(*out.shape[2:]):
         lists = [one[i] for one, i in zip(windows, index, strict=True)]
@@ -216,7 +216,7 @@ async def test_halves_are_rounded_as_by_numpy(device: ta.Device, dtype: str) -> 
     np.testing.assert_array_equal((await alone.to_host())[0].view(np.uint16), numbers_alone.view(np.uint16))
     rng = np.random.default_rng(0)
     pairs = numbers_alone[rng.integers(0, len(numbers_alone), (1, 1 << 16))]
-    # Of neighbours, so that the mean lies between two numbers as often as not.
+    # Of neighbours, so that the mean is between two numbers as often as not.
     pairs[0, 1::2] = (pairs[0, ::2].view(np.uint16) ^ rng.integers(0, 64, 1 << 15).astype(np.uint16)).view(
         NUMPYS[dtype]
     )

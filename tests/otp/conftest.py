@@ -1,4 +1,4 @@
-"""The Erlang VM that all comparisons share, and the modules beside this file."""
+"""The Erlang VM that all comparisons share, and the modules next to this file."""
 
 from __future__ import annotations
 

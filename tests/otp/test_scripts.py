@@ -1,4 +1,4 @@
-"""The scripts themselves: that they do what they say, on our side, with or without OTP."""
+"""The scripts themselves: their effects on our side, with or without OTP."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_scripts_beyond_otp_are_errors(otp: OtpReference) -> None:
     unknown = Script(Supervisor("root", (Worker("a"),), strategy="two_for_one"))  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match="invalid_strategy"):
         otp.run(unknown)
-    # The VM goes on.
+    # The VM continues.
     assert otp.run(CASES["fails-to-start"])[0][-1] == ("a", 0, "terminate shutdown")
 
 

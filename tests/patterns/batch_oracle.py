@@ -67,7 +67,7 @@ class Simulation:
         # Batches that run: their steps, the requests of the step, of the whole batch, and the step's end.
         self.running: list[tuple[Steps, list[Visit], list[Visit], float]] = []
         self.size_before = 1
-        # When something happened: two things at one time have no order.
+        # The times of events: two events at one time have no order.
         self.times: list[float] = []
 
     def arrive(self, visit: Visit) -> None:
@@ -104,7 +104,7 @@ class Simulation:
             ready = [visit for visit in self.waiting if self.due(visit.key) <= self.now]
             if not ready:
                 return
-            # Requests stand in order of arrival, so the first one is that of the batch that began first.
+            # Requests are in order of arrival, so the first one belongs to the batch that began first.
             key = ready[0].key
             batch: list[Visit] = []
             for visit in (visit for visit in self.waiting if visit.key == key):

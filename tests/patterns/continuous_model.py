@@ -25,7 +25,7 @@ class Limits:
 
 @attrs.frozen(kw_only=True)
 class Visit:
-    """A request: when it comes and leaves, its prompt, its parts, its cost."""
+    """A request: its times of arrival and departure, its prompt, its parts, its cost."""
 
     number: int
     at: float
@@ -37,7 +37,7 @@ class Visit:
 
 @attrs.frozen
 class Step:
-    """A step: when it began, and how many positions of which sequences it went through."""
+    """A step: its beginning, and the number of positions for each of its sequences."""
 
     at: float
     chunks: tuple[tuple[int, int], ...]
@@ -56,7 +56,7 @@ Rule = Callable[[int, Sequence[int]], list[int]]
 
 
 def seconds(positions: int) -> float:
-    """How long a step of so many positions takes."""
+    """The duration of a step of this many positions."""
     return 0.0101 + 0.000103 * positions
 
 
@@ -81,7 +81,7 @@ def first_come(positions: int, wanted: Sequence[int]) -> list[int]:
 
 
 def _chunks(running: list[Visit], done: dict[int, int], positions: int, rule: Rule) -> dict[int, int]:
-    """Give each sequence behind its prompt one position, and the prompts what is left."""
+    """Give each sequence after its prompt one position, and the prompts the rest."""
     prompts = [visit for visit in running if done[visit.number] < visit.length]
     wanted = [visit.length - done[visit.number] for visit in prompts]
     shares = rule(positions - (len(running) - len(prompts)), wanted)

@@ -30,7 +30,7 @@ Part = tuple[int, int]
 
 @attrs.frozen(kw_only=True)
 class Visit:
-    """A request: when it comes and leaves, its prompt, its parts, whose it is, and how it is read."""
+    """A request: its times of arrival and departure, its prompt, its parts, its owner, and its reader."""
 
     number: int
     at: float = 0.0
@@ -125,7 +125,7 @@ class Cache:
         self.take(batch)
         for sequence in batch:
             assert sequence not in self.away
-            # All before was written, unless the step before had no room.
+            # All before was written, unless the step before had no space.
             if self.written[sequence] < min(sequence.done + sequence.steps_ahead, self.end(sequence)):
                 assert sequence.steps_ahead
                 raise ta.NotExecutedError("the step before was not executed")
@@ -226,7 +226,7 @@ class Cache:
             del counter[sequence]
 
     async def visit(self, batcher: Batcher, visit: Visit) -> None:
-        """Ask for a sequence, and note what comes of it."""
+        """Ask for a sequence, and note its outcome."""
         await trio.sleep_until(self.start + visit.at)
         parts, end = list[Part](), "cancelled"
         with trio.CancelScope(deadline=trio.current_time() + visit.leaves):

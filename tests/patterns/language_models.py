@@ -20,7 +20,7 @@ Batcher = ta.Ref[ContinuousBatcher[Generate, int]]
 
 
 class Chain:
-    """A Markov chain: a token depends on the one before it alone."""
+    """A Markov chain: a token depends only on the one before it."""
 
     def __init__(self, table: Rows) -> None:
         self.table = table
@@ -47,7 +47,7 @@ def random_chain(seed: int, vocabulary: int, *, zeros: int = 0) -> Chain:
 
 
 class Remembering:
-    """Each distribution depends on all tokens before; `alike` says how near it is to that of another seed."""
+    """Each distribution depends on all tokens before; `alike` is its similarity to that of another seed."""
 
     def __init__(
         self, seed: int, vocabulary: int, *, near: Remembering | None = None, alike: float = 0.0

@@ -28,7 +28,7 @@ async def quick(item: int) -> int:
 
 
 class Gated:
-    """A model that hangs until it may go on."""
+    """A model that hangs until it may continue."""
 
     def __init__(self) -> None:
         self.may_go = trio.Event()
@@ -117,7 +117,7 @@ async def test_a_restart_in_the_middle(spawn: Spawn, system: ta.System, autojump
         await ref.ask(Submit(item_of(1)))
         statistics = await ref.ask(GetStatistics())
     assert (statistics.answered, statistics.in_flight, statistics.failed) == (1, 0, 0)
-    # Those that no model has seen are told so.
+    # Requests unseen by any model get an error about it.
     assert model.begun == model.ended
 
 

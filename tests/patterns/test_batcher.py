@@ -34,7 +34,7 @@ BatchModel = Callable[[list[int]], Awaitable[object]]
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=8), st.integers(0, 100))
 def test_shares_are_even_and_leave_nothing(requests: list[int], total: int) -> None:
-    """Positions are given out one at a time, in turns, to those that still want some."""
+    """Positions are given out one at a time, in turns, to all that still want some."""
     want, left = [0] * len(requests), total
     while left and want != requests:
         for index, request in enumerate(requests):
@@ -45,7 +45,7 @@ def test_shares_are_even_and_leave_nothing(requests: list[int], total: int) -> N
 
 
 class Doubler:
-    """A model that notes what it was called with, and may be told to fail for some items."""
+    """A model that notes its calls, and can be made to fail for some items."""
 
     def __init__(self, fails: Callable[[list[int]], Exception | None] = lambda items: None) -> None:
         self.calls: list[list[int]] = []
@@ -54,7 +54,7 @@ class Doubler:
 
     async def __call__(self, items: list[int]) -> list[int]:
         self.calls.append(items)
-        # clock: a mock clock of the caller, or work whose time decides nothing
+        # clock: a mock clock of the caller, or work of any duration
         await trio.sleep(self.seconds)
         error = self.fails(items)
         if error is not None:
@@ -146,7 +146,7 @@ async def test_a_model_that_always_fails_is_called_a_few_times(
     assert len(model.calls) == {0: 1, 1: 3, 2: 7}[splits]
     parts = {0: [[*range(8)]], 1: [[0, 1, 2, 3], [4, 5, 6, 7]], 2: [[0, 1], [2, 3], [4, 5], [6, 7]]}[splits]
     assert [str(error) for error in errors] == [f"no {part}" for part in parts for _ in part]
-    # Each asker has an exception of its own: the traceback is that of its task.
+    # Each asker has an exception of its own: the traceback belongs to its task.
     assert len({id(error) for error in errors}) == 8
 
 

@@ -171,7 +171,7 @@ def check_rules(visits: list[Visit], rules: Rules, recorder: Recorder) -> None:
         for visit in batch:
             first.setdefault(visit.number, launch.at)
     for visit in visits:
-        # None is later than its wait, unless so many batches run the whole time as may run.
+        # None is later than its wait, unless the maximum of batches runs the whole time.
         late = first.get(visit.number, recorder.outcomes[visit.number][0][1])
         moment = visit.at + rules.wait + 1e-6
         ends = [end for _, end in recorder.busy if moment < end < late - 1e-6]

@@ -35,7 +35,7 @@ class BoomError(Exception):
 
 
 async def act(what: str) -> str:
-    """A model that does what its item says."""
+    """A model that follows its item."""
     await trio.lowlevel.checkpoint()
     if what == "fail":
         raise BoomError
@@ -138,7 +138,7 @@ async def test_one_call_at_a_time_probes(autojump_clock: MockClock) -> None:
                 await model("work")
             assert caught.value.retry_after == 0.0
         nursery.cancel_scope.cancel()
-    # The probe was cancelled and says nothing, so the next one probes.
+    # The probe was cancelled without a result, so the next one probes.
     assert breaker.state is CircuitState.HALF_OPEN
     assert await model("work") == "work"
     assert breaker.state is CircuitState.CLOSED

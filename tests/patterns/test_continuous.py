@@ -62,7 +62,7 @@ async def test_a_slow_reader_holds_up_only_its_own_sequence(
         nursery.start_soon(read, batcher, ("slow", 6), slow, 10.0)
         nursery.start_soon(read, batcher, ("fast", 6), fast)
         await trio.sleep(9.9)
-        # One was read, and three are ahead.
+        # One was read, and three are in advance.
         assert len(slow) == 1
         assert sum("slow" in batch for batch in writer.batches) == 4
         assert tuple(fast) == parts_of("fast", 6)
@@ -225,7 +225,7 @@ async def test_a_step_that_always_fails_is_called_a_few_times(
     errors = list(results.values())
     assert [type(error) for error in errors] == [OSError] * 9
     assert len({id(error) for error in errors}) == 9
-    # The first alone; then the batch and its halves.
+    # The first on its own; then the batch and its halves.
     assert [len(batch) for batch in writer.batches] == [1, 8, 4, 4]
 
 

@@ -13,7 +13,7 @@ import trio_accel as ta
 
 
 class Ahead(Writer):
-    """A `Writer` whose parts follow from the positions alone; it notes how many steps run at once."""
+    """A `Writer` with parts that follow only from the positions; it notes the number of concurrent steps."""
 
     def __init__(self, fails: Any = lambda batch: None) -> None:
         super().__init__(fails)

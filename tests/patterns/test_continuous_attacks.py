@@ -41,7 +41,7 @@ class Client:
     """A client, and its outcome.
 
     Attributes:
-        at: When it comes.
+        at: Its time of arrival.
         way: How it reads: ``"whole"``, ``"parts"``, ``"slowly"``, or ``"never"`` until it leaves.
         leaves: Seconds until it leaves.
         leaves_at: The moment of a move at which it leaves.
@@ -59,7 +59,7 @@ class Client:
     error: Exception | None = None
 
     async def live(self, batcher: Batcher) -> None:
-        # clock: a mock clock of the caller, or work whose time decides nothing
+        # clock: a mock clock of the caller, or work of any duration
         await trio.sleep(self.at)
         text, got = self.asked.text, list[int]()
         self.scope.deadline = trio.current_time() + self.leaves
@@ -83,7 +83,7 @@ class Client:
             return
         async with open_parts(batcher, self.asked) as stream:
             if self.way == "never":
-                # clock: a mock clock of the caller, or work whose time decides nothing
+                # clock: a mock clock of the caller, or work of any duration
                 await trio.sleep(LAST_LEAVES)
                 assert len(stream.unread) <= self.buffer
                 got += stream.unread
@@ -92,7 +92,7 @@ class Client:
             async for part in stream:
                 got.append(part)
                 if self.way == "slowly":
-                    # clock: a mock clock of the caller, or work whose time decides nothing
+                    # clock: a mock clock of the caller, or work of any duration
                     await trio.sleep(1.7)
 
 

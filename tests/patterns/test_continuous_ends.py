@@ -213,7 +213,7 @@ async def test_a_kill_during_a_swap(system: ta.System, autojump_clock: MockClock
 
 
 async def test_an_old_model_that_takes_too_long(system: ta.System, autojump_clock: MockClock) -> None:
-    """Its streams end with an error behind their parts, and give back what they hold."""
+    """Its streams end with an error after their parts, and give back their resources."""
     old = Writer()
     deployment = Deployment[Any, Any](opening_of(system, old, "old"))
     swap = await system.spawn(HotSwap[Any, Any], deployment, drain_for=3.0)
@@ -290,7 +290,7 @@ async def test_its_figures(system: ta.System, autojump_clock: MockClock) -> None
     assert found["parts",].value == 10
     assert found["requests", "answered"].value == 3
     assert found["sequence_cost",].value == 0
-    # a alone; then two at a time until a and b have left.
+    # a on its own; then two at a time until a and b have left.
     sizes, firsts, waits = (
         found["batch_size",],
         found["time_to_first_part_seconds",],

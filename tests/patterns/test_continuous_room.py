@@ -1,4 +1,4 @@
-"""Sequences of a continuous batcher that grow: who is set aside, who comes back, who waits how long."""
+"""Growing sequences of a continuous batcher: the order of setting aside and coming back, and the waits."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def p99(cache: Cache, visits: list[Visit]) -> float:
 
 @pytest.mark.parametrize("recompute", [False, True])
 async def test_first_tokens_under_a_flood_of_long_prompts(autojump_clock: MockClock, recompute: bool) -> None:
-    """Prompts of a fifth of the cache, and short ones: each third is long, and more come than fit."""
+    """Prompts of a fifth of the cache, and short ones: each third is long, and more arrive than fit."""
     rng = np.random.default_rng(5)
     times = np.cumsum(rng.exponential(4.0, 120)) + np.arange(120) * 1e-5
     visits = [
@@ -120,7 +120,7 @@ async def test_a_short_request_next_to_many_long_requests_of_another_tenant(
 async def test_a_tenant_gets_its_place_if_equal_shares_are_left(
     autojump_clock: MockClock, places: int, weight: float
 ) -> None:
-    """Its share is as large as that of the other tenant then: rounded up or down, by sums of floats."""
+    """Its share equals the other tenant's then: rounded up or down, by sums of floats."""
     long = [Visit(number=n, at=n * 1e-4, parts=400, tenant="many") for n in range(3 * places)]
     short = [Visit(number=len(long), at=50.4, parts=100, tenant="few")]
     cache = Cache(total=1e6)
@@ -151,7 +151,7 @@ async def test_a_reader_that_does_not_read_gives_its_room_first(autojump_clock: 
     await run(cache, [idle, *rest], buffer=2)
     assert set(cache.ends.values()) == {"answered"}
     assert set(cache.aside) == {0}
-    # The others were done long before it went on.
+    # The others were done long before it continued.
     assert list(cache.ends) == [1, 2, 0]
 
 
@@ -178,7 +178,7 @@ async def test_a_single_sequence_outgrows_all_pages(autojump_clock: MockClock) -
 
 
 async def test_a_sequence_that_cannot_be_kept_waits_in_its_place(autojump_clock: MockClock) -> None:
-    """Nothing is computed again: those that need no page go on, and make room by their ends."""
+    """Nothing is computed again: sequences that need no page continue, and make room by their ends."""
     visits = [Visit(number=number, at=number * 0.1, length=14, parts=10 + 6 * number) for number in range(3)]
     cache = Cache(total=18, host=0)
     seen = await run(cache, visits)

@@ -24,7 +24,7 @@ OF_A_CALL = ("in_flight", "answered", "failed", "cancelled")
 
 @attrs.frozen
 class Visit:
-    """One asker: when it comes, how long the model takes for it and how that ends, when it leaves."""
+    """One asker: its arrival, the duration and end of its service, and its departure."""
 
     comes: float
     takes: float
@@ -92,7 +92,7 @@ async def observe(world: World, spawn: Callable[[ta.System, Model], Awaitable[Sp
             async with trio.open_nursery() as visitors:
                 for number in range(len(world.visits)):
                     visitors.start_soon(world.visit, number, ref, item_of(number))
-            # The second try of a hedged request unwinds by itself.
+            # The second try of a hedged request unwinds on its own.
             await wait_all_tasks_blocked()
             looking.cancel_scope.cancel(reason="all have left")
         return await ref.ask(GetStatistics())

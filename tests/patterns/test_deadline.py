@@ -55,7 +55,7 @@ async def test_deadlines_are_ordered(autojump_clock: MockClock) -> None:
 
 
 async def test_it_crosses_to_another_process_as_the_rest_of_the_time() -> None:
-    """Two runs, whose clocks have nothing in common."""
+    """Two runs with unrelated clocks."""
 
     async def sender() -> str | None:
         deadline = Deadline.after(4.0)
@@ -80,7 +80,7 @@ async def test_it_crosses_to_another_process_as_the_rest_of_the_time() -> None:
 
 @attrs.frozen
 class Remaining(ta.Request["Front", tuple[float, float]]):
-    """Ask for the rest of the time, as the front and the model behind it see it."""
+    """Ask for the rest of the time, as the front and its model see it."""
 
 
 class Front(ta.Actor):

@@ -325,7 +325,7 @@ def test_weights_are_a_mapping() -> None:
 
 
 def test_small_steps_are_not_lost_in_large_tags() -> None:
-    """A request of 1e15 units was served before, in the same busy period; then a millionth is a step, too."""
+    """A request of 1e15 units was served before, in the same busy period; then a millionth is also a step."""
     queue = queue_of({"slow": 1e-6, "fast": 1e6, "plain": 1.0})
     for _ in range(2):
         queue.put(0, "slow", 1e9, 1.0)
@@ -335,13 +335,13 @@ def test_small_steps_are_not_lost_in_large_tags() -> None:
     for _ in range(4):
         queue.put(2, "plain", 0.001, 1.0)
     order = [entry.value for _ in range(3500) if (entry := queue.take()) is not None]
-    # One of the plain ones for each 1000 of those that weigh a million times as much and cost 1000 times.
+    # One plain request for each 1000 that weigh a million times as much and cost 1000 times.
     assert [place for place, value in enumerate(order) if value == 2] == [1, 1002, 2003, 3004]
 
 
 @given(st.lists(st.sampled_from([1e-300, 1e-9, 1.0, 1e9]), min_size=1, max_size=5))
 def test_the_cheapest_request_moves_its_tenant_on(costs: list[float]) -> None:
-    """However little it costs: another tenant that came later has its turn behind it."""
+    """At any low cost: another tenant that arrived later has its turn after it."""
     queue = queue_of({"a": 1e6, "b": 1e-6})
     for _ in range(2):
         queue.put(0, "b", 1e9, 1.0)

@@ -252,7 +252,7 @@ async def test_clients_that_ask_again_and_again_leave_the_loop_to_others(
             before, begun = count["refused"], trio.current_time()
             await ask(scheduler, "b", "b", 0.1)
             seconds = trio.current_time() - begun
-            # It waits for a request that runs, and for nothing else: at most twice as long as alone.
+            # It waits only for a running request: at most twice as long as alone.
             assert seconds <= 2 * 0.1 + 1e-6
             assert count["refused"] - before <= 2000 * seconds + 20
         assert count["refused"] > 4096 + 1000
@@ -270,7 +270,7 @@ async def test_waiting_refusals_belong_to_their_tenant(
     scheduler = await system.spawn(FairScheduler, model, max_queued=1)
     async with trio.open_nursery() as nursery:
         await flood(scheduler, 5000, nursery)
-        # One runs at its turn, and the next one waits: then there is no room for more.
+        # One runs at its turn, and the next one waits: then it is full.
         for name in ("runs", "waits"):
             nursery.start_soon(ask, scheduler, name, "b", 100.0)
             await trio.sleep(0.3)
@@ -278,7 +278,7 @@ async def test_waiting_refusals_belong_to_their_tenant(
         for _ in range(10):
             error = await refused(scheduler, FairSubmit(("b", 1.0), tenant="b"))
             assert isinstance(error, ta.MailboxFullError)
-        # In its turn each time, and not behind those of the other, which take seconds.
+        # In its turn each time, and not after the other's requests, which take seconds.
         assert trio.current_time() - begun <= 10 * 0.02 + 1e-6
         nursery.cancel_scope.cancel()
 
@@ -304,7 +304,7 @@ async def test_an_asker_that_waits_for_its_refusal_is_cancelled_at_once(
 
 
 async def leave_together(scheduler: Scheduler, left: Counter[str], nursery: trio.Nursery) -> int:
-    """Start 3000 askers of a tenant and one of another, and wait until the deadlines of all pass.
+    """Start 3000 askers of a tenant and one asker of another, and wait until the deadlines of all pass.
 
     Returns:
         How many tasks there were before.
@@ -351,7 +351,7 @@ async def test_of_askers_that_leave_together_a_few_go_in_each_turn_of_the_loop(
             before = left["a"]
             await trio.lowlevel.checkpoint()
             turns.append(left["a"] - before)
-            # It does not go behind all of the other tenant.
+            # It does not wait for all requests of the other tenant.
             assert left["b"] or turn < 5
         assert max(turns) <= 64
         assert left == {"a": 3000, "b": 1}
@@ -398,7 +398,7 @@ async def test_refusals_that_wait_are_given_when_it_stops(
         assert ends == [ta.MailboxFullError] * 4096
         nursery.start_soon(partial(scheduler.stop, drain=drain))
         await trio.sleep(0.02)
-        # Its last requests are one that runs and one that waits.
+        # Its last requests are a running one and a waiting one.
         assert Counter(ends[4096:])[rest] == 5000 - 4096 - (2 if drain else 1)
         nursery.cancel_scope.cancel()
 

@@ -56,7 +56,7 @@ def served_by_ns(arrivals: Sequence[Arrival]) -> list[tuple[int, float]]:
 
 
 def served_by_us(arrivals: Sequence[Arrival]) -> list[tuple[int, float]]:
-    """The same by a scheduler whose model takes `cost` seconds."""
+    """The same by a scheduler with a model that takes `cost` seconds."""
     served: list[tuple[int, float]] = []
 
     async def model(item: Arrival) -> None:
@@ -105,7 +105,7 @@ def test_shares_of_1000_requests_match_ns(costs: Sequence[float]) -> None:
 
 @pytest.mark.parametrize("costs", [(1.0,), (0.5, 1.0, 4.0)])
 def test_shares_of_1000_requests_after_idle_match_ns(costs: Sequence[float]) -> None:
-    """Tenant 0 comes when the others have had the server for 300 seconds; it gets no more than its share."""
+    """Tenant 0 arrives when the others have had the server for 300 seconds; it gets only its share."""
     early = backlogged([1, 2], 900, 0.0, costs)
     arrivals = [*early, *backlogged([0], 1000, 300.0, costs)]
     ours, theirs = served_by_us(arrivals), served_by_ns(arrivals)

@@ -82,7 +82,7 @@ async def test_hedges_are_a_share_of_the_requests(system: ta.System, autojump_cl
     for _ in range(100):
         await pool.ask(Submit(None))
     statistics: ReplicaPoolStatistics = await statistics_of(pool)
-    # One in ten, and the one that it begins with.
+    # One in ten, and the initial one.
     assert statistics.hedged == 11
     assert sum(replica.begun for replica in statistics.replicas) == 111
 
@@ -155,7 +155,7 @@ async def test_tries_have_the_deadline_and_the_context_of_the_asker(
 async def test_a_try_that_fails_while_it_is_cancelled_ends_nothing(
     system: ta.System, autojump_clock: MockClock
 ) -> None:
-    """A nursery of a model tells both, the cancellation and the error, in one group."""
+    """A nursery of a model reports both, the cancellation and the error, in one group."""
 
     async def torn(item: Any) -> None:
         async with trio.open_nursery() as nursery:

@@ -50,12 +50,12 @@ class Shelf:
             self.loaded.append(version)
             self.most = max(self.most, len(self.loaded))
             try:
-                # clock: a mock clock of the caller, or work whose time decides nothing
+                # clock: a mock clock of the caller, or work of any duration
                 await trio.sleep(loading)
                 if bad is not None:
                     raise bad
                 yield model
-                # clock: a mock clock of the caller, or work whose time decides nothing
+                # clock: a mock clock of the caller, or work of any duration
                 await trio.sleep(closing)
             finally:
                 self.loaded.remove(version)
@@ -63,7 +63,7 @@ class Shelf:
 
         async def model(item: float) -> Answer:
             self.begun.append((version, item))
-            # clock: a mock clock of the caller, or work whose time decides nothing
+            # clock: a mock clock of the caller, or work of any duration
             await trio.sleep(item)
             return version, item
 

@@ -1,4 +1,4 @@
-"""Which errors say that a request was not begun: each class of the package, and all who decide by it."""
+"""The errors of requests that were not begun: each class of the package, and all code that uses them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages: attention through tables, the oldest goes first, losses and cancellation midway, and bad input."""
+"""Pages: attention through tables, eviction of the oldest, losses and cancellation midway, and bad input."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def arrays(device: ta.Device) -> list[ta.AccelRef]:
 
 
 async def append(arrays: list[ta.AccelRef], table: PageTable, tokens: list[int]) -> None:
-    """A step: room, numbers behind those that stand, and the word that these are there."""
+    """A step: space, numbers after the existing ones, and a report of both."""
     await table.reserve(table.length + len(tokens))
     for place, token in enumerate(tokens, table.length):
         for layer, array in enumerate(arrays):
@@ -185,7 +185,7 @@ async def test_the_least_recently_used_is_dropped_first(arrays: list[ta.AccelRef
             await append(arrays, table, text[:8])
     assert (pages.used, pages.free, pages.statistics().cached) == (0, 8, 6)
     pages.open(texts["a"]).close()
-    # Two never had anything, and one goes: the end of b, the oldest now.
+    # Two never had anything, and one is evicted: the end of b, the oldest now.
     table = pages.open()
     await table.reserve(3 * SIZE)
     known = {}
@@ -382,7 +382,7 @@ async def test_pages_written_meanwhile_are_kept(
     work, operation = MIDWAY[name]
     async with midway(arrays, name) as (pages, table, other):
         await table.reserve(11)
-        # The page belongs to one alone again.
+        # The page has a single user again.
         third = table.fork() if name == "copy" else pages.open()
         number = arrays[0][table.pages[2], 2]
         fault = inject_fault(device, operation, delay=0.5)
@@ -501,7 +501,7 @@ async def test_a_loss_midway(survivor: ta.Device, name: str, fault: str) -> None
         await check(arrays, other, TEXT)
 
 
-@pytest.mark.parametrize("name", ["restore", "spill"])  # that of a copy is raised, and healed; see below
+@pytest.mark.parametrize("name", ["restore", "spill"])  # the error of a copy is raised, and healed; see below
 async def test_a_loss_midway_is_not_seen(survivor: ta.Device, name: str) -> None:
     work, operation = MIDWAY[name]
     arrays = [await survivor.zeros((COUNT, SIZE, 3)) for _ in range(2)]

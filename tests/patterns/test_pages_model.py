@@ -58,11 +58,11 @@ class One:
 
 
 class Life(RuleBasedStateMachine):
-    """The events of tables, in any order. It runs in a thread beside Trio's."""
+    """The events of tables, in any order. It runs in a thread next to Trio's."""
 
     arrays: tuple[ta.AccelRef, ...]
     shares: bool
-    # A device whose worker may be killed; None for none.
+    # A device with a worker that may be killed; None for none.
     mortal: ta.Device | None = None
     # Lost calls, in all examples.
     losses = 0
@@ -106,7 +106,7 @@ class Life(RuleBasedStateMachine):
     def open(self, tokens: list[int], tenant: str) -> None:
         wanted, used = self.pages.demand(tokens, tenant=tenant), self.pages.used
         table = self.pages.open(tokens, tenant=tenant)
-        # The pages that it has found, if they had no users, and those that it lacks.
+        # The pages that it has found without users, and the missing pages.
         assert wanted == self.pages.used - used + len(tokens) // SIZE + 1 - len(table.pages)
         assert table.length % SIZE == 0
         assert table.length < max(len(tokens), 1)
@@ -275,7 +275,7 @@ class Life(RuleBasedStateMachine):
         for one in self.ones:
             assert (one.table.length, one.table.is_spilled) == (len(one.tokens), one.is_spilled)
             assert len(set(one.table.pages)) == len(one.table.pages)
-            # A page has the same place in all its tables, behind equal tokens.
+            # A page has the same position in all its tables, after equal tokens.
             for other in self.ones:
                 for page in set(one.table.pages) & set(other.table.pages):
                     assert one.tenant == other.tenant
@@ -334,7 +334,8 @@ def test_any_order_with_losses() -> None:
                 await device.zeros((COUNT, SIZE), "int64"),
             )
             Life.shares, Life.mortal, Life.losses = True, device, 0
-            # So many examples, because the rule that kills is one of many, and drawn by chance.
+            # The number of examples is large, because the rule that kills is one of many, and drawn by
+            # chance.
             wide = settings(max_examples=40, stateful_step_count=20, deadline=None)
             await trio.to_thread.run_sync(partial(run_state_machine_as_test, Life, settings=wide))
             # Each lost call has cost one context, and no other call has.

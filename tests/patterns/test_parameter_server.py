@@ -1,4 +1,4 @@
-"""A parameter server: its steps are those of the formulas, and a loss costs the push that it hits."""
+"""A parameter server: its steps match the formulas, and a loss costs the push that it hits."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ async def test_a_step_that_fails_and_a_restart_lose_nothing(system: ta.System, d
     np.testing.assert_allclose(await on_host(await server.ask(Submit(Pull()))), want, rtol=1e-13)
 
 
-# A least-squares problem whose gradient workers compute on devices of their own.
+# A least-squares problem with gradients computed by workers on devices of their own.
 POINTS = np.random.default_rng(5).standard_normal((64, 4))
 TARGETS = POINTS @ np.array([1.0, -2.0, 0.5, 3.0])
 
@@ -260,7 +260,7 @@ async def test_a_killed_worker_loses_its_push_and_nothing_else(system: ta.System
         await nn.sgd(p, g, lr=0.05)
 
     state = await ParameterState.put(home, {"w": np.zeros(4)})
-    # A worker that waits for its device may be all of the other one's pushes behind.
+    # A worker that waits for its device may be late by all pushes of the other one.
     server = await system.spawn(ParameterServer, state, step, max_staleness=40)
 
     async def work(who: int) -> None:
@@ -317,7 +317,7 @@ async def test_a_kill_of_its_own_device_loses_nothing(system: ta.System) -> None
 
 
 class Life(RuleBasedStateMachine):
-    """Requests of workers, in any order, against NumPy. It runs in a thread beside Trio's."""
+    """Requests of workers, in any order, against NumPy. It runs in a thread next to Trio's."""
 
     system: ta.System
     device: ta.Device
@@ -378,7 +378,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(step=st.integers(1, 40), seed=st.integers(1, 9))
     def cancelled(self, step: int, seed: int) -> None:
-        """The whole step was taken, or none, wherever its asker was cancelled."""
+        """The whole step was taken, or none, at any point of its asker's cancellation."""
 
         async def ask() -> int:
             with trio.CancelScope() as scope:

@@ -44,7 +44,7 @@ Model = Callable[[Any], Awaitable[Any]]
 
 @attrs.frozen
 class Visit:
-    """An item: when it is asked for, how long each stage takes, where it fails, and when its asker leaves."""
+    """An item: its arrival, the duration of each stage, its failing stage, and its asker's departure."""
 
     comes: int
     takes: tuple[int, ...]
@@ -68,13 +68,13 @@ def largest(times: list[float], place: int) -> float:
 def reference(lines: list[Line], visits: list[Visit]) -> tuple[list[list[float]], list[tuple[str, float]]]:
     """Begins of the items in the stages, and how and when each ends, by the recurrence of a tandem queue.
 
-    With `w` workers and room for `c`: an item begins when it is there, all before it have begun or are gone,
-    and fewer than `w` workers are taken. It leaves its worker when fewer than `c` of those before it have
-    still to begin in the next stage.
+    With `w` workers and room for `c`: an item begins after its arrival, when all before it have begun or
+    left, and fewer than `w` workers are taken. It leaves its worker when fewer than `c` of the items before
+    it have still to begin in the next stage.
     """
     begins: list[list[float]] = []
     ends: list[tuple[str, float]] = []
-    # For each stage, of the items so far: when it began or was gone, and when it left its worker.
+    # For each stage and item so far: its beginning or departure, and the time it left its worker.
     passed: list[list[float]] = [[] for _ in lines]
     left: list[list[float]] = [[] for _ in lines]
     for visit in visits:
@@ -161,7 +161,7 @@ LINES = st.lists(
 def visits_of(draw: st.DrawFn, count: int, most: int = 12) -> list[Visit]:
     moment, visits = 0, list[Visit]()
     for number in range(draw(st.integers(1, most))):
-        # Two that come at once have no order.
+        # Two simultaneous arrivals have no order.
         moment += draw(st.integers(1, 3))
         visits.append(
             Visit(
@@ -188,7 +188,7 @@ def test_times_match_a_tandem_queue(world: World) -> None:
     assert world.ends == ends
     statistics, kinds = world.statistics, Counter(kind for kind, _ in ends)
     assert (statistics.answered, statistics.failed) == (kinds["answered"], kinds["failed"])
-    # Nothing is left of those that failed or left.
+    # Nothing is left of failed or departed items.
     assert [(stage.waiting, stage.held, stage.in_flight) for stage in statistics.stages] == [(0, 0, 0)] * len(
         world.lines
     )
@@ -198,7 +198,7 @@ def test_times_match_a_tandem_queue(world: World) -> None:
 
 
 async def sleep_for(seconds: float, item: Any) -> Any:
-    # clock: a mock clock of the caller, or work whose time decides nothing
+    # clock: a mock clock of the caller, or work of any duration
     await trio.sleep(seconds)
     return item
 
@@ -453,7 +453,7 @@ async def test_settings_of_observers_for_a_stage_end_with_it(system: ta.System) 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(pipeline.ask, Submit(1))
         await wait_all_tasks_blocked()
-        # The item began before anybody traced, so there is no span of it.
+        # The item began before anybody traced, so it has no span.
         with ta.telemetry.trace(system, provider):
             may_go.set()
             await wait_all_tasks_blocked()

@@ -159,7 +159,7 @@ async def test_a_worker_killed_in_the_middle(system: ta.System, is_tried_again: 
     if is_tried_again:
         assert not failed
     else:
-        # Those that the two stages of the device worked on, and those between them, whose arrays live there.
+        # The items in the two stages of the device, and the items between them, whose arrays are there.
         assert 1 <= len(failed) <= KILLS * (WORKERS + 2)
     statistics: PipelineStatistics = await pipeline.ask(GetStatistics())
     assert (statistics.answered, statistics.failed) == (len(right), len(failed))

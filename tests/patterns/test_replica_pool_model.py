@@ -23,7 +23,7 @@ from trio_accel.patterns import (
 
 SIZE = 3
 BACKOFF = 1000.0
-# A restart comes when the clock jumps, and not before.
+# A restart happens when the clock jumps, and not before.
 POLICY = Policy(backoff=Backoff(initial=BACKOFF, base=BACKOFF, maximum=BACKOFF, jitter=0.0), grace=1.0)
 
 
@@ -81,7 +81,7 @@ class Modelled:
 
 
 class Model:
-    """The rules, told again: the least busy of those that work, or else of those that will."""
+    """The rules, written again: the least busy of the working replicas, or else of the restarting ones."""
 
     def __init__(self) -> None:
         self.replicas = [Modelled(str(number)) for number in range(SIZE)]
@@ -228,7 +228,7 @@ class Run:
                 model.fail_all(replica)
             waiting, replica.items = replica.items, set()
             replica.state = "dead"
-            # They were not executed, so they go to others; in which order, nobody says.
+            # They were not executed, so they are sent to others, in an unspecified order.
             for item in waiting:
                 model.send(item)
 
@@ -249,7 +249,7 @@ class Run:
         assert statistics.in_flight == sum(len(replica.items) for replica in self.model.replicas)
 
     def adopt(self, replica: Modelled, serving: set[int]) -> None:
-        """Have the model's items of a replica be those that it has."""
+        """Set the model's items of a replica to its actual items."""
         for item in serving - replica.items:
             other = self.model.holder(item)
             assert other is not None

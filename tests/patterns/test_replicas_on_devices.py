@@ -55,7 +55,7 @@ async def test_a_replica_of_an_ended_device_gets_nothing(system: ta.System) -> N
 
 @attrs.define(eq=False)
 class Norms:
-    """A model on a device, which notes whether it was asked while the device had no context."""
+    """A model on a device that notes requests during the loss of its context."""
 
     device: ta.Device
     asked: int = 0

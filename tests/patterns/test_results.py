@@ -18,7 +18,7 @@ from trio_accel.patterns import Submit, SubmitActor, open_results
 
 async def later(item: int) -> int:
     """Items end in another order than they begin."""
-    # clock: a mock clock of the caller, or work whose time decides nothing
+    # clock: a mock clock of the caller, or work of any duration
     await trio.sleep(random.Random(item).random())
     if item % 7 == 3:
         raise LookupError(item)

@@ -184,7 +184,7 @@ async def test_a_cancelled_call_is_not_tried_again(autojump_clock: MockClock) ->
 
 
 async def test_a_loss_is_followed_by_no_storm(autojump_clock: MockClock) -> None:
-    """1000 requests fail together, and go on failing: the model gets a tenth more, not three times."""
+    """1000 requests fail together, and continue failing: the model gets a tenth more, not three times."""
     budget = RetryBudget(share=0.1, minimum=1.0, within=10.0)
     calls = 0
 
@@ -215,7 +215,7 @@ async def test_a_loss_is_followed_by_no_storm(autojump_clock: MockClock) -> None
 async def test_layers_with_one_budget_count_a_request_once(
     autojump_clock: MockClock, system: ta.System
 ) -> None:
-    """Also when the inner one is behind an actor. Without a budget, one would become 27 calls."""
+    """Also when the inner one is in front of an actor. Without a budget, one would become 27 calls."""
     budget = RetryBudget(share=0.5, minimum=0.0)
     calls = 0
 

@@ -128,7 +128,7 @@ async def test_each_gets_its_share(system: ta.System) -> None:
 
 
 async def test_by_load_a_slow_one_gets_less(system: ta.System, autojump_clock: MockClock) -> None:
-    """Each has one request at a time at most, so each gets what it manages: 4:1."""
+    """Each has at most one request at a time, so each gets a share by its speed: 4:1."""
     router = await system.spawn(Router, {"slow": named("slow", 4.0), "fast": named("fast", 1.0)})
     results: Counter[str] = Counter()
 
@@ -317,7 +317,7 @@ async def test_a_request_refused_unexecuted_is_sent_to_the_next(
     async with trio.open_nursery() as nursery:
         for number in range(5):
             nursery.start_soon(ask, number)
-    # Each has room for two: one that it serves, and one in its mailbox.
+    # Each has room for two: a request in service, and a request in its mailbox.
     assert sorted(map(str, outcomes[:1])) != []
     assert Counter(map(str, outcomes))["test/a"] + Counter(map(str, outcomes))["test/b"] == 5
     statistics: RouterStatistics = await statistics_of(router)

@@ -160,7 +160,7 @@ async def test_results_of_a_step_before_a_lost_one_are_given_again(system: ta.Sy
 
 
 def repeating(tokens: list[int]) -> Model:
-    """A model that goes round in a text, whatever came before the last two tokens."""
+    """A model that repeats a cycle in a text, whatever came before the last two tokens."""
     table = {(a, b): c for a, b, c in zip(tokens, tokens[1:], tokens[2:], strict=False)}
 
     async def model(score: Score) -> Any:
@@ -267,7 +267,7 @@ async def test_only_bad_texts_fail(system: ta.System) -> None:
 
 
 def within(chain: Model) -> Model:
-    """A model of six tokens that takes others, too."""
+    """A model of six tokens that also accepts others."""
 
     async def model(score: Score) -> Any:
         return await chain(Score(tuple(min(token, 5) for token in score.tokens), score.count))

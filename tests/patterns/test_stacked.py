@@ -130,7 +130,7 @@ async def test_rows_come_back_to_their_askers(device: ta.Device, to_host: bool) 
     async with trio.open_nursery() as nursery:
         for index, row in enumerate(rows):
             nursery.start_soon(ask, index, await device.put(row) if index % 3 == 0 else row)
-        # Of a wrong length, and no array at all: they fail alone.
+        # Of a wrong length, and another type: only they fail.
         nursery.start_soon(ask, 98, normal((9,), 98))
         nursery.start_soon(ask, 99, "no array")
     assert len(results) == 12

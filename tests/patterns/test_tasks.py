@@ -1,4 +1,4 @@
-"""An actor whose calls run in tasks of their own."""
+"""An actor with calls in tasks of their own."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ async def test_an_actor_without_counts_has_no_statistics(system: ta.System) -> N
 
 
 class NoTask(TaskSubmitActor[int, int]):
-    """Does not say how it serves a call."""
+    """Does not declare how it serves a call."""
 
 
 class NoCall(SubmitActor[int, int]):

@@ -1,4 +1,4 @@
-"""Models that fail while they are cancelled: their nurseries tell both, in one group."""
+"""Models that fail while they are cancelled: their nurseries report both, in one group."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class Book:
         recompute: Whether a sequence for which there is none of these begins again.
         losses: The part of the awaits at which the device is lost.
         breaks: The part of the moves that fail for good.
-        is_ordered: Whether steps run ahead, so they must write in the order of their calls.
+        is_ordered: Whether steps run in advance, so they must write in the order of their calls.
     """
 
     random: random.Random

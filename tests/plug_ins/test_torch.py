@@ -36,7 +36,7 @@ PROCESS = ta.DeviceOptions(isolation="process")
 
 
 def natives() -> int:
-    """Count the threads of this process, those of libraries too."""
+    """Count the threads of this process, including those of libraries."""
     return len(os.listdir("/proc/self/task"))
 
 
@@ -335,7 +335,7 @@ class FakeStream(SimpleNamespace):
 
 
 class Card:
-    """A card without hardware: its events are done when the test says so."""
+    """A card without hardware: its events are done at the test's request."""
 
     def __init__(self) -> None:
         self.work = threading.Event()
@@ -360,7 +360,7 @@ class Card:
 
 @pytest.fixture
 def card_stream(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Card]]:
-    """A stream whose work runs on such a card."""
+    """A stream with work on such a card."""
     torch: Any = pytest.importorskip("torch")
     from trio_accel_torch._streams import TorchContext, TorchStream
 

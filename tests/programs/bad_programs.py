@@ -153,7 +153,7 @@ class NoParameter:
 
 
 class NoSelf:
-    """Declares its state without saying whose it is."""
+    """Declares its state without an owner."""
 
     def __init__(self, weights: Array) -> None: ...
 

@@ -1,4 +1,4 @@
-"""The program in JAX, whose arrays never change: it has no method that writes to one."""
+"""The program in JAX, with arrays that never change: it has no method that writes to one."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from trio_accel.programs import Array
 
 
 class Noted:
-    """Notes by process what happens to it, waits where it is told to, and refuses where it is told to."""
+    """Notes its events by process, waits on request, and refuses on request."""
 
     def __init__(self, x: Array, *, folder: str) -> None:
         self.folder = Path(folder)

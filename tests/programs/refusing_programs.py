@@ -71,5 +71,5 @@ class RefusesConstruction:
 
 @ta.programs.method(refuses=(ZeroDivisionError,))
 def invert(x: float) -> float:
-    """A function may refuse, too."""
+    """A function may also refuse."""
     return 1 / x

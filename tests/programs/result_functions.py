@@ -1,4 +1,4 @@
-"""Functions whose results are not declared; workers import this module."""
+"""Functions with undeclared results; workers import this module."""
 
 from __future__ import annotations
 

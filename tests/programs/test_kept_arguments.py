@@ -1,4 +1,4 @@
-"""Arguments that a method keeps after its call, on every backend: it is told, or the call fails."""
+"""Arguments that a method keeps after its call, on every backend: it is reported, or the call fails."""
 
 from __future__ import annotations
 

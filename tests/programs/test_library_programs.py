@@ -168,7 +168,7 @@ async def writes(device: ta.Device, cls: type[ReadingProgram], _: Library) -> No
 
 
 async def survives(device: ta.Device, cls: type[ReadingProgram], _: Library) -> None:
-    """A loss of the context costs no array, and the rest is made anew."""
+    """A loss of the context costs no array, and the rest is made again."""
     total = await device.put(np.ones(4))
     async with await open_layer(device, cls, total) as program:
         if issubclass(cls, LibraryProgram):

@@ -57,7 +57,7 @@ class Step:
         kind: The kind of step.
         x: Slot of the array to read.
         y: Slot of the array to change, if any.
-        leaves: After how many turns of the loop the asker is cancelled; None for never.
+        leaves: The number of turns of the loop before the asker is cancelled; None for never.
     """
 
     kind: str
@@ -168,11 +168,11 @@ class Work:
     Attributes:
         device: The device.
         program: Its state is the array of one slot.
-        graph: Its constant is that of another.
+        graph: Its constant belongs to another.
         refs: The arrays of the slots.
         fresh: Arrays that replace others.
         worlds: The possible contents of the slots.
-        suspects: Slots whose arrays may be damaged.
+        suspects: Slots with possibly damaged arrays.
         kinds: The kinds of the steps of the last burst.
     """
 
@@ -230,7 +230,7 @@ class Work:
             finally:
                 if injected is not None:
                     injected.remove()
-            # A program may still be made anew when the next burst begins.
+            # A program may still be made again when the next burst begins.
             before, self.kinds = self.kinds, {step.kind for step in steps}
             kinds = self.kinds | (before & {"breaks"})
             for step, outcome in zip(steps, outcomes, strict=True):

@@ -52,8 +52,8 @@ class Case:
         error: Class of the asker's error.
         cause: Class of its cause; None if it is not looked at.
         neighbour: Result of another program in flight, or the class of its error.
-        behind: Result of a call of the same program behind it, or the class of its error.
-        restarts: How often the program alone was restarted.
+        behind: Result of a call of the same program after it, or the class of its error.
+        restarts: The number of restarts of only the program.
         losses: How often the context was lost.
         is_damaged: Whether the state is damaged.
         totals: The state after a further `add`, where it is not damaged.
@@ -157,7 +157,7 @@ class Lab:
             self.got[name] = error
 
     async def fail(self, case: Case) -> None:
-        """Ask for a call that fails, with one beside it and one behind it."""
+        """Ask for a failing call, with a concurrent one and a later one."""
         how = "" if case.how == "fault" else case.how
         if case.how == "fault":
             operation = self.failing.operation(Fails.double)
@@ -222,7 +222,7 @@ async def test_a_row_is_true(system: ta.System, case: Case) -> None:
         else:
             assert got["later"] is None
     assert (device.generation - 1, len(restarted)) == (case.losses, case.restarts)
-    # And the page says so.
+    # And the page documents it.
     assert answer(got["asker"]) == int(cells[-1])
     if cells[0] != "that error":
         assert f"`{case.error.__name__}`" in cells[0].replace("trio.", "")

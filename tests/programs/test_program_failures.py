@@ -1,4 +1,4 @@
-"""Programs whose code raises: they restart alone, and end alone."""
+"""Programs with code that raises: only they restart, and only they end."""
 
 from __future__ import annotations
 
@@ -201,6 +201,6 @@ async def test_a_method_that_changes_an_array_and_finds_no_memory_runs_once(
         for number in range(1, 4):
             with pytest.raises(ta.OutOfMemoryError):
                 await program.ask(Exhausts.allocates, await any_device.zeros(3))
-            # The program goes on.
+            # The program continues.
             assert await program.ask(Exhausts.told) == number
         assert not any(restarts(system, any_device).values())

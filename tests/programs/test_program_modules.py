@@ -109,7 +109,7 @@ async def test_a_module_with_an_endless_import_is_abandoned(
             with trio.move_on_after(0.5) as scope:
                 await ta.open_program(device, module.Late, x)
             assert scope.cancelled_caught
-            # The others go on beside the thread that imports it.
+            # The others continue while a thread imports it.
             np.testing.assert_array_equal(await (await ta.linalg.scal(2.0, x)).to_host(), X * 2)
             assert device.generation == 1
 

@@ -1,4 +1,4 @@
-"""`Program.reset`: a program is made anew in place, and others wait meanwhile."""
+"""`Program.reset`: a program is made again in place, and others wait meanwhile."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def counted(program: Program[Tally]) -> float:
 
 @asynccontextmanager
 async def running(program: Program[Tally], path: Path) -> AsyncGenerator[None, None]:
-    """A call is running inside the ``with``, and ends behind it."""
+    """A call is running inside the ``with``, and ends after it."""
     os.mkfifo(path)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(program.ask, Tally.wait, str(path))

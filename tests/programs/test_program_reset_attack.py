@@ -1,4 +1,4 @@
-"""Clients count while workers are killed and the program is made anew: each call has one outcome."""
+"""Clients count while workers are killed and the program is made again: each call has one outcome."""
 
 from __future__ import annotations
 

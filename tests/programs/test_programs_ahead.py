@@ -62,7 +62,7 @@ def options(**changes: Any) -> ta.DeviceOptions:
 
 @pytest.fixture
 def changes() -> dict[str, Any]:
-    """Options of the `device` that are not those of `options`."""
+    """Options of the `device` that differ from `options`."""
     return {"spares": 1}
 
 
@@ -91,7 +91,7 @@ def serving(device: ta.Device) -> int:
 
 
 def spares(device: ta.Device) -> set[int]:
-    """The processes that stand ready."""
+    """The spare processes."""
     return {link.process.pid for link in pool(device)._spares}
 
 
@@ -177,7 +177,7 @@ async def test_a_program_is_closed_while_a_spare_makes_it(device: ta.Device, not
     (spare,) = spares(device)
     assert await program.ask(Noted.sum) == 30 << 20
     await program.aclose()
-    # With its arrays their chunk goes, in which the spare reads.
+    # The chunk ends with its arrays, although the spare reads in it.
     x.release()
     del x
     y = await device.put(np.full(20 << 20, 2.0))
@@ -366,7 +366,7 @@ async def test_the_module_of_a_program_is_preloaded(
     async with system.open_device("cpu", options=options()) as device:
         program: Any = await ta.open_program(device, late_program.Late, X)
         launcher = os.getsid(serving(device))
-        # Here, in the worker, and ahead.
+        # In this process, in the worker, and in advance.
         await until(lambda: len(log.read_text().split()) == 3)
         assert str(launcher) not in log.read_text().split()
         opened = pool(device)._launcher
@@ -380,7 +380,7 @@ async def test_the_module_of_a_program_is_preloaded(
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", [{"spares": 1, "retry": 1000}, {"spares": 2, "retry": 1000}])
 async def test_programs_come_and_go_while_workers_do(device: ta.Device, notes: Notes) -> None:
-    """Each answers for its own array, whatever was opened ahead for others in the meantime."""
+    """Each answers for its own array, whatever was opened in advance for others in the meantime."""
     random = Random(device.options.spares)
     alive: list[tuple[ta.programs.Program[Noted], ta.AccelRef, float]] = []
     with trio.fail_after(60):

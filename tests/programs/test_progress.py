@@ -45,7 +45,7 @@ async def opening(device: ta.Device) -> Any:
 
 
 def hearing(heard: list[Any], pipe: Path) -> Callable[[Any], None]:
-    """Make a callback that lets the method go on."""
+    """Make a callback that lets the method continue."""
 
     def hear(value: Any) -> None:
         heard.append(value)

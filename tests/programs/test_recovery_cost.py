@@ -1,4 +1,4 @@
-"""The price of a recovery, as it is measured and as it is told."""
+"""The price of a recovery, measured and reported."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ async def test_an_import_in_each_worker_is_reported_with_its_seconds(
         device.dispatch.process.kill()  # type: ignore[attr-defined]
         assert await program.ask("sum") == 6.0
         taken = time.perf_counter() - began
-        # By now the cost is that of this recovery, so the load of the machine is in both. A request finds the
-        # worker's death out, which is no part of the cost.
+        # By now the cost belongs to this recovery, so the load of the machine is in both. A request finds the
+        # worker's death, which is not part of the cost.
         assert IMPORT + MAKE <= (program.recovery.seconds or 0.0) <= taken
         shown = system.tree().find(device.path)
         assert shown.note == str(device.recovery)
@@ -123,7 +123,7 @@ async def test_preloaded_modules_cost_no_recovery_their_import(
         cost = program.recovery
         assert cost.programs[0].imports == 0.0
         assert cost.reason is None
-        # Without the worker, whose start a busy machine makes long.
+        # Without the start of the worker, which a busy machine makes long.
         assert cost.context is not None
         assert cost.seconds is not None
         assert MAKE <= cost.seconds - cost.context < IMPORT

@@ -33,7 +33,7 @@ async def test_a_result_repeated_in_a_row_comes_with_the_call(device: ta.Device)
         for count, expected in ((2, 2), (2, 2), (2, 1), (2, 1), (3, 2), (3, 2), (3, 1), (2, 1)):
             number, result = await operations(device, program, x, count)
             np.testing.assert_array_equal(await result.to_host(), X[:count] * 2)
-            # The values of a call are known, too: 2 rows are expected again where 2 are asked for.
+            # The values of a call are also known: a request for 2 rows expects 2 rows again.
             assert number == expected, count
         # Other values with the same arrays: as the last ones.
         assert (await operations(device, program, x, count=1))[0] == 2
@@ -166,5 +166,5 @@ async def test_a_result_may_be_read_when_the_work_is_done(device: ta.Device) -> 
             with pytest.raises(ta.ActorFailedError) as caught:
                 await program.ask(x, what)
             assert told in str(caught.value.__cause__)
-            # The program is made anew, as after any other error of a call.
+            # The program is made again, as after any other error of a call.
             assert (await program.ask(x, "plain"))["bytes"] == b"abc"

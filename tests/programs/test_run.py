@@ -210,7 +210,7 @@ async def test_ten_thousand_calls_grow_nothing(device: ta.Device) -> None:
                     await ta.run(fns.odd, x, "KeyError")
 
     def blocks() -> int:
-        """Pieces of memory that Python has given out: an object has one at least."""
+        """Pieces of memory given out by Python: an object has at least one."""
         gc.collect()
         return sys.getallocatedblocks()
 

@@ -34,7 +34,7 @@ async def program(any_device: ta.Device, rows: ta.AccelRef) -> AsyncGenerator[Pr
 
 @pytest.fixture
 async def of_numpy(device: ta.Device) -> AsyncGenerator[Program[Streams], None]:
-    """A program whose methods compute by NumPy."""
+    """A program with methods that compute by NumPy."""
     async with ta.open_program(device, Streams, await device.zeros((4, 2))) as program:
         yield program
 
@@ -178,13 +178,13 @@ async def test_a_generator_that_cannot_be_closed_in_time_is_closed_later(
                 await anext(numbers)
                 # clock: the method pauses for thirty times as long
                 await trio.sleep(0.05)
-        # The call that comes next brings its number along.
+        # The next call brings its number along.
         assert program._held
         assert (await program.ask(Streams.seen))[1] == ["slow"]
         assert not program._held
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it ignores its end, too
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it also ignores its end
 @pytest.mark.parametrize("name", ["goes_on", "fails_at_its_end"])
 async def test_an_error_of_closing_is_raised_at_the_end_of_the_block(
     program: Program[Streams], name: str, caplog: pytest.LogCaptureFixture

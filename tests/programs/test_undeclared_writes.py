@@ -40,7 +40,7 @@ async def test_state_is_read_only_for_methods_that_do_not_declare_it(device: ta.
     assert "read-only" in text
     assert "undeclared_programs.Counters.add_undeclared" in text
     assert '@programs.method(updates=["self.state", "self.other", "self.limits", "where"])' in text
-    # Nothing was written, and who declares it still writes; so it was no update that counts twice.
+    # Nothing was written, and a declared writer still writes; so it was no update that counts twice.
     np.testing.assert_array_equal(await state.to_host(), np.zeros((2, 3)))
     for _ in range(3):
         await program.ask(Counters.add, where)

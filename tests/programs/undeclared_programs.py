@@ -83,7 +83,7 @@ def adds(x: Array) -> None:
 
 
 class Cache:
-    """Rows that each call writes anew, and a sum that it does not."""
+    """Rows that each call writes again, and a sum that it does not."""
 
     def __init__(self, rows: Array, other: Array) -> None:
         self.rows, self.other = rows, other

@@ -121,7 +121,7 @@ async def _on_device(device: ta.Device, given: Any) -> Any:
 
 
 def _named(function: Any, argument: str, value: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Give an argument by its name, or by its place where it has no other."""
+    """Give an argument by its name, or by its position if it has no other."""
     parameters = inspect.signature(function).parameters
     by_place = argument not in parameters or parameters[argument].kind is inspect.Parameter.POSITIONAL_ONLY
     return ((value,), {}) if by_place else ((), {argument: value})

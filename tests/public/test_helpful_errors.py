@@ -1,4 +1,4 @@
-"""Mistakes of those who come from NumPy, PyTorch or asyncio: the message says what to write."""
+"""Mistakes of users of NumPy, PyTorch or asyncio: the message gives a remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole numbers that no device can work with, in each argument of each function that takes whole numbers."""
+"""Integers that no device can work with, in each argument of each function that takes integers."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ async def _arrays(device: ta.Device) -> dict[str, Any]:
 
 
 def _replaced(sample: Any, number: int) -> Iterator[Any]:
-    """Put a number in place of a sample: of all that it has, and of the last one alone."""
+    """Put a number in place of a sample: of all its numbers, and of only the last one."""
     if not isinstance(sample, tuple):
         yield number
         return
@@ -262,7 +262,7 @@ async def test_numbers_that_no_device_has_are_refused(limited: ta.Device, name: 
     assert limited.generation == 1
 
 
-# A tolerance near the end of float64 is infinite times a value, as NumPy says.
+# A tolerance near the end of float64 is infinite times a value, as in NumPy.
 @pytest.mark.filterwarnings("ignore:(overflow|divide by zero) encountered:RuntimeWarning")
 @pytest.mark.parametrize("name", sorted(OF_REAL))
 async def test_numbers_that_no_float_holds_are_refused(limited: ta.Device, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Numbers that nothing can work with, in all that takes numbers and is no function of arrays."""
+"""Impossible numbers in everything that takes numbers, except functions of arrays."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _public() -> dict[str, Any]:
 
 
 def _has_no_function(one: Any) -> bool:
-    """Tell whether it is a message that no function of its name makes, whose plan it would share."""
+    """Return whether it is a message without a function of its name, whose plan it would share."""
     if not inspect.isclass(one) or not issubclass(one, Operation):
         return False
     package = sys.modules[".".join(one.__module__.split(".")[:2])]

@@ -122,7 +122,7 @@ PARAMETERS = {one for function in FUNCTIONS.values() for one in inspect.signatur
 
 
 def own_samples(name: str) -> dict[str, Any]:
-    """Return what a function needs that its arguments' names do not say."""
+    """Return the requirements of a function that its arguments' names do not show."""
     package, _, method = name.rpartition(".")
     own = dict(OF_NUMBERS.get(f"Generator.{method}" if package == "random" else name, {}))
     if LOSSES.fullmatch(name):
@@ -291,7 +291,7 @@ PLAIN = {
 
 
 def complaint(name: str, error: Exception) -> str | None:
-    """Say what is wrong with an error; None if nothing is."""
+    """Return the faults of an error; None if there are none."""
     text = str(error).partition(" (device ")[0]
     head, _, rest = text.partition(": ")
     if not isinstance(error, (TypeError, ValueError, IndexError, ta.AccelError)):
@@ -302,7 +302,7 @@ def complaint(name: str, error: Exception) -> str | None:
         return f"has {found[0]!r}"
     argument = ARGUMENT.match(rest)
     parameters = inspect.signature(FUNCTIONS[name]).parameters
-    # A pair, such as `c_and_lower`, has the names of its two, and `c_or_cr` those of both forms.
+    # A pair, such as `c_and_lower`, has the names of its two, and `c_or_cr` the names of both forms.
     own = {word for one in parameters for word in (one, *re.split("_(?:and|or)_", one))}
     if argument and argument[1] in PARAMETERS - own - PLAIN:
         return f"tells of {argument[1]!r}"
@@ -310,7 +310,7 @@ def complaint(name: str, error: Exception) -> str | None:
 
 
 async def check(device: ta.Device, name: str, share: int) -> list[str]:
-    """Call a function with one out of so many wrong arguments; return what is wrong with its refusals."""
+    """Call a function with each of these wrong arguments; return the faults of its refusals."""
     await call(name, Surroundings(device))
     wrong: list[str] = []
     for parameter, word, value in _wrong(name):

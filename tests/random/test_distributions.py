@@ -125,7 +125,7 @@ async def test_multivariate_normal(device: ta.Device, kind: Any) -> None:
     drawn = await (await generator.multivariate_normal(mean, cov, (100, 300), "float64")).to_host()
     assert drawn.shape == (100, 300, 3)
     flat = drawn.reshape(-1, 3) - mean
-    # The Mahalanobis distances tell the whole covariance.
+    # The Mahalanobis distances depend on the whole covariance.
     distances = (flat @ np.linalg.inv(cov) * flat).sum(1)
     assert scipy.stats.kstest(distances, scipy.stats.chi2(3).cdf).pvalue > 0.001
     np.testing.assert_allclose(np.cov(flat.T), cov, atol=0.05)

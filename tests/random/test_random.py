@@ -195,7 +195,7 @@ async def test_single_and_double_precision_draw_different_counters(device: ta.De
     generator = ta.random.Generator(device, seed=11)
     before = generator.state["position"]
     await generator.uniform(3 * 262_144, "float64")
-    # Three times 65536 counters, each with the one of the next row.
+    # Three times 65536 counters, each with the counter of the next row.
     assert int(generator.state["position"]) - int(before) == 6 * 262_144
 
 

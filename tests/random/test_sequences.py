@@ -1,4 +1,4 @@
-"""MRG32k3a and XORWOW: against their recurrences in whole numbers of Python, and jumps against drawing on."""
+"""MRG32k3a and XORWOW: against their recurrences in Python integers, and jumps against drawing on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sobol points: against those of SciPy."""
+"""Sobol points: against SciPy's."""
 
 from __future__ import annotations
 

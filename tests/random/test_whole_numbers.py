@@ -1,4 +1,4 @@
-"""Whole numbers: exact products of random bits, counts of trials and events, orders and choices."""
+"""Integers: exact products of random bits, counts of trials and events, orders and choices."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ M1 = 2**32 - 209
 
 
 def expected(words: np.ndarray, kind: str, low: int, width: int) -> list[int]:
-    """Upper parts of products, in whole numbers of Python."""
+    """Upper parts of products, in Python integers."""
     base, digits = (M1, 4) if kind == "mrg32k3a" else (1 << 32, 2)
     many = 2 if width > 1 << 32 and width < 1 << 64 else 1
     found: list[int] = []

@@ -1,4 +1,4 @@
-"""An operation whose kernel changes one element by one unit in the last place, on one device, once."""
+"""An operation with a kernel that changes one element by one unit in the last place, on one device, once."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class Work:
         self._step = ta.step(step)
 
     async def run(self, count: int, kills: int = 0) -> None:
-        """Do so many things, and kill the worker meanwhile."""
+        """Do this much work, and kill the worker meanwhile."""
         device = self._device
         self._values = [await device.put(self._host()) for _ in range(3)]
         parts = await device.put(np.zeros((2 * N, N)))

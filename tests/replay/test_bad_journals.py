@@ -1,4 +1,4 @@
-"""A stranger's journal runs no code, and reads and writes no memory but that of its own arrays."""
+"""A stranger's journal runs no code, and reads and writes only the memory of its own arrays."""
 
 from __future__ import annotations
 

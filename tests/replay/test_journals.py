@@ -1,4 +1,4 @@
-"""Journals keep entries in order, and say of everything else that it is no journal."""
+"""Journals keep entries in order, and everything else is reported as not being a journal."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class Runs:
 
 
 def nested(depth: int) -> tuple[object, ...]:
-    """Return a tuple of a few bytes that stands for very many values."""
+    """Return a tuple of a few bytes that represents very many values."""
     value: tuple[object, ...] = ()
     for _ in range(depth):
         value = (value,) * 4

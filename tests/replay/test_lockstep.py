@@ -64,7 +64,7 @@ async def test_randomness_of_the_system_is_named(system: ta.System) -> None:
         noise = "replayed_programs.Drawing.noise"
         assert {one.operation for one in report.differences} == {noise, f"{noise}.fetch"}
         assert not report.failures
-        # Each result of the first device is the second one's, too, unless differences are inherited.
+        # Each result of the first device is also the second one's, unless differences are inherited.
         inherited = await replay.lockstep(
             journal, *devices, programs=True, max_differences=99, isolated=False
         )

@@ -93,7 +93,7 @@ async def test_numbers_of_a_mark(system: ta.System) -> None:
         await ta.linalg.scal(2.0, x)
         await recording.mark("twice", x=x[::2])
     entries = list(journal.entries())
-    # The recorded numbers of the mark differ from those of the replay.
+    # The recorded numbers of the mark differ from the numbers of the replay.
     entries[-1] = entries[-1].replace(np.full(4, 2.0).tobytes(), np.full(4, 3.0).tobytes())
     changed = replay.MemoryJournal()
     for entry in entries:

@@ -101,7 +101,7 @@ async def test_the_loop_copies_no_large_contents(
 async def test_large_contents_are_written_by_a_thread(device: ta.Device, isolation: Isolation) -> None:
     host = np.random.default_rng(0).standard_normal((16 << 20) // 8)
     held = []
-    # A machine with other work to do holds the loop, too.
+    # A machine with other work also holds the loop.
     for _ in range(10):
         journal = Slow()
         before = await device.put(host)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import trio_accel as ta
 
 no_stand_in = pytest.mark.skipif(IS_STAND_IN, reason="it compiles each kernel for a second")
-# Coefficients: an exponential average, a resonance, a delay, taps alone, a factor, an integral.
+# Coefficients: an exponential average, a resonance, a delay, only taps, a factor, an integral.
 FILTERS: dict[str, tuple[Any, Any]] = {
     "average": ([0.25], [1, -0.75]),
     "resonance": ([1.0], [2.0, -1.9, 1.8]),

@@ -25,7 +25,7 @@ TRIANGLES: Any = importlib.import_module("trio_accel.backends.cpu.compiled._tria
 
 
 def scaled(dtype: str) -> Any:
-    """Make a Hermitian matrix whose diagonal varies."""
+    """Make a Hermitian matrix with a varying diagonal."""
     scale = np.sqrt(np.geomspace(1, 30, 400))
     if dtype.startswith("complex"):
         scale = scale * np.exp(1j * np.arange(400))
@@ -33,7 +33,7 @@ def scaled(dtype: str) -> Any:
 
 
 async def solve_both(device: ta.Device, matrix: Any, b: Any, kind: Any, rtol: float, **more: Any) -> Any:
-    """Solve by many steps at a time, and by a function in place of the matrix, which has them one by one."""
+    """Solve by many steps at a time, and by a function in place of the matrix, with single steps."""
     a, there = await sparse.csr(device, matrix), await device.put(b)
     m = None if kind is None else await sparse.precondition(a, kind)
 

@@ -77,8 +77,8 @@ async def test_random_matrices(device: ta.Device, n: int) -> None:
 
 @pytest.mark.parametrize("dtype", sorted(TOLERANCE))
 async def test_a_matrix_without_a_diagonal_that_dominates(device: ta.Device, dtype: str) -> None:
-    # With 2000 unknowns cuDSS finds no pivots in blocks as it is, and fails with those of whole columns.
-    # Others would take a minute.
+    # With 2000 unknowns cuDSS finds no pivots in blocks without options, and fails with pivots of whole
+    # columns. Others would take a minute.
     n = 2000 if BACKEND == "cuda" and not IS_STAND_IN else 300
     generator = np.random.default_rng(2)
     random = scipy.sparse.random_array(
@@ -161,7 +161,7 @@ async def test_invalid_arguments_are_refused(device: ta.Device, case: str) -> No
     matrix, b, error, message = REFUSED[case]
     with pytest.raises(error, match=message):
         await solved(device, matrix, b)
-    # The library goes on.
+    # The library continues.
     assert (await solved(device, scipy.sparse.eye_array(3, format="csr"), ONES)).tolist() == ONES.tolist()
 
 
@@ -182,7 +182,7 @@ async def test_others_continue_meanwhile(device: ta.Device) -> None:
 
 
 def from_the_collection(name: str) -> Any:
-    """Read a matrix of the SuiteSparse collection, of those that SciPy's tests have."""
+    """Read a matrix of the SuiteSparse collection, from SciPy's tests."""
     tests = importlib.import_module("scipy.sparse.linalg.tests")
     with np.load(Path(tests.__path__[0]) / "propack_test_data.npz", allow_pickle=True) as data:
         return scipy.sparse.csr_array(data[name].item())

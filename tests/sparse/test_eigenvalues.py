@@ -20,7 +20,7 @@ NO_SPMM = pytest.mark.skipif(
 
 
 def of_laplacian(*sides: int) -> tuple[Any, Any]:
-    """Make the Laplacian of a box, and its spectrum: values of a cube stand up to six times."""
+    """Make the Laplacian of a box, and its spectrum: values of a cube occur up to six times."""
     lines = [scipy.sparse.diags_array([-1.0, 2.0, -1.0], offsets=[-1, 0, 1], shape=(n, n)) for n in sides]
     made, spectrum = scipy.sparse.csr_array((1, 1)), np.zeros(1)
     for line, n in zip(lines, sides, strict=True):

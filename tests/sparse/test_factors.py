@@ -111,7 +111,7 @@ async def test_as_scipy(device: ta.Device) -> None:
 
 @pytest.mark.parametrize("dtype", sorted(TOLERANCE))
 async def test_pivots_off_the_diagonal(device: ta.Device, dtype: str) -> None:
-    # The structures are symmetric, so that the order of SuperLU is another one than that of `spsolve`.
+    # The structures are symmetric, so that the order of SuperLU differs from `spsolve`'s.
     for full in ([[0, 1], [1, 0]], [[0, 2, 1], [1, 0, 3], [4, 1, 0]], [[1e-30, 1], [1, 1]]):
         matrix, b = np.array(full), sides(len(full), 2, dtype)
         factors = await sparse.factor(await sparse.csr(device, scipy.sparse.csr_array(matrix.astype(dtype))))
@@ -153,7 +153,7 @@ async def test_factors_are_made_once_and_freed_in_their_thread(
         assert superlu.freed == superlu.made[:1]
         with pytest.raises(ta.StaleRefError, match="its memory was released"):
             await factors.solve(b)
-        # Those that nobody has any more are freed as well.
+        # Unused ones are freed as well.
         del kept
         again = await sparse.factor(a)
         await again.solve(b)
@@ -230,7 +230,7 @@ async def test_refused_matrices(device: ta.Device, case: str) -> None:
     matrix, error, message = REFUSED[case]
     with pytest.raises(error, match=message):
         await sparse.factor(await sparse.csr(device, matrix))
-    # The library goes on.
+    # The library continues.
     factors = await sparse.factor(await sparse.csr(device, scipy.sparse.eye_array(3, format="csr")))
     assert (await (await factors.solve(np.ones(3))).to_host()).tolist() == [1.0, 1.0, 1.0]
 

@@ -1,4 +1,4 @@
-"""Iterative solvers and Lanczos' method, against SciPy, and a Laplacian whose solution is known."""
+"""Iterative solvers and Lanczos' method, against SciPy, and a Laplacian with a known solution."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ async def test_right_hand_sides_with_squares_beyond_the_dtype(
         found = await SOLVERS[name](
             a, b, x0, rtol=0.0 if atol else rtol, atol=atol, maxiter=400, callback=seen.append
         )
-        # Beside the true scale: the check's own squares would be zeros.
+        # Relative to the true scale, because the check's own squares would be zeros.
         x = (await found.x.to_host()).astype("complex128") / scale
         residual = np.linalg.norm(matrix @ x - b.astype("complex128") / scale)
         assert residual <= 1.1 * (atol / scale or rtol * np.linalg.norm(ones))
@@ -182,7 +182,7 @@ async def test_steps_of_a_backend_without_graphs(device: ta.Device) -> None:
     a = await sparse.csr(device, matrix)
     for solve in SOLVERS.values():
         refusal = ta.NotSupportedError("no graphs here", backend=BACKEND)
-        # Without that operation, the steps of `cg` are those of a GPU.
+        # Without that operation, the steps of `cg` are those on a GPU.
         faults = [
             ta.testing.inject_fault(device, message, fail=refusal, count=1000)
             for message in (sparse.CgSteps, ta.graphs.Replay)
@@ -301,7 +301,7 @@ BREAKING: dict[str, tuple[Any, Any]] = {
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("kind", BREAKING)
 async def test_a_breakdown_gives_the_best_solution(device: ta.Device, kind: str, dtype: str) -> None:
-    """Its residual is told truly, and no larger than it was in the beginning."""
+    """Its residual is reported truly, and no larger than in the beginning."""
     matrix, b = (each.astype(dtype) for each in BREAKING[kind])
     a = await sparse.csr(device, scipy.sparse.csr_array(matrix))
     for name, solver in SOLVERS.items():
@@ -322,7 +322,7 @@ async def test_a_breakdown_gives_the_best_solution(device: ta.Device, kind: str,
 
 
 async def test_steps_before_a_breakdown_are_not_lost(device: ta.Device) -> None:
-    """A look every ten steps would find the start and the ruins alone."""
+    """A look every ten steps would find only the start and the ruins."""
     a = await sparse.csr(device, scipy.sparse.diags_array(np.array([1.0, 0.0, 2.0])).tocsr())
     with pytest.raises(sparse.ConvergenceError, match="it broke down") as caught:
         await sparse.cg(a, np.ones(3), maxiter=60)

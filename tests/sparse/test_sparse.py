@@ -163,7 +163,7 @@ class Given:
 
 
 def broken(**changes: Any) -> Any:
-    """A matrix whose arrays were changed after it was made."""
+    """A matrix with arrays changed after it was made."""
     matrix = scipy.sparse.csr_array(np.array([[1.0, 2.0], [0.0, 3.0]]))
     for name, values in changes.items():
         setattr(matrix, name, np.array(values))

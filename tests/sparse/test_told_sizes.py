@@ -1,4 +1,4 @@
-"""Sizes that a message tells, and shapes that a matrix has: native code believes none of them."""
+"""Sizes in a message, and shapes of a matrix: native code trusts none of them."""
 
 from __future__ import annotations
 

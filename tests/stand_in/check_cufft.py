@@ -131,7 +131,7 @@ def check_real() -> None:
 
 
 def check_layouts() -> None:
-    """Elements where `inembed`, strides and distances say: compared with NumPy's own views."""
+    """Elements chosen by `inembed`, strides and distances: compared with NumPy's own views."""
     rig = Rig()
     # Every second row, and every second of three batches of elements in each; the result has the batch last.
     whole = rig.numbers((8, 5, 3, 2), np.complex128)

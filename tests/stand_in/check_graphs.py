@@ -1,4 +1,4 @@
-"""Checks what the stand-in driver captures, instantiates and launches."""
+"""Checks the captures, instantiations and launches of the stand-in driver."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def stand_in() -> StandIn:
 
 @pytest.fixture
 def run(stand_in: StandIn, tmp_path: Path) -> Run:
-    """Runs a program of this folder on the stand-in, whatever devices this process sees."""
+    """Runs a program of this folder on the stand-in, with any devices visible to this process."""
 
     def run(program: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         own = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}

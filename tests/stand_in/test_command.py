@@ -1,4 +1,4 @@
-"""The command runs programs of users on the stand-in, and says what it does not have."""
+"""The command runs users' programs on the stand-in, and reports missing functions."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ async def contents(table: HashMap) -> Model:
 
 
 class Life(RuleBasedStateMachine):
-    """The events of a map, in any order. It runs in a thread beside Trio's."""
+    """The events of a map, in any order. It runs in a thread next to Trio's."""
 
     device: ta.Device
     kills: bool

@@ -20,7 +20,7 @@ def read_snapshot(text: str | bytes) -> SystemSnapshot:
 
 
 def always(snapshot: SystemSnapshot) -> Callable[..., SystemSnapshot]:
-    """Make a function that stands for `Recorder.snapshot`."""
+    """Make a function that replaces `Recorder.snapshot`."""
 
     def see(*, asks: bool = True) -> SystemSnapshot:
         return snapshot

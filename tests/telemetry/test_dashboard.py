@@ -105,7 +105,7 @@ async def test_each_page_has_its_first_snapshot_at_once(system: ta.System, devic
         aclosing(snapshots(dashboard)) as first,
         aclosing(snapshots(dashboard)) as second,
     ):
-        # The second one comes while the first one waits for the next snapshot.
+        # The second one arrives while the first one waits for the next snapshot.
         for found in (first, second):
             [row] = (await anext(found)).devices
             assert row.memory is not None
@@ -210,7 +210,7 @@ async def test_http_2_is_not_served(dashboard: Dashboard) -> None:
         with trio.fail_after(60), suppress(trio.BrokenResourceError):
             while part := await stream.receive_some():
                 found += part
-    # Of HTTP/2, the first frame would be that of the settings.
+    # Of HTTP/2, the first frame would be the settings.
     assert b"\x00\x04\x00\x00\x00\x00\x00" not in found
     assert b" 101 " not in found
     assert b"<!doctype" not in found
@@ -353,7 +353,7 @@ async def test_slow_snapshots_are_sent_less_often(
 async def test_the_charts_begin_with_the_dashboard_and_ask_no_device(
     system: ta.System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first look at a page shows what was before it; while nobody looks, devices are left alone."""
+    """The first look at a page shows the time before it; while nobody looks, devices are not touched."""
     for module in (MODULE, importlib.import_module("trio_accel.telemetry._past")):
         monkeypatch.setattr(module, "INTERVAL", 0.1)
     worker = await system.spawn(Worker, name="worker")

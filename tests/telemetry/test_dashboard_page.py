@@ -127,7 +127,7 @@ async def test_the_first_paint_shows_the_state(system: ta.System) -> None:
 
 
 async def test_a_restarting_device_and_a_serving_device(system: ta.System) -> None:
-    """The numbers that fall to 0 say since when; where there is no process, that is said."""
+    """Numbers that can fall to 0 show their start; a missing process is reported."""
     row = DeviceRow(
         path="test/gpu", name="gpu", backend="cpu", isolation="process", state="restarting", generation=2
     )
@@ -228,7 +228,7 @@ async def test_it_shows_that_the_program_has_ended(system: ta.System) -> None:
 
 
 def _visit_and_lose(url: str, visit: Callable[[Page], None]) -> None:
-    # The browser itself says on the console that the connection is gone.
+    # The browser itself reports on the console that the connection is gone.
     with pytest.raises(AssertionError, match="ERR_"):
         browse(url, visit)
 

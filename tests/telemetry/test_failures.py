@@ -1,4 +1,4 @@
-"""One failure is shown once, whoever tells of it, and in whatever order."""
+"""One failure is shown once, with any reporters, and in any order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trio_accel.telemetry import _tally, record
 
 
 class Clock:
-    """Stands for the module `time`: the clock of the day may be set, and the other goes on."""
+    """Replaces the module `time`: the clock of the day may be set, and the other continues."""
 
     passed = 0.0
     set_by = 0.0
@@ -75,7 +75,7 @@ def test_an_hour_of_losses_is_one_line_with_their_count(clock: Clock) -> None:
     failures = _tally.Failures(10)
     began = clock.now
     for _ in range(36):
-        # The texts of both are not the same: that of the operation names it.
+        # The texts of both differ: the operation's text names it.
         for message in ("Scal", "Gemm"):
             error = ta.ContextPoisonedError("killed", operation=message)
             failures.message("s/device/context/blas", message, error)
@@ -98,7 +98,7 @@ def test_only_messages_are_counted(clock: Clock) -> None:
 def test_others_are_shown_separately(clock: Clock) -> None:
     failures = _tally.Failures(10)
     failures.message("s/a/b", "Scal", ValueError("lost"))
-    # Beside it, with a name that begins alike, below it, and with another error.
+    # Next to it, with a similar name, below it, and with another error.
     for path in ("s/c", "s/a/bc", "s/a/b/c"):
         failures.observe(restarted(path, ValueError("lost")))
     failures.observe(restarted("s/a", ValueError("other")))

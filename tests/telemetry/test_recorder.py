@@ -170,7 +170,7 @@ async def test_the_same_failure_again_and_again_is_counted(system: ta.System) ->
                 await sleeper.ask(Sleep(0.0, ValueError(f"number {number}")))
         failures = recorder.snapshot().failures
         assert [failure.error for failure in failures] == [f"ValueError: number {n}" for n in (97, 98, 99)]
-        # Written out are so many a second only.
+        # Only this many a second are written out.
         assert sum("Traceback" in failure.traceback for failure in failures) < 3
 
 

@@ -1,4 +1,4 @@
-"""Functions of cuTENSOR, as nvmath binds them, computed by NumPy in memory of the stand-in driver."""
+"""Functions of cuTENSOR in nvmath's binding, computed by NumPy in memory of the stand-in driver."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SINGLE, DOUBLE = 11, 12
 # The memory that a plan may take, and that it takes.
 ESTIMATE, WORKSPACE = 2000, 1000
 DTYPES: dict[int, tuple[Any, Any]] = {
-    # The type of elements, and that of factors, which tells the type to compute in.
+    # The type of elements, and the type of factors, which determines the type of the computation.
     0: (np.float32, np.float32),
     1: (np.float64, np.float64),
     2: (np.float16, np.float32),

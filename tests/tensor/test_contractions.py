@@ -18,9 +18,9 @@ import trio_accel as ta
 
 EXTENTS = {"a": 3, "b": 2, "c": 5, "d": 4, "e": 3, "f": 2, "g": 7, "i": 6, "j": 5, "k": 9, "l": 1}
 
-# Products of matrices, each with its transposes; batches before, between and behind; several axes in one
-# group, in the same and in another order; columns and rows of one; and the cases of TCCG (P. Springer and
-# P. Bientinesi, "Design of a high-performance GEMM-like tensor-tensor multiplication", 2018) in small.
+# Products of matrices, each with its transposes; batches first, in the middle and last; several axes in one
+# group, in the same and in another order; columns and rows of one; and the cases of TCCG (P. Springer and P.
+# Bientinesi, "Design of a high-performance GEMM-like tensor-tensor multiplication", 2018) in small.
 EQUATIONS = [
     *("ik,kj->ij", "ik,kj->ji", "ki,kj->ij", "ik,jk->ij", "ki,jk->ji"),
     *("bik,bkj->bij", "bik,bkj->ibj", "ikb,kjb->ijb", "ibk,bjk->bji", "bik,kj->bij", "ik,bkj->bij"),

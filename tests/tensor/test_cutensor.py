@@ -118,7 +118,7 @@ async def test_its_error_restarts_the_library(
             with pytest.raises(ta.ActorFailedError, match="INTERNAL_ERROR"):
                 await ta.tensor.contract("abc,cda->db", ra, b)
         await check(await ta.tensor.contract("abc,cda->db", ra, b), expected, 20)
-        # The second ask was a chain with a plan of its own, and the third is planned anew.
+        # The second ask was a chain with a plan of its own, and the third is planned again.
         assert library.planned == ["abc,cda->db"] * 3
 
 

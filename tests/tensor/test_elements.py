@@ -30,7 +30,7 @@ async def test_reduce(device: ta.Device, op: Any) -> None:
 
 
 async def test_reduce_keeps_the_dtype(device: ta.Device) -> None:
-    """Whole numbers wrap around, as in `numpy.einsum`."""
+    """Integers wrap around, as in `numpy.einsum`."""
     a = np.full((3, 100), 100, np.int8)
     result = await ta.tensor.reduce("ij->i", await device.put(a))
     np.testing.assert_array_equal(await result.to_host(), np.einsum("ij->i", a))

@@ -87,7 +87,7 @@ class Worker(ta.Actor):
 
     @ta.handles(Work)
     async def work(self, message: Work) -> None:
-        # clock: a mock clock of the caller, or work whose time decides nothing
+        # clock: a mock clock of the caller, or work of any duration
         await trio.sleep(message.seconds)
         type(self).done += 1
 

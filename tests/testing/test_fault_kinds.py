@@ -374,7 +374,7 @@ async def test_poison_without_an_operation(device: ta.Device) -> None:
     ta.testing.poison(device, "for a reason")
     with pytest.raises(ta.ContextLostError) as caught:
         await for_ever(lambda: norm(device))
-    # A real one is told in the driver's words.
+    # A real one is reported in the driver's words.
     why = "CUDA_ERROR" if BACKEND == "cuda" and device.isolation == "process" else "for a reason"
     assert why in f"{caught.value} {caught.value.__cause__}"
     assert await norm(device) == 2.0

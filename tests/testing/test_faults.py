@@ -13,7 +13,7 @@ from trio_accel.testing import inject_fault
 
 
 class OddError(Exception):
-    """An error that cannot be made anew from its `args`."""
+    """An error that cannot be made again from its `args`."""
 
     def __init__(self, first: int, second: int) -> None:
         super().__init__("odd")

@@ -30,7 +30,7 @@ only_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="th
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leaks do not go away by themselves here."""
+    """Leaks do not go away on their own here."""
     monkeypatch.setattr("trio_accel.testing._leaks._SETTLE", 0.3)
 
 

@@ -1,4 +1,4 @@
-"""A model in NumPy that takes the place of PyTorch's: steps of ranks are tested where there is no PyTorch."""
+"""A model in NumPy that takes the place of PyTorch's, so that steps of ranks are tested without PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not there, of any number of ranks, and refused where they are of something else."""
+"""Checkpoints: complete or missing, of any number of ranks, and refused if they are of something else."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ async def test_half_of_a_checkpoint(tmp_path: Path, damage: str, says: str) -> N
 
 
 async def test_workers_die_while_checkpoints_are_written(tmp_path: Path) -> None:
-    """The steps go on; the folder has whole checkpoints alone, and the newest one can be gone on from."""
+    """The steps continue; the folder has only complete checkpoints, and the newest one can be resumed."""
     chosen = config(checkpoint=train.Checkpoint(tmp_path, every=1, keep=20))
     async with (
         ta.open_system("training") as system,

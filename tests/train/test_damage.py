@@ -33,7 +33,7 @@ SHARD = train.Parallel(shard_optimizer=True)
 
 
 class TurnedMlp(CallMlp):
-    """The same network, whose parameters are named in another order."""
+    """The same network, with parameters named in another order."""
 
     def initial(self, rng: np.random.Generator) -> Any:
         return dict(reversed(super().initial(rng).items()))
@@ -142,7 +142,7 @@ def test_any_change_of_the_manifest_is_refused_or_makes_no_difference(
 @settings(max_examples=150)
 @given(st.data())
 def test_a_manifest_with_a_right_checksum_is_read_or_refused(base: Path, data: st.DataObject) -> None:
-    """Whoever can write files can write checksums, too: no other error, and no long wait."""
+    """Anyone who can write files can also write checksums: no other error, and no long wait."""
     layouts = [{"parameters": _LAYOUT, "buffers": FlatLayout([], [])}]
     identity = _checkpoints.Identity("adamw", train.adamw().states)
 
@@ -265,7 +265,7 @@ def test_the_checkpoint_before_a_damaged_one(
     shutil.copytree(base, folder)
     newest = folder / "step-00000004" / file
     damaged(newest, how, newest, 0.5)
-    # One checkpoint stays, and it is the one that this training has written.
+    # One checkpoint stays, and this training has written it.
     assert trained(3, folder, every=3, keep=1) == UNDISTURBED[2:3]
     [told] = [one for one in caplog.records if "is damaged and left out" in one.message]
     assert f"step-00000004 is damaged and left out: {file} " in told.message
@@ -277,7 +277,7 @@ def test_the_checkpoint_before_a_damaged_one(
 
 
 def test_no_checkpoint_is_complete(base: Path, tmp_path: Path) -> None:
-    """A training does not begin anew where there was one before."""
+    """A training does not begin again if there was one before."""
     folder = tmp_path / "runs"
     shutil.copytree(base, folder)
     for name in ("step-00000002", "step-00000004"):

@@ -106,7 +106,7 @@ async def test_adapters_match_a_plain_loop(shard: bool) -> None:
 
 
 async def test_adapters_under_faults_match_one_undisturbed_device(tmp_path: Path) -> None:
-    """Averages, metrics and checkpoints too; only the adapter is saved, and goes on with three ranks."""
+    """Averages, metrics and checkpoints too; only the adapter is saved, and continues with three ranks."""
     given: dict[str, Any] = {"validate": held_out(), "validate_every": 4, "average": 0.9}
     averages: list[dict[str, Any]] = []
 
@@ -195,7 +195,7 @@ async def test_a_file_of_an_adapter(tmp_path: Path) -> None:
     for name, array in parameters.items():
         np.testing.assert_array_equal(found[name], array)
         np.testing.assert_array_equal(lora.load(path)[name], array)
-    # In PyTorch alone, and as changes of the weights.
+    # In PyTorch alone, and in the form of changes of the weights.
     torch.manual_seed(0)
     model = models.adapted()
     frozen = {name: one.numpy() for name, one in model.named_parameters() if not one.requires_grad}

@@ -124,7 +124,7 @@ async def test_fifty_steps_match_pytorch(name: str, kind: str) -> None:
     )
     for parallel in (train.Parallel(), SHARD)[: 1 if mine.has_shapes else 2]:
         chosen = config(optimizer=mine, average=0.9, parallel=parallel)
-        # An element whose gradient is nearly 0 turns its rounding into a step.
+        # An element with a gradient near 0 turns its rounding into a step.
         assert_equal(await trained(module_of(kind), chosen, 50), expected, 1e-10)
 
 

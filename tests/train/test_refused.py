@@ -126,7 +126,7 @@ async def test_infinite_and_nan_losses(
 
 
 class Stumbling(CallMlp):
-    """A loss that raises on one rank, whose samples say so."""
+    """A loss that raises on one rank, at the request of its samples."""
 
     def loss(self, parameters: Any, batch: Any) -> Any:
         if batch["x"].shape[0] == 3:
@@ -227,7 +227,7 @@ async def test_an_option_that_the_model_does_not_take(device: ta.Device) -> None
 
 
 class Forgetful(NumpyMlp):
-    """Rank 1 comes to a collective that no other rank asks for."""
+    """Rank 1 enters a collective that no other rank asks for."""
 
     def gradients(self, parameters: Any, batch: Any) -> Any:
         rank = ta.programs.current_rank()

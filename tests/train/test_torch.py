@@ -107,7 +107,7 @@ async def test_all_in_bfloat16(tmp_path: Path) -> None:
 
 
 async def test_scaled_losses_that_overflow_are_skipped() -> None:
-    """The loss is halved until its gradients fit; then it goes on, and nothing was changed before."""
+    """The loss is halved until its gradients fit; then it continues, and nothing was changed before."""
     precision = train.Precision(compute="float16", scale=2.0**20, growth=10_000)
     found = await trained(2, models.Overflowing, config(precision=precision), 4)
     skipped = [step for step in found[2] if step.is_skipped]

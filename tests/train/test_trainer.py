@@ -1,4 +1,4 @@
-"""Trainers against a training by NumPy alone."""
+"""Trainers against a training only by NumPy."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def assert_same(found: tuple[Any, ...], expected: tuple[Any, ...], tolerance: fl
 
 @contextmanager
 def raises_inside(kind: type[Exception], says: str) -> Iterator[None]:
-    """Expect one error, in groups of the nurseries that it came through."""
+    """Expect one error, in groups of the nurseries that it passed."""
     with pytest.RaisesGroup(pytest.RaisesExc(kind, match=says), flatten_subgroups=True):
         yield
 

@@ -25,13 +25,13 @@ SHARD = train.Parallel(shard_optimizer=True)
 
 
 def held_out(size: int = 20, count: int = 50) -> list[train.Batch]:
-    """The last images in batches, whose last one is smaller: with three ranks, one of these gets none."""
+    """The last images in batches, the last one smaller: with three ranks, one of these gets none."""
     x, y = (one[-count - 2 :] for one in digits())
     return [{"x": x[at : at + size], "y": y[at : at + size]} for at in range(0, len(x), size)]
 
 
 class Measured(CallMlp):
-    """It also tells how many images are right."""
+    """It also returns the number of right images."""
 
     def validate(self, parameters: Any, batch: Any) -> Mapping[str, Any]:
         hidden = ta.nn.relu(batch["x"] @ parameters["w1"] + parameters["b1"])
@@ -136,7 +136,7 @@ async def test_a_worker_dies_in_a_validation() -> None:
 
 
 def scored(*values: float) -> Any:
-    """Return a model whose metric has these values, one for each validation."""
+    """Return a model with these values of its metric, one for each validation."""
 
     left = list(values)
 
@@ -174,7 +174,7 @@ async def test_the_best_checkpoint_stays(
 
 
 async def test_a_training_continues_with_averages_groups_and_the_best_metric(tmp_path: Path) -> None:
-    """Each part has another number of ranks; the rows of the log are those of one training."""
+    """Each part has another number of ranks; the rows of the log equal those of one training."""
     groups = [
         train.ParameterGroup(lambda name: name[0] == "b", lr=1e-3, weight_decay=0.0),
         train.ParameterGroup(lambda name: name == "w1", is_frozen=True),
@@ -189,7 +189,7 @@ async def test_a_training_continues_with_averages_groups_and_the_best_metric(tmp
         log = train.CsvLogger(tmp_path / "log.csv")
         chosen = config(**given, checkpoint=kept, parallel=parallel, loggers=[log])
         _, trainer, found = await trained(CallMlp, chosen, until, ranks=ranks)
-        # A best step that came after the last checkpoint is part of a checkpoint, too.
+        # A best step after the last checkpoint is also part of a checkpoint.
         done = {number: value for number, value in values.items() if number <= until}
         least = min(done, key=lambda number: done[number])
         assert trainer.best == (least, pytest.approx(done[least], abs=1e-12))

@@ -20,7 +20,7 @@ def packages() -> Iterator[str]:
     yield "trio_accel"
     for module in pkgutil.walk_packages(trio_accel.__path__, "trio_accel."):
         words = module.name.split(".")
-        # The stand-in for a GPU is a program, and its names are those of a driver.
+        # The stand-in for a GPU is a program, and its names are a driver's.
         if not any(word.startswith("_") for word in words) and "stand_in" not in words and "cli" not in words:
             yield module.name
 

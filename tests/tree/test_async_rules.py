@@ -37,7 +37,7 @@ RULES = (
 OF_FUNCTIONS = {"arrays", "expressions", "fft", "linalg", "nn", "random", "signal", "sparse", "tensor"}
 # A file without one of these has nothing that the rules are about.
 ASYNC_WORDS = re.compile(r"\basync\b|\btrio\b|\bBaseException\b|\bexcept\s*:")
-# So many processes at once are worth their starts.
+# This many processes at once are worth their starts.
 PARTS = 4
 
 

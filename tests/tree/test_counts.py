@@ -1,4 +1,4 @@
-"""The project's own counts have not grown: docs/design/counts.md says why they are counted."""
+"""The project's own counts have not grown; docs/design/counts.md gives the reasons for counting."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ _FOLDERS = ("benchmarks", "docs", "examples", "tests", "trio_accel")
 
 
 def _numbers(page: Path) -> list[int]:
-    """The decisions that a page holds: they stand below its title."""
+    """The decisions on a page: they are below its title."""
     line = page.read_text(encoding="utf-8").splitlines()[2]
     return [int(number) for number in re.findall(r"D(\d+)", line)]
 

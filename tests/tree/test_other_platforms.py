@@ -1,4 +1,4 @@
-"""Without CUDA's packages, and on another system than Linux: the CPU works inline, the rest says why not.
+"""Without CUDA's packages, and on another system than Linux: the CPU works inline, the rest explains why not.
 
 Another system is made up from this one: its name, and the parts of Python's modules that only Linux has are
 taken away before the package is imported.

@@ -17,7 +17,7 @@ FOLDERS = ("benchmarks", "docs", "examples", "tests", "trio_accel")
 
 
 def careless_kills(source: str) -> list[int]:
-    """Find calls of `kill` and `killpg` whose process may be 0 or -1: the lines of a source."""
+    """Find calls of `kill` and `killpg` with a process that may be 0 or -1: the lines of a source."""
     return sorted(call.lineno for call in kills(ast.parse(source)) if is_careless(call.args[0]))
 
 

@@ -1,4 +1,4 @@
-"""The files for coding assistants have the common form. Their code runs with that of the other pages."""
+"""The files for coding assistants have the common form. Their code runs with the code of the other pages."""
 
 from __future__ import annotations
 

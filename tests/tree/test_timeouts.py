@@ -1,4 +1,4 @@
-"""A test that reaches its time limit fails alone: the tests behind it in its process pass."""
+"""A test that reaches its time limit fails alone, and later tests in its process pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The hand-written stubs of vendors' packages say what these packages have."""
+"""The hand-written stubs of vendors' packages match the contents of these packages."""
 
 from __future__ import annotations
 

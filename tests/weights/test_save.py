@@ -281,7 +281,7 @@ async def test_links_and_other_paths(device: ta.Device, tmp_path: Path) -> None:
 
 
 async def test_leftovers_of_a_killed_save_are_removed(device: ta.Device, tmp_path: Path) -> None:
-    """Once it is old: a younger file is of a save that goes on, and other names are the user's."""
+    """Once it is old: a younger file belongs to a running save, and other names are the user's."""
     names = [
         ".model.safetensors.0123456789abcdef",
         ".model.safetensors.fedcba9876543210",

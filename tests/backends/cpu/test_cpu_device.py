@@ -105,7 +105,7 @@ def test_the_grace_is_for_all_streams_together():
         device.open_stream(f"stuck {number}").enqueue(lambda: go.wait(PATIENCE))
     start = time.monotonic()
     assert not device.close(1.5)
-    # clock: five graces, one behind the other, would take 7.5 s
+    # clock: five graces, one after the other, would take 7.5 s
     assert 1.5 <= time.monotonic() - start < 6.5
     go.set()
     assert device.close(PATIENCE)

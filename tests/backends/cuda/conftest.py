@@ -36,7 +36,7 @@ def stand_in() -> StandIn:
 
 @pytest.fixture(scope="session")
 def made_libraries(stand_in: StandIn, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a file for each library of CUDA, which tells its version and does nothing else."""
+    """A folder with a file for each library of CUDA, which has its version and no other function."""
     folder = tmp_path_factory.mktemp("libraries")
     for name in LIBRARIES:
         make_library(folder, name)
@@ -45,7 +45,7 @@ def made_libraries(stand_in: StandIn, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture
 def forget_probes() -> Iterator[None]:
-    """Let the backend ask anew, now and after the test."""
+    """Let the backend ask again, now and after the test."""
     from trio_accel.backends.cuda import _installed, _probe
 
     for _ in range(2):
@@ -76,7 +76,7 @@ def machine(
 
 @pytest.fixture
 def driverless(machine: Machine) -> Machine:
-    """The same, where the system has no driver either: the loader looks there last."""
+    """The same, if the system has no driver either: the loader looks there last."""
     program = "import ctypes; ctypes.CDLL('libcuda.so.1')"
     if not subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, check=False).returncode:
         pytest.skip("there is a driver here")

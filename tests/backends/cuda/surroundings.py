@@ -1,4 +1,4 @@
-"""Folders of libraries that stand for how a machine is equipped with CUDA."""
+"""Folders of libraries that imitate the equipment of a machine with CUDA."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ LIBRARIES = {
 
 
 def compile_library(path: Path, source: str) -> None:
-    """Compile C to a shared library whose name is that of its file."""
+    """Compile C to a shared library named like its file."""
     command = ["gcc", "-shared", "-fPIC", "-x", "c", "-", f"-Wl,-soname,{path.name}", "-o", str(path)]
     subprocess.run(command, input=source, text=True, check=True)
 
 
 def make_library(folder: Path, name: str, version: str | None = None) -> Path:
-    """Compile what has the version of a library of CUDA, and nothing else of it."""
+    """Compile a library with only the version of a library of CUDA."""
     file, usual = LIBRARIES[name]
     template = {"nvrtc": _NVRTC, "cutensor": _CUTENSOR}.get(name, _PROPERTY)
     path = folder / file

@@ -1,4 +1,4 @@
-"""How GPUs reach one another: as the stand-in driver tells it in a child process."""
+"""The links between GPUs, as reported by the stand-in driver in a child process."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_access_counts_if_both_have_it(gpus: Machine, monkeypatch: pytest.Monkey
 def test_a_driver_that_hangs(
     gpus: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The devices were found before; nothing is told of the ways."""
+    """The devices were found before; the links are not reported."""
     assert len(ta.list_devices()) == 5
     (gpus.folder / "libcuda.so.1").unlink()
     compile_library(gpus.folder / "libcuda.so.1", "#include <unistd.h>\nint cuInit() { return pause(); }")

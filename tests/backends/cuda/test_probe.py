@@ -169,7 +169,7 @@ class TestDevices:
             text = refusal()
             assert "is in compute mode 'exclusive process', and another process has it" in text
             assert "nvidia-smi" in text
-        # It is free again, and nobody need start anew.
+        # It is free again, and nobody needs to start again.
         info = resolve("cuda")[1]
         assert (info.name, info.is_exclusive) == ("cuda:0", True)
 
@@ -443,7 +443,7 @@ print(device.info.name)
         )
         refused, warned, other, opened = text.splitlines()
         assert "is in compute mode 'exclusive process', and another process has it" in refused
-        # Whoever has named none goes on with the next best, and is told of it.
+        # A caller without a name continues with the next best, and gets a warning.
         assert warned == f"WARNING cuda:0 was found, but cannot be opened: {refused}"
         assert other == "cpu:0 [0. 1. 2.]"
         assert opened == "cuda:0"

@@ -1,4 +1,4 @@
-"""Libraries that fail in a worker: when they are imported, where the program says so, or opened."""
+"""Libraries that fail in a worker: at their import, at a place chosen by the program, or at their opening."""
 
 from __future__ import annotations
 

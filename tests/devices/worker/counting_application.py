@@ -27,12 +27,12 @@ OPTIONS = ta.DeviceOptions(isolation="process", backoff=ta.Backoff(initial=0.0, 
 BEFORE, TIMES = 3, 8
 # Bytes that count as one thing. Trio, CPython and the recorder keep less each time, up to a bound.
 _PIECE = 8192
-# Trio keeps scopes whose deadlines were dropped, up to a thousand, so these are not counted.
+# Trio keeps scopes with dropped deadlines, up to a thousand, so these are not counted.
 _OTHERS = {"builtins.coroutine", "builtins.async_generator", "trio.Event", "trio.Lock", "trio.Nursery"}
 
 
 def kept() -> Counter[str]:
-    """Objects of the package, and those that tasks have, by their classes; descriptors; Python's memory."""
+    """Objects of the package, and objects of tasks, by their classes; descriptors; Python's memory."""
     gc.collect()
     names = (f"{type(each).__module__}.{type(each).__qualname__}" for each in gc.get_objects())
     found = Counter(name for name in names if name.startswith("trio_accel.") or name in _OTHERS)

@@ -30,7 +30,7 @@ async def outcome(wait: Callable[..., Any], *arguments: Any) -> object:
 
 
 async def wait_at_worker(device: ta.Device, count: int = 1) -> None:
-    """Wait until the worker has read so many requests, or more, that are not over."""
+    """Wait until the worker has read at least this many open requests."""
     dispatch = device.dispatch
     assert isinstance(dispatch, WorkerDispatch)
     await until(lambda: dispatch._requests.sent >= count)
@@ -45,7 +45,7 @@ async def replace_worker(device: ta.Device) -> None:
 
 
 async def wait_in_flight(device: ta.Device, count: int = 1, library: str = BLAS) -> None:
-    """Wait until exactly so many operations of a library are in flight."""
+    """Wait until exactly this many operations of a library are in flight."""
     while True:
         queue = (await device.statistics()).queues.get(library)
         if queue is not None and queue.in_flight == count:

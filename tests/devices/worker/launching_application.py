@@ -1,4 +1,4 @@
-"""A program with a worker process and a kept chunk: it says what it has, and waits for its end.
+"""A program with a worker process and a kept chunk: it reports them, and waits for its end.
 
 With ``fork`` on its command line a forked child holds the same descriptors; with ``parent`` the worker has a
 child; with ``stop`` it is stopped; with ``import`` a second worker is ordered, and its module blocks the

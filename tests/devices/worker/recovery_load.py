@@ -59,9 +59,9 @@ class Sent:
         operation: Its name.
         required: The required outcome.
         expected: Its result.
-        producer: The operation in flight whose output it uses.
+        producer: The operation in flight that makes its input.
         outcome: Its reply or its error.
-        at: When it came.
+        at: The time of its outcome.
     """
 
     kind: str
@@ -76,7 +76,7 @@ class Sent:
         """Compare with the required outcome.
 
         Args:
-            lost: Class of the error of those in flight.
+            lost: Class of the error of requests in flight.
             stuck: Whether the request was hung.
         """
         outcome = self.outcome
@@ -385,10 +385,10 @@ async def play(
         base: The array to read.
         times: Receives the durations.
         is_hang: The first operation never ends.
-        strike: Makes the worker die, or do nothing any more.
+        strike: Makes the worker die, or hang.
         heads: The fate of the first operation on each stream.
         seen: Waits until the loss can be seen.
-        lost: Class of the error of those in flight.
+        lost: Class of the error of requests in flight.
     """
     device = base.device
     generation = device.generation

@@ -1,4 +1,4 @@
-"""Who pays for a fault of the device: the request that caused it, and nobody beside it."""
+"""The payer for a fault of the device: the request that caused it, and no other."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trio_accel.testing import inject_fault
 
 pytestmark = pytest.mark.any_backend
 
-# One of a library of its own, and one of the good ones' library.
+# One of a library of its own, and one of the good requests' library.
 BAD: dict[str, Callable[[ta.AccelRef], Operation[Any, Any]]] = {
     "fft.Fft": ta.fft.Fft,
     "linalg.Nrm2": lambda x: ta.linalg.Nrm2(x[0]),
@@ -47,7 +47,7 @@ class Load:
                 self.errors.append(error)
 
     async def answers(self, count: int) -> None:
-        """Wait for so many more."""
+        """Wait for this many more."""
         wanted = self.good + count
         await until(lambda: self.good >= wanted)
 
@@ -105,7 +105,7 @@ async def test_with_suspects_that_run_again_it_costs_two_losses(system: ta.Syste
 
 @pytest.fixture
 async def long_and_short(system: ta.System) -> AsyncIterator[tuple[ta.Device, ta.AccelRef, ta.AccelRef]]:
-    """A device, an array whose product takes long, and a small one."""
+    """A device, an array with a slow product, and a small one."""
     async with system.open_device(CHOSEN, options=options(retry=1, spares=1)) as device:
         long, short = await device.put(2.0 * np.eye(LONG)), await device.put(EYE)
         await ta.linalg.matmul(long, long)
@@ -127,7 +127,7 @@ async def begun(device: ta.Device) -> None:
 
 async def test_a_suspect_that_seemed_likelier_gets_no_error(long_and_short: Devices) -> None:
     device, long, short = long_and_short
-    # More of these have gone well than products, so this one runs first, and costs a second loss.
+    # More of these have succeeded than products, so this one runs first, and costs a second loss.
     for _ in range(4):
         await ta.fft.fft(short)
     product = device.submit(ta.linalg.Matmul(long, long))
@@ -195,7 +195,7 @@ async def test_bad_requests_of_two_libraries_at_once(system: ta.System) -> None:
             async with trio.open_nursery() as bad_ones:
                 for bad in BAD.values():
                     bad_ones.start_soon(load.ask_bad, bad(x))
-            # Each once among others, and perhaps one of them once alone.
+            # Each once among others, and perhaps one of them once on its own.
             assert device.generation <= 4
             await load.answers(12)
             nursery.cancel_scope.cancel()
@@ -217,7 +217,7 @@ async def test_two_bad_requests_at_once(system: ta.System) -> None:
             async with trio.open_nursery() as bad_ones:
                 bad_ones.start_soon(bad)
                 bad_ones.start_soon(bad)
-            # Each once among others, and once alone.
+            # Each once among others, and once on its own.
             assert device.generation <= 5
             await load.answers(12)
             nursery.cancel_scope.cancel()
@@ -226,7 +226,7 @@ async def test_two_bad_requests_at_once(system: ta.System) -> None:
 
 async def test_the_first_of_a_stream_is_the_suspect(system: ta.System) -> None:
     async with system.open_device(CHOSEN, options=options(retry=1, retry_suspects=False)) as device:
-        # A product of it takes long enough for those behind it to be begun.
+        # A product of it takes long enough for its successors to begin.
         x = await device.put(2.0 * np.eye(LONG))
         await ta.linalg.matmul(x, x)
         before = device.submit(ta.linalg.Matmul(x, x))
@@ -337,7 +337,7 @@ async def test_a_bad_request_in_each_replica_of_a_pool(system: ta.System) -> Non
         for _ in range(6):
             nursery.start_soon(ask_good)
         bad = 0
-        # Until each has had one, wherever the pool sends them.
+        # Until each has had one, in any order of the pool.
         while min(device.generation for device in devices) == 1 and bad < 40:
             with pytest.raises(ta.ContextPoisonedError) as caught:
                 await pool.ask(Submit("bad"))

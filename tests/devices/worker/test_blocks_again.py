@@ -84,7 +84,7 @@ async def test_withdrawn_work_does_not_delay_its_block(system: ta.System, isolat
 
 
 async def test_failed_work_leaves_no_reservation(system: ta.System) -> None:
-    """The memory of its result is another's when the worker dies and the next one is told what lies where."""
+    """The memory of its result is another's when the worker dies and the next one gets the addresses."""
     async with system.open_device(BACKEND, options=options()) as device:
         x = await device.put(np.eye(4))
         first = await ta.linalg.matmul(x, x)
@@ -109,7 +109,7 @@ async def test_an_array_in_a_reused_block_outlives_the_worker(system: ta.System)
         number, place = first.block.id, device.dispatch._chunks.blocks[first.block.id]
         del first
         second = await ta.linalg.matmul(x, y)
-        # Its answer says nothing of the place.
+        # Its answer does not mention the address.
         assert second.block.id == number
         assert device.dispatch._chunks.blocks[number] == place
         await replace_worker(device)

@@ -41,7 +41,7 @@ async def cancelled_in_flight(
 
 
 async def balanced(device: ta.Device, blocks: int) -> None:
-    """Nothing is under way, and only so many arrays are there."""
+    """Nothing is under way, and only this many arrays are there."""
     await device.synchronize()
     found = await device.statistics()
     assert (found.in_flight, device.pending, found.queues) == (0, 0, {})
@@ -116,7 +116,7 @@ async def test_a_queued_request_is_withdrawn_and_never_runs(system: ta.System) -
 
 @mapped
 async def test_a_request_that_waits_in_the_worker_is_withdrawn(system: ta.System) -> None:
-    """It waits behind one of another library that it depends on."""
+    """It waits for an operation of another library that it depends on."""
     async with system.open_device(BACKEND, options=options()) as device:
         x = await device.put(np.ones(3))
         await ta.linalg.nrm2(x)
@@ -136,7 +136,7 @@ async def test_a_running_operation_is_awaited_within_the_grace(system: ta.System
         ta.testing.inject_fault(device, ta.linalg.Scal, delay=0.3)
         start = trio.current_time()
         with trio.CancelScope() as scope:
-            # It is complete by the time that the asker hears anything: the array is in a known state.
+            # It is complete before the asker gets the outcome, so the array is in a known state.
             async with cancelled_in_flight(device, scope):
                 assert await ta.linalg.scal(2.0, x) is x
         assert trio.current_time() - start >= 0.3
@@ -191,7 +191,7 @@ async def test_a_deadline_holds_on_an_operation_that_hangs(
         assert found.in_flight == 1
         # The result, and the copy of the operand.
         assert found.memory.blocks == before.memory.blocks + 1 + is_host
-        # The device goes on, with the same context.
+        # The device continues, with the same context.
         assert (await (await device.ask(ta.fft.Fft(y))).to_host()).real.tolist() == [3.0, 0.0, 0.0]
         assert device.generation == 1
         start = trio.current_time()
@@ -240,7 +240,7 @@ async def test_a_left_operation_that_the_worker_dies_with(system: ta.System) -> 
                 await ta.linalg.scal(2.0, x)
         assert scope.cancelled_caught
         with trio.move_on_after(0.05) as scope:
-            # Behind it, so that it is left as well.
+            # Queued after it, so that it is left as well.
             await device.ask(ta.linalg.Matmul(np.eye(2), np.eye(2)))
         assert scope.cancelled_caught
         device.dispatch.process.kill()
@@ -300,7 +300,7 @@ async def test_cancelled_while_the_worker_is_replaced(system: ta.System) -> None
 async def test_cancelled_while_the_application_copies(
     system: ta.System, monkeypatch: pytest.MonkeyPatch, is_read: bool
 ) -> None:
-    """Within the grace the copy ends: the asker is let go only when nobody uses its array any more."""
+    """The copy ends within the grace: the asker returns only when nobody uses its array."""
     async with system.open_device(BACKEND, options=options(cancel_grace=5.0)) as device:
         host = np.arange(1 << 16, dtype=float)
         ref = await device.put(host)
@@ -334,7 +334,7 @@ async def test_cancelled_while_the_application_copies(
 async def test_the_worker_dies_while_the_application_copies(
     system: ta.System, monkeypatch: pytest.MonkeyPatch, is_read: bool
 ) -> None:
-    """The copy is cut; when the asker hears of the loss, nothing touches its array any more."""
+    """The copy is cut; when the asker gets the loss, nothing touches its array."""
     async with system.open_device(BACKEND, options=options()) as device:
         host = np.arange(1 << 16, dtype=float)
         ref, other = await device.put(host), await device.put(host)

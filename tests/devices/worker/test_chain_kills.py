@@ -85,7 +85,7 @@ async def test_arrays_changed_by_a_chain_are_damaged(system: ta.System) -> None:
 
 @pytest.mark.skipif(BACKEND == "cuda", reason="NumPy does not write to the memory of the device")
 async def test_chains_before_their_beginning(system: ta.System) -> None:
-    """They went to the lost worker by templates that the next one does not know."""
+    """They were sent to the lost worker by templates that the next one does not know."""
     async with system.open_device(BACKEND, options=options(retry=0)) as device:
         x = await device.put(np.ones(3))
         for _ in range(TURNS):

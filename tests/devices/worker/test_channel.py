@@ -77,7 +77,7 @@ async def open_pair(*, buffer: int | None = None, writers: bool = True) -> Async
 
 
 async def collect(channel: Channel, count: int) -> list[Message]:
-    """Receive so many messages, which carry no descriptors."""
+    """Receive this many messages, which carry no descriptors."""
     messages: list[Message] = []
     while len(messages) < count:
         for message, descriptors in await channel.receive():
@@ -230,7 +230,7 @@ class TestDescriptors:
                 mine = files.new({0: 0, 1: 1, 2: MAX_DESCRIPTORS, 3: 0}[number % 4])
                 expected.append((number, [inode(descriptor) for descriptor in mine]))
                 pair.left.send((number, LARGE[: number * 97]), mine, now=number % 3 == 0)
-                # They were duplicated; the number may stand for another file by the time they are sent.
+                # They were duplicated; the number may belong to another file by the time they are sent.
                 files.close()
             received: list[tuple[object, list[int]]] = []
             while len(received) < len(expected):

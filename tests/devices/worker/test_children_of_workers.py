@@ -76,7 +76,7 @@ async def test_the_end_of_a_worker_is_reported_after_its_children_have_ended(
     assert await worker.wait() == "was killed by SIGKILL"
     assert not any(map(command, left))
     assert children(launcher()) == set()
-    # Who had the worker's descriptors is gone.
+    # The holder of the worker's descriptors has ended.
     await trio.lowlevel.wait_readable(reader)
     os.close(reader)
 

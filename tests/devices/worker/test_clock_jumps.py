@@ -1,4 +1,4 @@
-"""The machine was suspended, or the program stopped: hours pass between two looks of those that watch."""
+"""The machine was suspended, or the program stopped: hours pass between two looks of the watchdogs."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ WATCHES: dict[str, Callable[[Link], Any]] = {
 async def test_time_asleep_does_not_count_against_a_worker(
     mock_clock: MockClock, nursery: trio.Nursery, ends: Link, watch: str
 ) -> None:
-    """It is silent for some looks after the machine awakes, and then goes on."""
+    """It is silent for some looks after the machine awakes, and then continues."""
     ends.link.is_ready = True
     ends.link.is_asked = lambda: True
     nursery.start_soon(WATCHES[watch], ends)

@@ -75,7 +75,7 @@ async def test_a_specification_that_the_worker_does_not_know_is_refused(
     isolated: ta.Device, module: None
 ) -> None:
     x = await isolated.put(np.ones(3))
-    # As it is, and as one that occurs again.
+    # As it is, and in a repeated form.
     for _ in range(4):
         with pytest.raises(ModuleNotFoundError, match="made_here_only"):
             await isolated.ask(OnlyHere(x))

@@ -41,7 +41,7 @@ class Application:
     _said: bytes = b""
 
     async def wait_said(self, at: str) -> None:
-        """Wait until it says where it is."""
+        """Wait until it reports its state."""
         while self.facts.get("at") != at:
             line, found, rest = self._said.partition(b"\n")
             if found:
@@ -120,7 +120,7 @@ async def test_nothing_is_left_when_the_application_is_killed(words: tuple[str, 
 
 
 async def interrupted(app: Application, more: float = 0.0) -> None:
-    """See that the terminal is back in time, or so much later, and that nothing is left."""
+    """Check that the terminal is back in time, or this much later, and that nothing is left."""
     start = trio.current_time()
     with trio.move_on_after(GRACE + MARGIN + more) as late:
         await app.process.wait()

@@ -1,4 +1,4 @@
-"""Modules of the program that the launcher imports ahead, each on trial in a child first."""
+"""Modules of the program that the launcher preloads, each on trial in a child first."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ async def loaded_in_a_worker(workshop: Launcher, *names: str) -> list[bool]:
 
 
 def is_pending(workshop: Launcher) -> bool:
-    """Whether a launcher is still to say what became of a module."""
+    """Whether a launcher has yet to report the outcome of a module."""
     return workshop.ahead.is_pending
 
 
@@ -181,12 +181,12 @@ async def test_of_a_list_with_an_obstacle_nothing_is_imported(
     assert message.startswith(
         "modules good, bad, never are not imported ahead, so each worker that needs them"
     )
-    # Nobody tells at which module a process has crashed.
+    # Nobody reports at which module a process has crashed.
     assert why.replace("imported bad", "imported good, bad, never") in message
     assert {workshop.ahead.judge(name) for name in ("good", "bad", "never")} == {
         ("refused", message.split("to start: ")[1])
     }
-    # It is in the way of its own list alone.
+    # It delays only its own list.
     await workshop.import_ahead(("good",), BASE)
     assert await loaded_in_a_worker(workshop, "good", "bad") == [True, False]
     assert workshop.ahead.judge("good") == ("fully", None)
@@ -452,7 +452,7 @@ async def test_a_program_of_a_preloaded_module_imports_nothing_again(
         program: Any = await ta.open_program(device, replying.Answer, np.ones(2))
         await replace_worker(device)
         assert await program.ask("get") == 42
-    # Here, and ahead.
+    # In this process, and in advance.
     assert len(modules.importers("replying")) == 2
 
 
@@ -576,7 +576,7 @@ async def test_threads_of_openblas_compute_in_the_next_worker(
     system: ta.System, modules: Modules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x = np.arange(600 * 600).reshape(600, 600) % 7
-    # Of whole numbers, without the BLAS: the sum of a product's columns, by rows.
+    # Of integers, without the BLAS: the sum of a product's columns, by rows.
     expected = [float(x.sum(axis=0) @ x.sum(axis=1))]
     threads = min(2, len(os.sched_getaffinity(0)))
     modules.write("team", OPENBLAS + TEAM)

@@ -1,4 +1,4 @@
-"""Workers import what the program imports, and nothing that merely lies in the working directory."""
+"""Workers import the modules of the program, and no module that merely is in the working directory."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Path, 
 
 
 async def serve(system: ta.System, preload: tuple[str, ...]) -> None:
-    """Have a device opened, and have it go on with another worker."""
+    """Have a device opened, and continued with another worker."""
     async with system.open_device("cpu", options=options()) as device:
         x = await device.put(np.arange(4.0))
         await replace_worker(device)

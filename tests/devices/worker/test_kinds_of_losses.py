@@ -1,4 +1,4 @@
-"""Which class the loss of a context has: poisoned only where the device has said so."""
+"""The class of a lost context: poisoned only if the device has reported so."""
 
 from __future__ import annotations
 

@@ -327,7 +327,7 @@ async def test_a_cancelled_start_leaves_nothing(workshop: Launcher, begun: bool)
             nursery.cancel_scope.cancel()
             await trio.lowlevel.cancel_shielded_checkpoint()
             os.kill(process, signal.SIGCONT)
-    # Nobody else holds the end of the pipe: those that did are dead and reaped.
+    # Nobody else holds the end of the pipe: its holders are dead and reaped.
     os.close(writer)
     with trio.fail_after(60):
         await trio.lowlevel.wait_readable(reader)
@@ -400,7 +400,7 @@ async def test_orders_and_reports_never_wait_for_each_other() -> None:
         nursery.start_soon(link.write)
         with stopped(launcher()):
             for order in range(number):
-                # Far more than the socket takes; each is refused, as it has no descriptor.
+                # Far more than the socket takes; each is refused, because it has no descriptor.
                 link.send("start", order, {"descriptors": 1})
             link.send("keep", 0, None, (0,))
         await trio.testing.wait_all_tasks_blocked()

@@ -220,7 +220,7 @@ async def test_chunks_are_kept_by_each_launcher_until_they_are_forgotten(system:
     found.forget_chunk(memory[0])
     await begun(found)
     assert kept(launcher()) == 1
-    # The launcher's death says nothing of the application.
+    # The launcher's death does not concern the application.
     assert [os.fstat(descriptor).st_blocks * 512 for descriptor in memory] == [SIZE, SIZE]
     for descriptor in memory:
         os.close(descriptor)
@@ -242,7 +242,7 @@ async def test_no_closed_chunk_is_kept(system: ActorSystem) -> None:
     os.close(memory)
     with pytest.raises(OSError, match="Bad file descriptor"):
         found.keep_chunk(memory)
-    # Nor is it told to the next launcher.
+    # Nor is it reported to the next launcher.
     await replace_launcher(system)
     await begun(found)
 
@@ -331,7 +331,7 @@ async def test_the_death_of_the_application_is_seen_after_an_import(
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     async with running_application("import") as application:
         with trio.fail_after(60):
-            # The module is being imported, and goes on when nobody reads any more.
+            # The module is being imported, and continues when the reader has gone.
             await trio.lowlevel.wait_readable(reader)
         process = launcher(application.process.pid)
         application.process.kill()

@@ -59,7 +59,7 @@ async def workshop(system: ta.System) -> Launcher:
 async def run_in(
     workshop: Launcher, code: str, *arguments: str, preload: tuple[str, ...] = ("ahead",)
 ) -> Any:
-    """Run a program in a worker; returns what it says, if anything, else how it ended."""
+    """Run a program in a worker; returns its message, if any, or else its end."""
     reader, writer = os.pipe()
     try:
         path = json.dumps(sys.path)

@@ -1,4 +1,4 @@
-"""The next worker, and a spare, open ahead what the generation before has used."""
+"""The next worker, and a spare, open the libraries of the generation before in advance."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def pid(device: ta.Device) -> int:
 
 
 async def spare(device: ta.Device) -> int:
-    """The one worker that stands ready."""
+    """The only spare."""
     await until(lambda: device.dispatch.spares == 1)  # type: ignore[attr-defined]
     (other,) = workers(launcher()) - {pid(device)}
     return other
@@ -81,7 +81,7 @@ async def test_an_unused_generation_reports_nothing(system: ta.System, noted: No
         await replace_worker(device)
         await until_opened(noted, pid(device), "blas")
         await replace_worker(device)
-        # For so long nobody has needed it.
+        # Nobody has needed it for this time.
         await device.put(np.ones(3))
         assert noted.names(pid(device)) == ["memory"]
 
@@ -187,7 +187,7 @@ async def test_a_spare_that_outlives_a_generation_opens_nothing_twice(
             await until_opened(noted, one, "blas")
         await replace_worker(device)
         (left,) = spares - {pid(device)}
-        # In this generation it comes into use once more.
+        # In this generation it is used once more.
         await norm(device)
         await transform(device)
         await until(lambda: "fft" in noted.names(left))

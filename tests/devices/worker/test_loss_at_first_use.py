@@ -128,7 +128,7 @@ FIRST_USES: dict[str, Callable[[ta.Device, ta.AccelRef], Awaitable[ta.AccelRef]]
 
 @pytest.mark.parametrize("first_use", FIRST_USES)
 async def test_first_uses_while_bad_requests_lose_the_context(system: ta.System, first_use: str) -> None:
-    """The fault comes at another step of the opening each time, and sometimes before it or behind it."""
+    """The fault hits another step of the opening each time, and sometimes the time before or after it."""
     ask: Any = FIRST_USES[first_use]
     chosen = options(retry=1, spares=1)
     async with system.open_device(BACKEND, options=chosen) as device:

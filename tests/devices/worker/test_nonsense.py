@@ -172,7 +172,7 @@ def saying(payload: bytes | Callable[[int], bytes], *descriptors: int) -> Callab
 
 
 def sending(length: int, descriptors: int, ahead: int) -> Callable[[Puppet, int], None]:
-    """Send the beginning of a frame, so far ahead of the next."""
+    """Send the beginning of a frame, this long before the next."""
     header = struct.Struct("<IBQ")
 
     def send(puppet: Puppet, _: int) -> None:
@@ -194,7 +194,7 @@ def placing(nbytes: int, chunk: int, offset: int) -> Callable[[Puppet, int], Non
 async def upset(
     device: ta.Device, puppets: Puppets, say: Callable[[Puppet, int], None], *, is_lost: bool = True
 ) -> None:
-    """Have a worker say something while it has a request, which the next one answers."""
+    """Have a worker send a message while it has a request, which the next one answers."""
     generation = device.generation
     made: list[ta.AccelRef] = []
     puppet = puppets.last
@@ -303,7 +303,7 @@ async def test_a_replaced_chunk(device: ta.Device, puppets: Puppets, losses: lis
     number = puppets.last.pid * 1000
     descriptor = sealed(1 << 20)
     try:
-        # Another in its place, and none in its place: an array of the application lies in it.
+        # Another at its address, and none at its address: an array of the application is there.
         await upset(device, puppets, saying(in_json("chunk", number, 1 << 20), descriptor))
         await upset(device, puppets, saying(in_json("unchunk", number)))
     finally:
@@ -319,7 +319,7 @@ async def test_descriptors_that_no_message_names(
     def say(puppet: Puppet, _: int) -> None:
         with open(os.devnull) as file:
             for _ in range(20):
-                # The first byte of a frame that never comes, again and again.
+                # The first byte of a frame that never arrives, again and again.
                 socket_of(puppet).sendmsg([b"\1"], [rights(file.fileno())])
 
     await upset(device, puppets, say)
@@ -462,7 +462,7 @@ async def try_to_ask(device: ta.Device) -> None:
     try:
         await device.zeros((8,))
     except (ta.AccelError, ta.actors.ActorError, ValueError, RuntimeError):
-        # A worker may say that of a request.
+        # A worker may report that about a request.
         return
 
 

@@ -1,4 +1,4 @@
-"""Which process a worker is: told wherever an operator looks."""
+"""The process number of a worker is in every place that an operator reads."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ async def test_log_records_of_a_worker_have_its_number(
     def crashes() -> list[logging.LogRecord]:
         return [record for record in caplog.records if "/blas crashed" in record.getMessage()]
 
-    # It may come behind the reply.
+    # It may follow the reply.
     await until(lambda: bool(crashes()))
     (record,) = crashes()
     assert record.process == (await device.statistics()).pid

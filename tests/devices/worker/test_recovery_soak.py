@@ -59,7 +59,7 @@ class Array:
 
 @attrs.define(eq=False)
 class Client:
-    """One task: does this and that with arrays of its own, and knows what comes of it."""
+    """One task: uses arrays of its own, and knows the results."""
 
     device: ta.Device
     random: random.Random
@@ -259,7 +259,7 @@ async def test_everything_at_once(system: ta.System, seconds: float) -> None:
 
 
 def check_outcomes(outcomes: Counter[str], *, parts: int) -> None:
-    """Each has one outcome, and more is done than lost; at the end of a part each task has one under way."""
+    """Each has one outcome, and more is done than lost; at the end of a part each task has one open."""
     assert outcomes["begun"] == sum(outcomes.values()) - outcomes["begun"]
     assert outcomes["done"] > outcomes["begun"] / 2
     assert outcomes["ended"] <= TASKS * parts
@@ -275,7 +275,7 @@ async def wait_idle(device: ta.Device) -> None:
 
 
 async def settled(device: ta.Device) -> None:
-    """Faults that wait for an operation hit nobody any more, and the device serves."""
+    """Waiting faults hit nobody, and the device serves."""
     for plan in tuple(device.state.faults.waiting):
         device.state.faults.remove(plan)
     while True:

@@ -113,7 +113,8 @@ async def test_a_launch_that_fails_leaves_nothing_to_look_after(system: ta.Syste
 
 async def test_a_worker_whose_loop_stands_still_after_stuck_work(system: ta.System) -> None:
     """As by a call of the driver that waits for endless work, so that the worker itself sees nothing."""
-    # Opened with the device: to open a library beside what hangs would take as long as that.
+    # Opened with the device, because opening a library next to a hanging operation would take as long as it
+    # does.
     opened = options(stuck_after=0.3, libraries=(FFT, slow_library.Sleep.library))
     async with system.open_device(BACKEND, options=opened) as device:
         x, other = await device.put(np.ones(3)), await device.put(np.ones(3))
@@ -208,7 +209,7 @@ async def test_a_library_that_takes_long_to_open_is_not_stuck(
     monkeypatch.setenv("TRIO_ACCEL_TEST_HOLDS", holds)
     async with system.open_device(BACKEND, options=options(stuck_after=0.5)) as device:
         ref = await device.put(np.ones(3))
-        # The engine looks after the copy, and could not go on looking while the interpreter is held.
+        # The engine looks after the copy, and could not continue looking while the interpreter is held.
         link = device.dispatch._sender.link
         await until(lambda: link.page.looks == 0)
         assert await device.ask(slow_import.Negate(ref)) is ref

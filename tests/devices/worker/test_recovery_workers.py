@@ -62,7 +62,7 @@ async def test_a_fault_next_to_a_held_operation(system: ta.System, how: Any) -> 
 
 
 async def test_a_loss_that_the_device_did_not_report_is_waited_for(system: ta.System) -> None:
-    """A library says so, and its kernels know nothing of it: they write on until the process is dead."""
+    """A library reports it, and its kernels do not know: they write on until the process is dead."""
     changes = options(spares=1, backoff=AT_ONCE)
     async with system.open_device(BACKEND, options=changes) as device:
         await device.put(np.ones(3))
@@ -138,7 +138,7 @@ async def test_a_loss_while_a_spare_starts_leaves_no_third_worker(system: ta.Sys
         for _ in range(3):
             await wait_spares(device, 1)
             await kill(device)
-            # The one that takes the place of the spare is there, and not ready yet.
+            # The replacement of the spare exists, and is not ready yet.
             await until(lambda: len(workers(launcher())) == 2)
             assert device.dispatch.spares == 0
             await kill(device)
@@ -308,7 +308,7 @@ async def test_a_library_that_ends_every_worker(system: ta.System) -> None:
 
 
 async def test_a_library_that_finds_the_context_lost(system: ta.System) -> None:
-    """Its first asker hears of it; nothing was begun, so that nothing is invalid."""
+    """Its first asker gets the error; nothing was begun, so that nothing is invalid."""
     async with system.open_device(BACKEND, options=options()) as device:
         x = await device.put(np.ones(3))
         with pytest.raises(ta.ContextLostError, match="waited for its library to be opened") as caught:

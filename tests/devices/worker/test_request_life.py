@@ -1,4 +1,4 @@
-"""The life of a request against a model: each event has an edge or is refused; one outcome comes."""
+"""The life of a request against a model: each event has an edge or is refused; there is one outcome."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class Life(RuleBasedStateMachine):
 
     @rule()
     def cancel(self) -> None:
-        """The asker is cancelled: taken back where it waits, left to its grace where a worker has it."""
+        """The asker is cancelled: a waiting request is withdrawn, a request in a worker has its grace."""
         if self.is_cancelled or self.request.stage == "over":
             return
         self.is_cancelled = True
@@ -182,11 +182,11 @@ class Held:
         request: The real one.
         loan: Of a lease: ends it when its last user has ended.
         lender: The lease that lends the array.
-        ends: How often the lender was told of the end.
+        ends: The number of ends reported to the lender.
         users: The model's count of a lease's users: the asker, and the loans.
         is_dropped: Whether who asked has given it back.
         place: "here", "worker" or "over".
-        is_leaving: Whether the worker was told to end it.
+        is_leaving: Whether the worker was asked to end it.
         is_told: Whether who asked knows that it is held, or why not.
     """
 
@@ -308,7 +308,7 @@ class LifeOfLeases(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def grant(self, data: st.DataObject) -> None:
-        """The worker holds it; the next worker says so again."""
+        """The worker holds it; the next worker reports it again."""
         if had := self.where("worker"):
             self.granted(data.draw(st.sampled_from(had)))
 
@@ -330,7 +330,7 @@ class LifeOfLeases(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def answer(self, data: st.DataObject) -> None:
-        """The worker has ended it as it was told to, or has refused it."""
+        """The worker has ended it on request, or has refused it."""
         if had := [one for one in self.where("worker") if one.is_leaving or not one.is_told]:
             self.finish(data.draw(st.sampled_from(had)))
 

@@ -46,14 +46,14 @@ class World:
     def sent(self, request: RemoteRequest) -> None:
         assert self.is_open
         assert request in self.waiting
-        # Nothing runs beside a suspect.
+        # Nothing runs concurrently with a suspect.
         assert not any(other.is_suspect for other in self.had)
         assert not (request.is_suspect and any(other.library for other in self.had))
         if any(other.is_suspect for other in self.waiting) and not request.is_suspect:
             assert request.number <= self.last
         for other in self.waiting:
             if other.number < request.number:
-                # None that waits and came before is of its library, or touches what it touches.
+                # No earlier waiting request uses its library, or touches the same memory.
                 assert other.library != request.library or other.is_suspect != request.is_suspect
                 assert not (other.writes & (request.reads | request.writes))
                 assert not (other.reads & request.writes)
@@ -147,7 +147,7 @@ def test_waiting_requests_are_taken_in_their_order() -> None:
 
 
 class Large(RemoteRequest):
-    """One for which there is never room beside others."""
+    """A request that never fits next to others."""
 
     @property
     def has_room(self) -> bool:
@@ -162,7 +162,7 @@ def test_a_request_too_large_next_to_others_runs_on_its_own() -> None:
     table.add(first)
     table.add(second)
     assert sent == [first]
-    # It comes again, behind the other, and holds what it held.
+    # It comes again, after the other, and holds its old memory.
     table.done(first.number)
     first.number = table.next_number()
     table.add(first)
@@ -191,7 +191,7 @@ def test_a_careful_device_hands_over_one_at_a_time_until_it_should_hurry() -> No
     assert sent == [1, 2]
     table.send_ready()
     assert sorted(sent) == [1, 2, 3, 4, 5]
-    # After a loss everything waits again; opened as usual it goes as usual.
+    # After a loss everything waits again; a normally opened device continues normally.
     table.put_back(table.close())
     table.open()
     assert sorted(sent[5:]) == [2, 3, 4, 5]

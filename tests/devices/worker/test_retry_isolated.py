@@ -19,7 +19,7 @@ EYE = np.eye(3)
 
 
 async def lose(device: ta.Device, count: int = 1, library: str = BLAS) -> None:
-    """Kill the worker when it has begun with so many of a library, and wait for the next."""
+    """Kill the worker when it has begun with this many of a library, and wait for the next."""
     while True:
         queue = (await device.statistics()).queues.get(library)
         if queue is not None and queue.in_flight == count:

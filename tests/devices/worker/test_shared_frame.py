@@ -133,7 +133,7 @@ class TestFrame:
 
     @pytest.mark.parametrize("access", range(1, 5))
     def test_no_half_of_one_is_taken(self, memory: memoryview, access: int) -> None:
-        """The next is shown while one is read; its sender has sent that, too, so it may be missed."""
+        """The next is shown while one is read; its sender has also sent it, so it may be missed."""
         sender, receiver = SharedFrame(memory), SharedFrame(memory)
         sender.show(1, b"old" * 100)
         words = watched(receiver)
@@ -218,7 +218,7 @@ class TestChannel:
         assert [message for message, _ in ends.received] == [
             (how, number) for number in range(3) for how in ("posted", "sent")
         ]
-        # A second one behind one that nobody has taken, many together, and to a sleeper: all are sent.
+        # A second one after an unread one, many together, and to a sleeper: all are sent.
         ends.left.send(("first",), now=True)
         ends.left.send(("second",), now=True)
         ends.doze()
@@ -311,7 +311,7 @@ class TestChannel:
             assert ends.received == expected
 
     def test_two_processes(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Questions to one that sleeps now and then, and does not say when."""
+        """Questions to a peer that sleeps at unknown times."""
         count, sent = 3000, 0
         transmit = _frames._transmit
 
@@ -341,7 +341,7 @@ class TestChannel:
             child.wait()
             channel.close()
             page.close()
-        # Both ways were gone.
+        # Both ways had ended.
         assert 0 < sent < count
 
 
@@ -364,7 +364,7 @@ def test_ctrl_c_leaves_no_barrier_behind(memory: memoryview) -> None:
     try:
         for _ in range(200):
             with suppress(KeyboardInterrupt):
-                # Once: none comes where nobody expects it.
+                # Once: none arrives unexpectedly.
                 signal.setitimer(signal.ITIMER_REAL, 2e-5)
                 while True:
                     frame.sleep()

@@ -57,7 +57,7 @@ class Peers:
         nursery.start_soon(self.ours.listen)
 
     async def exchange(self, seconds: float) -> int:
-        """Ask, and be answered after a while; returns how often the loop went round without sleep."""
+        """Ask, and be answered after a while; returns the number of loop turns without sleep."""
         with counted() as turns:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.answer, seconds)

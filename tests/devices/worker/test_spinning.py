@@ -1,4 +1,4 @@
-"""A task that waits for an answer alone polls for it by itself, where the answer is due."""
+"""A lone waiting task polls for its answer on its own, if the answer is due."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ async def test_the_receiver_is_woken_after_the_answer(peers: Peers) -> None:
 
     def answer() -> bool:
         if next(turns, None) == 4:
-            # To one that looks for it.
+            # To a task that looks for it.
             peers.theirs.send(("answer",), now=True)
         return False
 
@@ -150,7 +150,7 @@ async def test_messages_left_when_the_channel_is_closed_leave_no_descriptor(peer
     await peers.spin(lambda: False)
     [(_, (left,))] = peers.ours._left
     os.fstat(left)
-    # Another that spins now would have what comes behind it first.
+    # Another spinning task would get its successors first.
     peers.spin_wait.sent()
     assert not peers.spin_wait.pause()
     assert not peers.ours.may_spin
@@ -208,7 +208,7 @@ async def test_a_notification_during_a_spin_is_repeated(peers: Peers) -> None:
 async def test_who_is_cancelled_leaves_it_to_the_receiver(peers: Peers) -> None:
     peers.ask()
     with trio.move_on_after(0.01) as scope:
-        # No answer comes, so it returns because of the cancellation alone.
+        # No answer arrives, so it returns only because of the cancellation.
         await peers.spin(lambda: False)
         assert trio.current_effective_deadline() == -float("inf")
         await trio.lowlevel.checkpoint()
@@ -374,7 +374,7 @@ async def test_one_who_is_cancelled(device: ta.Device, spinning: Spinning) -> No
 async def one_that_spins(
     x: ta.AccelRef, spinning: Spinning, error: type[BaseException]
 ) -> AsyncGenerator[None, None]:
-    """Begins when a task spins for an operation that does not end by itself; it is to end with this error."""
+    """Begins when a task spins for an endless operation, which this error is to end."""
     before, link = spinning.begun, x.device.dispatch._sender.link  # type: ignore[union-attr]
     assert link is not None
     launched = link.started(BLAS)
@@ -417,7 +417,7 @@ async def test_a_request_of_a_closed_device(device: ta.Device, spinning: Spinnin
 async def test_messages_for_others_are_delivered_in_nobodys_context(
     device: ta.Device, spinning: Spinning
 ) -> None:
-    """Observers, and handlers of the log, and not in that of an asker that happens to wait alone."""
+    """Observers, and handlers of the log, and not in the context of an asker that happens to wait alone."""
     who: contextvars.ContextVar[str] = contextvars.ContextVar("who", default="nobody")
     x = await steady(device, spinning)
     seen: list[tuple[str, str]] = []
@@ -445,7 +445,7 @@ async def test_messages_for_others_are_delivered_in_nobodys_context(
 async def test_the_error_of_another_request_does_not_affect_a_spinning_request(
     system: ta.System, spinning: Spinning
 ) -> None:
-    """The one that waits is handed over when the one before it is done, and refused then."""
+    """The waiting one is handed over when the one before it is done, and refused then."""
     one = options(completion=ta.AdaptiveCompletion(), in_flight=1)
     async with system.open_device(BACKEND, options=one) as device:
         x, y = await steady(device, spinning), await device.put(np.ones(8))

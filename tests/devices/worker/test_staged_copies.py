@@ -1,7 +1,7 @@
-"""Host arrays on their way to and from a worker whose device has memory of its own.
+"""Host arrays on their way to and from a worker with a device with separate memory.
 
-On the CPU backend the application is told that it cannot map the device's memory. So the same way is gone,
-but that there is nothing to register.
+On the CPU backend the application pretends that it cannot map the device's memory. So the same steps run,
+except that there is nothing to register.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def maps(pid: int) -> int:
 
 
 async def balanced(device: ta.Device, blocks: int, bytes_taken: int = 0) -> None:
-    """Nothing is under way, and only so many arrays are there."""
+    """Nothing is under way, and only this many arrays are there."""
     await device.synchronize()
     found = await device.statistics()
     assert (found.in_flight, device.pending, found.queues) == (0, 0, {})
@@ -137,7 +137,7 @@ async def test_copies_overlap_with_the_work_before(
     scaled = device.submit(ta.linalg.Scal(2.0, put.value))
     await cut.wait_entered()
     await wait_at_worker(device)
-    # Other libraries go on.
+    # Other libraries continue.
     transform = await ta.fft.fft(x[:4])
     assert (put.is_done, scaled.is_done) == (False, False)
     cut.leave.set()
@@ -335,7 +335,7 @@ class TestCancelled:
 
 @attrs.frozen(eq=False)
 class Misplaced(Operation[ta.linalg.BlasActor, ta.AccelRef]):
-    """Its library does not have it, which shows when its operand is on its way."""
+    """Its library does not have it, which is found when its operand is on its way."""
 
     host: np.ndarray
     library: ClassVar[str] = "trio_accel.linalg:BlasActor"
@@ -350,7 +350,7 @@ class Misplaced(Operation[ta.linalg.BlasActor, ta.AccelRef]):
 async def test_a_refused_copy_delays_nothing(
     system: ta.System, monkeypatch: pytest.MonkeyPatch, is_mapped: bool
 ) -> None:
-    """Its operand is still transferred: the stream waits for that, and goes on."""
+    """Its operand is still transferred: the stream waits for that, and continues."""
     if is_mapped:
         if BACKEND != "cpu":
             pytest.skip("the host cannot map the memory of this device")
@@ -392,7 +392,7 @@ async def test_without_host_memory_an_array_is_refused(
     assert np.count_nonzero(await large.to_host()) == 0
     np.testing.assert_array_equal(await (await device.put(HOST)).to_host(), HOST)
     del ref, large, caught
-    # Errors hold on to the frames that they came through.
+    # Errors hold on to the frames that they passed.
     gc.collect()
     await balanced(device, 0)
 
@@ -510,7 +510,7 @@ async def test_a_lease_is_refused_at_once(device: ta.Device) -> None:
 
 
 async def test_so_much_is_on_its_way_at_a_time(device: ta.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others wait in the application, without host memory; one that needs more goes alone."""
+    """The others wait in the application, without host memory; a larger request runs on its own."""
     staging = device.dispatch._staging
     staging.limit = 2 * HOST.nbytes
     cut = Cut(monkeypatch)
@@ -576,7 +576,7 @@ async def test_a_request_for_a_host_array_fails_before_the_lost_process_ends(
     monkeypatch.setattr(Generations, "_wait_until_gone", never)
     async with system.open_device(BACKEND, options=options()) as device:
         ref = await device.put(HOST)
-        # The library is open: to open it beside what hangs would take as long as that.
+        # The library is open, because opening it next to a hanging operation would take as long as it does.
         await device.ask(ta.random.Bits(1, 0, (4,)))
         ta.testing.inject_fault(device, ToHost, hang=True)
         out = np.zeros_like(HOST)

@@ -66,7 +66,7 @@ class PackedSpec(OperationSpec):
 
 @attrs.frozen
 class FactorSpec(OperationSpec):
-    """Three arrays, and something beside them."""
+    """Three arrays, and something else."""
 
     factor: object
     a: ArraySpec = reads()  # noqa: RUF009  # a field specifier
@@ -481,7 +481,7 @@ def test_copies_that_differ_from_a_known_one() -> None:
 async def test_missing_memory_of_the_worker_fails_only_the_operation(
     system: ta.System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether it is told of whole or as a replay."""
+    """Whether it is sent whole or as a replay."""
     async with system.open_device(BACKEND, options=ta.DeviceOptions(isolation="process")) as device:
         monkeypatch.setattr(
             HostArrays, "address", lambda _, host: ("shared", 999, 0, "float32", host.shape, None)

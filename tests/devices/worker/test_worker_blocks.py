@@ -53,7 +53,7 @@ async def test_a_released_block_is_gone_and_waits_to_be_given_back(blocks: Worke
     with pytest.raises(StaleRefError, match="released"):
         blocks[2].check("b")
     assert blocks._blocks.take() == [2]
-    # It is the application's; to let it go again, or one that nobody knows, is nothing.
+    # It is the application's; releasing it again, or an unknown one, has no effect.
     changes = blocks.changes
     blocks.let_go((2, 7))
     assert (blocks._blocks.take(), blocks.changes) == ([], changes)

@@ -39,7 +39,7 @@ _MOST_STEPS = 12
 
 @attrs.define
 class _Names:
-    """Names for the children of one script: those that it starts with are ``a0``, ``a1`` and so on."""
+    """Names for the children of one script: the first children are ``a0``, ``a1`` and so on."""
 
     count: int = 0
 

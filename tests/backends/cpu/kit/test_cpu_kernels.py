@@ -1,4 +1,4 @@
-"""How the CPU backend calls a kernel: in the thread of a stream, with status words, and errors told."""
+"""The CPU backend's call of a kernel: in the thread of a stream, with status words, and reported errors."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def moved(
     function: Callable[[Any], Any],
     plan: Callable[[Any, Any], Any] | None = None,
 ) -> Callable[[], None]:
-    """Runs an operation whose kernel only calls a function."""
+    """Runs an operation with a kernel that only calls a function."""
     declared = kernel(Moved, backend="cpu", plan=plan)(lambda spec, call: function(call))
     name = install(monkeypatch, declared=declared)
     array = rig.put(np.arange(4.0))

@@ -57,7 +57,7 @@ class Caller(threading.Thread):
 
 
 class Watched(threading.Condition):
-    """A condition that says when somebody waits for it."""
+    """A condition that reports when somebody waits for it."""
 
     def __init__(self, lock: threading.Lock) -> None:
         super().__init__(lock)
@@ -159,7 +159,7 @@ def test_an_uncounted_product_has_the_same_bits_with_any_number_of_threads(
 
 
 def test_a_product_by_its_own_transpose_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NumPy computes it by another routine, whose bits may depend on the number of threads."""
+    """NumPy computes it by another routine, with bits that may depend on the number of threads."""
     a = np.random.default_rng(0).standard_normal((40, 12)).astype(np.float32)
     counted: list[int] = []
 
@@ -178,7 +178,7 @@ def test_a_product_by_its_own_transpose_is_counted(monkeypatch: pytest.MonkeyPat
 
 @pytest.fixture
 def run_two_threads() -> Run:
-    """Run a program whose copies of OpenBLAS were started with two threads; returns what it prints."""
+    """Run a program with copies of OpenBLAS started with two threads; returns its output."""
 
     def run(program: str) -> Any:
         done = subprocess.run(

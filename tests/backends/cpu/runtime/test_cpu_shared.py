@@ -178,7 +178,7 @@ def test_a_keeper_that_fails_leaves_no_chunk_and_no_block(device, keeper, monkey
     assert mappings() == before
     assert (device.memory().blocks, device.memory().reserved) == (0, 0)
     device.allocate(1, 100)
-    assert device.placement(1).chunk == 2  # the keeper may have told others of 1
+    assert device.placement(1).chunk == 2  # the keeper may have reported 1 to others
 
 
 def test_a_short_chunk_is_not_mapped():
@@ -206,7 +206,7 @@ def test_nobody_changes_the_size_of_a_chunk(device, keeper):
 
 @pytest.mark.parametrize("make", UNFIT.values(), ids=UNFIT)
 def test_chunks_that_could_end_the_process_are_not_mapped(make, tmp_path):
-    """SIGBUS comes when it is touched, so that nothing can be done about it then."""
+    """SIGBUS is raised at the access, when it is too late to handle it."""
     descriptor = make(4096, tmp_path)
     try:
         with pytest.raises(ValueError, match="chunk"):

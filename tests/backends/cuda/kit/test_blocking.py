@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.one_backend, pytest.mark.usefixtures("only_cuda")]
 
 @attrs.define(eq=False)
 class Blocking:
-    """A kernel that waits in its middle until the test lets it go on."""
+    """A kernel that waits in its middle until the test lets it continue."""
 
     has_begun: threading.Event = attrs.field(factory=threading.Event)
     may_go_on: threading.Event = attrs.field(factory=threading.Event)

@@ -152,7 +152,7 @@ def test_fitting_layouts_are_not_copied(rig: Any, run: Runner) -> None:
 
 
 class Taking:
-    """A kernel that takes workspace, as much as it is told to."""
+    """A kernel that takes a requested amount of workspace."""
 
     def __init__(self, rig: Any, run: Runner) -> None:
         self._rig = rig
@@ -223,7 +223,7 @@ def test_each_stream_has_an_area_of_its_own(rig: Any, monkeypatch: pytest.Monkey
     assert found[:2] == found[2:]
     assert found[0] != found[1]
     assert rig.device.memory().workspace == 2048
-    # It goes with its stream, as each restart of a library opens another.
+    # It ends with its stream, because each restart of a library opens another.
     streams[1].close()
     end = time.monotonic() + 30
     while not streams[1].has_ended:

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.one_backend, pytest.mark.usefixtures("only_cuda")]
 
 
 def library(rig: Any, error: Exception) -> Any:
-    """A library of two vendors', whose one operation fails."""
+    """A library of two vendors', with one operation, which fails."""
     from nvmath.bindings import cublas, cufft
 
     from trio_accel.backends.cuda.kit._library import CudaLibrary
@@ -61,7 +61,7 @@ def test_a_function_that_the_installed_library_has_not(rig: Any) -> None:
 
 
 def test_an_error_of_a_kernel_in_a_lost_context_is_the_loss(backend: Any, rig: Any) -> None:
-    """A kernel that calls the driver by itself may be the first to meet it, and raises what it likes."""
+    """A kernel that calls the driver on its own may be the first to meet it, and raises what it likes."""
     own = type(rig)(device := backend.open_device(0, memory_limit=None), device.open_stream("main"))
     spec = linalg.scal.spec(1.0, own.put([1.0]))
     own.stream.synchronize()

@@ -156,7 +156,7 @@ def test_a_plan_of_cufft_ends_with_the_last_plan_that_executes_it(rig: Any) -> N
 
 
 def test_an_operation_of_several_plans_keeps_them_all(rig: Any) -> None:
-    """The plan that makes way for it may be the one with which it shares one of them."""
+    """The plan replaced by it may share one of them with it."""
     lines = FftSpec(
         *("c2c", "forward", (3, 3, 3), (1, 2, 3), "backward"),
         *(rig.put(np.ones((3, 3, 3, 3), "complex64")), rig.empty((3, 3, 3, 3), "complex64")),

@@ -1,4 +1,4 @@
-"""A repeated product is not planned anew, unless something has changed."""
+"""A repeated product is not planned again, unless something has changed."""
 
 from __future__ import annotations
 

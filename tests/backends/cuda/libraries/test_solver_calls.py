@@ -78,7 +78,7 @@ def definite(*shape: int, dtype: str) -> Array:
     return (made @ made.conj().swapaxes(-1, -2) + np.eye(shape[-1])).astype(dtype)
 
 
-# Of one matrix of 5 × 5, and of a stack of three: code and letter of the type, and of its real one.
+# For one matrix of 5 × 5, and for a stack of three: code and letter of the type, and of its real type.
 LETTERS = {
     "float32": ("s", 0, 0),
     "float64": ("d", 1, 1),

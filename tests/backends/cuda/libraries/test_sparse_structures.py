@@ -1,4 +1,4 @@
-"""A matrix is believed once it was found right; until then its product is one that checks what it reads."""
+"""A matrix is trusted once it was found right; until then its product checks its reads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ cusparse = pytest.importorskip("nvmath.bindings.cusparse")
 
 
 def product(rig: Any, indptr: list[int], indices: list[int], columns: int = 2, index: str = "int32") -> Any:
-    """By a vector of 1, 2, ..., of a matrix of ones."""
+    """The product of a matrix of ones with a vector of 1, 2, ...."""
     rows = len(indptr) - 1
     arrays = [rig.put(np.array(values, index)) for values in (indptr, indices)]
     data, x = rig.put(np.ones(len(indices))), rig.put(np.arange(1.0, columns + 1))
@@ -64,7 +64,7 @@ def test_the_first_product_checks_and_the_next_is_the_librarys(rig: Any) -> None
         ([0, 1, 2], [-1, 0], "indices: a matrix of 2 columns"),
         ([0, 1, 2], [0, 2**31 - 1], "indices: a matrix of 2 columns"),
         ([0, 2, 1, 2], [0, 1], "indptr: its elements must not decrease"),
-        # Two things are wrong, and either is told.
+        # Two things are wrong, and either is reported.
         ([0, 9, 2], [0, 1], "indptr: "),
         ([0, -5, 2], [0, 1], "indptr: "),
         ([0, 1, 3], [0, 1], "indptr: 2 rows need 3 elements from 0 to at most 2"),
@@ -99,7 +99,7 @@ def test_another_array_is_another_structure(rig: Any) -> None:
 
 @pytest.mark.parametrize("which", ["indptr", "indices"])
 def test_a_block_that_becomes_another_is_believed_no_more(rig: Any, which: str) -> None:
-    """A program that drops its arrays has the next ones of that size in the same blocks."""
+    """A program that drops its arrays gets the next ones of that size in the same blocks."""
     spec = known_product(rig)
     other = product(rig, [0, 1], [0])
     rig.apply("sparse", other)

@@ -1,4 +1,4 @@
-"""NVRTC behind the disk cache."""
+"""NVRTC with the disk cache."""
 
 from __future__ import annotations
 

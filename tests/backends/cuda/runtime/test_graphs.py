@@ -202,7 +202,7 @@ def test_refused_factors_leave_others_their_graphs(rig: Any, launches: Calls, sp
 def test_a_call_refused_with_many_factors_is_not_tried_with_more(
     rig: Any, launches: Calls, spy: Spy, scale: Any
 ) -> None:
-    """Who has a new factor each time does not pay for each, and none is remembered beyond a few."""
+    """A caller with a new factor each time does not pay for each, and only a few are remembered."""
     rig.library("blas")
     scale(1000.0)
     tried, nodes = spy("cuStreamBeginCapture"), spy("cuGraphGetNodes")
@@ -294,7 +294,7 @@ def test_two_open_graphs_do_not_share_memory(open_rig: Any, spy: Spy) -> None:
 
 @pytest.fixture
 def few(rig: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Room for two, one of which may make way whenever there is no room."""
+    """Capacity for two, one of which may make way at any time."""
     rig.library("blas")
     captured = rig.device.graphs._captured
     monkeypatch.setattr(captured, "_patience", 1)
@@ -396,7 +396,7 @@ def test_products_run_without_a_graph_if_the_library_refuses_to_capture(
 
 
 def test_setting_memory_may_be_part_of_a_graph(rig: Any, launches: Calls, spy: Spy) -> None:
-    """An H200 has it before products of 4096 in short types, which share their work out by counters."""
+    """An H200 has it before products of 4096 in short types, which distribute their work by counters."""
     spec = product(rig)
     rig.apply("blas", spec)
     spy("cuGraphNodeGetType").answer = (0, 2)

@@ -91,7 +91,7 @@ _HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 def _run(comm: Comm, stream: int, begin: Callable[[], None], end: Callable[[dict[int, Any]], None]) -> None:
-    """Exchange messages when the stream comes to it, and finish when all others have come to theirs."""
+    """Exchange messages at the stream's turn, and finish when all others have reached theirs."""
 
     def kernel(_: object) -> None:
         if not comm.is_aborted:
