@@ -201,7 +201,7 @@ async def connections(port: int, *requests: bytes) -> AsyncGenerator[list[trio.S
 
 
 async def read_all(stream: trio.SocketStream, seconds: float = 60.0) -> bytes:
-    """Read until the server ends the connection; a reset ends it, too."""
+    """Read until the server ends the connection, also by a reset."""
     found = b""
     async with stream:
         with trio.fail_after(seconds), suppress(trio.BrokenResourceError):

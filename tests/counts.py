@@ -297,7 +297,7 @@ async def _traced(
             sys.setprofile(None)
         application.append(trace)
         # clock: a longer pause only makes it surer
-        await trio.sleep(0.002)  # the worker's work after its answer is the operation's, too
+        await trio.sleep(0.002)  # the worker's work after its answer is also the operation's
         if in_worker is not None:
             worker.append(trace := Trace())
             for name in json.loads(await ta.run(entered, in_worker, begun, time.perf_counter_ns())):

@@ -91,7 +91,7 @@ class Server:
 def _programs() -> Path | None:
     found = shutil.which("initdb")
     folders = [Path(found).resolve().parent] if found else []
-    # Debian has them in no one's path.
+    # Debian installs them outside of the path.
     folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
     return next((folder for folder in folders if (folder / "pg_ctl").exists()), None)
 

@@ -101,7 +101,7 @@ def interrupt_everywhere(
 
 
 def is_only_ctrl_c(error: BaseException) -> bool:
-    """Whether it is Ctrl-C, alone or with the resulting errors of its askers."""
+    """Whether it is Ctrl-C, alone or with the resulting errors of its callers."""
     if not isinstance(error, BaseExceptionGroup):
         return isinstance(error, KeyboardInterrupt)
     _, rest = error.split((KeyboardInterrupt, ta.ActorError, ta.DeviceLostError))

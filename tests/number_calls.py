@@ -106,7 +106,7 @@ class Clock(ta.Actor):
         if message.way == "pid":
             self.context.show_process(message.seconds)
             return
-        # This task is the asker.
+        # This task is the caller.
         with suppress(ValueError):
             getattr(self.context, message.way)(message.seconds, Tick()).cancel()
 

@@ -78,7 +78,7 @@ class Opened:
 
 @asynccontextmanager
 async def leaves_nothing(*scope: ta.Device | ta.System) -> AsyncGenerator[None, None]:
-    """Do the work of `leak_check`, and look at descriptors and shared memory, too."""
+    """Do the work of `leak_check`, and also look at descriptors and shared memory."""
     before = Opened.now()
     async with leak_check(*scope):
         yield

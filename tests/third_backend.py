@@ -74,7 +74,7 @@ class Context:
         self.reason: str | None = None
 
     def failure(self) -> ContextPoisonedError | None:
-        """A new error each time, as each asker may raise it."""
+        """A new error each time, as each caller may raise it."""
         if self.reason is None:
             return None
         return ContextPoisonedError(f"the context is lost: {self.reason}", device=self._device)
@@ -373,7 +373,7 @@ class ThirdBackend(AccelBackend):
         return Device(info, limit)
 
     def prepare_worker(self) -> None:
-        """It has no workers."""
+        """It does not have workers."""
 
 
 class ThirdInWorkers(ThirdBackend):

@@ -168,7 +168,7 @@ class Puppet(Actor):
 
 
 async def crash(ref: Ref[Puppet], error: BaseException | None = None) -> BaseException:
-    """Crash an actor; returns the cause that its asker saw."""
+    """Crash an actor; returns the cause that its caller saw."""
     with pytest.raises(ActorFailedError) as caught:
         await ref.ask(Crash() if error is None else Crash(error))
     cause = caught.value.__cause__
@@ -212,7 +212,7 @@ class Asker:
 
     Attributes:
         outcomes: Its outcomes, in repetition: a reply, or an exception.
-        scope: Cancels the asker.
+        scope: Cancels the caller.
     """
 
     outcomes: list[object] = attrs.field(factory=list)

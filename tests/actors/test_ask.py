@@ -305,7 +305,7 @@ async def test_cancelled_when_the_reply_is_on_its_way_the_reply_is_delivered(pup
 
         async def act(actor: Puppet) -> str:
             await gate.open.wait()
-            # In the same step as the reply, and so before the asker could run.
+            # In the same step as the reply, and so before the caller could run.
             trio.lowlevel.current_trio_token().run_sync_soon(asker.scope.cancel)
             return "the reply"
 

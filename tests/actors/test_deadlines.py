@@ -1,4 +1,4 @@
-"""The way of an asker's deadline: to its handler, and to the actors that the handler asks."""
+"""The way of a caller's deadline: to its handler, and to the actors that the handler asks."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ async def test_a_told_message_has_no_deadline(
 
 
 async def test_an_abandoned_handler_has_no_deadline(puppet: Ref[Puppet], autojump_clock: MockClock) -> None:
-    """Its asker leaves at the deadline, and the handler continues."""
+    """Its caller leaves at the deadline, and the handler continues."""
     seen: Seen = []
     gate = Gate()
 

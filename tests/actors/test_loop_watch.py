@@ -19,7 +19,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from trio_accel.actors import ActorSystem, LoopHolds, SystemOptions, open_system
 
-# The watch measures the loop in real time, so time taken by other programs is a hold, too.
+# The watch measures the loop in real time, so time taken by other programs is also a hold.
 pytestmark = pytest.mark.alone
 
 MODULE = importlib.import_module("trio_accel.actors._loop_watch")
@@ -167,7 +167,7 @@ trio.run(main)
 
 
 def test_a_stopped_process_causes_no_warning() -> None:
-    """A busy machine stops processes, too."""
+    """A busy machine also stops processes."""
     command = [sys.executable, "-c", STOPPED]
     with subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None

@@ -466,5 +466,5 @@ async def test_an_asker_that_leaves_costs_the_same_however_many_wait(system: Act
 
     few = min([await cost_of_each(250) for _ in range(3)])
     many = min([await cost_of_each(8000) for _ in range(2)])
-    # 32 times as many wait. Looking for each among the others took 20 times as long; caches cost some, too.
+    # 32 times as many wait. Looking for each among the others took 20 times as long; caches also cost some.
     assert many < 10 * few

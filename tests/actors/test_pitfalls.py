@@ -232,7 +232,7 @@ async def test_7_messages_can_be_withdrawn_and_are_kept_without_a_receiver(syste
 
 @pytest.mark.parametrize("abandon", [False, True])
 async def test_8_no_stale_wake_up_reaches_a_later_wait(system: ActorSystem, abandon: bool) -> None:
-    """The reply does not reschedule an asker that left, nor does the death of the actor."""
+    """The reply does not reschedule a caller that left, nor does the death of the actor."""
     ref = await system.spawn(Puppet, policy=AT_ONCE)
     gate, later = Gate(), trio.Event()
     log: list[str] = []
@@ -302,7 +302,7 @@ async def test_10_the_death_of_a_cell_resolves_every_open_slot(system: ActorSyst
 
 
 async def test_11_no_exception_instance_is_shared_by_asker_and_supervisor(system: ActorSystem) -> None:
-    """Each asker has its own copy, so its changes do not reach the others."""
+    """Each caller has its own copy, so its changes do not reach the others."""
     ref = await system.spawn(Puppet, policy=Policy(directives={BoomError: Directive.STOP}))
     gate = Gate()
     error = BoomError("boom")
@@ -361,7 +361,7 @@ async def test_12_callbacks_from_threads_do_not_raise_and_are_not_needed(puppet:
 
 
 async def test_13_nothing_polls(system: ActorSystem) -> None:
-    """Short sleeps are long: an idle system has no deadline at all."""
+    """Short sleeps are long, because an idle system has no deadline at all."""
     policy = Policy(backoff=Backoff(base=0.0))
     refs = [await system.spawn(Puppet, policy=policy) for _ in range(20)]
     replies: list[DeferredReply[Any]] = []

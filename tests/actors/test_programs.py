@@ -135,7 +135,8 @@ _spawns = st.builds(
     capacity=st.integers(1, 2),
     on_restart=st.sampled_from(["keep", "reject"]),
 )
-# Ends are rare and askers many, lest most programs be about dead actors. Shrinking replaces them by `Settle`.
+# Ends are rare and callers many, lest most programs be about dead actors. Shrinking replaces them by
+# `Settle`.
 _steps = st.one_of(
     st.just(Settle()),
     _asks,

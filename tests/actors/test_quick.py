@@ -105,7 +105,7 @@ async def test_it_knows_the_deadline_of_its_asker(act: Act, autojump_clock: Mock
         assert await ref.ask(Do(act)) == float("inf")
         with trio.CancelScope(deadline=trio.current_time() + 50.0) as scope:
             assert await ref.ask(Do(act)) == scope.deadline
-            # It is abandoned when the asker gives up.
+            # It is abandoned when the caller gives up.
             assert await ref.ask(Do(act), abandon_on_cancel=True) == float("inf")
 
 
@@ -242,7 +242,7 @@ class Turns(trio.abc.Instrument):
 
 
 class TestLastLook:
-    """An asker served in its own task looks for the reply itself, before it parks."""
+    """A caller served in its own task looks for the reply itself, before it parks."""
 
     @staticmethod
     def deferred(replies: list[ta.DeferredReply[str]], look: Callable[[], Any]) -> Act:

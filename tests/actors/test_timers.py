@@ -127,7 +127,7 @@ def test_many_timers_fire_at_their_times(delays: list[int]) -> None:
             await trio.sleep(60)
 
     trio.run(main, clock=Clock(autojump_threshold=0))
-    # Ticks of one time have no order.
+    # Ticks at the same time are unordered.
     assert sorted(came) == sorted((delay, str(number)) for number, delay in enumerate(delays))
     assert [at for at, _ in came] == sorted(delays)
 

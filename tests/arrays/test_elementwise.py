@@ -138,7 +138,7 @@ def is_there(name: str, arrays: list[Array]) -> bool:
     if arrays[0].dtype.kind == "c":
         return name in TAKES_COMPLEX
     if name == "reciprocal" and arrays[0].dtype.kind in "biu":
-        return False  # NumPy's are integers, too: nearly all of them zero
+        return False  # NumPy's are also integers: nearly all of them zero
     try:
         getattr(np, name)(*(array[:0] for array in arrays))
     except TypeError:

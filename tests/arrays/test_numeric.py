@@ -198,7 +198,7 @@ async def test_special_functions_keep_their_digits(device: ta.Device, dtype: str
         want = getattr(scipy.special, name)(exact)
         with np.errstate(over="ignore"):
             rounded = want.astype(dtype).astype(float)
-        # Results at the limits of the dtype are rounded as it may, and a zero of float64, too.
+        # Results at the limits of the dtype are rounded as it may, and so is a zero of float64.
         is_normal = (abs(want) < limits.max) & (abs(want) > limits.tiny)
         known = is_normal & ~np.isinf(found)
         # Near its zeros at 1 and 2, only the absolute error is small.

@@ -208,7 +208,7 @@ async def test_invalid_arguments_are_refused(device: ta.Device) -> None:
 
 
 def same(found: Any, wanted: Any) -> None:
-    """Compare NaN, infinity and signs of zeros, too."""
+    """Compare also NaN, infinity and signs of zeros."""
     found, wanted = np.asarray(found), np.asarray(wanted)
     for one, other in ((found.real, wanted.real), (found.imag, wanted.imag)):
         np.testing.assert_array_equal(one, other)

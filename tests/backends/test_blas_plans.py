@@ -44,7 +44,7 @@ def test_layouts_along_one_axis_are_never_copied(by_rows: bool, dtype: DType) ->
     for trans_a, trans_b in itertools.product(LETTERS, LETTERS):
         a, b = make(*((3, 4) if trans_a == "N" else (4, 3))), make(*((4, 5) if trans_b == "N" else (5, 4)))
         assert not gemm(a, b, make(3, 5), trans_a, trans_b).copies
-        # Vectors with gaps, too: as one column they are row-major, whatever the matrix is.
+        # Also vectors with gaps: as one column they are row-major, whatever the matrix is.
         gaps = ArraySpec(0, 0, dtype, (4, 1), (3 * dtype.itemsize, dtype.itemsize))
         assert not gemm(a, gaps, make(3, 1), trans_a).copies or (trans_a == "C" and not by_rows)
     for side, lower, flag, trans in itertools.product(("L", "R"), FLAGS, FLAGS, LETTERS):

@@ -81,7 +81,7 @@ def test_every_specification_belongs_to_one_library(rig):
     if "communicators" not in rig.device.libraries:
         specs -= {getattr(ops, name) for name in ops.collectives.__all__ if name.endswith("Spec")}
     if IS_STAND_IN:
-        # It has no cuSOLVER.
+        # It lacks cuSOLVER.
         solvers = {
             one.spec for one in DECLARED.values() if one.declaration.library == linalg.Cholesky.library
         }

@@ -246,7 +246,7 @@ def test_host_arrays_travel_by_one_piece_of_pinned_memory_with_the_chain() -> No
         assert words.tobytes() == bytes([turn] * 5 + [0] * 3)
     steps = [f"3 bytes of {place} in", 1, 2, f"5 bytes to {place + 64} out"]
     assert stream.log == steps * 3 + [tuple(steps)] * 2
-    # A second one in flight has another piece, and runs one by one until that is known, too.
+    # A second one in flight has another piece, and runs one by one until that is also known.
     library.enqueue(request(1, 2, words=words), stream)
     library.enqueue(request(1, 2, words=words), stream)
     other = pinned.free

@@ -510,7 +510,7 @@ def test_blocks_are_not_expected_without_a_mapped_chunk(open_kept, open_rig, kee
         ):
             with pytest.raises(ValueError, match="block 1"):
                 second.device.expect([wrong])
-        # A block is dropped with its chunk, too.
+        # A block is also dropped with its chunk.
         second.device.expect([place])
         second.device.unmap_chunk(place.chunk)
         with pytest.raises(KeyError, match="1"):

@@ -38,7 +38,7 @@ async def slow(plan: Plan) -> tuple[Result, ...]:
 
 
 async def quick(plan: Plan) -> tuple[Result, ...]:
-    """Meet a goal, have none, and leave one out."""
+    """Meet a goal, lack a goal, and leave one out."""
     await trio.lowlevel.checkpoint()
     goal = Goal(figure=Figure.OURS, most=1.0)
     return (

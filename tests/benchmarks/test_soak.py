@@ -136,7 +136,7 @@ async def test_lost_and_doubled_additions_are_seen(there: tuple[int, ...], lost:
 
 
 async def test_additions_without_an_answer_are_sent_again(system: ta.System) -> None:
-    """An addition with a cancelled asker may have happened: the same id makes it happen once."""
+    """An addition with a cancelled caller may have happened: the same id makes it happen once."""
     members: Any = FakeCluster()
     bank = Bank(cluster.LocalNodes(["left"]), members)
     with trio.CancelScope() as scope:

@@ -97,7 +97,7 @@ def test_termination_is_as_orderly(launch: Start, temporary: Path) -> None:
 @DEMO
 def test_the_json_document_reports_the_interrupt(launch: Start) -> None:
     process = launch("demo", *LONG[1].split(), "--json")
-    # Trio's import starts a program, too, and a signal during the imports is only a line.
+    # Trio's import also starts a program, and a signal during the imports is only a line.
     while not any(b"_launcher_process" in command_of(pid) for pid, _ in below(process.pid)):
         time.sleep(0.01)
     out, err = interrupt(process)

@@ -286,7 +286,7 @@ class FailingStore(cluster.SqliteStore):
 
 
 class Picky(cluster.DurableEntity):
-    """A total that refuses by TypeError, which other code raises, too."""
+    """A total that refuses by TypeError, which other code also raises."""
 
     save_every = 50
     refuses = (TypeError,)

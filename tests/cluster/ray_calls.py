@@ -72,7 +72,7 @@ class RayLink:
         self._waiting: set[trio.Event] = set()
 
     async def run(self) -> None:
-        """Wait until the actor is gone, or the link is closed; raises nothing for that."""
+        """Wait until the actor has ended, or the link is closed; raises nothing for that."""
         with suppress(LINK.LinkLostError):
             await self._call("wait")
         self.close()
@@ -104,7 +104,7 @@ class RayLink:
         value = FRAMES.unpack([one.copy() for one in answer])
         if is_value:
             return value
-        # The agent also reports that the deadline has passed, although the asker's own scope does that.
+        # The agent also reports that the deadline has passed, although the caller's own scope does that.
         await trio.lowlevel.checkpoint_if_cancelled()
         raise FRAMES.raised(value, self._name)
 
@@ -123,7 +123,7 @@ class CalledAgent(cluster.RayNodes.agent):  # type: ignore[misc]
             await super()._main()
 
     async def wait(self) -> None:
-        """Never return: the call fails when the actor is gone."""
+        """Never return: the call fails when the actor has ended."""
         await asyncio.Event().wait()
 
     async def ask(self, parts: Sequence[Any]) -> tuple[bool, list[Any]]:

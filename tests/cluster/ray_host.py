@@ -14,7 +14,7 @@ NAMES = ("node-0", "node-1", "node-2")
 
 
 class RayHost:
-    """A head, which has no CPU for work, and three nodes."""
+    """A head, without a CPU for work, and three nodes."""
 
     def __init__(self) -> None:
         from ray.cluster_utils import Cluster
@@ -57,7 +57,7 @@ def _paths() -> list[Path]:
 
 
 def left(folder: str, seconds: float = 60.0, of: str = "") -> list[str]:
-    """Processes with a file open in a folder that live on this many seconds after they should be gone."""
+    """Processes with a file open in a folder that live on this many seconds after their expected end."""
     until = time.monotonic() + seconds
     while (found := [one for one in _users(folder) if of in one]) and time.monotonic() < until:
         time.sleep(0.2)

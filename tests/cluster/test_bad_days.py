@@ -1,4 +1,4 @@
-"""Bad days of clusters: askers give up, networks lose one direction, clocks jump, versions differ."""
+"""Bad days of clusters: callers give up, networks lose one direction, clocks jump, versions differ."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ async def test_an_entity_is_a_model_for_patterns() -> None:
             except cluster.NodeLostError:
                 lost += 1
 
-        # A gone node gets nothing more; its requests in flight are lost, as they may have been executed.
+        # A departed node gets nothing more; its requests in flight are lost, as they may have been executed.
         dead = min(replicas)
         async with trio.open_nursery() as nursery:
             for number in range(60):

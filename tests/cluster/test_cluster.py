@@ -388,6 +388,6 @@ def test_agents_end_with_the_program(end: signal.Signals) -> None:
 
 def _is_alive(pid: int) -> bool:
     with suppress(OSError):
-        # An orphan with a new parent that reaps slowly has ended, too.
+        # An orphan with a new parent that reaps slowly has also ended.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return False

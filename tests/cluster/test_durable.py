@@ -167,7 +167,7 @@ async def test_a_store_that_another_process_has_locked_is_waited_for(path: str) 
                 # clock: a longer pause only makes it surer
                 await trio.sleep(1.0)
                 assert totals == []
-                # An asker with less time than that learns it by its deadline.
+                # A caller with less time than that learns it by its deadline.
                 with trio.move_on_after(0.1) as scope:
                     await refs[0].ask(Add(1.0))
                 assert scope.cancelled_caught

@@ -1,4 +1,4 @@
-"""The errors of an asker if the other end is closed, has other settings, or has other classes."""
+"""The errors of a caller if the other end is closed, has other settings, or has other classes."""
 
 from __future__ import annotations
 

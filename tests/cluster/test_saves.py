@@ -325,13 +325,13 @@ class TestOwners:
                     go.set()
                     while nursery.child_tasks:  # noqa: ASYNC110
                         await trio.sleep(0.01)
-                    # A file found by the first one may be gone by the time when it reads it.
+                    # A file found by the first one may be removed by the time when it reads it.
                     is_gone = where == "taken" and not found_first <= named.keys()
                     error = cluster.StoreError if is_gone else cluster.FencedError
                     assert errors == ([] if where == "committed" else [error])
                     assert files(store).keys() == named.keys()
                     assert await restarted(second) == {name: seen(value) for name, value in wanted.items()}
-                    # Another message of the first one is refused, too, and has no files.
+                    # Another message of the first one is also refused, and has no files.
                     with pytest.raises(cluster.FencedError):
                         await first.ask(Put({"array": large(70)}))
                     assert files(store).keys() == named.keys()

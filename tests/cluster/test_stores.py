@@ -163,7 +163,7 @@ class TestReplies:
             for number in range(1, 44):
                 await store.write("a", 1, entry(number), b"" if number % 4 == 0 else None)
             assert list((await store.take("a", 1)).replies) == [f"id {number}" for number in range(34, 44)]
-            # Replies that nobody asks for are gone: the last save was after message 40.
+            # Replies that nobody asks for are removed: the last save was after message 40.
             assert await count(store, "number <= 30") == 0
 
     async def test_since_the_save_are_kept_all(self, make_store: MakeStore) -> None:
@@ -364,7 +364,7 @@ class TestFailures:
                 known = int(line)
                 if known == 150:
                     process.kill()
-                    # Its acknowledgements before its end hold, too.
+                    # Its acknowledgements before its end also hold.
                     known = max([known, *map(int, process.stdout.read().split())])
         assert process.returncode == -signal.SIGKILL
 

@@ -89,7 +89,7 @@ async def test_exact_functions(executors: Executors, one: str, other: str) -> No
     texts: list[str] = []
     for name, function in FUNCTIONS.items():
         given = {1: "x", 2: "x, y", 3: "y != y, x, x"}[function.arity]
-        # C has no such number, and NumPy has another one in vectors than after them.
+        # C lacks such a number, and NumPy has another one in vectors than after them.
         is_undefined = name == "uint32" and kinds[0].is_inexact
         if not is_undefined and is_exact(f"o = {name}({given})", ("x", "y"), kinds):
             texts.append(f"{name}({given})")

@@ -44,7 +44,7 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> Generator[ManualBackend, None, N
 
 @pytest.fixture
 async def manual(system: ta.System, backend: ManualBackend) -> AsyncGenerator[ta.Device, None]:
-    """A device moved by hand, open, with cancelled askers that wait for 5 s; nothing is held at the end."""
+    """A device moved by hand, open, with cancelled callers that wait for 5 s; nothing is held at the end."""
     async with system.open_device(options=ta.DeviceOptions(cancel_grace=5.0)) as device:
         yield device
         for opened in backend.devices:

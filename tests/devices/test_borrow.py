@@ -177,7 +177,7 @@ async def test_it_is_there_when_its_owner_is_lost(workers: Pair, loss: str) -> N
             with suppress(ta.ContextPoisonedError):
                 await pair.owner.zeros((1,))
         assert await (await ta.arrays.max(borrowed)).item() == HOST.max()
-    # The hold is over in the next worker, too.
+    # The hold is also over in the next worker.
     with trio.fail_after(60):
         await pair.array.fill(1.0)
     assert (await pair.array.to_host() == 1.0).all()
@@ -316,7 +316,7 @@ async def test_a_cancelled_wait_leaves_nothing(pair: Pair) -> None:
 
 
 async def test_a_reader_that_runs_on_keeps_it(pair: Pair) -> None:
-    """A departed asker leaves its operation: the array is not changed before the operation ends."""
+    """A departed caller leaves its operation: the array is not changed before the operation ends."""
     async with pair.other.borrow(pair.array) as borrowed:
         await ta.arrays.sum(borrowed)  # compiled kernels are kept; a cancelled compilation launches nothing
         ta.testing.inject_fault(pair.other, "arrays.sum", delay=0.5)

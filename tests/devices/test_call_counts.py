@@ -1,6 +1,6 @@
 """Python calls of a warm request, on the application's side: a measure without noise.
 
-Half of them are Trio's, because an asker waits for another thread, and the loop turns until it is woken. A
+Half of them are Trio's, because a caller waits for another thread, and the loop turns until it is woken. A
 step computed in place waits for neither.
 """
 

@@ -269,7 +269,7 @@ def test_a_grace_is_checked(seconds: object) -> None:
 
 
 class TestHostArrays:
-    """A cancelled asker may change and free its arrays, because the device no longer uses them."""
+    """A cancelled caller may change and free its arrays, because the device no longer uses them."""
 
     async def test_a_pending_copy_to_the_program_does_not_take_place(
         self, manual: ta.Device, backend: ManualBackend, nursery: trio.Nursery
@@ -308,7 +308,7 @@ class TestHostArrays:
     async def test_an_update_in_place_gets_the_operand_unchanged(
         self, manual: ta.Device, backend: ManualBackend, nursery: trio.Nursery, count: int
     ) -> None:
-        """A small operand is copied aside; with a large one the asker waits until it is copied."""
+        """A small operand is copied aside; with a large one the caller waits until it is copied."""
         x, host = await manual.put(np.ones(count)), np.full(count, 2.0)
         backend.device.is_held = True
         with ta.cancel_grace(0.0):

@@ -308,7 +308,7 @@ class TestPolling:
 
 
 class TestSpinning:
-    """A lone asker of work with a steady duration waits for it in its own task."""
+    """A lone caller of work with a steady duration waits for it in its own task."""
 
     @pytest.fixture
     async def device(
@@ -440,7 +440,7 @@ class TestSpinning:
     async def cancel_soon(
         self, scope: trio.CancelScope, then: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
     ) -> None:
-        """Cancel when the asker spins."""
+        """Cancel when the caller spins."""
         for _ in range(50):
             await trio.lowlevel.checkpoint()
         scope.cancel()

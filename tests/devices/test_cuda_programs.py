@@ -389,7 +389,7 @@ async def test_a_call_in_the_loop_fails_as_one_in_a_thread(device: ta.Device) ->
 
 
 async def test_calls_are_handed_over_in_advance(device: ta.Device) -> None:
-    """Calls of many askers, with calls of other libraries, and calls that must wait for another."""
+    """Calls of many callers, with calls of other libraries, and calls that must wait for another."""
     async with await ta.open_program(device, Enqueues) as program:
         x, kept = await device.put(X), await device.zeros(X.shape)
 

@@ -101,7 +101,7 @@ async def test_a_context_inline_counts_as_working_after_a_second_too(
 
 
 async def give_up(device: ta.Device) -> ta.DeviceLostError:
-    """Lose one context more than allowed, and return the error of an asker then."""
+    """Lose one context more than allowed, and return the error of a caller then."""
     while device.outage is None:
         await lose(device)
         with trio.move_on_after(1.0):

@@ -234,7 +234,7 @@ async def test_a_device_without_a_context_is_left_out_while_another_has_one(
         assert {key: group.place(key=key) for key in keys} == keys
         if isolation == "process":
             assert group.place(owner_of=array) is second
-        # If none has one, work waits at one of them.
+        # If all lack one, work waits at one of them.
         await lose(first)
         await lose(third)
         assert {group.place() for _ in range(6)} == {first, second, third}

@@ -54,7 +54,7 @@ STRUCTURES: dict[str, Structure] = {
     "solve": lambda x, y, k: linalg.cholesky(x @ x.T + np.eye(3) * k).to_host(),
 }
 if BACKEND == "cuda":
-    # The stand-in has no solvers.
+    # The stand-in lacks solvers.
     del STRUCTURES["solve"]
 NAMES = st.sampled_from(sorted(STRUCTURES))
 NUMBERS = st.sampled_from([0.5, -2.0, 3.0, 1e-3, 7.25, 0.0, -0.0, 1e300])

@@ -128,7 +128,7 @@ async def test_calls_of_programs(device: ta.Device) -> None:
         for value in (3, 0.5, (1, 4), "loading", {"of": "its own"}, True):
             with ta.watch_progress(events.append):
                 assert await program.ask("values", [value]) == 1
-    # The last report comes before the ask returns.
+    # The last report arrives before the ask returns.
     assert parts(events[::2]) == [(3, None), (0.5, None), (1, 4), (0, None)]
     assert [event.note for event in events[::2]] == ["", "", "", "loading"]
     assert [event.is_over for event in events] == [False, True] * 4
@@ -427,7 +427,7 @@ def test_a_loop_of_much_work_keeps_few_bars(console: io.StringIO) -> None:
 
 
 class Bars:
-    """Bars of tqdm, as the guide has them."""
+    """Bars of tqdm, as in the guide."""
 
     def __init__(self) -> None:
         self.made: dict[int, Any] = {}

@@ -97,7 +97,7 @@ async def test_a_result_in_between_is_rounded_as_if_it_were_stored(device: ta.De
 
 
 @inline
-async def test_operations_that_are_not_fused(device: ta.Device) -> None:
+async def test_unfused_operations(device: ta.Device) -> None:
     x, row = await device.put(numbers("float64")), await device.put(numbers("float64")[0])
     # It would be computed again for each row.
     assert (await turns(device, lambda x, y: arrays.exp(y) + x, x, row))[-1] == 2

@@ -324,7 +324,7 @@ async def test_an_unused_library_is_closed(system: ta.System, backend: ManualBac
     x = await device.put(np.eye(2))
     # The library is open, so the next ask is in flight within its time.
     await ta.linalg.matmul(x, x)
-    # Held by a fault until the end of the device, and left by its asker.
+    # Held by a fault until the end of the device, and left by its caller.
     ta.testing.inject_fault(device, ta.linalg.Matmul, delay=60)
     with trio.move_on_after(0.05):
         await ta.linalg.matmul(x, x)

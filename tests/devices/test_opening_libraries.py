@@ -48,7 +48,7 @@ def go_on(pipe: Path, end: int) -> None:
 
 
 class Transforms:
-    """Askers of transforms, each in a task of its own."""
+    """Callers of transforms, each in a task of its own."""
 
     def __init__(self, device: ta.Device, nursery: trio.Nursery) -> None:
         self.scopes: list[trio.CancelScope] = []

@@ -36,7 +36,7 @@ async def test_parts_are_operands_of_one_request(device: ta.Device) -> None:
     for turn in range(TURNS):
         host = symmetric(turn)
         x = await device.put(host)
-        # Their layouts are found by plans, which an observer sees, too.
+        # Their layouts are found by plans, which an observer also sees.
         w, v = linalg.eigh(x + 0.0)
         assert (w.shape, v.shape) == ((3,), (3, 3))
         call, made = ((v * w) @ v.T).to_host(), list[Any]()

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:<Call .* was never awaited:Runti
 # Each is recorded at first, and a template then. After some runs its neighbours are fused. Then arrays are
 # others.
 TURNS = 9
-# The stand-in has no solvers, and a chain reports that in other words.
+# The stand-in lacks solvers, and a chain reports that in other words.
 KINDS = [kind for kind in STEPS if not (IS_STAND_IN and kind == "solve")]
 
 

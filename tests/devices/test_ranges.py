@@ -22,7 +22,7 @@ from trio_accel.backends.base import Isolation
 from trio_accel.backends.base.contract.ops import FillSpec
 from trio_accel.devices import LibraryActor, Operation, Planned, Planner
 
-# Its import is noted, too.
+# Its import is also noted.
 NOTING = """
 import json, os, threading
 
@@ -113,7 +113,7 @@ async def test_each_operation_is_one_range(system: ta.System, isolation: Isolati
         for _ in range(3):
             x = await ta.linalg.matmul(x, x)
         np.testing.assert_array_equal(await x.to_host(), np.eye(3))
-        # The copies of an operand precede the range of its operation, and have none.
+        # The copies of an operand precede the range of its operation, and get no range of their own.
         np.testing.assert_array_equal(
             await (await ta.linalg.matmul(x, 2 * np.eye(3))).to_host(), 2 * np.eye(3)
         )

@@ -215,7 +215,7 @@ async def test_work_on_failed_results_fails_too(
     for outcome in (transform, dot):
         assert isinstance(outcome, ta.InputFailedError)
         assert "linalg.Scal" in str(outcome)
-        # The asker has a copy, so that an error others wait for does not keep the asker's frames.
+        # The caller has a copy, so that an error others wait for does not keep the caller's frames.
         assert repr(outcome.__cause__) == repr(failed)
     assert isinstance(fine, ta.AccelRef)
     assert await fine.item() == 4.0

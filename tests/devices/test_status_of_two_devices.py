@@ -292,7 +292,7 @@ def test_each_specification_with_a_status_has_a_case() -> None:
     for library in LIBRARIES:
         kernels |= set(load_library(library)[1])
     without = {name for name, cls in specs.items() if cls.operation not in kernels} - CASES.keys()
-    # The backend of the CPU has no compiled kernels to ask for, and no communicators of a vendor.
+    # The backend of the CPU lacks compiled kernels to ask for, and communicators of a vendor.
     assert without == {"CommunicatorIdSpec", "KernelInfoSpec"}
     assert set(CASES) == set(specs) - without
 

@@ -1,4 +1,4 @@
-"""Short steps are computed by their asker, if nothing could see the difference."""
+"""Short steps are computed by their caller, if nothing could see the difference."""
 
 from __future__ import annotations
 

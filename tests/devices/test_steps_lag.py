@@ -94,8 +94,8 @@ async def test_the_loop_is_on_time_next_to_sixteen_askers(device: ta.Device) -> 
             break
     share = (place.computed - before) / asked
     print(f"p99 in ms: {late} late, {alone} without askers; {turns} of a turn; {share:.0%} in place")
-    # Most are launched, because the stream has work of other askers. A run in place waits for an idle one.
+    # Most are launched, because the stream has work of other callers. A run in place waits for an idle one.
     assert place.computed > before
     assert min(turns) <= MOST, turns
-    # If others use the machine, a task is late even without askers.
+    # If others use the machine, a task is late even without callers.
     assert min(late) <= MOST or alone > MOST / 4, late

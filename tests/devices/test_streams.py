@@ -103,7 +103,7 @@ async def test_no_stream_has_more_than_256_operations_however_many_share_it(
         x, y = await device.put(np.ones(4)), await device.put(np.ones(4))
         await ta.linalg.scal(1.0, x)
         await ta.fft.fft(y)
-        # The first holds the others back, so long that all are there meanwhile: on a busy machine, too.
+        # The first holds the others back long enough for all to be there meanwhile, also on a busy machine.
         for delay in (0.2, 0.8, 3.2):
             ta.testing.inject_fault(device, ta.linalg.Scal, delay=delay)
             submitted = [device.submit(ta.linalg.Scal(1.0, x)) for _ in range(200)]

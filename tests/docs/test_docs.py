@@ -58,7 +58,7 @@ def test_every_link_has_a_text_and_leads_somewhere(page: Path) -> None:
     assert wrong == []
 
 
-# Pages that only a forge renders, too.
+# Including pages that only a forge renders.
 EVERY_PAGE = sorted({*PAGES, *ROOT.glob("*.md"), *ROOT.glob("examples/**/*.md"), *ROOT.glob("changes/*.md")})
 # Only an ordered list that begins with 1 may follow a paragraph without an empty line.
 _ITEM = re.compile(r" *([*+-]|1[.)]) +\S")

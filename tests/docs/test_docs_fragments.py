@@ -43,7 +43,7 @@ def named(node: ast.expr) -> Any:
     """Find the object named by an expression: of the package, or of an import of the page; None elsewhere.
 
     Raises:
-        AttributeError: There is no such name.
+        AttributeError: The name does not exist.
     """
     if isinstance(node, ast.Name):
         if node.id == "ta":

@@ -69,7 +69,7 @@ LONGEST = {
     "all_reduce.py": 95,
     # It also has the connections.
     "server_sent_events.py": 100,
-    # They explain a pattern, which has no page of its own.
+    # They explain a pattern, which lacks a page of its own.
     "mixture_of_experts.py": 130,
     "speculative_decoding.py": 135,
     # It also has its reference.

@@ -1,4 +1,4 @@
-"""The program of ``onnx_model.py`` with bad input: the errors of its askers, and the program's state."""
+"""The program of ``onnx_model.py`` with bad input: the errors of its callers, and the program's state."""
 
 from __future__ import annotations
 

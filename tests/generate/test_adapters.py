@@ -516,7 +516,7 @@ async def test_a_swap_while_faults_are_counted(folder: Path) -> None:
 
 
 async def test_a_device_without_memory_for_a_second_set(folder: Path) -> None:
-    """Arrays of processors are in shared memory: if its file system is full, this is the error, too."""
+    """Arrays of processors are in shared memory, so a full file system of it is also this error."""
     async with admin(folder, exact=0) as (send, adapters):
         used = (await device_of(adapters).statistics()).memory.used
         text = await ask(adapters.generation, 0)

@@ -261,7 +261,7 @@ def test_a_client_that_leaves_gives_its_pages_back(service: Serving) -> None:
     ) as sock:
         assert b" 200 " in sock.recv(65536)
     until(lambda: service.pages() == 0, 1.0)
-    # A client that hangs up without a stream, too.
+    # Also a client that hangs up without a stream.
     with pytest.raises(openai.APITimeoutError):
         chat(service.client(timeout=0.3), max_tokens=4000)
     until(lambda: service.pages() == 0, 1.0)

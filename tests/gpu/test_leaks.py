@@ -52,7 +52,7 @@ def check_flat(before: Holdings, after: Holdings) -> None:
     assert after.threads <= before.threads + THREADS
     assert after.mappings <= before.mappings + 4 * THREADS
     assert after.reserved <= before.reserved
-    # A worker that has replaced another has no earlier figure.
+    # A worker that has replaced another lacks an earlier figure.
     both = before.resident.keys() & after.resident.keys()
     grown = {pid: after.resident[pid] - before.resident[pid] for pid in both}
     assert len(grown) >= min(2, after.processes)

@@ -100,7 +100,7 @@ async def test_minutes_of_everything(system: ta.System, monkeypatch: pytest.Monk
 async def _everything(device: ta.Device) -> None:
     """Do some of everything, because a new worker holds less than a worker with loaded and planned libraries.
 
-    A fault that waits for its operation may end that worker, too.
+    A fault that waits for its operation may also end that worker.
     """
     while True:
         client = Client(device, random.Random(1), Counter())

@@ -76,7 +76,7 @@ OF_TWO = (
     "add", "atan2", "copysign", "divide", "fmax", "fmin", "fmod", "hypot", "logaddexp", "logaddexp2",
     "maximum", "minimum", "multiply", "pow", "rel_entr", "remainder", "subtract", "xlog1py", "xlogy",
 )  # fmt: skip
-# Gradients given by expressions have gradients, too.
+# Gradients given by expressions also have gradients.
 GRADIENTS = [
     name.removeprefix("nn.")
     for name, (word, _) in ta.gradients.words().items()

@@ -19,7 +19,7 @@ EXPONENTS = np.array([0.0, 1.0, 2.0, 0.5, 3.0, -1.0, 0.0, -1.5, 2.5, 0.0, 3.0])
 
 
 def slopes_of_powers(a: Any, b: Any) -> tuple[Any, Any]:
-    """The derivatives of a ** b, as PyTorch has them: a power of 0 does not change with its exponent."""
+    """PyTorch's derivatives of a ** b: a power of 0 does not change with its exponent."""
     with np.errstate(all="ignore"):
         of_base = np.where(b == 0, 0.0, b * a ** (b - 1))
         of_exponent = np.where((a == 0) & (b >= 0), 0.0, a**b * np.log(a))

@@ -105,7 +105,7 @@ def pairs(name: str) -> list[Any]:
 
 
 async def by_tape_of(f: Any, x: Any, *args: Any, **named: Any) -> Any:
-    """Return the slopes of a function by `ta.grad`; the other arguments have none."""
+    """Return the slopes of a function by `ta.grad`, without the other arguments."""
 
     def total(x: Any) -> Any:
         return a.sum(f(x, *args, **named))

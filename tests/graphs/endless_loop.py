@@ -1,4 +1,4 @@
-"""A loop that never ends: the device gives it up, and comes back. It is a program, too."""
+"""A loop that never ends: the device gives it up, and comes back. It is also a program."""
 
 from __future__ import annotations
 

@@ -376,7 +376,7 @@ async def test_a_handler_that_holds_the_loop_is_warned_of_once(
                     while system.loop_holds.seconds < 0.7:  # noqa: ASYNC110  # nobody is told
                         await trio.sleep(0.01)
                 metrics = (await ask(port, get("/metrics", "Connection: close"))).decode()
-    # On a busy machine other lines may hold the loop, too.
+    # On a busy machine other lines may also hold the loop.
     [record] = [each for each in caplog.records if "in blocked:" in each.message]
     assert record.levelno == logging.WARNING
     assert f"attacked.py:{line}, in blocked: no other task ran; move such work to a thread" in record.message

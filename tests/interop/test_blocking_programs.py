@@ -214,7 +214,7 @@ class Terminal:
             self._reap()
 
     def expect(self, wanted: str) -> str:
-        """Read up to a text; a terminal that never has it is closed by the test's time limit."""
+        """Read up to a text; if it never appears, the test's time limit closes the terminal."""
         seen = ""
         while wanted not in seen:
             seen += os.read(self._end, 4096).decode()

@@ -75,7 +75,7 @@ def special(name: str) -> Numbers:
 
 
 def by_numpy(function: str, x: Numbers, y: Any) -> Numbers | None:
-    """The entry of the table; None if NumPy has none, or it is an exception."""
+    """The entry of the table; None if it is missing in NumPy, or an exception."""
     if type(y) is float and x.dtype == ta.DType.bfloat16:
         y = np.asarray(y, x.dtype)  # EXCEPTIONS["bfloat16"]
     try:
@@ -186,7 +186,7 @@ async def over_ranges(texts: Sequence[str], x: Any, y: Any) -> list[ta.AccelRef]
 
 EXECUTORS: list[Executor] = [elementwise, in_a_graph, by_reductions, by_rows, in_a_loop, over_ranges]
 SINGLE = (by_reductions, by_rows)
-# On a processor each of these is compiled, too.
+# On a processor each of these is also compiled.
 COMPILED = (in_a_loop, over_ranges)
 
 

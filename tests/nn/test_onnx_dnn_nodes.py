@@ -45,7 +45,7 @@ Run = Callable[
 
 
 class NotThereError(Exception):
-    """The function has no such argument."""
+    """The function lacks such an argument."""
 
 
 def pads_of(spatial: Sequence[int], window: Sequence[int], given: Mapping[str, Any]) -> list[tuple[int, int]]:

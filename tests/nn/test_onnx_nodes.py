@@ -182,7 +182,7 @@ async def momentum(device: ta.Device, options: Options, inputs: Sequence[Any]) -
     return [each for kind in zip(*found, strict=True) for each in kind]
 
 
-# Nodes computed by another capability have their own line here, too.
+# Nodes computed by another capability also have their own line here.
 OPERATIONS: dict[str, Operation] = {
     "Adam": Operation("adam", adam, 2),
     "BatchNormalization": Operation("batch_normalization", batch_norm, 4),

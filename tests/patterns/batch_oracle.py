@@ -67,7 +67,7 @@ class Simulation:
         # Batches that run: their steps, the requests of the step, of the whole batch, and the step's end.
         self.running: list[tuple[Steps, list[Visit], list[Visit], float]] = []
         self.size_before = 1
-        # The times of events: two events at one time have no order.
+        # The times of events: two events at one time are unordered.
         self.times: list[float] = []
 
     def arrive(self, visit: Visit) -> None:

@@ -1,4 +1,4 @@
-"""Cancelling an asker before each step of any task, one after the other."""
+"""Cancelling a caller before each step of any task, one after the other."""
 
 from __future__ import annotations
 

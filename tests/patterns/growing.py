@@ -125,7 +125,7 @@ class Cache:
         self.take(batch)
         for sequence in batch:
             assert sequence not in self.away
-            # All before was written, unless the step before had no space.
+            # All before was written, unless the step before lacked space.
             if self.written[sequence] < min(sequence.done + sequence.steps_ahead, self.end(sequence)):
                 assert sequence.steps_ahead
                 raise ta.NotExecutedError("the step before was not executed")

@@ -1,4 +1,4 @@
-"""A hostile world attacks each pattern: models that hang, restarts, crowds, and cancelled askers."""
+"""A hostile world attacks each pattern: models that hang, restarts, crowds, and cancelled callers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Gated:
 
 
 class Crowd:
-    """Askers in tasks, and their outcomes."""
+    """Callers in tasks, and their outcomes."""
 
     def __init__(self, nursery: trio.Nursery, spawned: Spawned, count: int) -> None:
         self.outcomes: Counter[str] = Counter()

@@ -146,7 +146,7 @@ async def test_a_model_that_always_fails_is_called_a_few_times(
     assert len(model.calls) == {0: 1, 1: 3, 2: 7}[splits]
     parts = {0: [[*range(8)]], 1: [[0, 1, 2, 3], [4, 5, 6, 7]], 2: [[0, 1], [2, 3], [4, 5], [6, 7]]}[splits]
     assert [str(error) for error in errors] == [f"no {part}" for part in parts for _ in part]
-    # Each asker has an exception of its own: the traceback belongs to its task.
+    # Each caller has an exception of its own: the traceback belongs to its task.
     assert len({id(error) for error in errors}) == 8
 
 

@@ -20,7 +20,7 @@ class BadError(Exception):
 
 
 class Recorder:
-    """A model that notes its calls, and the askers that note their outcomes."""
+    """A model that notes its calls, and the callers that note their outcomes."""
 
     def __init__(self) -> None:
         self.start = trio.current_time()

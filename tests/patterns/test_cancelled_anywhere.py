@@ -1,4 +1,4 @@
-"""A text and a router of experts with an asker cancelled at any step: one outcome, nothing is left."""
+"""A text and a router of experts with a caller cancelled at any step: one outcome, nothing is left."""
 
 from __future__ import annotations
 

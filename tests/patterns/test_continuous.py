@@ -126,7 +126,7 @@ async def test_a_reader_that_leaves_is_in_no_further_step(
             await anext(stream)
             await trio.sleep(0.5)
             left_at = trio.current_time()
-        # It does not wait for the step, and its pages are given back when no step has it.
+        # It does not wait for the step, and its pages are given back when no step uses them.
         assert trio.current_time() == left_at
         assert writer.left == []
         await trio.sleep(0.6)

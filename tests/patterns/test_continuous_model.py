@@ -28,7 +28,7 @@ Sequence = RunningSequence[Visit, int]
 
 
 class Recorder:
-    """A step with the known duration, and askers that note their view."""
+    """A step with the known duration, and callers that note their view."""
 
     def __init__(self) -> None:
         self.start = trio.current_time()

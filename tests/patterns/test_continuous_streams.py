@@ -201,7 +201,7 @@ async def observe(visits: list[Visit], losses: set[int], ahead: int) -> tuple[Wo
         async with trio.open_nursery() as nursery:
             for visit in visits:
                 nursery.start_soon(world.visit, batcher, visit)
-        # A step without askers unwinds on its own, or was called in advance and comes to its end.
+        # A step without callers unwinds on its own, or was called in advance and comes to its end.
         await trio.sleep(0.11)
         statistics: ContinuousStatistics = await batcher.ask(GetStatistics())
         assert system.tree().find(batcher.path).restarts == 0

@@ -1,4 +1,4 @@
-"""The counts of the patterns, against the view of their askers."""
+"""The counts of the patterns, against the view of their callers."""
 
 from __future__ import annotations
 

@@ -304,7 +304,7 @@ async def test_an_asker_that_waits_for_its_refusal_is_cancelled_at_once(
 
 
 async def leave_together(scheduler: Scheduler, left: Counter[str], nursery: trio.Nursery) -> int:
-    """Start 3000 askers of a tenant and one asker of another, and wait until the deadlines of all pass.
+    """Start 3000 callers of a tenant and one caller of another, and wait until the deadlines of all pass.
 
     Returns:
         How many tasks there were before.
@@ -355,7 +355,7 @@ async def test_of_askers_that_leave_together_a_few_go_in_each_turn_of_the_loop(
             assert left["b"] or turn < 5
         assert max(turns) <= 64
         assert left == {"a": 3000, "b": 1}
-        # The turns follow each other at once, and a waiting request has no task but its asker's.
+        # The turns follow each other at once, and a waiting request has no task but its caller's.
         assert trio.current_time() == begun + 0.02
         # One task gives refusals.
         assert tasks - trio.lowlevel.current_statistics().tasks_living in {3001, 3002}
@@ -541,7 +541,7 @@ WAITING = tuple(f"waits {number}" for number in range(12))
 
 
 async def ends(scheduler: Scheduler, end: Callable[[], Awaitable[None]]) -> dict[str, Exception]:
-    """The outcomes of askers, one with a running request and others waiting, when the scheduler ends."""
+    """The outcomes of callers, one with a running request and others waiting, when the scheduler ends."""
     got: dict[str, Exception] = {}
 
     async def asker(name: str) -> None:

@@ -378,7 +378,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(step=st.integers(1, 40), seed=st.integers(1, 9))
     def cancelled(self, step: int, seed: int) -> None:
-        """The whole step was taken, or none, at any point of its asker's cancellation."""
+        """The whole step was taken, or none, at any point of its caller's cancellation."""
 
         async def ask() -> int:
             with trio.CancelScope() as scope:

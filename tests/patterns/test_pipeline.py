@@ -44,7 +44,7 @@ Model = Callable[[Any], Awaitable[Any]]
 
 @attrs.frozen
 class Visit:
-    """An item: its arrival, the duration of each stage, its failing stage, and its asker's departure."""
+    """An item: its arrival, the duration of each stage, its failing stage, and its caller's departure."""
 
     comes: int
     takes: tuple[int, ...]
@@ -161,7 +161,7 @@ LINES = st.lists(
 def visits_of(draw: st.DrawFn, count: int, most: int = 12) -> list[Visit]:
     moment, visits = 0, list[Visit]()
     for number in range(draw(st.integers(1, most))):
-        # Two simultaneous arrivals have no order.
+        # Two simultaneous arrivals are unordered.
         moment += draw(st.integers(1, 3))
         visits.append(
             Visit(
@@ -250,7 +250,7 @@ async def test_a_full_stage_holds_the_one_before(system: ta.System, autojump_clo
     assert most == 5
     assert max(waiting for _, (waiting, _) in counts) == 3
     assert max(held for (_, held), _ in counts) == 2
-    # Items with a place are in front of the first stage; the others wait with their askers.
+    # Items with a place are in front of the first stage; the others wait with their callers.
     assert {waiting for (waiting, _), _ in counts} <= {0, 1}
 
 
@@ -453,7 +453,7 @@ async def test_settings_of_observers_for_a_stage_end_with_it(system: ta.System) 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(pipeline.ask, Submit(1))
         await wait_all_tasks_blocked()
-        # The item began before anybody traced, so it has no span.
+        # The item began before anybody traced, so its span is missing.
         with ta.telemetry.trace(system, provider):
             may_go.set()
             await wait_all_tasks_blocked()

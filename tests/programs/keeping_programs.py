@@ -11,7 +11,7 @@ from trio_accel.programs import Array
 
 
 class Keeps:
-    """Keeps it until its instance is gone."""
+    """Keeps it until its instance is released."""
 
     def __init__(self) -> None:
         self.kept: list[Any] = []

@@ -1,4 +1,4 @@
-"""Programs that wait for a pipe, so that their askers can leave them; workers import this module."""
+"""Programs that wait for a pipe, so that their callers can leave them; workers import this module."""
 
 from __future__ import annotations
 

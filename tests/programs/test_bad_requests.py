@@ -1,4 +1,4 @@
-"""Bad requests among good ones: each costs its own asker an error, and the others nothing."""
+"""Bad requests among good ones: each costs its own caller an error, and the others nothing."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ async def test_a_kept_written_argument_fails_the_call(any_device: ta.Device, met
         ):
             await program.ask(method, X, *targets)
         del targets
-        # The instance that kept it is gone.
+        # The instance that kept it was released.
         assert await program.ask(Keeps.count) == 0
 
 

@@ -1,4 +1,4 @@
-"""Askers leave calls at their deadlines; the calls continue, and harm nobody."""
+"""Callers leave calls at their deadlines; the calls continue, and harm nobody."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ async def test_an_asker_leaves_with_its_host_array(
     program, counts = await opening(device)
     x = np.full(count, 2.0)
     end = await left(pipe, lambda: program.ask(method, str(pipe), x))
-    # It is the asker's own again.
+    # It is the caller's own again.
     x[:] = np.nan
     os.close(end)
     assert await program.ask(Waits.quick) == 3.0

@@ -27,7 +27,7 @@ X = RANDOM.standard_normal((5, 4))
 NUMBERS = np.arange(20).reshape(5, 4)
 REALS = ("float16", "float32", "float64", "int8", "int32", "int64", "uint8")
 COMPLEX = ("complex64", "complex128")
-# NumPy exports it by no protocol, so only arrays of a GPU have it.
+# NumPy does not export it, so only arrays of a GPU support it.
 LOW = () if BACKEND == "cpu" else ("bfloat16",)
 
 

@@ -1,7 +1,7 @@
 """Work of all kinds on one device, at once and with faults, against a model in NumPy.
 
-The arrays hold integers, so results are exact. The model knows the replies to the askers, and no more. A step
-that succeeds has run once. A step that fails has not run, or has damaged its targets. A step that was
+The arrays hold integers, so results are exact. The model knows the replies to the callers, and no more. A
+step that succeeds has run once. A step that fails has not run, or has damaged its targets. A step that was
 cancelled, or whose context was lost, has run or has not: each is a world of its own. Some world must agree
 with the findings.
 """
@@ -57,7 +57,7 @@ class Step:
         kind: The kind of step.
         x: Slot of the array to read.
         y: Slot of the array to change, if any.
-        leaves: The number of turns of the loop before the asker is cancelled; None for never.
+        leaves: The number of turns of the loop before the caller is cancelled; None for never.
     """
 
     kind: str
@@ -264,7 +264,7 @@ class Work:
             is_ours = step.kind == "breaks"
             if isinstance(outcome, Exception):
                 may_fail = has_fault or is_ours or bool(self.suspects) or (kind.is_told_later and breaks)
-                # A queued request finds out that its array is gone.
+                # A queued request finds out that its array was released.
                 is_released = "replace" in kinds and "was released" in str(outcome)
                 assert may_fail or is_released, (step, outcome)
                 assert is_ours or not isinstance(outcome, ta.ActorFailedError), (step, outcome)
@@ -295,7 +295,7 @@ class Work:
             try:
                 held = await ref.to_host()
             except (ta.StaleRefError, ta.InputFailedError):
-                # Its producer may still be in flight, without its asker.
+                # Its producer may still be in flight, without its caller.
                 if slot not in self.suspects:
                     raise
                 damaged.append(slot)

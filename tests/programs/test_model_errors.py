@@ -49,7 +49,7 @@ class Case:
         row: How it begins on the page.
         how: The argument of the method.
         method: Which one.
-        error: Class of the asker's error.
+        error: Class of the caller's error.
         cause: Class of its cause; None if it is not looked at.
         neighbour: Result of another program in flight, or the class of its error.
         behind: Result of a call of the same program after it, or the class of its error.
@@ -141,7 +141,7 @@ CASES = [
 
 
 class Lab:
-    """A device with the two programs, and the outcomes of askers."""
+    """A device with the two programs, and the outcomes of callers."""
 
     def __init__(
         self, device: ta.Device, failing: ta.programs.Program[Fails], other: ta.programs.Program[Neighbour]
@@ -236,7 +236,7 @@ async def test_a_row_is_true(system: ta.System, case: Case) -> None:
 
 
 async def test_statements_about_the_state_are_true(system: ta.System) -> None:
-    """A call continues after its asker has left, and a refused update has changed nothing."""
+    """A call continues after its caller has left, and a refused update has changed nothing."""
     for case in CASES:
         if case.how in ("slow", "unchanged"):
             lab = await open_lab(system, OPTIONS)

@@ -356,7 +356,7 @@ async def test_a_program_that_keeps_a_writable_array_fails(device: ta.Device, na
             await program.ask(method, X, *targets)
         del targets
         others = [await device.put(np.full((2, 4), number)) for number in range(8)]
-        # The instance that kept it is gone.
+        # The instance that kept it was released.
         assert await program.ask(Keeps.write) == []
         for number, array in enumerate(others):
             np.testing.assert_array_equal(await array.to_host(), np.full((2, 4), number))

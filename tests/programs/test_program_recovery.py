@@ -129,7 +129,7 @@ async def test_a_result_lost_before_it_is_fetched(system: ta.System, tmp_path: P
 async def test_a_program_remade_before_a_result_is_fetched(
     system: ta.System, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, retry: int, is_lost: bool
 ) -> None:
-    """A neighbour's error costs an asker nothing, and without `retry` no call runs again after a loss."""
+    """A neighbour's error costs a caller nothing, and without `retry` no call runs again after a loss."""
     path = tmp_path / "notes"
     async with (
         system.open_device("cpu", options=recovering(retry=retry)) as device,

@@ -1,4 +1,4 @@
-"""Programs that refuse requests: an error for the asker, and nothing for the others."""
+"""Programs that refuse requests: an error for the caller, and nothing for the others."""
 
 from __future__ import annotations
 

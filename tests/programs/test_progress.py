@@ -1,4 +1,4 @@
-"""Methods report progress to their askers."""
+"""Methods report progress to their callers."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ async def test_an_error_of_the_callback_ends_the_ask(any_device: ta.Device, pipe
                 await program.ask(Watches.reports_and_waits, str(pipe))
         with pytest.raises(ZeroDivisionError, match="at 1"):
             await program.ask(Watches.reports, [1])
-        # The method has seen that its asker has left; it did not end by its own limit.
+        # The method has seen that its caller has left; it did not end by its own limit.
         ((_, last),) = (await _seen(program))[1]
         assert last
 

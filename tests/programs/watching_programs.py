@@ -1,4 +1,4 @@
-"""Programs that look whether their asker has left, and report their actions; workers import this module."""
+"""Programs that look whether their caller has left, and report their actions; workers import this module."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trio_accel.programs import Array, is_cancelled, method, report_progress
 
 
 def until_left(pipe: str) -> tuple[bool, bool]:
-    """Write to a pipe, and continue until the asker has left; returns the first and last observation."""
+    """Write to a pipe, and continue until the caller has left; returns the first and last observation."""
     first, pause = is_cancelled(), threading.Event()
     Path(pipe).write_text("begun")
     for _ in range(5000):

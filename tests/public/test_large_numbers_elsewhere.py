@@ -54,7 +54,7 @@ def _public() -> dict[str, Any]:
             one = getattr(package, name)
             found[f"{module.name}.{name}"] = one
             if inspect.isclass(one) and not issubclass(one, BaseException):
-                # A base of specifications has no descriptor.
+                # A base of specifications lacks a descriptor.
                 methods = [each for each in dir(one) if not each.startswith("_") and each != "described"]
                 found |= {f"{name}.{each}": getattr(one, each) for each in methods}
     return {name: one for name, one in found.items() if _numbers_of(one) or _has_no_function(one)}

@@ -72,7 +72,7 @@ async def test_a_number_by_rejection_is_the_same_wherever_it_is(device: ta.Devic
     long = await (await ta.random.Generator(device, seed=5).gamma(140_000, "float64", a=0.7)).to_host()
     short = await (await ta.random.Generator(device, seed=5).gamma((9, 2), "float64", a=0.7)).to_host()
     np.testing.assert_array_equal(short.reshape(-1), long[:18])
-    # A row is 65536 numbers, and one draw has no number of another.
+    # A row is 65536 numbers, and two draws share no number.
     assert len(np.unique(long)) == len(long)
     single = await (await ta.random.Generator(device, seed=5).gamma(1000, a=0.7)).to_host()
     np.testing.assert_array_equal(single, long[:1000].astype(np.float32))

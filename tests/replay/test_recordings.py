@@ -124,7 +124,7 @@ async def test_outcomes_of_started_and_cancelled_calls(system: ta.System, isolat
             with suppress(ta.StaleRefError):
                 await before.to_host()
             await product.value.to_host()
-        # A machine with other work to do has no time for a loop of them.
+        # A machine with other work lacks the time for a loop of them.
         assert recording.operations > 2
     for where in ("inline", "process"):
         report = await replayed(system, journal, where)
@@ -219,7 +219,7 @@ async def test_two_recordings_of_one_device(system: ta.System, isolation: Isolat
         async with replay.record(device, outer):
             x = await device.put(np.eye(3) + 1)
             async with replay.record(device, inner):
-                # Each lacks some content that the launch needs, and has it refused.
+                # Each lacks some content that the launch needs, so the launch is refused.
                 await (x @ before).to_host()
                 product = (x @ before).start()
                 await product.value.to_host()

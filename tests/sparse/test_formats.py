@@ -17,7 +17,7 @@ import trio_accel as ta
 from trio_accel import sparse
 
 MAKERS = {"csr": sparse.csr, "csc": sparse.csc, "coo": sparse.coo, "bsr": sparse.bsr}
-# The stand-in has no cuSPARSE products with matrices.
+# The stand-in lacks cuSPARSE products with matrices.
 LAYOUTS = ["bsr", "coo"] if IS_STAND_IN else sorted(MAKERS)
 WIDE = {"float32": "float64", "complex64": "complex128"}
 

@@ -48,7 +48,7 @@ def factor(library: Any, spec: Any, call: Any, addresses: tuple[int, int, int], 
 
 @pytest.fixture
 def with_such_a_factor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the stand-in, which has no such routine, take the routine above."""
+    """On the stand-in, which lacks such a routine, take the routine above."""
     if not IS_STAND_IN:
         return
     from trio_accel.backends.cuda.libraries.sparse import SparseLibrary

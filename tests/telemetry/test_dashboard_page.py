@@ -228,7 +228,7 @@ async def test_it_shows_that_the_program_has_ended(system: ta.System) -> None:
 
 
 def _visit_and_lose(url: str, visit: Callable[[Page], None]) -> None:
-    # The browser itself reports on the console that the connection is gone.
+    # The browser itself reports on the console that the connection has ended.
     with pytest.raises(AssertionError, match="ERR_"):
         browse(url, visit)
 

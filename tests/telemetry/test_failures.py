@@ -61,7 +61,7 @@ def test_a_message_and_the_restart_above_it_are_one_in_any_order(clock: Clock) -
         for say in order:
             say(failures)
         assert rows(failures) == [("s/device/context", "restart", "Scal", 2)]
-        # And later, too, with the first time and the last.
+        # And later, with the first time and the last.
         first = clock.now - 0.5
         for hour in range(3, 6):
             clock.passed += 3600.0

@@ -62,7 +62,7 @@ def openmetrics(recorder: Recorder) -> str:
 
 
 def parse_openmetrics(text: str) -> list[Metric]:
-    # It has no types.
+    # It lacks types.
     return list(openmetrics_parser.text_string_to_metric_families(text))  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
 
 

@@ -134,7 +134,7 @@ async def test_asks_are_children_of_the_asker_through_actors(
     with ta.telemetry.trace(system, provider):
         with tracer.start_as_current_span("request"):
             assert await outer.ask(Twice(4)) == 8
-        assert not get_current_span().get_span_context().is_valid  # the asker's own context is unchanged
+        assert not get_current_span().get_span_context().is_valid  # the caller's own context is unchanged
         await inner.ask(Sum(1, 2))
     assert await inner.ask(Sum(1, 2)) == 3  # and no span
     spans = Spans(exporter)
@@ -356,7 +356,7 @@ async def test_failed_and_cancelled_operations(
     assert not spans.named("launch linalg.Dot")
     assert cancelled.status.status_code is StatusCode.UNSET
     assert events(cancelled) == ["validated", "cancelled"]
-    # It continued without its asker.
+    # It continued without its caller.
     assert times(spans["launch linalg.Scal"])[1] > times(cancelled)[1]
 
 

@@ -89,7 +89,7 @@ async def test_such_a_step_ends_the_training(
     async with open_(on_nan="stop") as trainer:
         assert [step.number async for step in trainer.steps(given(1, 0, 1))] == [1]
     assert "gradient nan whatever the scale is: the training ends" in caplog.text
-    # Nobody else gets it, so a program without logging has it on its stderr.
+    # Nobody else gets it, so a program without logging prints it on its stderr.
     assert all(
         getattr(record, "is_untold", False) for record in caplog.records if record.name == "trio_accel.train"
     )
@@ -106,7 +106,7 @@ async def test_a_large_scale_falls_until_gradients_are_finite(
         assert 15 <= sum(skipped) <= 18
         assert trainer.progress.scale == 2.0 ** (32 - sum(skipped))
     assert "with the scale 8.38861e+06; steps skipped in a row: 10" in caplog.text
-    # Nobody else gets it, so a program without logging has it on its stderr.
+    # Nobody else gets it, so a program without logging prints it on its stderr.
     assert all(
         getattr(record, "is_untold", False) for record in caplog.records if record.name == "trio_accel.train"
     )

@@ -88,7 +88,7 @@ async def mistakes(x: ta.AccelRef, plain: list[float]) -> None:
     await (x + "1")  # type: ignore[operator]
     await (y @ plain)  # type: ignore[operator]
     await linalg.matmul(y, plain)  # type: ignore[arg-type]
-    # The host has no such methods, and a call no elements.
+    # The host lacks such methods, and a call lacks elements.
     await y.to_host().cast("float32")  # type: ignore[misc]
     y[0] = 1.0  # type: ignore[index]
     # Wrong values of arguments.

@@ -30,7 +30,7 @@ CHOSEN, LONG = (BACKEND, 1200) if IS_STAND_IN else ("cpu", 1500)
 
 
 class Load:
-    """Askers of products and of other requests in the meantime."""
+    """Callers of products and of other requests in the meantime."""
 
     def __init__(self, device: ta.Device) -> None:
         self.device = device

@@ -1,4 +1,4 @@
-"""Cancelled askers of a device in a worker: withdrawn, awaited, or let go after the grace."""
+"""Cancelled callers of a device in a worker: withdrawn, awaited, or let go after the grace."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ async def balanced(device: ta.Device, blocks: int) -> None:
     found = await device.statistics()
     assert (found.in_flight, device.pending, found.queues) == (0, 0, {})
     with trio.fail_after(60):
-        # Memory open to a killed worker is kept until the worker is dead, and an array until no traceback has
-        # it.
+        # Memory open to a killed worker is kept until the worker is dead, and an array until no traceback
+        # keeps it.
         while (await device.statistics()).memory.blocks != blocks:
             gc.collect()
 
@@ -136,7 +136,7 @@ async def test_a_running_operation_is_awaited_within_the_grace(system: ta.System
         ta.testing.inject_fault(device, ta.linalg.Scal, delay=0.3)
         start = trio.current_time()
         with trio.CancelScope() as scope:
-            # It is complete before the asker gets the outcome, so the array is in a known state.
+            # It is complete before the caller gets the outcome, so the array is in a known state.
             async with cancelled_in_flight(device, scope):
                 assert await ta.linalg.scal(2.0, x) is x
         assert trio.current_time() - start >= 0.3
@@ -300,7 +300,7 @@ async def test_cancelled_while_the_worker_is_replaced(system: ta.System) -> None
 async def test_cancelled_while_the_application_copies(
     system: ta.System, monkeypatch: pytest.MonkeyPatch, is_read: bool
 ) -> None:
-    """The copy ends within the grace: the asker returns only when nobody uses its array."""
+    """The copy ends within the grace: the caller returns only when nobody uses its array."""
     async with system.open_device(BACKEND, options=options(cancel_grace=5.0)) as device:
         host = np.arange(1 << 16, dtype=float)
         ref = await device.put(host)
@@ -334,7 +334,7 @@ async def test_cancelled_while_the_application_copies(
 async def test_the_worker_dies_while_the_application_copies(
     system: ta.System, monkeypatch: pytest.MonkeyPatch, is_read: bool
 ) -> None:
-    """The copy is cut; when the asker gets the loss, nothing touches its array."""
+    """The copy is cut; when the caller gets the loss, nothing touches its array."""
     async with system.open_device(BACKEND, options=options()) as device:
         host = np.arange(1 << 16, dtype=float)
         ref, other = await device.put(host), await device.put(host)

@@ -1,4 +1,4 @@
-"""A worker killed while it runs a chain of calls: one outcome for each asker, and nothing left."""
+"""A worker killed while it runs a chain of calls: one outcome for each caller, and nothing left."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ async def test_memory_released_while_a_worker_starts_is_not_kept_by_it(system: t
                 async for current in generations:
                     if current > generation:
                         break
-                    # In the midst of the start, too.
+                    # Also in the midst of the start.
                     dropped.pop()
             dropped.clear()
             await device.synchronize()

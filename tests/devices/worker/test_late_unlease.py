@@ -1,4 +1,4 @@
-"""A worker learns that an array is no longer borrowed when the context that read it is gone."""
+"""A worker learns that an array is no longer borrowed when the context that read it has ended."""
 
 from __future__ import annotations
 

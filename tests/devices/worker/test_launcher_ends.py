@@ -331,7 +331,7 @@ async def test_the_death_of_the_application_is_seen_after_an_import(
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     async with running_application("import") as application:
         with trio.fail_after(60):
-            # The module is being imported, and continues when the reader has gone.
+            # The module is being imported, and continues when the reader has ended.
             await trio.lowlevel.wait_readable(reader)
         process = launcher(application.process.pid)
         application.process.kill()

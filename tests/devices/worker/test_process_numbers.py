@@ -47,7 +47,7 @@ async def test_the_tree_and_the_statistics_name_the_worker(system: ta.System, de
     assert len({*pids, os.getpid()}) == 3
     (launcher,) = [node for node in system.tree().walk() if node.actor_class == "LauncherActor"]
     assert launcher.pid not in (None, *pids, os.getpid())
-    # Records of this process have no number.
+    # Records of this process lack a number.
     assert system.tree().find(f"test/{NAME}").pid is None
 
 

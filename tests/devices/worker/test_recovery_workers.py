@@ -308,7 +308,7 @@ async def test_a_library_that_ends_every_worker(system: ta.System) -> None:
 
 
 async def test_a_library_that_finds_the_context_lost(system: ta.System) -> None:
-    """Its first asker gets the error; nothing was begun, so that nothing is invalid."""
+    """Its first caller gets the error; nothing was begun, so that nothing is invalid."""
     async with system.open_device(BACKEND, options=options()) as device:
         x = await device.put(np.ones(3))
         with pytest.raises(ta.ContextLostError, match="waited for its library to be opened") as caught:

@@ -54,13 +54,13 @@ class Observed(RemoteRequest):
 
 
 class Life(RuleBasedStateMachine):
-    """The device's actions on a request, in any order, and the asker's required view of them."""
+    """The device's actions on a request, in any order, and the caller's required view of them."""
 
     @initialize()
     def begin(self) -> None:
         self.request = Observed()
         self.request.task = object()  # type: ignore[assignment]  # any: nothing is scheduled here
-        # The model: the request's queue, whether its end was reported and its asker cancelled, and the
+        # The model: the request's queue, whether its end was reported and its caller cancelled, and the
         # reports.
         self.place = "here"
         self.is_cancelled = self.is_ended = self.has_left = False
@@ -108,7 +108,7 @@ class Life(RuleBasedStateMachine):
 
     @rule()
     def cancel(self) -> None:
-        """The asker is cancelled: a waiting request is withdrawn, a request in a worker has its grace."""
+        """The caller is cancelled: a waiting request is withdrawn, a request in a worker has its grace."""
         if self.is_cancelled or self.request.stage == "over":
             return
         self.is_cancelled = True
@@ -183,7 +183,7 @@ class Held:
         loan: Of a lease: ends it when its last user has ended.
         lender: The lease that lends the array.
         ends: The number of ends reported to the lender.
-        users: The model's count of a lease's users: the asker, and the loans.
+        users: The model's count of a lease's users: the caller, and the loans.
         is_dropped: Whether who asked has given it back.
         place: "here", "worker" or "over".
         is_leaving: Whether the worker was asked to end it.

@@ -112,7 +112,7 @@ async def test_submissions_after_a_repeated_operation_are_right(system: ta.Syste
         scaled = device.submit(ta.linalg.Scal(2.0, transform.value))
         apart = device.submit(ta.linalg.Matmul(a, EYE + 0j))
         await lose(device, 3)
-        # The product and its readers make their outputs again; the update in place was in flight, too.
+        # The product and its readers make their outputs again; the update in place was also in flight.
         for pending in (product, transform, apart):
             await pending.wait()
         np.testing.assert_array_equal(await product.value.to_host(), 4.0 * EYE)

@@ -261,7 +261,7 @@ async def test_one_task_waits_for_several_peers(nursery: trio.Nursery) -> None:
 
 @attrs.define
 class Spinning:
-    """Counts the askers that poll for themselves."""
+    """Counts the callers that poll for themselves."""
 
     now: int = 0
     begun: int = 0
@@ -417,7 +417,7 @@ async def test_a_request_of_a_closed_device(device: ta.Device, spinning: Spinnin
 async def test_messages_for_others_are_delivered_in_nobodys_context(
     device: ta.Device, spinning: Spinning
 ) -> None:
-    """Observers, and handlers of the log, and not in the context of an asker that happens to wait alone."""
+    """Observers, and handlers of the log, and not in the context of a caller that happens to wait alone."""
     who: contextvars.ContextVar[str] = contextvars.ContextVar("who", default="nobody")
     x = await steady(device, spinning)
     seen: list[tuple[str, str]] = []

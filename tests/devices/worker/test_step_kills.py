@@ -1,4 +1,4 @@
-"""A worker killed while it runs a step: one outcome for each asker, and plans that continue."""
+"""A worker killed while it runs a step: one outcome for each caller, and plans that continue."""
 
 from __future__ import annotations
 

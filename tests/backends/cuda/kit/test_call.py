@@ -201,7 +201,7 @@ def test_workspace_that_grows_in_the_middle_of_a_call(rig: Any, run: Runner) -> 
     assert one == first
     assert len({one, two, three}) == 3
     assert not one < two < one + 1024
-    # The next one has it in one piece.
+    # The next call gets it in one piece.
     assert take.nbytes == 512 + 4096 + 256
     one, two, three = take(512, 4096, 256)
     assert (two - one, three - two) == (512, 4096)

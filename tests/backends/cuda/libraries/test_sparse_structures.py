@@ -32,7 +32,7 @@ def write(rig: Any, array: ArraySpec, values: list[int]) -> None:
 
 
 def believed(rig: Any) -> list[bool]:
-    """For each matrix found right, whether cuSPARSE has it."""
+    """For each matrix found right, whether it was passed to cuSPARSE."""
     return [seen.product is not None for seen in rig.library("sparse")._seen.values() if seen.is_right]
 
 

@@ -1,4 +1,4 @@
-"""Priorities of streams, as the driver has them."""
+"""Priorities of streams in the driver's range."""
 
 from __future__ import annotations
 
