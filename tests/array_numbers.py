@@ -15,7 +15,7 @@ REALS = (
     *("float16", "bfloat16", "float32", "float64"),
 )
 DTYPES = (*REALS, "complex64", "complex128")
-# By the dtype of an array, that of a result that is no whole number.
+# By the dtype of an array, the dtype of a result with fractions.
 INEXACT = {name: name if "float" in name or "complex" in name else "float64" for name in DTYPES}
 
 

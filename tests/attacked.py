@@ -31,7 +31,7 @@ def resources() -> dict[str, int]:
 
 
 class Seen:
-    """What the application has done, and events of its changes."""
+    """The actions of the application, and events of its changes."""
 
     def __init__(self) -> None:
         self.running = self.served = self.cancelled = 0
@@ -94,7 +94,7 @@ class Handlers:
             return PlainTextResponse("released")
 
     async def sse(self, request: Request) -> Response:
-        """So many events, with a pause after each."""
+        """This many events, with a pause after each."""
         count, pause = int(request.query_params["n"]), float(request.query_params.get("s", "0"))
 
         async def events() -> AsyncIterator[str]:
@@ -135,7 +135,7 @@ class Handlers:
         return PlainTextResponse("later", background=BackgroundTask(work))
 
     async def state(self, request: Request) -> Response:
-        """Descriptors and bytes of this process, and requests that are served."""
+        """Descriptors and bytes of this process, and its requests in service."""
         return JSONResponse({**resources(), "running": self._seen.running, "cancelled": self._seen.cancelled})
 
     async def blocked(self, request: Request) -> Response:
@@ -201,7 +201,7 @@ async def connections(port: int, *requests: bytes) -> AsyncGenerator[list[trio.S
 
 
 async def read_all(stream: trio.SocketStream, seconds: float = 60.0) -> bytes:
-    """Read until the server ends the connection; a reset ends it, too."""
+    """Read until the server ends the connection, also by a reset."""
     found = b""
     async with stream:
         with trio.fail_after(seconds), suppress(trio.BrokenResourceError):
@@ -216,7 +216,7 @@ async def ask(port: int, data: bytes, seconds: float = 60.0) -> bytes:
 
 
 async def until_files(count: int, seconds: float = 60.0) -> None:
-    """Wait until this process has at most so many descriptors, because the server closes last."""
+    """Wait until this process has at most this many descriptors, because the server closes last."""
     with trio.fail_after(seconds):
         while len(os.listdir("/proc/self/fd")) > count:  # noqa: ASYNC110  # the server's side has no event
             await trio.sleep(0.01)

@@ -1,6 +1,6 @@
-"""What the project counts about itself: `python tests/counts.py` prints it, with `-v` in detail.
+"""Counts of the project about itself: `python tests/counts.py` prints them, with `-v` in detail.
 
-docs/design/counts.md says why, and `test_counts.py` has the bounds.
+docs/design/counts.md gives the reasons, and `test_counts.py` has the bounds.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ __all__ = [
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "trio_accel"
-# What the backends have for each library, and their base. What serves several libraries is shared.
+# The code of the backends for each library, and their base. Code for several libraries is shared.
 LIBRARIES = {
     "arrays": r"/expressions/|cpu/compiled/|gpu/(kernels|primitives)\.|ops/arrays\."
     r"|kernels/(arrays|integers|values|halves)\.|libraries/(arrays|compiled|_order|_radix_sort)\.",
@@ -60,14 +60,14 @@ LIBRARIES = {
     r"|libraries/(dnn|_attention|_cudnn)\.",
     "random": r"ops/random\.|kernels/(philox|rejection|sequences)\."
     r"|libraries/random\.",
-    # These are made of functions of other libraries alone.
+    # These are made only of functions of other libraries.
     **dict.fromkeys(("ndimage", "signal", "spatial", "tables"), r"(?!)"),
     "sparse": r"kernels/(sparse|structures|residuals)\."
     r"|libraries/(sparse|_sparse_makers|_sparse_steps|_cudss)\.",
     "tensor": r"ops/tensor\.|libraries/tensor\.",
 }
 SHARED = re.compile(r"base/contract/ops/|base/gpu/|(cpu|cuda)/(libraries|kernels|kit)/")
-# What runs the user's own code, moves data, or replays: it counts on neither side.
+# Functions that run the user's own code, move data, or replay: they count on neither side.
 OWN_CODE = re.compile(r"/_?(jit|programs?|graphs?|conditions|faults|foreign|memory|tensor_maps)\.")
 METHODS = {"random": ("Generator", "Sobol"), "collectives": ("Rank",), "tables": ("HashMap",)}
 SILENT = {
@@ -114,7 +114,7 @@ def package_tokens() -> int:
 
 @attrs.frozen
 class Tokens:
-    """Tokens behind the public functions that compute.
+    """Tokens of the code of public functions that compute.
 
     Attributes:
         by_library: Tokens of each library: capability, specifications, and its parts of both backends.
@@ -128,7 +128,7 @@ class Tokens:
 
     @property
     def per_function(self) -> float:
-        """The tokens for each function, with those that are shared."""
+        """The tokens for each function, including shared tokens."""
         return (self.by_library.total() + self.shared) / sum(map(len, self.functions.values()))
 
     def of(self, library: str) -> float:
@@ -142,7 +142,7 @@ class Tokens:
 
 
 def count_tokens() -> Tokens:
-    """Count what stands behind each public function that computes, in Python and in CUDA."""
+    """Count the code of each public function that computes, in Python and in CUDA."""
     tokens, shared = Counter[str](), 0
     for path in sorted(PACKAGE.rglob("*")):
         name = path.relative_to(PACKAGE).as_posix()
@@ -160,7 +160,7 @@ def library_of(name: str) -> str | None:
     folder, _, rest = name.partition("/")
     if folder == "backends":
         return next((library for library, rooms in LIBRARIES.items() if re.search(rooms, f"/{rest}")), None)
-    # Expressions are what functions of arrays are made of.
+    # Functions of arrays are made of expressions.
     return "arrays" if folder == "expressions" else folder if folder in LIBRARIES else None
 
 
@@ -175,7 +175,7 @@ def public_functions(library: str) -> Iterator[str]:
 
 
 class Trace:
-    """The Python functions of the package that are entered, by file."""
+    """The entered Python functions of the package, by file."""
 
     def __init__(self) -> None:
         self.calls = Counter[str]()
@@ -287,7 +287,7 @@ async def _traced(
         await trio.sleep(0.002)
     application: list[Trace] = []
     worker: list[Trace] = []
-    # The shortest of seven: the loops do other things, too, which are not the operation's.
+    # The shortest of seven: the loops also do other things, which do not belong to the operation.
     for _ in range(7):
         begun = time.perf_counter_ns()
         sys.setprofile(trace := Trace())
@@ -297,7 +297,7 @@ async def _traced(
             sys.setprofile(None)
         application.append(trace)
         # clock: a longer pause only makes it surer
-        await trio.sleep(0.002)  # what the worker does behind its answer is the operation's, too
+        await trio.sleep(0.002)  # the worker's work after its answer is also the operation's
         if in_worker is not None:
             worker.append(trace := Trace())
             for name in json.loads(await ta.run(entered, in_worker, begun, time.perf_counter_ns())):

@@ -52,7 +52,7 @@ MakeStore = Stores
 
 @attrs.frozen
 class Server:
-    """A server that is reached by a socket in its folder, and by no network."""
+    """A server reachable by a socket in its folder, and by no network."""
 
     folder: Path
     programs: Path
@@ -91,7 +91,7 @@ class Server:
 def _programs() -> Path | None:
     found = shutil.which("initdb")
     folders = [Path(found).resolve().parent] if found else []
-    # Debian has them in no one's path.
+    # Debian installs them outside of the path.
     folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
     return next((folder for folder in folders if (folder / "pg_ctl").exists()), None)
 
@@ -109,7 +109,7 @@ def _user() -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def postgres() -> Generator[Server, None, None]:
-    """A server that is running; a test that stops it starts it again."""
+    """A running server; a test that stops it starts it again."""
     pytest.importorskip("psycopg", reason="psycopg is not installed: the extra `postgres`")
     programs = _programs()
     if programs is None:

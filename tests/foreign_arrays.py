@@ -1,4 +1,4 @@
-"""What another library makes of an array, by either protocol: it has the memory until it is let go.
+"""Another library's view of an array, by either protocol: it has the memory until its release.
 
 NumPy shows the memory, so on a GPU it has to be the stand-in's.
 """
@@ -95,7 +95,7 @@ class ByInterface:
 
 
 def _wait(array: Any) -> None:
-    """Wait for the stream of an array that has one."""
+    """Wait for the stream of an array, if there is one."""
     stream = getattr(array, "__cuda_array_interface__", {}).get("stream")
     if stream is not None:
         from cuda.bindings import driver

@@ -1,4 +1,4 @@
-"""What fused functions are compared by."""
+"""Comparisons of fused functions."""
 
 from __future__ import annotations
 

@@ -22,6 +22,6 @@ def check_http_2(port: int | None, asked: bytes) -> None:
         client.shutdown(socket.SHUT_WR)
         while part := client.recv(4096):
             found += part
-    # Of HTTP/2, the first frame would be that of the settings.
+    # Of HTTP/2, the first frame would be the settings.
     assert b"\x00\x04\x00\x00\x00\x00\x00" not in found
     assert b"101" not in found.partition(b"\r\n")[0]

@@ -21,7 +21,7 @@ _LAST = 150
 
 
 class Interrupter:
-    """Counts lines that are executed, and sends Ctrl-C at one of them.
+    """Counts executed lines, and sends Ctrl-C at one of them.
 
     Args:
         parts: Files or folders of the package, or how the paths of files begin.
@@ -54,7 +54,7 @@ class Interrupted:
         at: Number of the line.
         lines: How many it has executed; that varies with the order of its tasks.
         where: The line.
-        error: What came out of it.
+        error: Its error, if any.
     """
 
     at: int
@@ -63,7 +63,7 @@ class Interrupted:
     error: BaseException | None
 
     def check(self) -> None:
-        """See that nothing else came of it."""
+        """Check that nothing else resulted from it."""
         if self.error is None:
             # The last lines run when the main task waits no more: there the run may be over before it
             # hears of it.
@@ -81,14 +81,14 @@ def interrupt_everywhere(
     step: int,
     least: int,
 ) -> None:
-    """Run a program again and again, with Ctrl-C at one line after the other: nothing else comes of it.
+    """Run a program again and again, with Ctrl-C at one line after the other: it has no other effect.
 
     Args:
-        program: What runs.
+        program: The program to run.
         parts: As of an `Interrupter`.
-        log: What was logged, which is not kept: it holds frames.
-        step: Every so many lines: together with the order of tasks, which differs, that meets each in time.
-        least: So many lines it has at least, if it does what it is to do.
+        log: The logged records, which are not kept because they hold frames.
+        step: The distance of tested lines: together with the varying order of tasks, it meets each in time.
+        least: The least number of lines of a correct run.
     """
     whole = interrupt(program, parts, at=0)
     assert whole.error is None
@@ -101,7 +101,7 @@ def interrupt_everywhere(
 
 
 def is_only_ctrl_c(error: BaseException) -> bool:
-    """Whether it is Ctrl-C, alone or with what those who asked for something got because of it."""
+    """Whether it is Ctrl-C, alone or with the resulting errors of its callers."""
     if not isinstance(error, BaseExceptionGroup):
         return isinstance(error, KeyboardInterrupt)
     _, rest = error.split((KeyboardInterrupt, ta.ActorError, ta.DeviceLostError))

@@ -51,7 +51,7 @@ def check_next(port: int, first: Asked, second: Asked, headers: Mapping[str, str
             assert response.status == request.status, request
             if response.headers.get("connection", "").lower() == "close":
                 return
-            # From here on the client must not connect anew, as it would behind the back of its user.
+            # From here on the client must not connect again, as it would behind the back of its user.
             connection.auto_open = 0
     finally:
         connection.close()

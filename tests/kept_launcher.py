@@ -1,10 +1,10 @@
 """One launcher process for the tests of a pytest process, which has imported NumPy and SciPy once.
 
-A launcher takes as much processor time to import them as ten tests take for all the rest. So a system whose
-launcher ends in order hands its process on to the next one: empty, and only to one that would have started a
-launcher of the same environment. A test with the marker `own_launcher` has one of its own.
+A launcher takes as much processor time to import them as ten tests take for all the rest. So a system with an
+orderly end of its launcher hands the process on to the next one: empty, and only to a system that would have
+started a launcher of the same environment. A test with the marker `own_launcher` has one of its own.
 
-The process is started and thrown away between tests only, so a test finds what it would leave behind.
+The process is started and thrown away only between tests, so a test finds its own leftovers.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from trio.lowlevel import enable_ki_protection
 
 from trio_accel.devices.launcher._link import EndOfLink, LauncherLink
 
-# Of each test: workers are told, and forks of a launcher cannot show it.
+# Per test: workers get these, and forks of a launcher cannot show them.
 _OF_A_TEST = ("PYTEST_CURRENT_TEST", "TRIO_ACCEL_TEST_MARK")
 # Modules of other packages may be a test's own, with another content in the next one.
 _INSTALLED = frozenset({"trio_accel", "cuda", "nvmath"})
 _EMPTY = 2.0
 _LAST = -1
-# Modules beside tests are the same in each of them.
+# Modules next to tests are the same in each of them.
 _FOLDER = Path(__file__).parent
 
 Circumstances: TypeAlias = tuple[object, ...]
 
 
 def _circumstances() -> Circumstances:
-    """What a launcher process inherits, and hands down to its workers."""
+    """The inheritance of a launcher process, which it hands down to its workers."""
     environment = {name: value for name, value in os.environ.items() if name not in _OF_A_TEST}
     stderr = os.fstat(2)
     umask = next(line for line in Path("/proc/self/status").read_text().splitlines() if "Umask" in line)
@@ -45,7 +45,7 @@ def _circumstances() -> Circumstances:
 
 @attrs.define(eq=False)
 class Left:
-    """What its system has left in a launcher process."""
+    """Leftovers of its system in a launcher process."""
 
     workers: set[int] = attrs.field(factory=set)
     chunks: set[int] = attrs.field(factory=set)
@@ -77,7 +77,7 @@ class KeptLink(LauncherLink):
 
     @classmethod
     def prepare(cls) -> None:
-        """Have one that can be handed on, if there is a use for it; between tests."""
+        """Have a launcher that can be handed on, if there is a use for it; between tests."""
         if not cls.is_wanted:
             return
         cls.is_wanted = False
@@ -87,7 +87,7 @@ class KeptLink(LauncherLink):
 
     @classmethod
     def end(cls) -> None:
-        """End the one that is idle."""
+        """End the idle one."""
         if cls.idle is not None:
             trio.run(super(KeptLink, cls.idle).close)
             cls.idle = None
@@ -138,7 +138,7 @@ class KeptLink(LauncherLink):
         return await super().close()
 
     async def _is_emptied(self, left: Left) -> bool:
-        """Do what the end of the process would: end workers, forget chunks. Tells whether nothing is left."""
+        """Do the work at a process's end: end workers, forget chunks. Returns whether nothing is left."""
         try:
             for chunk in tuple(left.chunks):
                 self.send("forget", chunk)
@@ -156,7 +156,7 @@ class KeptLink(LauncherLink):
         return left.is_as_before and not self._descendants()
 
     def _descendants(self) -> str:
-        """It adopts what its workers leave behind."""
+        """It adopts its workers' orphans."""
         found = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
         return "".join(pid for pid in found if "template" not in Path(f"/proc/{pid}/comm").read_text())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 PACKAGE = "trio_accel"
 
-# One package per capability; none imports another, but for those that are made of others.
+# One package per capability; none imports another, except capabilities composed of others.
 CAPABILITIES = (
     "arrays",
     "collectives",
@@ -23,7 +23,7 @@ CAPABILITIES = (
     "tensor",
     "weights",
 )
-# What each part may import besides itself.
+# The imports allowed to each part besides itself.
 DOWNWARDS: dict[str, tuple[str, ...]] = {
     "_names": (),
     "_version": (),
@@ -33,13 +33,13 @@ DOWNWARDS: dict[str, tuple[str, ...]] = {
     "devices": ("actors", "backends", "backends.base"),
     # Programs of gradients; `nn` has slopes of them.
     "derivatives": ("backends.base",),
-    # Functions that are made of expressions; capabilities are made of them.
+    # Functions are made of expressions; capabilities are made of functions.
     "expressions": ("actors", "backends.base", "devices"),
     **dict.fromkeys(CAPABILITIES, ("actors", "backends.base", "devices", "expressions")),
     "nn": ("actors", "backends.base", "derivatives", "devices", "expressions"),
     # The steps of solvers are graphs (D166), with products and norms of dense vectors (D176).
     "sparse": ("actors", "backends.base", "devices", "expressions", "graphs", "linalg"),
-    # Windows that are too large for a network are sorted, and labels are numbered by a scan.
+    # Large windows of a network are sorted, and labels are numbered by a scan.
     "ndimage": ("actors", "arrays", "backends.base", "devices", "expressions"),
     # No libraries of their own: they are made of sorts, selections and kernels (D191).
     **dict.fromkeys(
@@ -47,16 +47,15 @@ DOWNWARDS: dict[str, tuple[str, ...]] = {
     ),
     # Composed of transforms, functions of arrays, and kernels of filters.
     "signal": ("actors", "backends.base", "devices", "expressions", "arrays", "fft", "jit"),
-    # What services ride on, and what shows them: they know no capability.
+    # The base of services, and their views: they know no capability.
     "patterns": ("actors", "backends.base", "devices"),
-    # What a device was asked, asked again: it knows no capability.
+    # Requests of a device, asked again: it knows no capability.
     "replay": ("_version", "actors", "backends.base", "devices"),
     "telemetry": ("actors", "backends.base", "devices", "http"),
     # The edge of a service: its limits, and probes that look at devices and programs.
     "http": ("actors", "backends.base", "devices", "patterns", "programs"),
-    # A blueprint: it sees the public names of what it is made of.
-    # A blueprint: entities of nodes are actors, with the devices of their nodes.
-    # Arrays of saves are files of weights (D199).
+    # A blueprint: it sees the public names of its parts. A blueprint: entities of nodes are actors, with the
+    # devices of their nodes. Arrays of saves are files of weights (D199).
     "cluster": ("_version", "actors", "backends", "backends.base", "devices", "weights"),
     # The parts between a model and an answer, by the public names of the rooms below.
     "agents": ("actors", "backends.base", "devices", "arrays", "linalg", "patterns", "cluster", "weights"),
@@ -72,8 +71,8 @@ DOWNWARDS: dict[str, tuple[str, ...]] = {
 }
 VENDORS = ("cpu", "cuda", "opencl")
 VENDOR_MAY = ("actors", "backends.base")  # never one another
-# The rooms of devices and of the base of backends, and what each may import besides itself: an arrow that is
-# not here is a change of the architecture.
+# The rooms of devices and of the base of backends, and their allowed imports besides themselves: a missing
+# arrow here is a change of the architecture.
 ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
     "devices": {
         "base": (),

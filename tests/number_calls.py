@@ -1,4 +1,4 @@
-"""How tests call what takes numbers and is no function of arrays: options, patterns, telemetry, messages."""
+"""Calls of parameters with numbers outside functions of arrays: options, patterns, telemetry, messages."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Given: TypeAlias = dict[str, Any]
 
 @attrs.frozen(kw_only=True)
 class Place:
-    """What calls need: a system with a device, and arrays there."""
+    """The requirements of calls: a system with a device, and arrays there."""
 
     system: ta.System
     device: ta.Device
@@ -106,7 +106,7 @@ class Clock(ta.Actor):
         if message.way == "pid":
             self.context.show_process(message.seconds)
             return
-        # This task is the one that asks.
+        # This task is the caller.
         with suppress(ValueError):
             getattr(self.context, message.way)(message.seconds, Tick()).cancel()
 
@@ -728,7 +728,7 @@ CALLS: dict[str, Use] = {
     "Reduction.compute": lambda at, given: at.device.ask(_ROWS.compute(at.plane, **given)),
 }
 
-# Numbers of what has no annotation with a number: messages, and arguments behind an alias.
+# Numbers of parameters without a number in their annotation: messages, and arguments behind an alias.
 UNSAID: dict[str, tuple[str, ...]] = {
     "patterns.ContinuousBatcher": (
         *("length", "cost", "max_cost", "priority", "max_sequences", "max_positions", "buffer"),

@@ -1,4 +1,4 @@
-"""What the kernel says that this process has open, but for what devices have."""
+"""This process's open files according to the kernel, except those of devices."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ import trio
 import trio_accel as ta
 from trio_accel.testing import _leaks, leak_check
 
-_SHARED = ("/memfd:", "/dev/shm/")  # where shared memory shows, no file that is made
+_SHARED = ("/memfd:", "/dev/shm/")  # shared memory shows here, without a file
 _GONE = " (deleted)"
 _INODE = re.compile(r":\[\d+\]")
 # Compiled expressions stay loaded.
 _CODE = "/memfd:accel code"
-# The application has these of a worker, and of a launcher, which Trio watches, too.
+# The application has these of a worker, and of a launcher, which Trio also watches.
 _OF_WORKER = ("socket", "anon_inode:[pidfd]", "/memfd:trio_accel page")
 _OF_LAUNCHER = ("socket", "anon_inode:[pidfd]", "anon_inode:[pidfd]")
 
 
 @attrs.frozen
 class Opened:
-    """What is open, by what it is and its number; and the processes of devices at that time."""
+    """The open files, by kind and number; and the processes of devices at that time."""
 
     things: frozenset[tuple[str, str]]
     census: _leaks.Census
@@ -48,7 +48,7 @@ class Opened:
         shared: dict[int, str] = {}
         things: set[tuple[str, str]] = set()
         for number in os.listdir("/proc/self/fd"):
-            # The one of the listing itself has gone.
+            # The descriptor of the listing itself has gone.
             with suppress(OSError):
                 target = os.readlink(f"/proc/self/fd/{number}")
                 if target.startswith(_SHARED):
@@ -63,7 +63,7 @@ class Opened:
         return cls(frozenset(things), census)
 
     def more_than(self, before: Opened) -> list[str]:
-        """Name what has come since and takes no place of what was there."""
+        """Name new files that do not replace old ones."""
         may_be = Counter(kind for kind, _ in before.things)
         # Open devices and systems may have started processes since.
         may_be.update(_OF_WORKER * max(0, self.census.workers - before.running(_leaks._WORKER)))
@@ -78,7 +78,7 @@ class Opened:
 
 @asynccontextmanager
 async def leaves_nothing(*scope: ta.Device | ta.System) -> AsyncGenerator[None, None]:
-    """Do what `leak_check` does, and look at descriptors and shared memory, too."""
+    """Do the work of `leak_check`, and also look at descriptors and shared memory."""
     before = Opened.now()
     async with leak_check(*scope):
         yield

@@ -1,4 +1,4 @@
-"""The pages of the documentation, and what is in them."""
+"""The pages of the documentation, and their contents."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Line:
     Attributes:
         number: Its number in the file, from 1.
         text: The line.
-        fence: What stands behind the fence that it is in, such as ``"python"``; None outside of fences.
+        fence: The word after its opening fence, such as ``"python"``; None outside of fences.
         is_fence: Whether it begins or ends a fence.
     """
 
@@ -43,9 +43,9 @@ class Block:
     """A fenced block.
 
     Attributes:
-        language: What stands behind the fence.
+        language: The word after the opening fence.
         number: The line of the fence.
-        text: What is in it, without its indent.
+        text: Its contents, without the indent.
         mark: The comment on the line above, such as ``"not run"``; empty without one.
         before: The lines between the block before this one, or the heading, and this one.
     """
@@ -86,7 +86,7 @@ def lines(page: Path) -> Iterator[Line]:
 
 
 def prose(page: Path) -> Iterator[Line]:
-    """The lines that are neither code, nor in a table, nor comments."""
+    """The lines outside of code, tables and comments."""
     is_comment = False
     for line in lines(page):
         is_comment = is_comment or line.text.lstrip().startswith("<!--")

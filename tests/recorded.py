@@ -1,8 +1,8 @@
 """Records which functions gave right results, by dtype: `pytest --record-operations FILE`.
 
-A function counts for a dtype where a test in one of `FOLDERS` asked for it, copied its result to the host,
-and passed. Those tests compare what they copy with NumPy, SciPy or a published table. Where a test that asked
-for it failed, it does not count, whatever other tests say.
+A function counts for a dtype if a test in one of `FOLDERS` asked for it, copied its result to the host, and
+passed. Those tests compare the copy with NumPy, SciPy or a published table. If such a test failed, the
+function does not count, whatever other tests say.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ _PROPERTY = "operations"
 # Arguments that choose elements of others, and are of bool.
 _CHOOSING = ("condition", "mask")
 _DISTRIBUTIONS = ("trio", "numpy", "scipy")
-# The specifications that the function planned that is being asked for.
+# The specifications planned by the current function.
 _planned: ContextVar[set[str] | None] = ContextVar("_planned", default=None)
 
 
 @attrs.define
 class _Asked:
-    """What one test has asked for, by the blocks that the results are in."""
+    """The requests of one test, by the blocks of the results."""
 
     results: WeakKeyDictionary[Any, set[tuple[str, str]]] = attrs.field(factory=WeakKeyDictionary)
     asked: set[tuple[str, str]] = attrs.field(factory=set[tuple[str, str]])
@@ -84,7 +84,7 @@ def _arrays(reply: object) -> Iterator[ta.AccelRef]:
 
 
 class OperationRecorder:
-    """A plugin of pytest: listens in the processes that run tests, and writes in the one that was started."""
+    """A plugin of pytest: listens in the processes that run tests, and writes in the first one."""
 
     def __init__(self, file: Path, *, is_worker: bool) -> None:
         if IS_STAND_IN:
@@ -105,12 +105,12 @@ class OperationRecorder:
         self._listen_to_copies()
 
     def _listening(self, name: str, function: Any) -> Any:
-        """A function of the same signature, which notes what came of each call."""
+        """A function of the same signature, which notes the outcome of each call."""
         signature = inspect.signature(function)
 
         async def ask(arguments: inspect.BoundArguments, unknown: dict[str, Any]) -> Any:
             if unknown:
-                # The function itself says what is wrong.
+                # The function itself reports the fault.
                 return await function(*arguments.args, **arguments.kwargs, **unknown)
             outer = _planned.get()
             token = _planned.set(specs := set[str]())
@@ -139,7 +139,7 @@ class OperationRecorder:
         rest = {} if takes_any else "unknown"
         exec(f"{head}: return await ask(bind({', '.join(given)}), {rest})", names)
         listening: Any = functools.update_wrapper(names[function.__name__], function)
-        # Of the signature: a function that wraps another has its defaults there alone.
+        # From the signature: only there a function that wraps another has its defaults.
         defaulted = [one for one in signature.parameters.values() if one.default is not one.empty]
         listening.__defaults__ = tuple(one.default for one in defaulted if one.kind is not one.KEYWORD_ONLY)
         named = [one for one in defaulted if one.kind is one.KEYWORD_ONLY]
@@ -186,7 +186,7 @@ class OperationRecorder:
         return result
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Take up the report of a test that is over, whichever process ran it."""
+        """Take up the report of a finished test, whichever process ran it."""
         if report.when != "teardown":
             return
         for name, value in report.user_properties:
@@ -200,7 +200,7 @@ class OperationRecorder:
                 self._specs[function].update(specs)
 
     def pytest_sessionfinish(self) -> None:
-        """Write the record, in place of that of the same backend."""
+        """Write the record, in place of the record of the same backend."""
         if self._is_worker or not self._passed:
             return
         records = json.loads(self._file.read_text(encoding="utf-8")) if self._file.exists() else {}
@@ -223,7 +223,7 @@ class OperationRecorder:
             "operations": {
                 function: {
                     "passed": _in_order(passed[function]),
-                    # A function of several operations may do without the one that refuses a dtype.
+                    # A function of several operations may do without the operation that refuses a dtype.
                     "refused": _in_order(
                         {dtype for spec in self._specs[function] for dtype in refused.get(spec, ())}
                         - passed[function]
@@ -239,7 +239,7 @@ def _in_order(dtypes: set[str]) -> str:
 
 
 def _versions() -> dict[str, str]:
-    """Versions of Python, of packages, and of what the backend computes with."""
+    """Versions of Python, of packages, and of the backend's libraries."""
     found = {"Python": platform.python_version()}
     for name in _DISTRIBUTIONS:
         with suppress(metadata.PackageNotFoundError):

@@ -15,7 +15,7 @@ def record_devices(journal: Callable[[], replay.RecordingJournal | None], **opti
     """Have all devices of this process recorded, for good.
 
     Args:
-        journal: Called with each device that is opened; returns its journal, or None.
+        journal: Called with each opened device; returns its journal, or None.
         options: Options of `trio_accel.replay.record`.
     """
     cls: Any = resolve_name("trio_accel.devices.front._device:OpenDevice")
@@ -29,7 +29,7 @@ def record_devices(journal: Callable[[], replay.RecordingJournal | None], **opti
             await recording.__aenter__()
 
     async def closed(device: Any) -> None:
-        # What is in flight ends by that.
+        # Work in flight ends by that.
         await close(device)
         if (recording := opened.pop(device, None)) is not None:
             await recording.__aexit__(None, None, None)

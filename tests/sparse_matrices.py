@@ -1,4 +1,4 @@
-"""What the tests of sparse matrices share: random matrices, and what only the CPU has."""
+"""Shared helpers of the tests of sparse matrices: random matrices, and functions of the CPU only."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ systems = st.fixed_dictionaries(
 
 
 def well_conditioned(n: int, density: float, dtype: str, index: str, seed: int) -> Any:
-    """Make a matrix whose diagonal is larger than all else of a row together."""
+    """Make a matrix with a diagonal larger than the sum of the rest of a row."""
     matrix = random_matrix(n, n, density, dtype, index, seed)
     full = matrix.toarray()
     np.fill_diagonal(full, 1 + 2 * np.abs(full).sum(1))
@@ -93,7 +93,7 @@ def well_conditioned(n: int, density: float, dtype: str, index: str, seed: int) 
 
 
 def sides(n: int, columns: int | None, dtype: str) -> Any:
-    """Make right-hand sides: a vector, or so many columns."""
+    """Make right-hand sides: a vector, or this many columns."""
     made = np.random.default_rng(5).normal(size=(n,) if columns is None else (n, columns))
     return (made + 1j * made[::-1] if dtype.startswith("complex") else made).astype(dtype)
 
@@ -116,7 +116,7 @@ def on_device(test: Callable[[ta.Device], Awaitable[None]]) -> None:
 
 
 async def dense(matrix: sparse.SparseMatrix) -> Any:
-    """Read a matrix by its arrays, without the operations that are tested."""
+    """Read a matrix by its arrays, without the operations under test."""
     if isinstance(matrix, sparse.CooMatrix):
         row, col, data = [await one.to_host() for one in (matrix.row, matrix.col, matrix.data)]
         return scipy.sparse.coo_array((data, (row, col)), shape=matrix.shape).toarray()

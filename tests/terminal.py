@@ -8,7 +8,7 @@ __all__ = ["drain"]
 
 
 def drain(controller: int) -> str:
-    """What a program wrote to a terminal that it has closed."""
+    """The output of a program to a terminal that it has closed."""
     parts = []
     while True:
         try:

@@ -1,9 +1,9 @@
-"""A third backend: another kind of GPU, as far as the engine can tell; its kernels compute by NumPy.
+"""A third backend: another kind of GPU, in the engine's view; its kernels compute by NumPy.
 
-It is written against the protocols of `trio_accel.backends.base` alone, as a backend of another vendor would
-be: memory that the host cannot address, streams that are queues of commands, events, copies that are
-commands too, and completion that is told from a thread of the device. What computes are the functions of the
-CPU's libraries: a kernel is called as ``kernel(spec, call)`` on every backend, so they run here too.
+It is written only against the protocols of `trio_accel.backends.base`, as a backend of another vendor would
+be: memory without host addresses, streams made of command queues, events, copies by commands too, and
+completion reported from a thread of the device. The functions of the CPU's libraries compute: a kernel is
+called as ``kernel(spec, call)`` on every backend, so they run here too.
 
 `register_third()` makes it known as ``"third"``; ``nox -s third`` runs the conformance tests on it.
 """
@@ -54,7 +54,7 @@ from trio_accel.backends.base.kit.library import ComputingCall, ComputingLibrary
 BACKEND = "third"
 IN_WORKERS = "thirdinworkers"
 _MEMORY = 8 << 30
-# What the CPU has, as functions; graphs and programs are classes there, and this device has none.
+# The functions of the CPU; graphs and programs are classes there, and this device has none.
 _COMPUTING = (
     *("arrays", "blas", "blaslt", "dnn", "fft", "jit", "memory", "random", "solver", "sparse", "tensor"),
 )
@@ -67,14 +67,14 @@ Command = Callable[[], object]
 
 
 class Context:
-    """What the streams of a device share: whether it is lost, and why."""
+    """State shared by the streams of a device: whether it is lost, and why."""
 
     def __init__(self, device: str) -> None:
         self._device = device
         self.reason: str | None = None
 
     def failure(self) -> ContextPoisonedError | None:
-        """A new error each time, as each asker may raise it."""
+        """A new error each time, as each caller may raise it."""
         if self.reason is None:
             return None
         return ContextPoisonedError(f"the context is lost: {self.reason}", device=self._device)
@@ -102,7 +102,7 @@ class Event:
         waker.ring()
 
     def signal(self, error: Exception | None, *, is_lost: bool) -> None:
-        """Tell that the stream is here; a device that is lost calls nobody back."""
+        """Report that the stream is here; a lost device calls nobody back."""
         with self._lock:
             self.error = error
             self.passed.set()
@@ -112,7 +112,7 @@ class Event:
 
 
 class Hold:
-    """What keeps a stream from going on."""
+    """The reason for a stream to wait."""
 
     def __init__(self, waker: Waker | None = None, memory: Array | None = None) -> None:
         self._released = threading.Event()
@@ -156,7 +156,7 @@ class Stream:
         return self._is_closed and (self._thread is None or not self._thread.is_alive())
 
     def enqueue(self, command: Command) -> None:
-        """Put a command behind all others, unless the context is lost."""
+        """Put a command after all others, unless the context is lost."""
         failure = self.failure
         if failure is not None and not self._is_closed:
             raise failure
@@ -249,7 +249,7 @@ def _call(command: Command) -> Exception | None:
 
 
 class Chunks:
-    """Where the memory of the device comes from."""
+    """The source of the device's memory."""
 
     first = 64 << 20
     keep = 256 << 20
@@ -269,7 +269,7 @@ class Chunks:
         raise NotImplementedError
 
     def drop(self, chunk: Array) -> None:
-        """It goes with the last array over it."""
+        """It is released with the last array over it."""
 
     def block(self, chunk: Array, offset: int, nbytes: int) -> Array:
         return chunk[offset : offset + nbytes]
@@ -373,11 +373,11 @@ class ThirdBackend(AccelBackend):
         return Device(info, limit)
 
     def prepare_worker(self) -> None:
-        """It has no workers."""
+        """It does not have workers."""
 
 
 class ThirdInWorkers(ThirdBackend):
-    """The same in workers, whose memory ends with them."""
+    """The same in workers, with memory that ends with them."""
 
     @property
     def name(self) -> str:

@@ -40,5 +40,5 @@ class Doubler:
         return 2 * x
 
 
-# A fork goes on in the thread that runs the worker's loop; a profile is for one thread.
+# A fork continues in the thread that runs the worker's loop; a profile covers one thread.
 os.register_at_fork(after_in_child=lambda: sys.setprofile(_note))

@@ -1,7 +1,8 @@
-"""Errors and times of our own functions beside NumPy's: `python tests/vector_functions.py`.
+"""Errors and times of our own functions against NumPy's: `python tests/vector_functions.py`.
 
-The reference is NumPy's long double, whose 64 bits are 11 more than those of float64. Errors are the greatest
-in units of the last place, of points in many ranges; times are nanoseconds of an element, in the caches.
+The reference is NumPy's long double, with 64 bits, which are 11 more than float64 has. Errors are the
+greatest in units of the last place, of points in many ranges; times are nanoseconds of an element, in the
+caches.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Numbers: TypeAlias = Any
 # NumPy does not have these.
 ALONE = ("erf", "erfc")
 OF_TWO = ("arctan2", "hypot", "power")
-# What is made of others has errors of its own.
+# Composed functions have errors of their own.
 NAMES = tuple(sorted(VECTOR - {"logaddexp"}))
 VARIANTS = {"widest": (), "AVX2": ("-mno-avx512f", "-mavx2", "-mfma"), "scalar": ("-fno-tree-vectorize",)}
 SPECIAL = (0.0, 1.0, 0.5, 2.0, 3.0, 1e300, 1e-300, 5e-324, np.inf, np.nan, 709.7827128933841, 2**30.0, 1e22)
@@ -48,7 +49,7 @@ def functions(names: Sequence[str], dtype: DType, options: tuple[str, ...]) -> C
     def call(x: Numbers, y: Numbers, *out: Numbers) -> list[Numbers]:
         made = list(out) or [np.empty_like(x) for _ in names]
         addresses = [each.ctypes.data for each in (*made, *(x, y)[: len(inputs)])]
-        # Of the fields behind these addresses: what is loaded, a number, the shape, and strides.
+        # The fields after these addresses: the loaded value, a number, the shape, and strides.
         fields = [*addresses, 0, 0, 0, x.size, *[x.itemsize] * len(addresses), 0, 0, 0]
         run(np.array(fields, np.uint64).tobytes(), 0, x.size)
         return made
@@ -84,7 +85,7 @@ def points(count: int, dtype: DType, seed: int) -> Iterator[tuple[Numbers, Numbe
         yield from ((x.astype(dtype.dtype), y.astype(dtype.dtype)) for x, y in pairs)
 
 
-# NumPy does not have these: the C library has them in 64 bits, and SciPy in those of the argument.
+# NumPy does not have these: the C library has them in 64 bits, and SciPy in the dtype of the argument.
 _BY_C = """
 typedef long long i64;
 extern "C" __attribute__((visibility("default"))) i64 run(const void *const *at, i64 first, i64 end)
@@ -120,7 +121,7 @@ def called(name: str, x: Numbers, y: Numbers, out: Numbers | None = None) -> Num
 
 
 def errors(got: Numbers, want: Numbers) -> Numbers:
-    """Return errors in units of the last place of `got`; infinite where what is not finite differs."""
+    """Return errors in units of the last place of `got`; infinite if infinite or NaN elements differ."""
     with np.errstate(all="ignore"):
         near = want.astype(got.dtype)
         is_same = (near == got) | (np.isnan(near) & np.isnan(got))

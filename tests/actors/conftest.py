@@ -1,4 +1,4 @@
-"""What the tests of the actor runtime share: a system without devices, and a tight limit of time."""
+"""Shared fixtures of the tests of the actor runtime: a system without devices, and a tight time limit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from trio_accel.actors import ActorSystem, open_system
 
 _FOLDER = Path(__file__).parent
-# Test folders are no packages: what several modules of this one share is imported by its own name.
+# Test folders are not packages, so modules of this folder import their shared code by its own name.
 sys.path.insert(0, str(_FOLDER))
 
 from sample_actors import Events, Puppet  # noqa: E402
@@ -33,13 +33,13 @@ async def system() -> AsyncGenerator[ActorSystem, None]:
 
 @pytest.fixture
 async def puppet(system: ActorSystem):
-    """An actor that does what it is told."""
+    """An actor that follows its orders."""
     return await system.spawn(Puppet, name="puppet")
 
 
 @pytest.fixture
 def events(system: ActorSystem) -> Events:
-    """What the system tells an observer."""
+    """The system's reports to an observer."""
     events = Events()
     system.subscribe(events.append)
     return events

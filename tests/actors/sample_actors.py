@@ -1,4 +1,4 @@
-"""Actors that do what the message says, so that a test reads from top to bottom."""
+"""Actors that act by their messages, so that a test reads from top to bottom."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ Act: TypeAlias = "Callable[[Puppet], Awaitable[object]]"
 
 
 class BoomError(Exception):
-    """What the actors of the tests crash with."""
+    """The error of the crashing actors of the tests."""
 
 
 @attrs.frozen
 class Do(Request["Puppet", Any]):
-    """Run an async function of the actor in its handler, and reply with what it returns."""
+    """Run an async function of the actor in its handler, and reply with its result."""
 
     act: Act
 
 
 @attrs.frozen
 class DoGrouped(Request["Puppet", Any]):
-    """The same, beside others: at most two at once."""
+    """The same, with others: at most two at once."""
 
     act: Act
 
@@ -58,7 +58,7 @@ class Run(Message["Puppet"]):
 
 @attrs.frozen
 class RunGrouped(Message["Puppet"]):
-    """The same, beside others: at most two at once, together with those of `DoGrouped`."""
+    """The same, with others: at most two at once, including those of `DoGrouped`."""
 
     act: Act
 
@@ -95,10 +95,10 @@ class Number(Request["Puppet", int]):
 
 
 class Puppet(Actor):
-    """Does what it is told.
+    """Follows its orders.
 
     Args:
-        log: Where the begin and end of each incarnation are noted, if anywhere.
+        log: Receives the begin and end of each incarnation; may be None.
         start: Called at the start of each incarnation, with the actor.
         end: The same at the end.
     """
@@ -168,7 +168,7 @@ class Puppet(Actor):
 
 
 async def crash(ref: Ref[Puppet], error: BaseException | None = None) -> BaseException:
-    """Crash an actor; returns the cause that its asker saw."""
+    """Crash an actor; returns the cause that its caller saw."""
     with pytest.raises(ActorFailedError) as caught:
         await ref.ask(Crash() if error is None else Crash(error))
     cause = caught.value.__cause__
@@ -182,7 +182,7 @@ class Gate:
 
     Attributes:
         entered: Set when the handler runs.
-        open: Set it to let the handler go on.
+        open: Set it to let the handler continue.
         ended: How the handler ended: "returned" or the name of an exception's class.
     """
 
@@ -211,8 +211,8 @@ class Asker:
     """An ask in a task of its own, with its outcome.
 
     Attributes:
-        outcomes: What it ended with, as often as it did: a reply, or an exception.
-        scope: Cancels the asker.
+        outcomes: Its outcomes, in repetition: a reply, or an exception.
+        scope: Cancels the caller.
     """
 
     outcomes: list[object] = attrs.field(factory=list)
@@ -243,21 +243,21 @@ class Asker:
 
 
 def start_ask(nursery: trio.Nursery, ref: Ref[Any], message: Any, *, abandon: bool = False) -> Asker:
-    """Ask (or tell, where the message is told) in a task of its own."""
+    """Ask (or tell, if the message is told) in a task of its own."""
     asker = Asker()
     nursery.start_soon(asker._run, ref, message, abandon)
     return asker
 
 
 async def started(nursery: trio.Nursery, ref: Ref[Any], message: Any, *, abandon: bool = False) -> Asker:
-    """Ask in a task of its own, and wait until nothing moves any more."""
+    """Ask in a task of its own, and wait until nothing moves."""
     asker = start_ask(nursery, ref, message, abandon=abandon)
     await trio.testing.wait_all_tasks_blocked()
     return asker
 
 
 class Events(list[Event]):
-    """What an observer was told."""
+    """A report to an observer."""
 
     def of(self, *classes: type) -> list[Any]:
         return [event for event in self if isinstance(event, classes)]
@@ -268,7 +268,7 @@ class Events(list[Event]):
 
 
 def deferring(replies: list[DeferredReply[Any]], on_cancel: Callable[[], None] | None = None) -> Do:
-    """A request whose reply is put into a list, to be given later."""
+    """A request with a reply in a list, to be given later."""
 
     async def act(actor: Puppet) -> object:
         replies.append(actor.context.defer(on_cancel=on_cancel))

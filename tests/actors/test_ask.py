@@ -61,9 +61,7 @@ async def test_the_reply(puppet: Ref[Puppet], value: object) -> None:
     assert await puppet.ask(await returns(value)) is value
 
 
-async def test_the_domain_error_is_a_reply_where_the_policy_resumes(
-    system: ActorSystem, events: Events
-) -> None:
+async def test_the_domain_error_is_a_reply_if_the_policy_resumes(system: ActorSystem, events: Events) -> None:
     policy = Policy(directives={LookupError: Directive.RESUME})
     ref = await system.spawn(Puppet, name="puppet", policy=policy)
     ref.tell_nowait(Note("kept"))
@@ -96,7 +94,7 @@ async def test_a_crash_is_an_actor_failed_error_with_the_original_as_its_cause(
     assert (node.restarts, node.failed, node.last_error) == (1, 1, "BoomError: what went wrong")
 
 
-async def test_a_stopped_actor_refuses_and_says_so(system: ActorSystem, puppet: Ref[Puppet]) -> None:
+async def test_a_stopped_actor_refuses_with_the_reason(system: ActorSystem, puppet: Ref[Puppet]) -> None:
     await puppet.stop()
     with pytest.raises(ActorStoppedError) as caught:
         await puppet.ask(Echo("a"))
@@ -259,7 +257,7 @@ async def test_abandon_on_cancel_withdraws_a_queued_request_too(puppet: Ref[Pupp
     assert not never.entered.is_set()
 
 
-async def test_an_abandoned_request_that_crashes_goes_to_supervision_alone(system: ActorSystem) -> None:
+async def test_a_crash_of_an_abandoned_request_reaches_only_supervision(system: ActorSystem) -> None:
     ref = await system.spawn(Puppet, policy=AT_ONCE)
     gate = Gate()
 
@@ -293,7 +291,7 @@ async def test_cancelled_after_the_hand_over_and_before_the_handler_it_never_run
     never = Gate()
     await wait()
     with trio.CancelScope() as scope:
-        # The idle actor gets the message in this very step; the cancellation comes before its turn.
+        # The idle actor gets the message in this very step; the cancellation follows before its turn.
         scope.cancel()
         await puppet.ask(Do(never))
     assert scope.cancelled_caught
@@ -307,7 +305,7 @@ async def test_cancelled_when_the_reply_is_on_its_way_the_reply_is_delivered(pup
 
         async def act(actor: Puppet) -> str:
             await gate.open.wait()
-            # In the same step as the reply, and so before the asker could run.
+            # In the same step as the reply, and so before the caller could run.
             trio.lowlevel.current_trio_token().run_sync_soon(asker.scope.cancel)
             return "the reply"
 
@@ -337,7 +335,7 @@ async def test_cancelled_together_with_the_actor_there_is_one_outcome(puppet: Re
     assert (await puppet.wait_terminated()).reason == "both at once"
 
 
-async def test_a_handler_that_catches_the_actors_cancellation_and_goes_on_replies_first(
+async def test_a_handler_that_catches_the_actors_cancellation_and_continues_replies_first(
     system: ActorSystem, puppet: Ref[Puppet]
 ) -> None:
     async def act(actor: Puppet) -> str:
@@ -431,7 +429,7 @@ async def test_a_request_that_waits_for_its_group_expires_too(
     assert await puppet.ask(Echo("alive")) == "alive"
 
 
-async def test_a_request_whose_deadline_was_moved_meanwhile_is_asked_again(
+async def test_a_request_with_a_moved_deadline_is_asked_again(
     system: ActorSystem, puppet: Ref[Puppet], mock_clock: trio.testing.MockClock
 ) -> None:
     gate = Gate()
@@ -447,7 +445,7 @@ async def test_a_request_whose_deadline_was_moved_meanwhile_is_asked_again(
     assert system.tree().find("s/puppet").expired == 1
 
 
-async def test_a_deadline_that_was_moved_forward_cancels_the_asker(
+async def test_a_deadline_moved_forward_cancels_the_asker(
     puppet: Ref[Puppet], autojump_clock: trio.testing.MockClock
 ) -> None:
     gate = Gate()
@@ -493,7 +491,7 @@ async def test_an_envelope_is_resolved_once(puppet: Ref[Puppet]) -> None:
     assert replies == [False, False]
 
 
-async def test_unwinding_an_asker_that_is_not_cancelled_is_an_error(puppet: Ref[Puppet]) -> None:
+async def test_unwinding_a_live_asker_is_an_error(puppet: Ref[Puppet]) -> None:
     async def act(actor: Puppet) -> object:
         reply = actor.context.defer()
         with pytest.raises(RuntimeError, match="the caller is not cancelled"):

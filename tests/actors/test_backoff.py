@@ -48,7 +48,7 @@ def test_back_off_does_not_overflow_in_a_long_series(factor: float, base: float)
     assert backoff.delay(1_000_000, random.Random()) == expected
 
 
-def test_jitter_spreads_those_that_wait_for_the_maximum_too() -> None:
+def test_jitter_spreads_delays_at_the_maximum() -> None:
     backoff = Backoff(base=1.0, factor=2.0, maximum=30.0, jitter=0.5)
     source = random.Random(1)
     drawn = {backoff.delay(50, source) for _ in range(20)}
@@ -96,7 +96,7 @@ async def test_the_jitter_comes_from_the_system_s_random(autojump_clock: trio.te
     assert first != pytest.approx(await crash_times(8, 5, backoff))
 
 
-async def test_the_back_off_begins_anew_after_a_quiet_period(autojump_clock: trio.testing.MockClock) -> None:
+async def test_the_back_off_begins_again_after_a_quiet_period(autojump_clock: trio.testing.MockClock) -> None:
     backoff = Backoff(initial=0.0, base=4.0, factor=2.0, maximum=100.0, jitter=0.0, reset_after=10.0)
     options = SystemOptions(intensity=Intensity(1000, 1.0))
     seen = Events()
@@ -107,7 +107,7 @@ async def test_the_back_off_begins_anew_after_a_quiet_period(autojump_clock: tri
             await trio.sleep(pause)
             await crash(ref)
             await ref.ask(Number())
-    # The delays themselves, of up to 32 s, are no quiet period.
+    # The delays themselves, of up to 32 s, are not a quiet period.
     assert [event.delay for event in seen.of(ActorRestarted)] == [0.0, 4.0, 8.0, 16.0, 32.0, 0.0, 4.0]
 
 

@@ -1,4 +1,4 @@
-"""What is wrong is refused when it is declared, made, spawned or sent, and the message says what to do."""
+"""Mistakes are refused at the declaration, construction, spawn or send, with a remedy in the message."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def test_an_actor_without_handlers(system: ActorSystem) -> None:
     )
 
 
-# What an actor is asked and told that is written as examples of messages.
+# Requests to an actor with the form of examples of messages.
 ASKED = (
     "ask(Count(...)), ask(Crash(...)), ask(Do(...)), ask(DoGrouped(...)), ask(Echo(...)), ask(Number(...))"
 )
@@ -91,7 +91,7 @@ TOLD = "tell(Note(...)), tell(Run(...)), tell(RunGrouped(...))"
         ),
     ],
 )
-async def test_what_is_sent_the_wrong_way_or_is_no_message(
+async def test_non_messages_and_wrong_ways_of_sending_are_refused(
     puppet: Ref[Puppet], verb: str, message: Any, text: str
 ) -> None:
     with pytest.raises(TypeError) as caught:
@@ -101,7 +101,7 @@ async def test_what_is_sent_the_wrong_way_or_is_no_message(
         assert refused(TypeError, lambda: puppet.tell_nowait(message)) == text
 
 
-async def test_a_message_that_is_no_hashable_value_is_refused_too(puppet: Ref[Puppet]) -> None:
+async def test_a_message_with_an_unhashable_value_is_refused(puppet: Ref[Puppet]) -> None:
     with pytest.raises(TypeError, match=r"ask: \[\] is not a message"):
         await puppet.ask([])  # type: ignore[arg-type]
 
@@ -135,7 +135,7 @@ def test_handles_of_something_else(message: Any) -> None:
     )
 
 
-def test_a_handler_that_is_not_async() -> None:
+def test_a_synchronous_handler_is_refused() -> None:
     def declare() -> None:
         class Greeter(Actor):
             @handles(Hello)
@@ -146,7 +146,7 @@ def test_a_handler_that_is_not_async() -> None:
     assert text.endswith("Greeter.greet must be an 'async def' method")
 
 
-def test_something_that_is_no_function() -> None:
+def test_a_handler_must_be_a_function() -> None:
     assert refused(TypeError, lambda: handles(Hello)(3)) == (  # type: ignore[arg-type]
         "handles(Hello): 3 must be an 'async def' method"
     )
@@ -260,7 +260,7 @@ def test_a_group_with_two_limits() -> None:
 
 
 @pytest.mark.parametrize("reserved", ["name", "restart", "policy", "mailbox"])
-def test_a_constructor_that_takes_what_spawn_keeps_for_itself(reserved: str) -> None:
+def test_a_constructor_with_a_reserved_parameter_is_refused(reserved: str) -> None:
     def declare() -> None:
         scope: dict[str, Any] = {}
         exec(f"def __init__(self, {reserved}): pass", scope)
@@ -282,7 +282,7 @@ def test_a_constructor_that_takes_several() -> None:
     )
 
 
-def test_a_lifespan_that_is_no_context_manager() -> None:
+def test_a_lifespan_must_be_a_context_manager() -> None:
     def generator() -> None:
         class Greeter(Actor):
             async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:  # type: ignore[override]
@@ -297,7 +297,7 @@ def test_a_lifespan_that_is_no_context_manager() -> None:
         assert refused(TypeError, declare) == "Greeter: lifespan must be decorated with @asynccontextmanager"
 
 
-def test_a_handler_that_is_overridden_by_something_else() -> None:
+def test_a_handler_overridden_by_another_kind_of_value_is_refused() -> None:
     class Greeter(Actor):
         @handles(Hello)
         async def greet(self, message: Hello) -> None: ...
@@ -376,7 +376,7 @@ async def test_a_duplicate_name(system: ActorSystem, puppet: Ref[Puppet]) -> Non
 
 
 @pytest.mark.parametrize("what", [int, "Puppet", None, Puppet.__init__])
-async def test_what_is_no_actor_class(system: ActorSystem, what: Any) -> None:
+async def test_spawn_refuses_other_classes(system: ActorSystem, what: Any) -> None:
     with pytest.raises(TypeError) as caught:
         await system.spawn(what)
     assert str(caught.value) == f"spawn: {what!r} is not a subclass of Actor"
@@ -468,7 +468,7 @@ async def test_none_means_the_default(system: ActorSystem) -> None:
     assert await ref.ask(Echo("a")) == "a"
 
 
-async def test_a_told_act_that_is_no_function_crashes_its_actor_alone(
+async def test_a_told_act_without_a_function_crashes_only_its_actor(
     system: ActorSystem, puppet: Ref[Puppet]
 ) -> None:
     await puppet.tell(Run(3))  # type: ignore[arg-type]

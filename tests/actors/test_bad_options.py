@@ -1,4 +1,4 @@
-"""Options that make no sense are refused where they are made, and the message says what is allowed."""
+"""Senseless options are refused at their construction, and the message lists the allowed values."""
 
 from __future__ import annotations
 

@@ -57,9 +57,7 @@ async def test_the_teller_s_reach_the_handler(puppet: Ref[Puppet]) -> None:
 
 
 @pytest.mark.parametrize("message", [Do, DoGrouped])
-async def test_what_the_handler_sets_does_not_leak(
-    puppet: Ref[Puppet], message: type[Do | DoGrouped]
-) -> None:
+async def test_the_handlers_settings_do_not_leak(puppet: Ref[Puppet], message: type[Do | DoGrouped]) -> None:
     variable.set("by the asker")
     await puppet.ask(message(write))
     assert variable.get() == "by the asker"

@@ -51,7 +51,7 @@ async def test_a_asks_b_asks_a(system: ActorSystem) -> None:
     assert await a.ask(Do(lambda actor: b.ask(Do(act)))) == "refused"
 
 
-async def test_a_longer_cycle_names_only_those_in_it(system: ActorSystem) -> None:
+async def test_a_longer_cycle_names_only_its_members(system: ActorSystem) -> None:
     a, b, c, d = await spawn(system, "abcd")
 
     async def act(actor: Puppet) -> str:
@@ -63,12 +63,12 @@ async def test_a_longer_cycle_names_only_those_in_it(system: ActorSystem) -> Non
     assert text == "the ask would wait for itself: s/b -> s/c -> s/d -> s/b"
 
 
-async def test_a_chain_without_a_cycle_is_none(system: ActorSystem) -> None:
+async def test_a_chain_without_a_cycle_is_accepted(system: ActorSystem) -> None:
     a, b, c = await spawn(system, "abc")
     assert await a.ask(Do(Hop([b, c]))) == "end"
 
 
-async def test_asking_somebody_who_only_waits_elsewhere_is_no_cycle(system: ActorSystem) -> None:
+async def test_asking_an_actor_that_waits_elsewhere_is_not_a_cycle(system: ActorSystem) -> None:
     a, b, c = await spawn(system, "abc")
     gate = Gate()
     async with trio.open_nursery() as nursery:
@@ -80,7 +80,7 @@ async def test_asking_somebody_who_only_waits_elsewhere_is_no_cycle(system: Acto
     assert (first.outcome, second.outcome) == ("through the gate", "end")
 
 
-async def test_an_asker_that_has_abandoned_its_request_waits_no_more(system: ActorSystem) -> None:
+async def test_an_asker_with_an_abandoned_request_no_longer_waits(system: ActorSystem) -> None:
     a, b = await spawn(system, "ab")
     gate = Gate()
 
@@ -128,7 +128,7 @@ async def test_a_tell_is_never_a_cycle(system: ActorSystem) -> None:
     assert await a.ask(Do(lambda _: b.ask(Do(act)))) == "told"
 
 
-async def test_a_second_round_after_the_first_has_ended_is_no_cycle(system: ActorSystem) -> None:
+async def test_a_second_round_after_the_first_has_ended_is_not_a_cycle(system: ActorSystem) -> None:
     a, b = await spawn(system, "ab")
     for _ in range(3):
         assert await a.ask(Do(Hop([b]))) == "end"

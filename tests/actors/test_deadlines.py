@@ -1,4 +1,4 @@
-"""How the deadline of an asker travels on: to its handler, and to the actors that this asks."""
+"""The way of a caller's deadline: to its handler, and to the actors that the handler asks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Seen: TypeAlias = "list[tuple[float, float]]"
 
 
 def note(seen: Seen) -> Callable[[Puppet], Awaitable[None]]:
-    """Note which deadline a handler knows of, and which holds for what it waits for."""
+    """Note the deadline known to a handler, and the deadline of its waits."""
 
     async def act(actor: Puppet) -> None:
         seen.append((actor.context.deadline, trio.current_effective_deadline()))
@@ -60,9 +60,7 @@ async def test_it_reaches_the_last_of_a_chain(system: ActorSystem, mock_clock: M
     assert seen == [(math.inf, math.inf), (7.0, 7.0), (7.0, 7.0)]
 
 
-async def test_the_next_actor_serves_nothing_that_comes_too_late(
-    system: ActorSystem, autojump_clock: MockClock
-) -> None:
+async def test_the_next_actor_serves_no_late_message(system: ActorSystem, autojump_clock: MockClock) -> None:
     """Its own queue ends it: the front, which is shielded, is not heard."""
     front, behind = await system.spawn(Puppet), await system.spawn(Puppet, name="behind")
     busy, never = Gate(), Gate()
@@ -81,7 +79,7 @@ Step: TypeAlias = tuple[Literal["within", "shield", "none"], float]
 
 
 def _expected(deadline: float, step: Step) -> float:
-    """What holds for the asks within a block, by what Trio documents of scopes; all of it at 0 s."""
+    """The deadline of asks within a block, by Trio's documentation of scopes; all of it at 0 s."""
     kind, seconds = step
     if kind == "shield":
         return math.inf
@@ -128,7 +126,9 @@ def test_each_handler_may_set_an_earlier_one_or_a_shield(seconds: float, steps: 
     assert seen == [(deadline, deadline) for deadline in expected]
 
 
-async def test_what_is_told_has_none(system: ActorSystem, puppet: Ref[Puppet], mock_clock: MockClock) -> None:
+async def test_a_told_message_has_no_deadline(
+    system: ActorSystem, puppet: Ref[Puppet], mock_clock: MockClock
+) -> None:
     """Nobody waits for it, so nobody gives up."""
     other = await system.spawn(Puppet)
     seen: Seen = []
@@ -142,8 +142,8 @@ async def test_what_is_told_has_none(system: ActorSystem, puppet: Ref[Puppet], m
     assert seen == [(math.inf, math.inf)]
 
 
-async def test_what_is_left_to_itself_has_none(puppet: Ref[Puppet], autojump_clock: MockClock) -> None:
-    """Its asker goes at the deadline, and the handler goes on."""
+async def test_an_abandoned_handler_has_no_deadline(puppet: Ref[Puppet], autojump_clock: MockClock) -> None:
+    """Its caller leaves at the deadline, and the handler continues."""
     seen: Seen = []
     gate = Gate()
 
@@ -162,14 +162,14 @@ async def test_what_is_left_to_itself_has_none(puppet: Ref[Puppet], autojump_clo
 
 
 @pytest.mark.parametrize("message", [Do, DoGrouped])
-async def test_a_handler_whose_asker_takes_more_time_ends_nevertheless(
+async def test_a_handler_ends_although_its_asker_takes_more_time(
     system: ActorSystem,
     puppet: Ref[Puppet],
     events: Events,
     autojump_clock: MockClock,
     message: type[Do | DoGrouped],
 ) -> None:
-    """The request was sent with the first deadline, and what it has begun cannot know of the later one."""
+    """The request was sent with the first deadline, and its begun work cannot know of the later one."""
     gate = Gate()
     async with trio.open_nursery() as nursery:
         asker = start_ask(nursery, puppet, message(gate))
@@ -187,7 +187,7 @@ async def test_a_handler_whose_asker_takes_more_time_ends_nevertheless(
     assert isinstance(failed.error, trio.TooSlowError)
 
 
-async def test_a_reply_that_comes_in_spite_of_the_deadline_is_the_reply(
+async def test_a_reply_after_the_deadline_is_still_the_reply(
     puppet: Ref[Puppet], autojump_clock: MockClock
 ) -> None:
     async def shielded(actor: Puppet) -> str:
@@ -202,7 +202,7 @@ async def test_a_reply_that_comes_in_spite_of_the_deadline_is_the_reply(
 
 @attrs.frozen
 class Remaining(Request["Quick", float]):
-    """Ask for the deadline, as a handler knows it that has to wait."""
+    """Ask for the deadline, as a waiting handler knows it."""
 
 
 @attrs.frozen
@@ -226,9 +226,7 @@ class Quick(Actor):
         return self.context.deadline
 
 
-async def test_a_quick_handler_that_has_to_wait_has_it(
-    system: ActorSystem, autojump_clock: MockClock
-) -> None:
+async def test_a_quick_handler_has_it_when_it_waits(system: ActorSystem, autojump_clock: MockClock) -> None:
     ref = await system.spawn(Quick)
     assert await ref.ask(Remaining()) == math.inf
     with trio.fail_after(9):

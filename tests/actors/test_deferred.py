@@ -77,7 +77,7 @@ async def test_set_and_fail_act_once(puppet: Ref[Puppet], replies: Replies, even
     assert [event.error for event in events.of(MessageFailed)] == [error]
 
 
-async def test_fail_as_crash_looks_like_a_crash_and_is_none(
+async def test_fail_as_crash_resembles_a_crash_without_one(
     system: ActorSystem, puppet: Ref[Puppet], replies: Replies
 ) -> None:
     async with trio.open_nursery() as nursery:
@@ -100,7 +100,7 @@ async def test_a_deferred_reply_survives_a_restart(system: ActorSystem, replies:
     assert asker.outcome == "from before"
 
 
-async def test_the_death_of_the_cell_fails_what_is_open(
+async def test_the_death_of_the_cell_fails_open_requests(
     system: ActorSystem, puppet: Ref[Puppet], replies: Replies
 ) -> None:
     async with trio.open_nursery() as nursery:
@@ -116,7 +116,7 @@ async def test_the_death_of_the_cell_fails_what_is_open(
     assert replies[2].is_done
 
 
-async def test_a_permanent_failure_is_the_cause_for_what_is_open(
+async def test_a_permanent_failure_is_the_cause_for_open_requests(
     system: ActorSystem, replies: Replies
 ) -> None:
     ref = await system.spawn(Puppet, policy=Policy(directives={BoomError: Directive.STOP}))
@@ -180,7 +180,9 @@ async def test_abandon_on_cancel_leaves_a_deferred_request_to_itself(
     assert replies[0].set("nobody hears it")
 
 
-async def test_cancelled_while_the_handler_goes_on_after_defer(puppet: Ref[Puppet], replies: Replies) -> None:
+async def test_cancelled_while_the_handler_continues_after_defer(
+    puppet: Ref[Puppet], replies: Replies
+) -> None:
     gate, called = Gate(), []
 
     async def act(actor: Puppet) -> object:
@@ -197,7 +199,7 @@ async def test_cancelled_while_the_handler_goes_on_after_defer(puppet: Ref[Puppe
     assert not replies[0].set("too late")
 
 
-async def test_deferred_by_a_handler_whose_asker_is_cancelled_already(
+async def test_deferred_by_a_handler_after_its_asker_was_cancelled(
     puppet: Ref[Puppet], replies: Replies
 ) -> None:
     called: list[str] = []
@@ -234,7 +236,7 @@ async def test_a_handler_that_crashes_after_defer_fails_its_request(
     assert system.tree().find("s/puppet").deferred == 0
 
 
-async def test_a_handler_that_crashes_after_it_replied_is_a_crash_and_the_reply_stands(
+async def test_a_crash_after_the_reply_is_a_crash_and_the_reply_remains(
     system: ActorSystem, events: Events
 ) -> None:
     ref = await system.spawn(Puppet, name="puppet", policy=AT_ONCE)
@@ -287,7 +289,7 @@ async def test_a_request_is_deferred_once_and_only_while_it_is_served(puppet: Re
     await done.wait()
 
 
-async def test_a_task_beside_the_actors_own_defers_nobodys_request(system: ActorSystem) -> None:
+async def test_a_task_outside_the_actor_defers_nobodys_request(system: ActorSystem) -> None:
     gate = Gate()
     caught: list[RuntimeError] = []
 

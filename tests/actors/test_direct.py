@@ -49,14 +49,14 @@ async def test_an_actor_that_serves_is_not_at_rest(puppet: Ref[Puppet]) -> None:
     assert idle_actor(puppet, Told()) is not None
 
 
-async def test_nor_is_one_that_is_observed(puppet: Ref[Puppet], system: ActorSystem) -> None:
+async def test_an_observed_actor_is_not_at_rest(puppet: Ref[Puppet], system: ActorSystem) -> None:
     await wait()
     with system.subscribe(Events().append):
         assert idle_actor(puppet, Told()) is None
     assert idle_actor(puppet, Told()) is not None
 
 
-async def test_nor_is_one_that_has_a_message_or_is_to_crash(puppet: Ref[Puppet]) -> None:
+async def test_an_actor_with_a_message_or_a_crash_ahead_is_not_at_rest(puppet: Ref[Puppet]) -> None:
     await wait()
     outcomes: list[object] = []
     puppet.post(Echo("first"), outcomes.append)
@@ -70,13 +70,13 @@ async def test_nor_is_one_that_has_a_message_or_is_to_crash(puppet: Ref[Puppet])
     assert await puppet.ask(Number()) == 1
 
 
-async def test_nor_is_one_that_has_ended(puppet: Ref[Puppet]) -> None:
+async def test_an_ended_actor_is_not_at_rest(puppet: Ref[Puppet]) -> None:
     await wait()
     await puppet.stop()
     assert idle_actor(puppet, Told()) is None
 
 
-async def test_what_was_served_counts_and_its_reply_is_the_actors(
+async def test_a_direct_request_counts_and_the_actor_replies(
     puppet: Ref[Puppet], system: ActorSystem
 ) -> None:
     await wait()
@@ -92,7 +92,7 @@ async def test_what_was_served_counts_and_its_reply_is_the_actors(
     assert system.tree().find("s/puppet").deferred == 0
 
 
-async def test_what_has_failed_at_once_is_not_open(puppet: Ref[Puppet], system: ActorSystem) -> None:
+async def test_a_request_failed_at_once_is_not_open(puppet: Ref[Puppet], system: ActorSystem) -> None:
     await wait()
     reply, error = Told(), BoomError()
     reply.fail(error)
@@ -118,9 +118,7 @@ async def test_a_reply_outlives_a_crash_and_fails_at_the_end(
     assert first.delivered == [None]
 
 
-async def test_an_actor_can_crash_over_what_was_served_for_it(
-    puppet: Ref[Puppet], system: ActorSystem
-) -> None:
+async def test_an_actor_can_crash_over_a_direct_request(puppet: Ref[Puppet], system: ActorSystem) -> None:
     await wait()
     reply, boom = Told(), BoomError("a test")
     reply.served(resting(puppet).context, boom)
@@ -150,7 +148,7 @@ async def test_a_graceful_end_waits_for_it(puppet: Ref[Puppet]) -> None:
         reply.set()
 
 
-async def test_one_waits_for_a_reply_that_comes_later(puppet: Ref[Puppet]) -> None:
+async def test_a_caller_waits_for_a_later_reply(puppet: Ref[Puppet]) -> None:
     await wait()
     reply, later = DirectReply(Echo("a test")), DirectReply(Echo("another"))
     for one in (reply, later):
@@ -171,7 +169,7 @@ async def test_one_waits_for_a_reply_that_comes_later(puppet: Ref[Puppet]) -> No
         assert later.fail(BoomError())
 
 
-async def test_one_that_is_cancelled_waits_until_it_is_let_go(puppet: Ref[Puppet]) -> None:
+async def test_a_cancelled_request_waits_until_it_is_let_go(puppet: Ref[Puppet]) -> None:
     await wait()
     reply = DirectReply(Echo("a test"))
     reply.served(resting(puppet).context)

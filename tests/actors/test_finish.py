@@ -1,4 +1,4 @@
-"""An incarnation that ends by itself: `context.finish()`."""
+"""An incarnation that ends on its own: `context.finish()`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Number(Request["Job", int]):
 
 @attrs.frozen
 class Linger(Message["Job"]):
-    """Serve a message beside the others until the event is set."""
+    """Serve a message concurrently with the others until the event is set."""
 
     until: trio.Event
 
@@ -79,7 +79,7 @@ async def spawn(system: ActorSystem, restart: Restart) -> tuple[Ref[Job], list[A
     return await system.spawn(Job, contexts, name="job", restart=restart, policy=AT_ONCE), contexts
 
 
-async def test_a_permanent_actor_starts_anew_and_keeps_its_mailbox(system: ActorSystem) -> None:
+async def test_a_permanent_actor_starts_again_and_keeps_its_mailbox(system: ActorSystem) -> None:
     job, _ = await spawn(system, Restart.PERMANENT)
     numbers: list[int] = []
 
@@ -103,7 +103,7 @@ async def test_any_other_ends_for_good_after_its_reply(system: ActorSystem, rest
         await job.ask(Number())
 
 
-async def test_messages_that_run_beside_it_are_finished(system: ActorSystem) -> None:
+async def test_concurrent_messages_are_finished(system: ActorSystem) -> None:
     job, _ = await spawn(system, Restart.TRANSIENT)
     until = trio.Event()
     job.tell_nowait(Linger(until))
@@ -114,7 +114,7 @@ async def test_messages_that_run_beside_it_are_finished(system: ActorSystem) -> 
     await job.wait_terminated()
 
 
-async def test_what_was_asked_for_first_goes_first(system: ActorSystem) -> None:
+async def test_requests_finish_in_the_order_of_asking(system: ActorSystem) -> None:
     job, _ = await spawn(system, Restart.PERMANENT)
     await job.ask(Finish(crash="after"))
     await job.ask(Number())
@@ -124,7 +124,7 @@ async def test_what_was_asked_for_first_goes_first(system: ActorSystem) -> None:
     assert system.tree().find("s/job").last_error == "BoomError"
 
 
-async def test_an_incarnation_that_has_ended_finishes_no_other(system: ActorSystem) -> None:
+async def test_an_ended_incarnation_finishes_no_other(system: ActorSystem) -> None:
     job, contexts = await spawn(system, Restart.PERMANENT)
     await job.ask(Finish())
     assert await job.ask(Number()) == 1

@@ -1,4 +1,4 @@
-"""What a new user stumbled over: options checked early, errors that say what happened, ends that wait."""
+"""Obstacles of a new user: options checked early, errors that explain the cause, ends that wait."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ async def test_an_error_group_is_described_by_its_members() -> None:
 
 
 @pytest.mark.parametrize("restart", list(ta.Restart))
-async def test_a_handler_beside_one_that_crashes_does_not_claim_a_restart(restart: ta.Restart) -> None:
+async def test_a_handler_next_to_a_crash_does_not_claim_a_restart(restart: ta.Restart) -> None:
     causes: list[BaseException | None] = []
 
     async def ask(worker: ta.Ref[Worker]) -> None:
@@ -208,7 +208,7 @@ async def test_draining_waits_for_deferred_replies() -> None:
     assert sorted(replies) == [1, 2]
 
 
-async def test_a_supervisor_that_gives_up_tells_the_observers() -> None:
+async def test_a_supervisor_reports_to_the_observers_when_it_gives_up() -> None:
     events: list[ta.Event] = []
     with pytest.raises(ExceptionGroup):  # noqa: ASYNC401, PT012
         async with ta.open_system("s", options=ta.SystemOptions(intensity=ta.Intensity(0, 5.0))) as system:

@@ -1,4 +1,4 @@
-"""Groups: handlers beside others, up to a limit."""
+"""Groups: concurrent handlers, up to a limit."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from trio_accel.actors import (
 wait = trio.testing.wait_all_tasks_blocked
 
 
-async def test_handlers_of_a_group_run_beside_each_other_and_the_others(
+async def test_handlers_of_a_group_run_concurrently_with_all_others(
     system: ActorSystem, puppet: Ref[Puppet]
 ) -> None:
     first, second = Gate(), Gate()
@@ -57,7 +57,7 @@ async def test_handlers_of_a_group_run_beside_each_other_and_the_others(
         first.open.set()
 
 
-async def test_the_limit_holds_back_the_group_and_what_is_behind_it(puppet: Ref[Puppet]) -> None:
+async def test_the_limit_holds_back_the_group_and_later_messages(puppet: Ref[Puppet]) -> None:
     gates = [Gate() for _ in range(3)]
     async with trio.open_nursery() as nursery:
         for gate in gates:
@@ -145,7 +145,7 @@ async def test_cancelled_before_a_full_group_is_reached_it_never_runs(puppet: Re
         for gate in gates:
             await started(nursery, puppet, DoGrouped(gate))
         with trio.CancelScope() as scope:
-            # The idle actor has it in this step, and sees the cancellation when it comes to it.
+            # The idle actor has it in this step, and sees the cancellation at its turn.
             scope.cancel()
             await puppet.ask(DoGrouped(never))
         assert scope.cancelled_caught
@@ -155,7 +155,7 @@ async def test_cancelled_before_a_full_group_is_reached_it_never_runs(puppet: Re
     assert not never.entered.is_set()
 
 
-async def test_cancelling_the_ask_cancels_its_handler_alone(puppet: Ref[Puppet]) -> None:
+async def test_cancelling_the_ask_cancels_only_its_handler(puppet: Ref[Puppet]) -> None:
     first, second = Gate(), Gate()
     async with trio.open_nursery() as nursery:
         a = await started(nursery, puppet, DoGrouped(first))
@@ -169,7 +169,7 @@ async def test_cancelling_the_ask_cancels_its_handler_alone(puppet: Ref[Puppet])
     assert b.outcome == "through the gate"
 
 
-async def test_a_crash_ends_the_others_which_are_told_why(system: ActorSystem) -> None:
+async def test_a_crash_ends_the_other_members_with_the_reason(system: ActorSystem) -> None:
     ref = await system.spawn(Puppet, policy=AT_ONCE, name="puppet")
     grouped, alone, trigger = Gate(), Gate(), trio.Event()
 
@@ -276,7 +276,7 @@ async def test_an_ask_from_a_grouped_handler_to_its_own_actor_is_a_cycle(puppet:
     assert await puppet.ask(DoGrouped(act)) == "refused"
 
 
-async def test_a_group_that_is_full_does_not_hold_back_a_stop_for_longer_than_the_grace(
+async def test_a_full_group_delays_a_stop_by_at_most_the_grace(
     system: ActorSystem, autojump_clock: trio.testing.MockClock
 ) -> None:
     ref = await system.spawn(Puppet, policy=Policy(grace=2.0))

@@ -35,7 +35,7 @@ from trio_accel.actors import (
 
 @attrs.frozen
 class Take(Request["Careful", None]):
-    """Something that is not to be left half."""
+    """Work that must not be left half done."""
 
 
 async def program() -> None:
@@ -61,7 +61,7 @@ async def _ask(ref: Ref[Puppet], request: Request[Puppet, Any]) -> None:
     try:
         await ref.ask(request)
     except ActorError:
-        # It crashed over this request, or over another that runs beside it.
+        # It crashed over this request, or over a concurrent one.
         return
 
 
@@ -133,7 +133,7 @@ def test_ctrl_c_during_the_stop_hurries_it() -> None:
     assert ended == ["+first0", "-first0"]
 
 
-def test_ctrl_c_waits_for_a_handler_that_says_so() -> None:
+def test_ctrl_c_waits_for_a_handler_that_asks_for_it() -> None:
     seen: list[str] = []
 
     class Careful(Actor):

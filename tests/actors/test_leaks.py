@@ -61,7 +61,7 @@ async def quick(actor: Puppet) -> None:
 
 
 async def nested(actor: Puppet) -> None:
-    """What a message can do: a child, a watch, a stash."""
+    """The possible effects of a message: a child, a watch, a stash."""
     child = await actor.context.spawn(Puppet)
     actor.context.watch(child, to=Note("ended"))
     await child.ask(Echo("a"))
@@ -84,7 +84,7 @@ async def cancelled_ask(ref: Ref[Puppet]) -> None:
 
 @pytest.fixture
 def quiet(caplog: pytest.LogCaptureFixture) -> None:
-    # What is logged is kept by the fixture of the test runner.
+    # The fixture of the test runner keeps logged records.
     caplog.set_level("CRITICAL", logger="trio_accel.actors")
 
 
@@ -174,7 +174,7 @@ async def test_an_ended_actor_is_forgotten(system: ActorSystem) -> None:
 
 
 class _Weak:
-    """References have no weak references of their own need: this one stands for what is gone at once."""
+    """References need no weak references of their own: this one represents immediately released objects."""
 
     def __init__(self, ref: Ref[Puppet]) -> None:
         self.path = ref.path

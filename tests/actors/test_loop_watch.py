@@ -1,4 +1,4 @@
-"""The watch over the Trio loop: which holds it sees, what it says of them, and what it costs."""
+"""The watch over the Trio loop: the holds it sees, its reports of them, and its cost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from trio_accel.actors import ActorSystem, LoopHolds, SystemOptions, open_system
 
-# The watch measures the loop in real time, and what other programs take from it is a hold, too.
+# The watch measures the loop in real time, so time taken by other programs is also a hold.
 pytestmark = pytest.mark.alone
 
 MODULE = importlib.import_module("trio_accel.actors._loop_watch")
@@ -103,7 +103,7 @@ async def test_a_hold_is_reported_while_it_lasts(
     assert [record.levelno for record in caplog.records] == [logging.WARNING, logging.INFO]
 
 
-async def test_short_holds_are_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+async def test_short_holds_cause_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     async with open_system("shop") as system:
         sleep()
         await holds_after(system, 1)
@@ -119,7 +119,7 @@ class Turns(trio.abc.Instrument):
         self.count += 1
 
 
-async def test_a_loop_that_waits_is_left_alone() -> None:
+async def test_a_waiting_loop_causes_no_warning() -> None:
     turns = Turns()
     async with open_system("shop", options=HELD) as system:
         await wait_all_tasks_blocked()
@@ -166,8 +166,8 @@ trio.run(main)
 """
 
 
-def test_a_process_that_was_stopped_is_no_warning() -> None:
-    """A busy machine stops processes, too."""
+def test_a_stopped_process_causes_no_warning() -> None:
+    """A busy machine also stops processes."""
     command = [sys.executable, "-c", STOPPED]
     with subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None

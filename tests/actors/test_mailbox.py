@@ -144,7 +144,7 @@ async def test_cancelled_while_waiting_for_room_neither_is_sent(system: ActorSys
     assert await notes_of(ref) == ["a", "d"]
 
 
-async def test_a_withdrawn_message_makes_room_for_one_that_waits(system: ActorSystem) -> None:
+async def test_a_withdrawn_message_makes_room_for_a_waiting_message(system: ActorSystem) -> None:
     ref = await spawn(system, 1)
     gate = Gate()
     async with trio.open_nursery() as nursery:
@@ -204,7 +204,9 @@ async def test_drop_newest_a_tell_ends_silently_and_is_counted(system: ActorSyst
     assert system.dead_letters == 2
 
 
-async def test_drop_oldest_the_oldest_goes_and_its_asker_is_told(system: ActorSystem, events: Events) -> None:
+async def test_drop_oldest_removes_the_oldest_and_its_asker_gets_an_error(
+    system: ActorSystem, events: Events
+) -> None:
     ref = await spawn(system, 2, Overflow.DROP_OLDEST)
     gate = Gate()
     async with trio.open_nursery() as nursery:
@@ -256,7 +258,7 @@ async def test_drop_oldest_keeps_to_the_capacity_when_an_observer_sends_on_each_
     assert await notes_of(ref) == ["c", "again"]
 
 
-async def test_an_idle_actor_takes_a_message_whatever_the_capacity(system: ActorSystem) -> None:
+async def test_an_idle_actor_takes_a_message_at_any_capacity(system: ActorSystem) -> None:
     ref = await spawn(system, 1, Overflow.REJECT)
     await wait()
     for text in "abc":
@@ -264,7 +266,7 @@ async def test_an_idle_actor_takes_a_message_whatever_the_capacity(system: Actor
     assert system.tree().find("s/puppet").mailbox_peak == 0
 
 
-async def test_the_control_lane_goes_before_the_queue_and_beyond_its_capacity(system: ActorSystem) -> None:
+async def test_the_control_lane_precedes_the_queue_and_exceeds_its_capacity(system: ActorSystem) -> None:
     ref = await spawn(system, 2)
     other = await system.spawn(Puppet, name="other")
     gate = Gate()
@@ -282,7 +284,7 @@ async def test_the_control_lane_goes_before_the_queue_and_beyond_its_capacity(sy
     assert await notes_of(ref) == ["other ended", "a", "b"]
 
 
-async def test_a_stop_goes_before_the_queue(system: ActorSystem) -> None:
+async def test_a_stop_precedes_the_queue(system: ActorSystem) -> None:
     ref = await spawn(system, 2)
     gate = Gate()
     async with trio.open_nursery() as nursery:
@@ -315,7 +317,7 @@ async def test_the_mailbox_survives_a_restart(system: ActorSystem) -> None:
     assert system.tree().find("s/puppet").restarts == 1
 
 
-async def test_on_restart_reject_refuses_what_is_queued_and_what_comes(
+async def test_on_restart_reject_refuses_queued_and_new_messages(
     system: ActorSystem, events: Events, autojump_clock: trio.testing.MockClock
 ) -> None:
     ref = await system.spawn(
@@ -367,7 +369,7 @@ async def test_on_restart_reject_gives_way_to_a_stop(system: ActorSystem) -> Non
         await ref.ask(Echo("b"))
 
 
-async def test_what_was_queued_is_refused_at_the_end_as_never_executed(
+async def test_queued_messages_are_refused_at_the_end_as_never_executed(
     system: ActorSystem, events: Events
 ) -> None:
     ref = await spawn(system, 1)
@@ -411,7 +413,7 @@ async def test_an_idle_actor_forgets_its_last_message(system: ActorSystem) -> No
     assert is_alive() is None
 
 
-async def test_a_watch_message_that_a_crash_overtakes_goes_with_its_incarnation(
+async def test_a_watch_message_overtaken_by_a_crash_ends_with_its_incarnation(
     system: ActorSystem, events: Events
 ) -> None:
     ref = await spawn(system, 2)
@@ -464,5 +466,5 @@ async def test_an_asker_that_leaves_costs_the_same_however_many_wait(system: Act
 
     few = min([await cost_of_each(250) for _ in range(3)])
     many = min([await cost_of_each(8000) for _ in range(2)])
-    # 32 times as many wait. To look for each among the others took 20 times as long; caches cost some, too.
+    # 32 times as many wait. Looking for each among the others took 20 times as long; caches also cost some.
     assert many < 10 * few

@@ -108,7 +108,7 @@ async def test_a_message_starts_and_fails_once(
     assert second.error is error
 
 
-async def test_a_part_is_told_as_a_message_to_an_actor_below(
+async def test_a_part_is_reported_as_a_message_to_an_actor_below(
     system: ActorSystem, puppet: Ref[Puppet], events: Events, autojump_clock: trio.testing.MockClock
 ) -> None:
     variable = ContextVar("variable", default="outside")
@@ -136,7 +136,7 @@ async def test_a_part_is_told_as_a_message_to_an_actor_below(
 
     with system.subscribe(set_variable):
         await puppet.ask(Do(act))
-    # What an observer sets for a part holds inside of it, and no longer.
+    # An observer's settings for a part hold inside of it, and no longer.
     assert seen == ["outside", "sleep", "outside", "fail", "outside"]
     parts = [event for event in events.of(MessageEvent) if event.path != puppet.path]
     times: dict[str, Any] = {"queue_time": 2.0, "run_time": 3.0}
@@ -173,7 +173,7 @@ async def test_the_times(
     ]
 
 
-async def test_the_run_time_goes_on_until_a_deferred_reply(
+async def test_the_run_time_continues_until_a_deferred_reply(
     puppet: Ref[Puppet], events: Events, mock_clock: trio.testing.MockClock
 ) -> None:
     replies: list[DeferredReply[object]] = []
@@ -250,7 +250,7 @@ async def test_the_same_observer_twice_hears_twice(system: ActorSystem, puppet: 
     assert len(seen) == 6
 
 
-async def test_an_observer_that_raises_is_logged_and_goes_on(
+async def test_a_raising_observer_is_logged_and_continues(
     system: ActorSystem, puppet: Ref[Puppet], caplog: pytest.LogCaptureFixture
 ) -> None:
     seen, calls = Events(), []
@@ -405,7 +405,7 @@ async def test_a_supervisor_that_fails_is_an_event() -> None:
     assert failed == SupervisorFailed(path="s", error=caught.value.exceptions[0])
 
 
-async def test_a_message_that_the_end_overtakes_fails_for_the_observers_too(
+async def test_a_message_overtaken_by_the_end_also_fails_for_the_observers(
     puppet: Ref[Puppet], events: Events
 ) -> None:
     async with trio.open_nursery() as nursery:
@@ -417,7 +417,7 @@ async def test_a_message_that_the_end_overtakes_fails_for_the_observers_too(
     assert "enough" in str(failed.error)
 
 
-async def test_a_told_message_that_the_end_overtakes_fails_for_the_observers_too(
+async def test_a_told_message_overtaken_by_the_end_also_fails_for_the_observers(
     puppet: Ref[Puppet], events: Events
 ) -> None:
     async with trio.open_nursery() as nursery:
@@ -435,7 +435,7 @@ async def test_a_crash_is_counted_once(system: ActorSystem, events: Events) -> N
     assert len(events.of(MessageFailed)) == len(events.of(ActorRestarted)) == 1
 
 
-async def test_a_request_that_is_taken_back_has_an_event(
+async def test_a_withdrawn_request_has_an_event(
     system: ActorSystem, puppet: Ref[Puppet], autojump_clock: trio.testing.MockClock
 ) -> None:
     heard: list[Event] = []
@@ -496,7 +496,7 @@ async def test_a_context_that_requests_share_is_a_copy_for_each_while_somebody_o
     assert contexts[0] is not contexts[1]
 
 
-async def test_each_system_that_is_opened_lives_inside(system: ActorSystem) -> None:
+async def test_each_system_opened_inside_is_observed(system: ActorSystem) -> None:
     seen: list[str] = []
 
     @contextmanager

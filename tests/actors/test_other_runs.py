@@ -17,7 +17,7 @@ REFUSED = r"belongs to another thread or Trio run"
 
 
 async def in_another_run(call: Callable[[], Awaitable[object]]) -> None:
-    """Call it in a Trio run of another thread, which must go on after the error."""
+    """Call it in a Trio run of another thread, which must continue after the error."""
     gone_on: list[bool] = []
 
     async def run() -> None:
@@ -50,7 +50,9 @@ async def in_a_thread(call: Callable[[], object]) -> None:
 
 @pytest.mark.parametrize("elsewhere", [in_another_run, in_no_run])
 @pytest.mark.parametrize("verb", ["spawn", "open_supervisor", "ask", "stop", "wait_terminated"])
-async def test_what_is_awaited(system: ActorSystem, puppet: Ref[Puppet], elsewhere: Any, verb: str) -> None:
+async def test_awaiting_in_another_run_is_refused(
+    system: ActorSystem, puppet: Ref[Puppet], elsewhere: Any, verb: str
+) -> None:
     call: dict[str, Callable[[], Awaitable[object]]] = {
         "spawn": lambda: system.spawn(Puppet, name="other"),
         "open_supervisor": lambda: system.open_supervisor("other").__aenter__(),
@@ -121,7 +123,7 @@ async def test_a_deferred_reply_stays_open(puppet: Ref[Puppet], verb: str, in_ru
     assert asker.outcome == "on the Trio thread"
 
 
-async def test_the_error_says_how_a_thread_replies(puppet: Ref[Puppet]) -> None:
+async def test_the_error_explains_how_a_thread_replies(puppet: Ref[Puppet]) -> None:
     replies: Replies = []
 
     def reply_wrongly_then_rightly() -> None:
@@ -152,7 +154,7 @@ async def test_the_cancellation_of_an_asker_is_not_ended_from_a_thread(puppet: R
     assert isinstance(asker.outcome, trio.Cancelled)
 
 
-async def test_a_request_that_was_posted_is_not_withdrawn_from_a_thread(puppet: Ref[Puppet]) -> None:
+async def test_a_posted_request_is_not_withdrawn_from_a_thread(puppet: Ref[Puppet]) -> None:
     results: list[Any] = []
     posted = puppet.post(Echo("posted"), results.append)
     await in_a_thread(posted.withdraw)

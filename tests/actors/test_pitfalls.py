@@ -138,7 +138,7 @@ async def test_3_a_group_that_holds_a_failure_and_cancelled_is_not_swallowed(sys
     async with trio.open_nursery() as nursery:
         asker = await started(nursery, ref, Do(act))
         ref.cancel("enough")
-    # Resumed after the failure, it would go on although it was cancelled.
+    # Resumed after the failure, it would continue although it was cancelled.
     assert isinstance(asker.outcome, ActorFailedError)
     assert isinstance(asker.outcome.__cause__, ActorStoppedError)
     assert (await ref.wait_terminated()).reason == "enough"
@@ -167,7 +167,7 @@ async def test_4_a_restart_loop_ends_when_it_is_cancelled() -> None:
 async def test_5_cleanup_that_waits_is_bounded_and_then_quarantined(
     system: ActorSystem, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """The deadline is the grace; what is held is not freed, but logged and counted."""
+    """The deadline is the grace; held objects are not freed, but logged and counted."""
     release = trio.Event()
 
     async def end(actor: Puppet) -> None:
@@ -183,7 +183,7 @@ async def test_5_cleanup_that_waits_is_bounded_and_then_quarantined(
     await ref.wait_terminated()
 
 
-async def test_5_cleanup_that_is_cancelled_does_not_mask_the_real_error(system: ActorSystem) -> None:
+async def test_5_cancelled_cleanup_does_not_mask_the_real_error(system: ActorSystem) -> None:
     async def end(actor: Puppet) -> None:
         await trio.sleep_forever()
 
@@ -232,7 +232,7 @@ async def test_7_messages_can_be_withdrawn_and_are_kept_without_a_receiver(syste
 
 @pytest.mark.parametrize("abandon", [False, True])
 async def test_8_no_stale_wake_up_reaches_a_later_wait(system: ActorSystem, abandon: bool) -> None:
-    """An asker that has left is not rescheduled by the reply, nor by the death of the actor."""
+    """The reply does not reschedule a caller that left, nor does the death of the actor."""
     ref = await system.spawn(Puppet, policy=AT_ONCE)
     gate, later = Gate(), trio.Event()
     log: list[str] = []
@@ -302,7 +302,7 @@ async def test_10_the_death_of_a_cell_resolves_every_open_slot(system: ActorSyst
 
 
 async def test_11_no_exception_instance_is_shared_by_asker_and_supervisor(system: ActorSystem) -> None:
-    """Each asker has its own, and what it does to it stays with it."""
+    """Each caller has its own copy, so its changes do not reach the others."""
     ref = await system.spawn(Puppet, policy=Policy(directives={BoomError: Directive.STOP}))
     gate = Gate()
     error = BoomError("boom")
@@ -361,7 +361,7 @@ async def test_12_callbacks_from_threads_do_not_raise_and_are_not_needed(puppet:
 
 
 async def test_13_nothing_polls(system: ActorSystem) -> None:
-    """Short sleeps are long: an idle system has no deadline at all."""
+    """Short sleeps are long, because an idle system has no deadline at all."""
     policy = Policy(backoff=Backoff(base=0.0))
     refs = [await system.spawn(Puppet, policy=policy) for _ in range(20)]
     replies: list[DeferredReply[Any]] = []

@@ -1,4 +1,4 @@
-"""Posting: a request whose outcome comes to a callback."""
+"""Posting: a request with a callback for its outcome."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def test_the_outcomes_come_in_order_without_anyone_waiting() -> None:
         assert got == [2 * number for number in range(10)]
 
 
-async def test_a_crash_an_end_and_a_deferred_reply_come_to_the_callback() -> None:
+async def test_the_callback_gets_a_crash_an_end_and_a_deferred_reply() -> None:
     got: list[outcome.Outcome[int]] = []
     async with ta.open_system("s") as system:
         doubler = await system.spawn(Doubler)
@@ -84,7 +84,7 @@ async def test_a_crash_an_end_and_a_deferred_reply_come_to_the_callback() -> Non
     assert len(got) == 3
 
 
-async def test_a_request_that_is_queued_can_be_withdrawn_and_one_that_runs_cannot() -> None:
+async def test_a_queued_request_can_be_withdrawn_and_a_running_one_cannot() -> None:
     got: list[int] = []
     async with ta.open_system("s") as system:
         doubler = await system.spawn(Doubler)

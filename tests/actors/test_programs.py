@@ -1,7 +1,7 @@
-"""Random programs of spawn, ask, tell, crash, cancel and stop, held against a small model.
+"""Random programs of spawn, ask, tell, crash, cancel and stop, compared with a small model.
 
-The model does not say what happens, which depends on who runs first, but what may have happened: each ask
-has exactly one outcome, one that its story allows; nothing is executed that was refused; nobody is left.
+The model predicts no events, because they depend on the order of tasks. It knows the possible ones: each ask
+has exactly one outcome, which its story allows; no refused request is executed; nobody is left.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ Kind: TypeAlias = Literal["echo", "wait", "grouped", "crash", "defer", "stash"]
 
 
 class BoomError(Exception):
-    """What the actors crash with."""
+    """The error of the crashing actors."""
 
 
 # A program is a list of these.
@@ -84,7 +84,7 @@ class Tell:
 
 @attrs.frozen
 class Release:
-    """Let the handler of an ask go on, or give the reply that it deferred."""
+    """Let the handler of an ask continue, or give the reply that it deferred."""
 
     ask: int
 
@@ -135,7 +135,8 @@ _spawns = st.builds(
     capacity=st.integers(1, 2),
     on_restart=st.sampled_from(["keep", "reject"]),
 )
-# Ends are rare and askers many, lest most programs be about dead actors. What shrinks becomes `Settle`.
+# Ends are rare and callers many, lest most programs be about dead actors. Shrinking replaces them by
+# `Settle`.
 _steps = st.one_of(
     st.just(Settle()),
     _asks,
@@ -156,7 +157,7 @@ _steps = st.one_of(
 
 @attrs.define(eq=False)
 class Story:
-    """What the model knows of one ask."""
+    """The model's knowledge of one ask."""
 
     step: Ask
     target: Life
@@ -203,7 +204,7 @@ class Story:
         match cause:
             case BoomError():
                 own = self.step.kind == "crash" and self.target.spawn.directive is not Directive.RESUME
-                # The death of the cell is the cause for what it deferred.
+                # The death of the cell is the cause for its deferred requests.
                 assert own or (self.step.kind == "defer" and self.target.crashes)
             case ActorRestartingError():
                 assert self.target.family.strategy is not Strategy.ONE_FOR_ONE
@@ -216,7 +217,7 @@ class Story:
 
 @attrs.define(eq=False)
 class Life:
-    """What the model knows of one actor."""
+    """The model's knowledge of one actor."""
 
     spawn: Spawn
     family: Family
@@ -231,13 +232,13 @@ class Life:
     def may_have_ended(self) -> bool:
         is_temporary = self.spawn.restart is Restart.TEMPORARY
         ends = is_temporary or self.spawn.directive in (Directive.STOP, Directive.ESCALATE)
-        # Those that are not restarted end with a sibling, and everybody with the supervisor.
+        # Actors without restarts end with a sibling, and everybody with the supervisor.
         swept = is_temporary and self.family.strategy is not Strategy.ONE_FOR_ONE and self.family.crashes
         return bool(self.is_ended or self.family.is_over or (self.crashes and ends) or swept)
 
     def check(self) -> None:
         assert self.ref.is_terminated
-        # Some may be missing; none comes twice, or before one that was told earlier.
+        # Some may be missing; none comes twice, or before an earlier one.
         assert self.notes == sorted(set(self.notes))
         assert self.incarnations == sorted(self.incarnations)
         assert self.spawn.restart is not Restart.TEMPORARY or set(self.incarnations) <= {0}
@@ -252,7 +253,7 @@ def _peek(ref: Ref[Player]) -> None:
 
 @attrs.define(eq=False)
 class Family:
-    """What the model knows of the supervisor."""
+    """The model's knowledge of the supervisor."""
 
     strategy: Strategy
     crashes: int = 0
@@ -281,7 +282,7 @@ class GiveBack(Message["Player"]):
 
 
 class Player(Actor):
-    """Does what the story says, and notes it there."""
+    """Follows the story, and notes it there."""
 
     def __init__(self, life: Life) -> None:
         self.life = life
@@ -333,7 +334,7 @@ class Player(Actor):
 
 
 class Stage:
-    """Runs a program, and keeps the model beside it."""
+    """Runs a program, and updates the model."""
 
     def __init__(self, strategy: Strategy, nursery: trio.Nursery) -> None:
         self.family = Family(strategy)
@@ -391,7 +392,7 @@ class Stage:
 
     def release(self, story: Story) -> None:
         story.release.set()
-        # What an actor deferred is answered by its end, if that comes first.
+        # The end of an actor answers its deferred requests, if it comes first.
         if story.reply is not None and not story.target.ref.is_terminated:
             story.reply.set(story)
 
@@ -438,7 +439,7 @@ class Stage:
         count = Counter(type(event) for event in self.events)
         dropped = [event.message for event in self.events if isinstance(event, MessageDropped)]
         assert system.dead_letters == len(dropped)
-        # What was set aside has begun, and may be dropped all the same.
+        # A request set aside has begun, and may be dropped all the same.
         begun = sum(isinstance(message, Play) and message.story.entered > 0 for message in dropped)
         ended = count[MessageCompleted] + count[MessageFailed] + count[MessageCancelled]
         assert count[MessageStarted] == ended + begun
@@ -476,7 +477,7 @@ def repeatable() -> Iterator[None]:
 hypothesis.register_random(trio._core._run._r)
 
 
-@pytest.mark.timeout(60)  # hundreds of programs, on a machine with others beside it
+@pytest.mark.timeout(60)  # hundreds of programs, on a shared machine
 @pytest.mark.parametrize("strategy", Strategy)
 @hypothesis.settings(
     max_examples=334, derandomize=True, deadline=None, database=None, report_multiple_bugs=False

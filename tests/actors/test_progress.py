@@ -34,7 +34,7 @@ async def progress_and_crash(ref: Ref[Puppet]) -> None:
     await ref.ask(Number())
 
 
-async def test_a_restart_after_progress_does_not_count_where_the_intensity_says_so() -> None:
+async def test_a_restart_after_progress_does_not_count_if_the_intensity_says_so() -> None:
     async with open_system("s", options=LENIENT) as system:
         ref = await system.spawn(Puppet, policy=AT_ONCE)
         for _ in range(10):
@@ -106,7 +106,7 @@ async def test_delays_after_progress_are_a_series_of_their_own(
             await ref.ask(Number())
         for _ in range(4):
             await progress_and_crash(ref)
-        # It works for long enough: what counts is the time since its progress, and not that of waiting.
+        # It works for long enough: the time since its progress counts, and not that of waiting.
         await ref.ask(Do(report))
         await trio.sleep(3.1)
         await ref.ask(Do(report))
@@ -118,7 +118,7 @@ async def test_delays_after_progress_are_a_series_of_their_own(
     assert delays == [10.0, 20.0, 0.0, 0.5, 1.0, 1.0, 0.0, 10.0]
 
 
-async def test_a_supervisor_is_told_of_its_children_s_restarts() -> None:
+async def test_a_supervisor_learns_of_its_children_s_restarts() -> None:
     told: list[ActorRestarted] = []
 
     async def supervise(actor: Puppet) -> Ref[Puppet]:
@@ -137,7 +137,7 @@ async def test_a_supervisor_is_told_of_its_children_s_restarts() -> None:
     ]
 
 
-async def test_what_an_ended_incarnation_reports_is_nothing_to_the_next() -> None:
+async def test_reports_of_an_ended_incarnation_do_not_reach_the_next() -> None:
     contexts = []
 
     async def note(actor: Puppet) -> None:
@@ -186,7 +186,7 @@ def test_options_are_checked(make: object, error: type[Exception], text: str) ->
         make()
 
 
-async def test_a_child_pauses_where_its_supervisor_would_fail(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_child_pauses_if_its_supervisor_would_fail(autojump_clock: trio.testing.MockClock) -> None:
     pause = Backoff(initial=3.0, base=6.0, factor=2.0, maximum=20.0, jitter=0.0)
     seen = Events()
     intensity = Intensity(1, 60.0, counts_progress=False, pause=pause)

@@ -105,7 +105,7 @@ async def test_it_knows_the_deadline_of_its_asker(act: Act, autojump_clock: Mock
         assert await ref.ask(Do(act)) == float("inf")
         with trio.CancelScope(deadline=trio.current_time() + 50.0) as scope:
             assert await ref.ask(Do(act)) == scope.deadline
-            # It is left to itself when the asker gives up.
+            # It is abandoned when the caller gives up.
             assert await ref.ask(Do(act), abandon_on_cancel=True) == float("inf")
 
 
@@ -124,7 +124,7 @@ async def test_it_runs_in_the_context_of_its_asker(act: Act, autojump_clock: Moc
     assert VARIABLE.get() == "none"
 
 
-async def test_what_it_sets_stays_in_its_context() -> None:
+async def test_its_settings_stay_in_its_context() -> None:
     async def set_it(actor: Doer) -> str:
         VARIABLE.set("mine")
         return VARIABLE.get()
@@ -173,7 +173,7 @@ async def test_a_scope_after_the_first_wait_is_its_own(autojump_clock: MockClock
 
 @pytest.mark.parametrize("is_waiting", [False, True])
 @pytest.mark.parametrize("directive", [ta.Directive.RESUME, ta.Directive.RESTART])
-async def test_what_it_raises(is_waiting: bool, directive: ta.Directive) -> None:
+async def test_its_errors(is_waiting: bool, directive: ta.Directive) -> None:
     async def fail(actor: Doer) -> None:
         if is_waiting:
             await trio.lowlevel.checkpoint()
@@ -190,7 +190,7 @@ async def test_what_it_raises(is_waiting: bool, directive: ta.Directive) -> None
         assert system.tree().find(ref.path).restarts == (directive is ta.Directive.RESTART)
 
 
-async def test_told_and_posted_ones_wait_too(autojump_clock: MockClock) -> None:
+async def test_told_and_posted_messages_wait_too(autojump_clock: MockClock) -> None:
     got: list[object] = []
 
     @waits
@@ -242,7 +242,7 @@ class Turns(trio.abc.Instrument):
 
 
 class TestLastLook:
-    """An asker whose request is served in its own task looks for the reply itself, before it parks."""
+    """A caller served in its own task looks for the reply itself, before it parks."""
 
     @staticmethod
     def deferred(replies: list[ta.DeferredReply[str]], look: Callable[[], Any]) -> Act:
@@ -253,7 +253,7 @@ class TestLastLook:
 
         return act
 
-    async def test_what_it_finds_is_its_reply_and_the_loop_has_turned(self) -> None:
+    async def test_its_last_look_finds_its_reply_and_the_loop_has_turned(self) -> None:
         replies: list[ta.DeferredReply[str]] = []
         turns = Turns()
         seen: list[int] = []
@@ -269,7 +269,7 @@ class TestLastLook:
             trio.lowlevel.remove_instrument(turns)
         assert seen == [turns.count] == [1]
 
-    async def test_it_looks_once_and_waits_where_it_finds_nothing(self, autojump_clock: MockClock) -> None:
+    async def test_it_looks_once_and_waits_if_it_finds_nothing(self, autojump_clock: MockClock) -> None:
         replies: list[ta.DeferredReply[str]] = []
         looks = itertools.count()
 
@@ -282,7 +282,7 @@ class TestLastLook:
             assert await ref.ask(Do(self.deferred(replies, lambda: next(looks)))) == "later"
         assert next(looks) == 1
 
-    async def test_it_looks_also_where_the_reply_is_there(self) -> None:
+    async def test_it_looks_even_if_the_reply_has_arrived(self) -> None:
         looks = itertools.count()
 
         async def act(actor: Doer) -> ta.DeferredReply[str]:
@@ -321,7 +321,7 @@ class TestLastLook:
         assert answers == (["found"] if is_found else [])
         assert scope.cancelled_caught is not is_found
 
-    async def test_nobody_looks_for_one_that_is_not_served_in_its_askers_task(self) -> None:
+    async def test_nobody_looks_for_a_request_served_in_another_task(self) -> None:
         looked: list[bool] = []
 
         async def act(actor: Doer) -> ta.DeferredReply[str]:
@@ -343,7 +343,7 @@ class TestLastLook:
         assert looked == [False] * 3
 
 
-async def test_an_actor_that_is_stopped_ends_one_that_waits(autojump_clock: MockClock) -> None:
+async def test_stopping_an_actor_ends_a_waiting_request(autojump_clock: MockClock) -> None:
     async with doer(ta.Policy(grace=1.0)) as (ref, _), trio.open_nursery() as nursery:
         errors: list[Exception] = []
 
@@ -374,7 +374,7 @@ async def test_an_idle_actor_serves_in_the_task_that_asks() -> None:
         assert system.tree().find(ref.path).handled == 2
 
 
-async def test_what_is_sent_to_it_meanwhile_comes_afterwards() -> None:
+async def test_messages_sent_meanwhile_follow_it() -> None:
     got: list[str] = []
 
     async def first(actor: Doer) -> None:
@@ -391,7 +391,7 @@ async def test_what_is_sent_to_it_meanwhile_comes_afterwards() -> None:
         assert got == ["first", "second", "second done"]
 
 
-async def test_it_does_nothing_for_an_asker_that_is_cancelled() -> None:
+async def test_it_does_nothing_for_a_cancelled_asker() -> None:
     done: list[Doer] = []
 
     async def note(actor: Doer) -> None:
@@ -407,7 +407,7 @@ async def test_it_does_nothing_for_an_asker_that_is_cancelled() -> None:
 
 
 def ending(how: str) -> Callable[[Doer], Awaitable[str]]:
-    """What an actor does that ends while it serves."""
+    """The end of an actor while it serves."""
 
     async def end(actor: Doer) -> str:
         context = actor.context
@@ -423,7 +423,7 @@ def ending(how: str) -> Callable[[Doer], Awaitable[str]]:
 
 
 @pytest.mark.parametrize("how", ["stop", "cancel", "crash", "finish"])
-async def test_an_actor_that_is_ended_while_another_task_serves_for_it(how: str) -> None:
+async def test_an_actor_ends_while_another_task_serves_for_it(how: str) -> None:
     async with doer(ta.Policy(backoff=ta.Backoff(base=0.0, jitter=0.0))) as (ref, system):
         await wait_all_tasks_blocked()
         assert await ref.ask(Do(ending(how))) == how
@@ -435,7 +435,7 @@ async def test_an_actor_that_is_ended_while_another_task_serves_for_it(how: str)
 
 
 @pytest.mark.parametrize("how", ["stop", "cancel", "crash", "finish"])
-async def test_an_actor_that_is_ended_by_one_of_several_serves_none_behind_it(how: str) -> None:
+async def test_an_actor_ended_by_one_of_several_serves_none_of_the_later(how: str) -> None:
     served: list[Doer] = []
     results: list[str] = []
 
@@ -459,7 +459,7 @@ async def test_an_actor_that_is_ended_by_one_of_several_serves_none_behind_it(ho
         assert served[0] is served[1] is not served[2] is served[3]
 
 
-async def test_several_at_once_leave_others_the_loop_after_a_few() -> None:
+async def test_several_requests_at_once_yield_to_the_loop_after_a_few() -> None:
     served: list[int] = []
     seen: list[int] = []
 
@@ -480,7 +480,7 @@ async def test_several_at_once_leave_others_the_loop_after_a_few() -> None:
     assert max(after - before for before, after in itertools.pairwise(seen)) <= 2 * 9
 
 
-async def test_those_behind_one_that_waits_come_after_it(autojump_clock: MockClock) -> None:
+async def test_requests_after_a_waiting_one_follow_it(autojump_clock: MockClock) -> None:
     got: list[str] = []
 
     @waits

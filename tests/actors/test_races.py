@@ -44,7 +44,7 @@ wait = trio.testing.wait_all_tasks_blocked
 
 
 class Scene:
-    """An ask in a certain place, and what can happen to it."""
+    """An ask in a certain place, and the possible events."""
 
     def __init__(self, ref: Ref[Puppet]) -> None:
         self.ref = ref
@@ -323,7 +323,7 @@ async def test_the_supervisor_fails_while_its_parent_is_stopped(system: ActorSys
 async def test_a_handler_that_swallows_every_cancellation_is_cancelled_once_more_by_each(
     system: ActorSystem,
 ) -> None:
-    """A handler may refuse its asker, but the actor then goes on with the next message."""
+    """A handler may refuse its caller, but the actor then continues with the next message."""
     ref = await system.spawn(Puppet)
     attempts: list[str] = []
 

@@ -1,4 +1,4 @@
-"""Restart types, directives, back-off and what the next incarnation finds."""
+"""Restart types, directives, back-off and the state of the next incarnation."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def test_the_next_incarnation_is_fresh_and_made_with_the_same_arguments(
     assert [event.incarnation for event in events.of(ActorStarted)] == [0, 1]
 
 
-async def test_the_context_tells_the_number_and_the_previous_error(system: ActorSystem) -> None:
+async def test_the_context_has_the_number_and_the_previous_error(system: ActorSystem) -> None:
     infos: list[RestartInfo] = []
     paths: list[str] = []
 
@@ -152,7 +152,7 @@ async def test_a_failure_in_the_end_of_the_lifespan_is_a_crash(system: ActorSyst
     ref = await system.spawn(Puppet, None, None, end, policy=AT_ONCE, name="puppet")
     await crash(ref)
     assert await ref.ask(Number()) == 1
-    # The later error is the one that ended it; the crash is its context.
+    # The later error ended it; the crash is its context.
     assert system.tree().find("s/puppet").last_error == "ValueError: cannot end"
 
 
@@ -260,7 +260,7 @@ def test_groups_are_looked_into_and_the_most_severe_wins(
     assert policy.directive_for(ExceptionGroup("outer", errors)) is directive
 
 
-async def test_a_group_of_which_all_members_resume_is_a_reply(system: ActorSystem) -> None:
+async def test_a_group_of_resumed_members_is_a_reply(system: ActorSystem) -> None:
     ref = await system.spawn(Puppet, policy=Policy(directives={KeyError: Directive.RESUME}))
     with raises_group() as caught:
         await ref.ask(Crash(ExceptionGroup("two", [KeyError("a"), KeyError("b")])))
@@ -283,7 +283,7 @@ async def test_the_handler_s_nursery_wraps_its_failure_and_the_directive_finds_i
     with pytest.raises(ActorFailedError):
         await ref.ask(Do(act))
     ended = await ref.wait_terminated()
-    # The groups of one member around it say nothing.
+    # The groups of one member around it mean nothing.
     assert isinstance(ended.error, KeyError)
 
 
@@ -318,7 +318,7 @@ async def test_escalate_fails_the_supervisor() -> None:
     assert (await ref.wait_terminated()).error is error
 
 
-async def test_escalate_crashes_the_parent_which_is_restarted_with_its_children(system: ActorSystem) -> None:
+async def test_an_escalated_crash_restarts_the_parent_with_its_children(system: ActorSystem) -> None:
     log: list[str] = []
 
     async def start(actor: Puppet) -> None:
@@ -402,7 +402,7 @@ async def test_an_intensity_of_0_allows_no_restart() -> None:
             await trio.sleep_forever()
 
 
-async def test_what_is_not_restarted_does_not_count() -> None:
+async def test_ends_without_a_restart_do_not_count() -> None:
     async with open_system("s", options=SystemOptions(intensity=Intensity(0, 5.0))) as system:
         for _ in range(3):
             await crash(await system.spawn(Puppet, restart=Restart.TEMPORARY))
@@ -426,7 +426,7 @@ async def test_the_children_of_an_actor_have_their_own_intensity(system: ActorSy
     assert await children[1].ask(Number()) == 0
 
 
-async def test_a_crash_that_is_asked_for_from_beside(system: ActorSystem) -> None:
+async def test_a_crash_requested_from_outside(system: ActorSystem) -> None:
     ref = await system.spawn(Puppet, policy=AT_ONCE, name="puppet")
     contexts: list[ActorContext] = []
     gate = Gate()
@@ -452,7 +452,7 @@ async def test_a_crash_that_is_asked_for_from_beside(system: ActorSystem) -> Non
     assert await ref.ask(Number()) == 1
 
 
-async def test_a_crash_from_beside_wakes_an_idle_actor(system: ActorSystem) -> None:
+async def test_a_crash_from_outside_wakes_an_idle_actor(system: ActorSystem) -> None:
     ref = await system.spawn(Puppet, policy=AT_ONCE)
     contexts: list[ActorContext] = []
 
@@ -466,7 +466,7 @@ async def test_a_crash_from_beside_wakes_an_idle_actor(system: ActorSystem) -> N
     assert await ref.ask(Number()) == 1
 
 
-async def test_a_crash_from_beside_of_an_actor_that_stops_is_void(
+async def test_a_crash_from_outside_of_a_stopping_actor_is_void(
     system: ActorSystem, puppet: Ref[Puppet]
 ) -> None:
     async def act(actor: Puppet) -> str:

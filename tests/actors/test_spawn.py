@@ -1,4 +1,4 @@
-"""Spawning: names, and starts that are cancelled, refused or stopped."""
+"""Spawning: names, and cancelled, refused or stopped starts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def test_spawn_during_stop_is_refused(system: ActorSystem) -> None:
     assert str(caught[0]) == "spawn: s/p is stopping and starts no 'late'"
 
 
-async def test_spawn_by_an_incarnation_that_has_ended_is_refused(system: ActorSystem) -> None:
+async def test_spawn_by_an_ended_incarnation_is_refused(system: ActorSystem) -> None:
     contexts: list[Any] = []
 
     async def act(actor: Puppet) -> None:
@@ -87,7 +87,7 @@ async def test_spawn_cancelled_before_the_start_leaves_nothing(system: ActorSyst
     assert gate.ended in (None, "Cancelled")
 
 
-async def test_spawn_stopped_during_the_start_says_so(system: ActorSystem) -> None:
+async def test_spawn_stopped_during_the_start_gives_the_reason(system: ActorSystem) -> None:
     gate = Gate()
     caught: list[BaseException] = []
 
@@ -131,7 +131,7 @@ async def test_names_are_free_again_after_the_end(system: ActorSystem) -> None:
             system.tree().find("s/puppet")
 
 
-async def test_names_are_made_from_the_class_and_skip_those_taken(system: ActorSystem) -> None:
+async def test_names_are_made_from_the_class_and_skip_existing_names(system: ActorSystem) -> None:
     await system.spawn(Puppet, name="puppet-1")
     first = await system.spawn(Puppet)
     second = await system.spawn(Puppet)

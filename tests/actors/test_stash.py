@@ -66,7 +66,7 @@ class Slam(Request["Door", str]):
 
 
 class Linger(Request["Door", str]):
-    """Stash, and go on for a while."""
+    """Stash, and continue for a while."""
 
 
 class Door(Actor):
@@ -139,7 +139,7 @@ async def test_the_asker_of_a_stashed_request_waits_until_it_is_served(system: A
     assert system.tree().find("s/door").stashed == 0
 
 
-async def test_what_was_stashed_goes_before_the_queue_and_over_its_capacity(system: ActorSystem) -> None:
+async def test_stashed_messages_precede_the_queue_and_exceed_its_capacity(system: ActorSystem) -> None:
     door, _, served = await spawn(system, capacity=1)
     async with trio.open_nursery() as nursery:
         for message in (Read(), Jot(), Read()):
@@ -175,7 +175,7 @@ async def test_observers_see_a_stashed_request_begin_and_end_once(
     ]
 
 
-async def test_a_restart_puts_what_was_stashed_back(system: ActorSystem) -> None:
+async def test_a_restart_puts_stashed_messages_back(system: ActorSystem) -> None:
     door, _, served = await spawn(system)
     async with trio.open_nursery() as nursery:
         reading = await started(nursery, door, Read())
@@ -189,7 +189,7 @@ async def test_a_restart_puts_what_was_stashed_back(system: ActorSystem) -> None
     assert served == ["Read"]
 
 
-async def test_a_message_that_was_stashed_by_a_handler_that_crashes_is_not_served_again(
+async def test_a_message_stashed_by_a_crashed_handler_is_not_served_again(
     system: ActorSystem,
 ) -> None:
     door, _, _ = await spawn(system)
@@ -201,7 +201,7 @@ async def test_a_message_that_was_stashed_by_a_handler_that_crashes_is_not_serve
     assert (node.restarts, node.stashed, node.mailbox_depth) == (1, 0, 0)
 
 
-async def test_the_end_refuses_what_was_stashed(system: ActorSystem, events: Events) -> None:
+async def test_the_end_refuses_stashed_messages(system: ActorSystem, events: Events) -> None:
     door, _, _ = await spawn(system)
     async with trio.open_nursery() as nursery:
         reading = await started(nursery, door, Read())
@@ -226,7 +226,7 @@ async def test_a_stashed_request_is_withdrawn_when_its_asker_is_cancelled(
     assert [event.message_type for event in events.of(MessageCompleted)] == ["Open"]
 
 
-async def test_cancelled_while_its_handler_goes_on_after_the_stash(system: ActorSystem) -> None:
+async def test_cancelled_while_its_handler_continues_after_the_stash(system: ActorSystem) -> None:
     door, gate, served = await spawn(system)
     async with trio.open_nursery() as nursery:
         lingering = await started(nursery, door, Linger())
@@ -238,7 +238,7 @@ async def test_cancelled_while_its_handler_goes_on_after_the_stash(system: Actor
     assert served == []
 
 
-async def test_cancelled_while_its_handler_goes_on_regardless_after_the_stash(system: ActorSystem) -> None:
+async def test_cancelled_while_its_handler_ignores_it_after_the_stash(system: ActorSystem) -> None:
     ref = await system.spawn(Puppet, name="puppet")
     gate = Gate()
 
@@ -258,7 +258,7 @@ async def test_cancelled_while_its_handler_goes_on_regardless_after_the_stash(sy
     assert system.tree().find("s/puppet").stashed == 0
 
 
-async def test_unstash_all_from_beside_wakes_an_idle_actor(system: ActorSystem) -> None:
+async def test_unstash_all_from_outside_wakes_an_idle_actor(system: ActorSystem) -> None:
     door, _, served = await spawn(system)
     async with trio.open_nursery() as nursery:
         reading = await started(nursery, door, Read())
@@ -269,7 +269,9 @@ async def test_unstash_all_from_beside_wakes_an_idle_actor(system: ActorSystem) 
     assert served == ["Read", "Read"]
 
 
-async def test_a_handler_that_goes_on_after_the_stash_has_its_message_for_itself(system: ActorSystem) -> None:
+async def test_a_handler_that_continues_after_the_stash_has_its_message_for_itself(
+    system: ActorSystem,
+) -> None:
     ref = await system.spawn(Puppet, name="puppet")
     gate = Gate()
     runs: list[int] = []
@@ -314,7 +316,7 @@ async def test_the_stash_is_bounded(system: ActorSystem) -> None:
     assert first.outcome == "read 1"
 
 
-async def test_the_stash_is_bounded_for_handlers_that_run_beside_each_other(system: ActorSystem) -> None:
+async def test_the_stash_is_bounded_for_concurrent_handlers(system: ActorSystem) -> None:
     options = MailboxOptions(stash=1)
     ref = await system.spawn(Puppet, name="puppet", mailbox=options, policy=AT_ONCE)
     gates = [Gate(), Gate()]

@@ -1,4 +1,4 @@
-"""What the runtime prints where logging is not configured: one line of what nobody else hears."""
+"""The runtime's output without a logging configuration: one line for an event that nobody else sees."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_a_told_message_that_crashes_its_actor_is_one_line(
     )
 
 
-async def test_a_told_message_whose_error_the_policy_lets_pass_is_one_too(
+async def test_an_error_that_the_policy_lets_pass_is_one_line(
     system: ActorSystem, capsys: pytest.CaptureFixture[str], unconfigured: None
 ) -> None:
     ref = await system.spawn(Puppet, name="puppet", policy=Policy(directives={BoomError: Directive.RESUME}))
@@ -76,14 +76,14 @@ async def test_an_asker_has_the_error_itself(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(quick_puppet.tell, RunGrouped(gate))
         await gate.entered.wait()
-        # It ends the told message beside it, too, which has not failed by itself.
+        # It also ends the concurrent told message, which has not failed on its own.
         await crash(quick_puppet)
     await wait()
     assert system.tree().find("s/puppet").restarts == 2
     assert capsys.readouterr().err == ""
 
 
-async def test_an_error_of_an_observer_is_told_with_its_text(
+async def test_an_error_of_an_observer_is_logged_with_its_text(
     system: ActorSystem, puppet: Ref[Puppet], capsys: pytest.CaptureFixture[str], unconfigured: None
 ) -> None:
     def observer(event: Event) -> None:

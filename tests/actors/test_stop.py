@@ -85,7 +85,7 @@ async def test_stop_twice_and_after_the_end(puppet: Ref[Puppet]) -> None:
     assert puppet.is_terminated
 
 
-async def test_drain_serves_what_is_queued_and_waiting_first(system: ActorSystem) -> None:
+async def test_drain_serves_queued_and_waiting_requests_first(system: ActorSystem) -> None:
     ref = await system.spawn(Puppet, mailbox=MailboxOptions(capacity=2))
     gate = Gate()
     async with trio.open_nursery() as nursery:
@@ -182,7 +182,7 @@ async def test_a_grace_of_0_cancels_at_once(
     assert trio.current_time() == 0.0
 
 
-async def test_what_does_not_end_is_given_up_logged_counted_and_shown(
+async def test_an_endless_actor_is_given_up_logged_counted_and_shown(
     system: ActorSystem, autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     ref = await system.spawn(Puppet, name="puppet", policy=Policy(grace=2.0))
@@ -197,7 +197,7 @@ async def test_what_does_not_end_is_given_up_logged_counted_and_shown(
         assert system.quarantined == 1
         assert not ref.is_terminated
         assert "actor s/puppet was cancelled and does not end; it is given up" in caplog.messages
-        # Nobody waits for it any more.
+        # Nobody waits for it.
         await wait()
         for asker, kind in (
             (stuck, ActorFailedError),
@@ -219,7 +219,7 @@ async def test_what_does_not_end_is_given_up_logged_counted_and_shown(
     assert system.tree().children == ()
 
 
-async def test_the_end_of_the_system_waits_for_what_was_given_up(
+async def test_the_end_of_the_system_waits_for_actors_given_up(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     gate = Gate()
@@ -239,7 +239,7 @@ async def test_the_end_of_the_system_waits_for_what_was_given_up(
     assert later.is_terminated
 
 
-async def test_what_was_given_up_does_not_come_back_as_running(
+async def test_an_actor_given_up_does_not_come_back_as_running(
     system: ActorSystem, autojump_clock: trio.testing.MockClock
 ) -> None:
     """It is stuck in its start, and gets through in the end."""
@@ -478,7 +478,7 @@ async def test_children_of_a_start_that_fails_are_ended(system: ActorSystem) -> 
     assert log == ["+c0", "-c0"]
 
 
-async def test_a_stop_that_is_cancelled_has_been_asked_for_all_the_same(puppet: Ref[Puppet]) -> None:
+async def test_a_cancelled_stop_takes_effect_all_the_same(puppet: Ref[Puppet]) -> None:
     gate = Gate()
     async with trio.open_nursery() as nursery:
         await started(nursery, puppet, Do(gate))
@@ -490,7 +490,7 @@ async def test_a_stop_that_is_cancelled_has_been_asked_for_all_the_same(puppet: 
         await puppet.wait_terminated()
 
 
-async def test_a_crash_during_stop_is_no_restart(
+async def test_a_crash_during_stop_causes_no_restart(
     system: ActorSystem, puppet: Ref[Puppet], events: Events, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
@@ -511,15 +511,13 @@ async def test_a_crash_during_stop_is_no_restart(
     assert len(events.of(ActorStarted)) == 1
 
 
-async def test_a_ref_prints_what_it_is(puppet: Ref[Puppet]) -> None:
+async def test_a_ref_prints_its_actor(puppet: Ref[Puppet]) -> None:
     assert repr(puppet) == "<Ref s/puppet (Puppet, running)>"
     await puppet.stop()
     assert repr(puppet) == "<Ref s/puppet (Puppet, terminated)>"
 
 
-async def test_a_note_that_is_told_right_before_the_stop_is_refused(
-    puppet: Ref[Puppet], events: Events
-) -> None:
+async def test_a_note_told_right_before_the_stop_is_refused(puppet: Ref[Puppet], events: Events) -> None:
     gate = Gate()
     async with trio.open_nursery() as nursery:
         await started(nursery, puppet, Do(gate))
@@ -530,7 +528,7 @@ async def test_a_note_that_is_told_right_before_the_stop_is_refused(
     assert [event.message for event in events.of(MessageDropped)] == [Note("a")]
 
 
-async def test_a_drain_serves_what_is_queued_also_by_an_actor_that_has_finished(puppet: Ref[Puppet]) -> None:
+async def test_a_finished_actor_serves_its_queue_during_a_drain(puppet: Ref[Puppet]) -> None:
     gate = Gate()
 
     async def finish(actor: Puppet) -> None:

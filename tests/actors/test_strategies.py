@@ -186,7 +186,7 @@ async def test_transient_siblings_are_started_again(system: ActorSystem, strateg
 
 @pytest.mark.parametrize("strategy", SEVERAL)
 @pytest.mark.parametrize("kind", ["temporary", "stop"])
-async def test_a_child_that_is_not_restarted_leaves_the_others_alone(
+async def test_a_child_without_restarts_does_not_affect_its_siblings(
     system: ActorSystem, strategy: Strategy, kind: str
 ) -> None:
     async with family(system, strategy) as f:
@@ -243,13 +243,13 @@ async def test_several_failures_at_once(system: ActorSystem, strategy: Strategy)
             assert numbers == [1, 1, 1]
             assert f.log[3:] == ["+a1", "+b1", "+c1"]
         else:
-            # The order of the three is Trio's: one after the first takes those behind it along once more.
+            # The order of the three is Trio's: one after the first takes its successors along once more.
             assert numbers[0] == 1
             assert numbers == sorted(numbers)
 
 
 async def test_rest_for_one_a_later_failure_takes_its_turn_after_an_earlier_one(system: ActorSystem) -> None:
-    """b and d fail at once: d's restart comes after b's, which took d along."""
+    """b and d fail at once: d's restart follows b's, which took d along."""
     async with family(system, Strategy.REST_FOR_ONE) as f, trio.open_nursery() as nursery:
         refs = await f.spawn_all("abcd")
         for ref in (refs[3], refs[1]):
@@ -329,7 +329,7 @@ async def test_a_child_that_never_starts_again_fails_the_supervisor(
 
 
 @pytest.mark.parametrize("strategy", SEVERAL)
-async def test_a_child_that_is_ended_by_its_failure_to_start_again_lets_the_others_start(
+async def test_a_child_ended_by_a_failed_restart_lets_its_siblings_start(
     system: ActorSystem, strategy: Strategy
 ) -> None:
     async def start(actor: Puppet) -> None:
@@ -403,7 +403,7 @@ async def test_stopping_a_child_that_waits_for_its_turn(
         stopped, other = (a, b) if who == "a" else (b, a)
         await stopped.stop()
         assert trio.current_time() == 0.0
-        # The restart goes on with who is left.
+        # The restart continues with the remaining children.
         assert await other.ask(Number()) == 1
         assert trio.current_time() == pytest.approx(20.0)
 
@@ -429,7 +429,7 @@ async def test_a_stop_in_the_very_step_of_its_turn(system: ActorSystem, strategy
 
 
 @pytest.mark.parametrize("strategy", SEVERAL)
-async def test_a_child_that_is_being_spawned_is_left_alone(system: ActorSystem, strategy: Strategy) -> None:
+async def test_a_child_in_spawn_is_unaffected(system: ActorSystem, strategy: Strategy) -> None:
     gate = Gate()
 
     async def spawn_slowly() -> None:
@@ -469,9 +469,7 @@ async def test_a_child_spawned_during_a_restart_is_not_part_of_it(
 
 
 @pytest.mark.parametrize("strategy", SEVERAL)
-async def test_a_sibling_that_is_cancelled_while_it_is_waited_for(
-    system: ActorSystem, strategy: Strategy
-) -> None:
+async def test_a_sibling_is_cancelled_while_it_is_waited_for(system: ActorSystem, strategy: Strategy) -> None:
     gate = Gate()
 
     async def act(actor: Puppet) -> None:
@@ -491,7 +489,7 @@ async def test_a_sibling_that_is_cancelled_while_it_is_waited_for(
 
 
 @pytest.mark.parametrize("strategy", SEVERAL)
-async def test_a_sibling_that_is_stopped_while_another_is_waited_for(
+async def test_a_sibling_is_stopped_while_another_is_waited_for(
     system: ActorSystem, strategy: Strategy
 ) -> None:
     gate = Gate()
@@ -512,9 +510,7 @@ async def test_a_sibling_that_is_stopped_while_another_is_waited_for(
 
 
 @pytest.mark.parametrize("strategy", SEVERAL)
-async def test_a_sibling_without_grace_that_is_just_being_spawned(
-    system: ActorSystem, strategy: Strategy
-) -> None:
+async def test_a_sibling_without_grace_is_just_being_spawned(system: ActorSystem, strategy: Strategy) -> None:
     refs: list[Ref[Puppet]] = []
 
     async def spawn() -> None:

@@ -1,4 +1,4 @@
-"""`open_system` and `open_supervisor`: what they raise, and that they leave nothing."""
+"""`open_system` and `open_supervisor`: their errors, and their clean-up."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def test_the_body_s_error_comes_in_a_group_and_the_actors_end_first() -> N
     assert log == ["+a0", "-a0"]
 
 
-async def test_single_errors_of_ask_spawn_and_stop_are_no_groups(system: ActorSystem) -> None:
+async def test_single_errors_of_ask_spawn_and_stop_are_not_grouped(system: ActorSystem) -> None:
     ref = await system.spawn(Puppet, policy=AT_ONCE)
     with pytest.raises(ActorFailedError):
         await ref.ask(Do(_fail))
@@ -138,7 +138,7 @@ async def test_systems_are_independent() -> None:
         assert (one.path, two.path) == ("a/puppet", "b/puppet")
 
 
-async def test_an_ask_across_systems_that_comes_back_is_a_cycle() -> None:
+async def test_a_returning_ask_across_systems_is_a_cycle() -> None:
     from trio_accel.actors import AskCycleError
 
     async with open_system("a") as a, open_system("b") as b:
@@ -203,7 +203,7 @@ async def test_a_supervisor_s_actors_live_for_its_body(system: ActorSystem, even
     assert {event.reason for event in events.of(ActorTerminated)} == {"its supervisor closes"}
 
 
-async def test_a_supervisor_that_fails_cancels_its_body_alone(system: ActorSystem) -> None:
+async def test_a_failing_supervisor_cancels_only_its_body(system: ActorSystem) -> None:
     outside = await system.spawn(Puppet)
     with raises_group() as caught:
         async with system.open_supervisor("pool", intensity=Intensity(1, 5.0)) as pool:
@@ -282,7 +282,7 @@ async def test_the_system_closes_while_another_task_keeps_a_supervisor_open() ->
         release.set()
 
 
-async def test_what_was_given_up_in_a_supervisor_that_is_kept_open_is_named(
+async def test_actors_given_up_in_an_open_supervisor_are_named(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     async def keep_open(system: ActorSystem) -> None:

@@ -1,4 +1,4 @@
-"""Tells: waiting for room, `tell_nowait`, and where a crash goes."""
+"""Tells: waiting for space, `tell_nowait`, and the destination of a crash."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def test_ask_is_a_checkpoint(puppet: Ref[Puppet]) -> None:
         await puppet.ask(Echo("a"))
 
 
-async def test_tell_nowait_raises_would_block_where_tell_waits(system: ActorSystem) -> None:
+async def test_tell_nowait_raises_would_block_when_tell_would_wait(system: ActorSystem) -> None:
     ref = await system.spawn(Puppet, name="puppet", mailbox=MailboxOptions(capacity=1))
     gate = Gate()
     async with trio.open_nursery() as nursery:
@@ -83,7 +83,7 @@ async def test_tell_nowait_raises_would_block_where_tell_waits(system: ActorSyst
     assert system.dead_letters == 0
 
 
-async def test_tell_nowait_to_a_stopping_actor_says_so_also_when_its_mailbox_is_full(
+async def test_tell_nowait_to_a_stopping_actor_is_refused_even_if_its_mailbox_is_full(
     system: ActorSystem,
 ) -> None:
     ref = await system.spawn(Puppet, name="puppet", mailbox=MailboxOptions(capacity=1))
@@ -98,7 +98,7 @@ async def test_tell_nowait_to_a_stopping_actor_says_so_also_when_its_mailbox_is_
         gate.open.set()
 
 
-async def test_tell_nowait_of_an_unknown_message_says_so_also_when_the_mailbox_is_full(
+async def test_tell_nowait_reports_an_unknown_message_even_if_the_mailbox_is_full(
     system: ActorSystem,
 ) -> None:
     class Unknown(Message["Puppet"]):
@@ -125,7 +125,7 @@ async def test_tell_to_a_stopped_actor_is_refused_and_counted(
     assert system.dead_letters == 2
 
 
-async def test_a_crash_in_a_told_message_goes_to_supervision_only(
+async def test_a_crash_in_a_told_message_reaches_only_supervision(
     system: ActorSystem, events: Events
 ) -> None:
     ref = await system.spawn(Puppet, name="puppet", policy=AT_ONCE)

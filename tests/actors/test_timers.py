@@ -1,4 +1,4 @@
-"""Messages that an actor tells itself later: once, or again and again."""
+"""Delayed messages of an actor to itself: once, or again and again."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ async def test_at_once_means_the_next_turn(puppet: Ref[Puppet], mock_clock: Cloc
 
 @given(delays=st.lists(st.integers(0, 50), max_size=12))
 @settings(max_examples=30, deadline=None)
-def test_many_come_at_their_times(delays: list[int]) -> None:
+def test_many_timers_fire_at_their_times(delays: list[int]) -> None:
     came: list[tuple[float, str]] = []
 
     async def main() -> None:
@@ -127,7 +127,7 @@ def test_many_come_at_their_times(delays: list[int]) -> None:
             await trio.sleep(60)
 
     trio.run(main, clock=Clock(autojump_threshold=0))
-    # Those of one time have no order.
+    # Ticks at the same time are unordered.
     assert sorted(came) == sorted((delay, str(number)) for number, delay in enumerate(delays))
     assert [at for at, _ in came] == sorted(delays)
 
@@ -160,7 +160,7 @@ async def test_a_slow_actor_is_not_told_twice(
     assert [at - begin for at in times] == pytest.approx(list(served))
 
 
-async def test_what_waits_in_the_mailbox_is_not_told_twice(
+async def test_a_note_waiting_in_the_mailbox_is_not_told_twice(
     system: ActorSystem, puppet: Ref[Puppet], autojump_clock: Clock
 ) -> None:
     await every(puppet, 1.0, Note("tick"))
@@ -175,7 +175,7 @@ async def test_what_waits_in_the_mailbox_is_not_told_twice(
     assert await notes_of(puppet) == ["tick", "tick"]
 
 
-async def test_it_comes_behind_what_is_queued(puppet: Ref[Puppet], autojump_clock: Clock) -> None:
+async def test_it_follows_the_queued_messages(puppet: Ref[Puppet], autojump_clock: Clock) -> None:
     gate = Gate()
     await puppet.tell(Run(gate))
     async with trio.open_nursery() as nursery:
@@ -269,7 +269,7 @@ async def test_it_does_not_outlive_a_restart(system: ActorSystem, autojump_clock
 
 
 @pytest.mark.parametrize("on_restart", ["keep", "reject"])
-async def test_one_that_waits_in_the_mailbox_does_not_outlive_a_restart(
+async def test_a_tick_in_the_mailbox_does_not_outlive_a_restart(
     system: ActorSystem, autojump_clock: Clock, events: Events, on_restart: Any
 ) -> None:
     mailbox = MailboxOptions(on_restart=on_restart)
@@ -309,7 +309,7 @@ async def test_in_the_lifespan_each_incarnation_has_it(system: ActorSystem, auto
     assert await notes_of(puppet) == ["p1"] * 3
 
 
-async def test_a_failed_start_leaves_none(system: ActorSystem, autojump_clock: Clock) -> None:
+async def test_a_failed_start_leaves_no_timer(system: ActorSystem, autojump_clock: Clock) -> None:
     async def start(actor: Puppet) -> None:
         actor.context.every(1.0, Note("never"))
         actor.context.after(1e6, Note("never"))
@@ -340,8 +340,8 @@ async def test_an_end_does_not_wait_for_it(
     assert not events.of(MessageDropped)
 
 
-async def test_it_goes_on_while_the_actor_drains(system: ActorSystem, autojump_clock: Clock) -> None:
-    """What an actor has promised for later, it keeps by a timer: so a drain must not stop it."""
+async def test_it_continues_while_the_actor_drains(system: ActorSystem, autojump_clock: Clock) -> None:
+    """An actor keeps its promises by a timer, so a drain must not stop it."""
     puppet = await system.spawn(Puppet, name="p", policy=Policy(grace=10.0))
     replies: list[DeferredReply[Any]] = []
 
@@ -370,7 +370,7 @@ async def test_it_goes_on_while_the_actor_drains(system: ActorSystem, autojump_c
         assert trio.current_time() - begin == pytest.approx(2.0)
 
 
-async def test_it_goes_on_while_a_group_drains(system: ActorSystem, autojump_clock: Clock) -> None:
+async def test_it_continues_while_a_group_drains(system: ActorSystem, autojump_clock: Clock) -> None:
     puppet = await system.spawn(Puppet, name="p", policy=Policy(grace=10.0))
     gate = Gate()
 
@@ -432,7 +432,7 @@ async def test_a_full_mailbox(
     assert system.tree().find("s/p").dropped == len(dropped)
 
 
-async def test_a_tick_whose_error_is_let_pass(system: ActorSystem, autojump_clock: Clock) -> None:
+async def test_a_tick_with_an_ignored_error(system: ActorSystem, autojump_clock: Clock) -> None:
     puppet = await system.spawn(Puppet, name="p", policy=Policy(directives={BoomError: Directive.RESUME}))
     times: list[float] = []
 
@@ -459,7 +459,7 @@ async def test_a_tick_that_crashes_ends_its_timer(system: ActorSystem, autojump_
     assert system.tree().find("s/p").incarnation == 1
 
 
-async def test_context_variables_are_those_of_the_caller(puppet: Ref[Puppet], autojump_clock: Clock) -> None:
+async def test_the_callers_context_variables_are_used(puppet: Ref[Puppet], autojump_clock: Clock) -> None:
     tenant: contextvars.ContextVar[str] = contextvars.ContextVar("tenant", default="nobody")
     seen: list[str] = []
 
@@ -513,7 +513,7 @@ async def test_bad_messages(puppet: Ref[Puppet], verb: str) -> None:
     await puppet.ask(Do(act))
 
 
-async def test_an_incarnation_that_has_ended_makes_none(system: ActorSystem, autojump_clock: Clock) -> None:
+async def test_an_ended_incarnation_makes_no_timers(system: ActorSystem, autojump_clock: Clock) -> None:
     contexts: list[ActorContext] = []
 
     async def start(actor: Puppet) -> None:

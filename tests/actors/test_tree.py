@@ -175,7 +175,7 @@ async def test_an_error_of_several_lines_stays_in_its_line(system: ActorSystem) 
     ]
 
 
-async def test_a_long_error_is_cut_off_where_it_is_printed(system: ActorSystem) -> None:
+async def test_a_long_error_is_shortened_in_print(system: ActorSystem) -> None:
     ref = await system.spawn(Puppet, name="puppet", policy=AT_ONCE)
     for length, printed in ((89, "x" * 89), (90, "x" * 88 + "…"), (2000, "x" * 88 + "…")):
         await crash(ref, BoomError("x" * length))
@@ -185,7 +185,7 @@ async def test_a_long_error_is_cut_off_where_it_is_printed(system: ActorSystem) 
         assert snapshot.summary.endswith(f", last error: BoomError: {printed}")
 
 
-async def test_the_process_in_which_an_incarnation_works(system: ActorSystem) -> None:
+async def test_the_process_of_an_incarnation(system: ActorSystem) -> None:
     events: list[Event] = []
 
     async def show(actor: Puppet) -> None:
@@ -199,7 +199,7 @@ async def test_the_process_in_which_an_incarnation_works(system: ActorSystem) ->
         assert str(system.tree()).endswith("puppet (Puppet) running, process 4711, 1 handled")
         await crash(ref)
         await ref.ask(Echo("a"))
-        # The next incarnation says so itself, or is in this process.
+        # The next incarnation reports it itself, or is in this process.
         assert system.tree().find("s/puppet").pid is None
         await ref.stop()
     assert [(type(event), event.pid) for event in events if isinstance(event, ActorEvent)] == [
@@ -278,7 +278,7 @@ async def test_a_note_is_shown_in_the_line_of_the_incarnation_that_shows_it(syst
     assert system.tree().find("s/here").note is None
 
 
-async def test_a_tree_that_is_deeper_than_the_stack(system: ActorSystem) -> None:
+async def test_a_tree_deeper_than_the_stack(system: ActorSystem) -> None:
     levels = 2000
 
     async def grow(actor: Puppet) -> Ref[Puppet]:

@@ -46,7 +46,7 @@ class NoTextError(Exception):
 
 
 def nested(depth: int) -> Exception:
-    """A group whose repr exceeds Python's stack."""
+    """A group with a repr that exceeds Python's stack."""
     error: Exception = NoReprError("innermost")
     for _ in range(depth):
         error = ExceptionGroup("outer", [error, ValueError("beside")])
@@ -140,7 +140,7 @@ async def test_a_crash_through_a_nursery_of_the_lifespan(system: ActorSystem, ma
     assert (node.state, node.restarts, node.last_error) == ("running", 1, text)
 
 
-async def test_groups_that_are_deeper_than_the_stack(system: ActorSystem) -> None:
+async def test_groups_deeper_than_the_stack(system: ActorSystem) -> None:
     ref = await system.spawn(Puppet, name="puppet", policy=AT_ONCE)
     with pytest.raises(ActorFailedError, match="NoReprError: innermost; ValueError: beside; ValueError"):
         await ref.ask(Do(raising(nested(3000))))
@@ -207,8 +207,8 @@ async def test_an_error_of_a_lifespan(system: ActorSystem, in_start: bool) -> No
         assert (await ref.wait_terminated()).error is error
 
 
-async def test_a_failure_beside_a_cancellation_is_not_hidden(system: ActorSystem) -> None:
-    """The group of both goes through the nurseries; the cancellation finds its scope, the failure stays."""
+async def test_a_failure_next_to_a_cancellation_is_not_hidden(system: ActorSystem) -> None:
+    """The group of both passes through the nurseries; the cancellation finds its scope, the failure stays."""
     error = NoReprError("the text")
 
     async def act(actor: Puppet) -> None:

@@ -1,4 +1,4 @@
-"""What would wait for ever is an error at once: replies that nobody gives, room that nobody makes, starts."""
+"""Endless waits are errors at once: replies that nobody gives, capacity that nobody frees, starts."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def test_a_handler_that_defers_and_returns_something_else(
             f"the handler of {request_class.__name__} in s/puppet deferred its reply and returned "
             f"{returned}; return what self.context.defer() returned, or do not defer"
         )
-        # The reply that was deferred is over.
+        # The deferred reply is over.
         assert not replies[-1].set("too late")
         assert await ref.ask(Number()) == 1
         if is_anothers:
@@ -118,7 +118,7 @@ async def test_with_resume_the_asker_gets_the_error_itself(system: ActorSystem) 
     assert await ref.ask(Number()) == 0
 
 
-async def test_a_reply_that_was_given_by_then_stands(puppet: Ref[Puppet]) -> None:
+async def test_an_earlier_reply_remains_valid(puppet: Ref[Puppet]) -> None:
     async def act(actor: Puppet) -> object:
         actor.context.defer().set("given")
         return None
@@ -163,7 +163,7 @@ async def test_a_tell_to_itself_as_it_starts(system: ActorSystem) -> None:
     assert await ref.ask(Echo("alive")) == "alive"
 
 
-async def test_a_tell_to_one_that_waits_for_the_sender(system: ActorSystem) -> None:
+async def test_a_tell_to_an_actor_that_waits_for_the_sender(system: ActorSystem) -> None:
     a = await system.spawn(Puppet, name="a", mailbox=TINY)
     b = await system.spawn(Puppet, name="b")
 
@@ -177,7 +177,7 @@ async def test_a_tell_to_one_that_waits_for_the_sender(system: ActorSystem) -> N
 
 
 async def test_a_tell_that_only_has_to_wait_is_sent(system: ActorSystem) -> None:
-    """A handler of a group runs beside the actor's own task, which makes room meanwhile."""
+    """A handler of a group runs concurrently with the actor's own task, which makes space meanwhile."""
     ref = await system.spawn(Puppet, mailbox=TINY)
     gate = Gate()
 
@@ -203,7 +203,7 @@ async def test_a_tell_that_only_has_to_wait_is_sent(system: ActorSystem) -> None
 
 
 @pytest.mark.parametrize("where", ["handler", "lifespan", "told"])
-async def test_a_child_whose_start_asks_its_spawner(system: ActorSystem, where: str) -> None:
+async def test_a_starting_child_asks_its_spawner(system: ActorSystem, where: str) -> None:
     errors: list[AskCycleError] = []
     parents: list[Ref[Puppet]] = []
 
@@ -267,7 +267,7 @@ async def test_a_child_that_lets_the_error_out_does_not_start(system: ActorSyste
     assert system.tree().find("s/parent").children == ()
 
 
-async def test_a_child_that_has_started_may_ask_its_parent(system: ActorSystem) -> None:
+async def test_a_started_child_may_ask_its_parent(system: ActorSystem) -> None:
     children: list[Ref[Puppet]] = []
 
     async def act(parent: Puppet) -> None:
@@ -278,7 +278,7 @@ async def test_a_child_that_has_started_may_ask_its_parent(system: ActorSystem) 
     assert await children[0].ask(Do(lambda child: ref.ask(Echo("from below")))) == "from below"
 
 
-async def test_a_child_that_is_started_again_may_ask_its_parent_as_it_starts(system: ActorSystem) -> None:
+async def test_a_restarted_child_may_ask_its_parent_as_it_starts(system: ActorSystem) -> None:
     """Nobody waits for that start: the parent serves meanwhile."""
     replies: list[str] = []
 

@@ -45,7 +45,7 @@ async def other(system: ActorSystem) -> Ref[Puppet]:
     return await system.spawn(Puppet, name="other", policy=AT_ONCE)
 
 
-async def test_the_end_is_told_once(puppet: Ref[Puppet], other: Ref[Puppet]) -> None:
+async def test_the_end_is_reported_once(puppet: Ref[Puppet], other: Ref[Puppet]) -> None:
     await puppet.ask(watching(other))
     await other.stop()
     assert await notes_of(puppet) == ["s/other stop was asked for"]
@@ -57,20 +57,20 @@ async def test_a_message_instead_of_a_function(puppet: Ref[Puppet], other: Ref[P
     assert await notes_of(puppet) == ["the other has ended"]
 
 
-async def test_a_restart_is_no_end(puppet: Ref[Puppet], other: Ref[Puppet]) -> None:
+async def test_a_restart_is_not_an_end(puppet: Ref[Puppet], other: Ref[Puppet]) -> None:
     await puppet.ask(watching(other))
     await crash(other)
     assert await other.ask(Number()) == 1
     assert await notes_of(puppet) == []
 
 
-async def test_an_actor_that_has_ended_is_told_at_once(puppet: Ref[Puppet], other: Ref[Puppet]) -> None:
+async def test_an_ended_actor_is_reported_at_once(puppet: Ref[Puppet], other: Ref[Puppet]) -> None:
     await other.stop()
     await puppet.ask(watching(other))
     assert await notes_of(puppet) == ["s/other stop was asked for"]
 
 
-async def test_what_made_it_fail_is_told(system: ActorSystem, puppet: Ref[Puppet]) -> None:
+async def test_the_cause_of_a_failure_is_reported(system: ActorSystem, puppet: Ref[Puppet]) -> None:
     other = await system.spawn(Puppet, name="o", policy=Policy(directives={BoomError: Directive.STOP}))
     ends: list[Terminated] = []
 

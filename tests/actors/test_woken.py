@@ -1,4 +1,4 @@
-"""The outcome that tasks are woken with that are told nothing."""
+"""The outcome that wakes tasks without a value."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def expected_ids(metric: str, queries: Host, held: Mapping[int, Host], k: int) -
 
 
 def exact_vectors(metric: str, rng: np.random.Generator, count: int, width: int) -> Host:
-    """Make vectors whose products are exact in any dtype; for "cosine" their lengths are powers of 2."""
+    """Make vectors with exact products in any dtype; for "cosine" their lengths are powers of 2."""
     if metric == "cosine":
         return rng.choice(np.array([-1.0, 1.0]), (count, width))
     return rng.integers(-3, 4, (count, width)).astype(np.float64)

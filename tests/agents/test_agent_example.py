@@ -1,4 +1,4 @@
-"""`examples/agent`: answers go on at their next token after a kill, and their sources are the right pages."""
+"""`examples/agent`: answers continue at their next token after a kill, and their sources are right pages."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def options(folder: Path, **changed: Any) -> Any:
     return agent.Options(**given | changed)
 
 
-async def test_an_answer_that_was_ended_goes_on_at_its_next_token(
+async def test_an_ended_answer_continues_at_its_next_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompts: list[list[int]] = []
@@ -121,7 +121,7 @@ def asked(url: str, **body: str) -> Generator[dict[str, Any], None, None]:
 
 
 @pytest.mark.slow
-def test_a_program_that_is_killed_while_it_answers_goes_on_when_it_is_asked_again(tmp_path: Path) -> None:
+def test_a_program_killed_while_it_answers_continues_at_the_next_ask(tmp_path: Path) -> None:
     with serving(tmp_path) as (url, process):
         expected = list(asked(url, question=QUESTION))
         stream = asked(url, question=QUESTION, key="k")
@@ -206,7 +206,7 @@ async def test_a_client_that_leaves_ends_every_step(tmp_path: Path) -> None:
         with trio.fail_after(60):
             while flow.runs:  # noqa: ASYNC110  # the service has no event for it
                 await trio.sleep(0.001)
-        # The service goes on, so that nothing else has cancelled them.
+        # The service continues, so that nothing else has cancelled them.
         assert ended == {"search", "score[0]", "score[1]", "answer"}
         nursery.cancel_scope.cancel()
     await store.aclose()

@@ -83,7 +83,7 @@ async def test_waiting_calls_take_over_in_order() -> None:
     assert await cache("x") == ["d"]
 
 
-async def test_a_call_that_computes_and_one_that_waits_may_leave_at_once() -> None:
+async def test_a_computing_call_and_a_waiting_call_may_leave_at_once() -> None:
     model = Parked()
     cache = Cache(model, max_entries=10)
     async with trio.open_nursery() as nursery:
@@ -99,7 +99,7 @@ async def test_a_call_that_computes_and_one_that_waits_may_leave_at_once() -> No
     assert cache.statistics().entries == 1
 
 
-async def test_a_value_that_is_forgotten_during_its_computation_is_not_kept() -> None:
+async def test_a_value_forgotten_during_its_computation_is_not_kept() -> None:
     first, second = Parked(), Parked()
     models = iter([first, second])
 
@@ -156,7 +156,7 @@ async def test_each_waiting_call_gets_an_error_of_its_own() -> None:
     assert cache.statistics().entries == 0
 
 
-async def test_an_array_that_was_released_is_computed_again(device: ta.Device) -> None:
+async def test_a_released_array_is_computed_again(device: ta.Device) -> None:
     made: list[ta.AccelRef] = []
 
     async def put(item: int) -> dict[str, tuple[ta.AccelRef, int]]:
@@ -186,7 +186,7 @@ async def test_an_array_of_a_closed_device_is_computed_again(system: ta.System) 
 
 
 @pytest.mark.no_device
-async def test_an_array_that_was_lost_with_its_context_is_computed_again(system: ta.System) -> None:
+async def test_an_array_lost_with_its_context_is_computed_again(system: ta.System) -> None:
     async with system.open_device("cpu", options=ta.DeviceOptions(isolation="inline")) as device:
         cache = Cache[float, ta.AccelRef](lambda item: device.put(np.array([item])), max_entries=3)
         first = await cache(2.0)
@@ -236,13 +236,13 @@ async def test_a_model_that_returns_nothing() -> None:
         await Cache(forgetful, max_entries=3)(1)
 
 
-async def test_a_model_that_is_not_async() -> None:
+async def test_a_synchronous_model_is_refused() -> None:
     with pytest.raises(TypeError, match="must be async"):
         await any_cache(lambda item: item, max_entries=3)(1)
 
 
 @pytest.mark.parametrize("cost", [-1, math.nan, math.inf, "1", None])
-async def test_costs_that_are_none(cost: Any) -> None:
+async def test_invalid_costs_are_refused(cost: Any) -> None:
     cache = Cache(double, max_entries=3, cost=lambda value: cost)
     with pytest.raises((TypeError, ValueError), match="Cache: the cost of a value must be a"):
         await cache(1)

@@ -27,7 +27,7 @@ class Item:
 
 @attrs.frozen(eq=False)
 class Value:
-    """A result, which says how many bytes it has."""
+    """A result with its number of bytes."""
 
     nbytes: int
 
@@ -75,7 +75,7 @@ class Asker:
 
 @attrs.define(eq=False)
 class Flight:
-    """A computation in the model. Waiting items have an order in the cache that a burst does not tell."""
+    """A computation in the model. Waiting items have an order in the cache that a burst does not show."""
 
     computes: Item
     waiting: list[Item] = attrs.Factory(list[Item])
@@ -83,7 +83,7 @@ class Flight:
 
 
 class Model:
-    """The rules, told again with lists: the value that was used last is the last one."""
+    """The rules, written again with lists: the most recently used value is the last one."""
 
     def __init__(self) -> None:
         self.kept: list[tuple[int, Value, float]] = []
@@ -182,7 +182,7 @@ async def play(steps: list[tuple[str, int, int]], clock: MockClock) -> None:
                 askers += [Asker(nursery, cache, item) for item in items]
                 before = set(loader.ends)
                 await wait_all_tasks_blocked()
-                # The first of a burst is the one that the loader has got; Trio chooses it.
+                # The first of a burst is the one in the loader; Trio chooses it.
                 items.sort(key=lambda item: item not in set(loader.ends) - before)
                 for item in items:
                     model.ask(item, now)
@@ -224,6 +224,6 @@ def check(asker: Asker, expected: Any) -> None:
 
 @settings(max_examples=150)
 @given(st.lists(STEPS, max_size=40))
-def test_it_does_what_its_model_does(steps: list[tuple[str, int, int]]) -> None:
+def test_it_behaves_like_its_model(steps: list[tuple[str, int, int]]) -> None:
     clock = MockClock()
     trio.run(play, steps, clock, clock=clock)

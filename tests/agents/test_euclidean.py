@@ -53,7 +53,7 @@ def clouds(rng: np.random.Generator, count: int, width: int, dtype: str) -> dict
 
 @pytest.mark.parametrize("width", [1, 3, 40])
 @pytest.mark.parametrize("dtype", DTYPES)
-async def test_the_nearest_are_those_of_differences(device: ta.Device, dtype: str, width: int) -> None:
+async def test_the_nearest_match_the_differences(device: ta.Device, dtype: str, width: int) -> None:
     rng = np.random.default_rng(4)
     for name, vectors in clouds(rng, 150, width, dtype).items():
         ids = rng.permutation(400)[:150] - 100

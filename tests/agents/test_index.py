@@ -28,9 +28,7 @@ DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("metric", METRICS)
-async def test_ids_are_those_of_exact_products_with_ties_by_id(
-    device: ta.Device, metric: Any, dtype: str
-) -> None:
+async def test_ids_match_exact_products_with_ties_by_id(device: ta.Device, metric: Any, dtype: str) -> None:
     rng = np.random.default_rng(3)
     vectors = exact_vectors(metric, rng, 300, WIDTH)
     ids = rng.permutation(1000)[:300] - 500
@@ -53,7 +51,7 @@ async def test_ids_are_those_of_exact_products_with_ties_by_id(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("metric", METRICS)
-async def test_what_is_left_out_is_not_nearer_but_by_rounding(
+async def test_excluded_vectors_are_not_nearer_except_by_rounding(
     device: ta.Device, metric: Any, dtype: str
 ) -> None:
     rng = np.random.default_rng(5)
@@ -91,7 +89,7 @@ async def test_a_hundred_thousand_vectors(device: ta.Device) -> None:
 async def test_a_search_is_one_request(device: ta.Device) -> None:
     index = VectorIndex(device, WIDTH)
     rng = np.random.default_rng(1)
-    # Sizes that are not merged.
+    # Sizes without merges.
     for first, count in ((0, 64), (100, 16), (200, 4)):
         await index.add(np.arange(first, first + count), rng.standard_normal((count, WIDTH)))
     requests: list[str] = []
@@ -209,7 +207,7 @@ async def play(steps: list[Step], metric: Any, path: Path) -> None:
 
 @settings(max_examples=30)
 @given(STEPS, st.sampled_from(METRICS))
-def test_it_does_what_a_dictionary_does(steps: list[Step], metric: str) -> None:
+def test_it_behaves_like_a_dictionary(steps: list[Step], metric: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         trio.run(play, steps, metric, Path(folder) / "index.safetensors")
 

@@ -1,4 +1,4 @@
-"""A `VectorIndex` in a worker that is killed while it is filled, asked, removed from and filtered."""
+"""A `VectorIndex` in a worker that is killed while the index is filled, asked, removed from and filtered."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OPTIONS = ta.DeviceOptions(
 
 
 class Chooser:
-    """A filter, which tells the ids of the search."""
+    """A filter that reports the ids of the search."""
 
     def __init__(self, step: int) -> None:
         self.step, self.seen = step, tuple[int, ...]()
@@ -48,7 +48,7 @@ class Work:
         self.device, self.metric, self.wanted = device, metric, kills
         self.rng, self.chance = np.random.default_rng(11), random.Random(11)
         self.index = VectorIndex(device, WIDTH, metric=metric)
-        # The states that a search may have seen, by their ids, which say which one it was.
+        # The possible states seen by a search, by the ids that identify them.
         self.held: dict[int, Any] = {}
         self.states: dict[tuple[int, ...], dict[int, Any]] = {(): {}}
         self.kills = self.searches = self.lost = self.changes = 0

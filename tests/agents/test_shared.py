@@ -32,7 +32,7 @@ async def fail() -> None:
     raise OSError("full")
 
 
-async def test_a_change_is_a_version_and_an_unchanged_block_is_none() -> None:
+async def test_a_change_makes_a_version_and_an_unchanged_block_does_not() -> None:
     shared = Shared[tuple[int, ...]]((1,))
     first = shared.read()
     async with shared.write(lease=1) as draft:
@@ -247,18 +247,18 @@ async def test_a_writer_in_an_actor_that_crashes(autojump_clock: MockClock) -> N
 
 
 @pytest.mark.parametrize("lease", [0, -1, math.nan, math.inf, "1", None, True])
-async def test_leases_that_are_none(lease: Any) -> None:
+async def test_invalid_leases_are_refused(lease: Any) -> None:
     with pytest.raises((TypeError, ValueError), match="write: lease must be a"):
         async with Shared(1).write(lease=lease):
             pytest.fail("it has a turn")
 
 
 @pytest.mark.parametrize("version", [-1, 1.5, "1", None])
-async def test_versions_that_are_none(version: Any) -> None:
+async def test_invalid_versions_are_refused(version: Any) -> None:
     with pytest.raises((TypeError, ValueError), match="wait_newer: version must be"):
         await Shared(1).wait_newer(version)
 
 
-async def test_write_without_async_with_says_what_to_write() -> None:
+async def test_the_error_of_write_without_async_with_names_the_remedy() -> None:
     with pytest.raises(TypeError, match=r"async with shared\.write\(lease=seconds\) as draft"):
         await Shared(1).write(lease=1)  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Workflows: what starts when, what fails with what, and what is kept."""
+"""Workflows: the order of starts, the propagation of failures, and the stored results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def opened(make_store: MakeStore) -> AsyncGenerator[Store, None]:
         await store.aclose()
 
 
-async def test_steps_need_one_another_by_name_and_start_when_that_is_there(autojump_clock: Any) -> None:
+async def test_steps_request_one_another_by_name_and_start_when_it_is_there(autojump_clock: Any) -> None:
     flow = Workflow("order")
     started: dict[str, float] = {}
 
@@ -89,7 +89,7 @@ async def test_a_fan_out_is_bounded_and_its_results_are_in_order(autojump_clock:
         await flow.run(numbers=None, offset=0)
 
 
-async def test_a_failing_branch_leaves_others_if_it_may() -> None:
+async def test_a_failing_branch_does_not_end_others_if_so_configured() -> None:
     flow = Workflow("branches")
 
     @flow.step(may_fail=True)
@@ -121,7 +121,7 @@ async def test_a_failing_branch_leaves_others_if_it_may() -> None:
     assert (await flow.run(x=1, given=8)).results["does_without"] == [1, -1, -2, 8]
 
 
-async def test_an_error_ends_all_other_steps_and_comes_as_it_is() -> None:
+async def test_an_error_ends_all_other_steps_and_is_raised_unchanged() -> None:
     flow, ended = Workflow("error"), []
 
     @flow.step()
@@ -277,7 +277,7 @@ async def test_a_reader_that_leaves_ends_all_steps() -> None:
     assert ended[0] - left[0] < 0.2
 
 
-async def test_a_run_goes_on_and_its_end_is_three_rows(make_store: MakeStore) -> None:
+async def test_a_run_continues_and_its_end_is_three_rows(make_store: MakeStore) -> None:
     calls: list[str] = []
     is_broken = True
 
@@ -325,7 +325,7 @@ async def test_a_run_goes_on_and_its_end_is_three_rows(make_store: MakeStore) ->
         kinds = {event.step: event.kind for event in [event async for event in receive]}
         assert kinds == {"first": "kept", "fails": "failed", "each": "kept", "last": "finished"}
         assert make_store.rows() == [1, 1, 1]
-        # A run that has finished stays as it was.
+        # A finished run is unchanged.
         again = await make().run(store=store, key="a", x=np.array([1, 2]))
         assert (calls, again.results["last"]) == (["last"], 10)
         np.testing.assert_array_equal(again.results["first"], [2, 3])
@@ -429,13 +429,13 @@ async def test_steps_that_come_and_go_between_two_starts_do_no_harm(make_store: 
         with pytest.raises(OSError, match="not yet"):
             await make("a", "b", end=False).run(store=store, key="k", x="x")
         assert calls == ["a", "b"]
-        # The step `b` is gone and `c` is new.
+        # The step `b` is removed and `c` is new.
         found = await make("c", "a", end=True).run(store=store, key="k", x="x")
     assert calls == ["a", "b", "c", "last"]
     assert found.results == {"a": "xa", "c": "xc", "last": "xa - xc"}
 
 
-async def test_an_input_that_comes_later_is_kept(make_store: MakeStore) -> None:
+async def test_a_later_input_is_kept(make_store: MakeStore) -> None:
     def make(is_broken: bool) -> Workflow:
         flow = Workflow("approve")
         flow.input("approval")

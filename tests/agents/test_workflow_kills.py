@@ -1,4 +1,4 @@
-"""A run that is killed with its program goes on: no finished step or call is repeated."""
+"""A run killed with its program continues: no finished step or call is repeated."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def forking() -> Generator[subprocess.Popen[str], None, None]:
 
 
 def run_with_kills(program: subprocess.Popen[str], folder: Path, kills: int, seed: int) -> int:
-    """Kill the workflow so often while it makes progress, let it end, and return how often it was killed."""
+    """Kill the workflow repeatedly while it makes progress, let it end, and return the number of kills."""
     assert program.stdin is not None
     assert program.stdout is not None
     source, killed = random.Random(seed), 0
@@ -81,7 +81,7 @@ def run_with_kills(program: subprocess.Popen[str], folder: Path, kills: int, see
             return killed
 
 
-def test_a_run_that_is_killed_with_its_program_repeats_no_finished_step(tmp_path: Path) -> None:
+def test_a_run_killed_with_its_program_repeats_no_finished_step(tmp_path: Path) -> None:
     killed = 0
     with forking() as program:
         for number in range(RUNS):
@@ -93,7 +93,7 @@ def test_a_run_that_is_killed_with_its_program_repeats_no_finished_step(tmp_path
             begun = Counter(line.split()[1] for line in found if line.startswith("begin"))
             ended = Counter(line.split()[1] for line in found if line.startswith("end"))
             assert sorted(ended) == sorted(NAMES)
-            # A step has one key in all processes, and no other step has it.
+            # A step has one key in all processes, which no other step has.
             keys = {tuple(line.split()[1:]) for line in found if line.startswith("begin")}
             assert sorted(name for name, _ in keys) == sorted(NAMES)
             steps = [name for name in NAMES if "loop" not in name] + ["loop"]

@@ -1,4 +1,4 @@
-"""Workflows refuse mistakes with a sentence that says what to do."""
+"""Workflows refuse mistakes with a sentence that gives a remedy."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ async def test_once_needs_other_names_in_one_attempt() -> None:
         current_step()
 
 
-async def test_what_a_store_cannot_keep(tmp_path: Path) -> None:
+async def test_values_beyond_a_store_are_refused(tmp_path: Path) -> None:
     store = SqliteStore(str(tmp_path / "store"))
     await store.open()
     try:
@@ -186,7 +186,7 @@ async def test_what_a_store_cannot_keep(tmp_path: Path) -> None:
         await store.aclose()
 
 
-async def test_other_inputs_are_told_by_name(tmp_path: Path) -> None:
+async def test_other_inputs_are_reported_by_name(tmp_path: Path) -> None:
     store = SqliteStore(str(tmp_path / "store"))
     await store.open()
     try:

@@ -63,7 +63,7 @@ async def answer(score: list[str], loop: str) -> str:
 
 
 async def main() -> None:
-    """Run it, or go on."""
+    """Run it, or continue."""
     store = SqliteStore(str(FOLDER / "store"))
     await store.open()
     try:

@@ -139,7 +139,7 @@ async def test_numbers_of_one_distance_or_ratio_are_floating(
         ("geomspace", (1, np.inf, 3), "must be finite"),
     ],
 )
-async def test_an_error_names_the_function_that_was_called(
+async def test_an_error_names_the_called_function(
     device: ta.Device, name: str, numbers: Any, told: str
 ) -> None:
     with pytest.raises(ValueError, match=rf"^arrays\.{name}: .*{told}"):
@@ -234,7 +234,7 @@ async def test_asarray(device: ta.Device) -> None:
         await arrays.asarray(device, [300], dtype="uint8")
 
 
-async def test_what_is_refused(device: ta.Device) -> None:
+async def test_invalid_arguments_are_refused(device: ta.Device) -> None:
     wrong: list[tuple[Any, type[Exception], str]] = [
         (lambda: arrays.arange(device, 0, 5, 0), ValueError, r"arrays\.arange: .*the step not 0"),
         (lambda: arrays.arange(device, float("inf")), ValueError, "numbers must be finite"),

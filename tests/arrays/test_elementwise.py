@@ -28,7 +28,7 @@ WIDER: dict[str, Any] = {
     "complex64": np.complex128,
     "complex128": np.clongdouble,
 }
-# What depends on the dtype that it is computed in.
+# Functions with results that depend on the dtype of the computation.
 NARROW = {"nextafter", "floor_divide", "remainder"}
 TERNARY = ("clip", "where")
 NAMES = [name for name in _elementwise.__all__ if name not in TERNARY]
@@ -64,7 +64,7 @@ def function(name: str) -> Callable[..., Any]:
 
 
 def data(name: str, count: int, seed: int = 0) -> Array:
-    """Numbers of all sizes, the first of which are special."""
+    """Numbers of all sizes, beginning with special ones."""
     rng, dtype = np.random.default_rng(seed), ta.DType(name)
     if dtype.kind == "bool":
         return rng.integers(0, 2, count).astype(bool)
@@ -94,7 +94,7 @@ def by_numpy(name: str, *arrays: Array) -> Array:
         narrow = np.asarray(getattr(np, name)(*arrays))
         wide = [array.astype(WIDER.get(array.dtype.name, array.dtype)) for array in arrays]
         if name == "floor_divide" and ta.DType.of(arrays[0].dtype).is_inexact:
-            # The standard's: NumPy's goes with the remainder where a number is infinite.
+            # The standard's: NumPy's takes the remainder if a number is infinite.
             return np.where(np.isinf(arrays[0]) | np.isinf(arrays[1]), arrays[0] / arrays[1], narrow)
         if name in NARROW or not ta.DType.of(arrays[0].dtype).is_inexact:
             return narrow
@@ -121,7 +121,7 @@ def assert_close(got: Array, want: Array, what: str) -> None:
         return
     got, want = got.astype(float), want.astype(float)
     np.testing.assert_allclose(got, want, rtol=tolerance, atol=least, err_msg=what)
-    # That of the sign of a zero is up to NumPy.
+    # The sign of a zero is up to NumPy.
     zero = (want == 0) & (not what.startswith("sign "))
     np.testing.assert_array_equal(np.signbit(got[zero]), np.signbit(want[zero]), err_msg=what)
 
@@ -138,7 +138,7 @@ def is_there(name: str, arrays: list[Array]) -> bool:
     if arrays[0].dtype.kind == "c":
         return name in TAKES_COMPLEX
     if name == "reciprocal" and arrays[0].dtype.kind in "biu":
-        return False  # NumPy's are whole, too: nearly all of them zero
+        return False  # NumPy's are also integers: nearly all of them zero
     try:
         getattr(np, name)(*(array[:0] for array in arrays))
     except TypeError:
@@ -252,7 +252,7 @@ async def test_the_next_number_by_its_code(device: ta.Device) -> None:
         numpy = ta.DType(dtype).dtype
         x = np.array([0, -0.0, 1, -1, 1e-7, 6e4, np.inf, -np.inf, np.nan, 2, -2], numpy)
         for target in (-np.inf, 0, np.inf, np.nan, 2):
-            # Of zero towards zero the sign is that of either argument: C has the second, NumPy the first.
+            # The sign of zero towards zero is that of either argument: C takes the second, NumPy the first.
             given = x if target else x[x != 0]
             got = await (await ta.arrays.nextafter(await device.put(given), target)).to_host()
             want = np.nextafter(given, numpy.type(target))
@@ -317,7 +317,7 @@ async def test_python_numbers_on_both_sides(device: ta.Device, number: Any, allo
                 await ta.arrays.add(number, x)
             continue
         for found in (await ta.arrays.multiply(x, number), await ta.arrays.multiply(number, x)):
-            # Of a real floating dtype and a complex number, as the standard has it.
+            # A real floating dtype and a complex number, by the standard.
             wide = "complex128" if name == "float64" else "complex64"
             assert found.dtype == (wide if number == 1j and name in FLOATS else name)
             assert (await found.to_host()).astype(complex).tolist() == [number] * 3
@@ -409,7 +409,7 @@ async def test_bounds(device: ta.Device) -> None:
         await ta.arrays.clip(on, max=True)
 
 
-async def test_elements_where_a_condition_is_true(device: ta.Device) -> None:
+async def test_elements_selected_by_a_condition(device: ta.Device) -> None:
     x, condition = np.arange(6, dtype=np.float32).reshape(2, 3), np.array([True, False, True])
     on, of = await device.put(x), await device.put(condition)
     np.testing.assert_array_equal(
@@ -421,7 +421,7 @@ async def test_elements_where_a_condition_is_true(device: ta.Device) -> None:
             await ta.arrays.where(wrong, on, on)
 
 
-async def test_what_is_no_array_is_refused(device: ta.Device) -> None:
+async def test_an_operand_must_be_an_array(device: ta.Device) -> None:
     x = await device.zeros(3)
     for arguments in ((1.0,), (np.zeros(3),), (np.float32(2),)):
         with pytest.raises(TypeError, match=r"arrays\.sqrt: no operand is on a device"):

@@ -21,7 +21,7 @@ TOLERANCES = {"float16": 2e-3, "bfloat16": 1e-2, "float32": 3e-6, "float64": 1e-
 
 
 def with_gaps(dtype: str, shape: tuple[int, ...] = (4, 9, 5)) -> Any:
-    """Numbers with NaN in between, and a line of NaN alone."""
+    """Numbers with NaN in between, and a line of only NaN."""
     x = numbers(shape, dtype)
     if x.dtype.kind != "i":
         x[np.random.default_rng(8).random(shape) < 0.2] = math.nan
@@ -110,7 +110,7 @@ async def test_methods_of_quantiles(device: ta.Device, method: QuantileMethod) -
         with np.errstate(invalid="ignore"):
             want = np.quantile(x, shares, 1, method=method)
         kept = await found.to_host()
-        # Where NumPy adds infinity times 0, it has NaN.
+        # NumPy has NaN if it adds infinity times 0.
         there = ~np.isnan(want)
         np.testing.assert_allclose(kept[there], want[there], rtol=1e-12)
 
@@ -158,7 +158,7 @@ async def test_quantiles_of_nothing_are_not_numbers(device: ta.Device, dtype: st
         )
 
 
-async def test_what_quantiles_refuse(device: ta.Device) -> None:
+async def test_quantiles_refuse_invalid_arguments(device: ta.Device) -> None:
     one = await device.zeros(3)
     with pytest.raises(ValueError, match=r"arrays\.quantile: q must be from 0 to 1"):
         await arrays.quantile(one, 1.5)

@@ -18,7 +18,7 @@ FLOATS = ("float16", "float32", "float64")
 
 
 def integers(dtype: str) -> Any:
-    """Return integers that float64 does not tell apart, and both ends, in order."""
+    """Return integers that float64 cannot distinguish, and both ends, in order."""
     limits = np.iinfo(dtype)
     near = [2**p + d for p in (0, 10, 24, 53, 54, 60, 62, 63) for d in (-2, -1, 0, 1, 2, 3)]
     found = {*near, *(-one for one in near), limits.min, limits.min + 1, limits.max - 1, limits.max}
@@ -26,7 +26,7 @@ def integers(dtype: str) -> Any:
 
 
 def floats(dtype: str) -> Any:
-    """Return numbers between and at the integers, and beyond them, in order."""
+    """Return numbers between and at the integers, and outside them, in order."""
     near = [0.5, 1.0, 1.5, 2.0**10, 2.0**24, 2.0**53, 2.0**53 + 2, 2.0**54 + 4, 2.0**62, 2.0**63 - 1024]
     near += [2.0**63, 2.0**63 + 2048, 2.0**64 - 2048, 2.0**64, 1e30, math.inf]
     with np.errstate(over="ignore"):
@@ -76,7 +76,7 @@ async def test_nan_is_above_all_integers(device: ta.Device) -> None:
 
 
 def counted(x: Any, edges: Any, low: Any, high: Any) -> list[int]:
-    """Count integers by inner edges, and by ends that are not rounded."""
+    """Count integers by inner edges, and by unrounded ends."""
     inner, bins = exact(edges[1:-1]), [0] * (len(edges) - 1)
     for one in x.tolist():
         if low <= one <= high:

@@ -1,4 +1,4 @@
-"""Elements at places that arrays of indices tell: against NumPy, and what an index outside does."""
+"""Elements at indices in arrays, against NumPy; and the errors of indices out of range."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ shapes = st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple)
 
 
 def numbers(shape: tuple[int, ...], dtype: str, seed: int) -> Array:
-    """Small whole numbers: their sums and products are exact in every dtype, in any order."""
+    """Small integers: their sums and products are exact in every dtype, in any order."""
     return np.random.default_rng(seed).integers(0, 2, shape).astype(ta.DType(dtype).dtype)
 
 
@@ -173,7 +173,7 @@ async def test_put(device: ta.Device) -> None:
     assert await arrays.put_along_axis(on, lines, -1.0) is on
     np.put_along_axis(want, lines, -1.0, 1)
     await check(on, want)
-    # A view is changed where it lies.
+    # A view is changed in place.
     await arrays.put(on[::2, ::-1], np.array([0]), 9, 1)
     want[::2, ::-1][:, 0] = 9
     await check(on, want)
@@ -271,14 +271,14 @@ async def test_an_index_outside_fails_the_operation(device: ta.Device, name: str
     await check(await arrays.take(again, indices, 1), np.take(x, indices, 1))
 
 
-async def test_an_index_outside_is_told_by_its_array(device: ta.Device) -> None:
+async def test_an_index_out_of_range_is_reported_with_its_array(device: ta.Device) -> None:
     x = await device.zeros((4, 5))
     rows, columns = np.array([0, 3]), np.array([[1], [5]])
     with pytest.raises(ta.OutOfRangeError, match=r"indices_1: 5 is outside axis 1 of x, which has length 5"):
         await arrays.gather_nd(x, (rows, columns))
     with pytest.raises(ta.OutOfRangeError, match=r"indices_0: 4 is outside axis 0 of x, which has length 4"):
         await arrays.scatter_nd(x, (rows + 1, columns - 1), 1.0)
-    # What int64 does not hold is told as its largest number.
+    # An index too large for int64 is reported as its largest number.
     with pytest.raises(ta.OutOfRangeError, match=str(2**63 - 1)):
         await arrays.take(await device.zeros(3), np.array([2**64 - 1], np.uint64))
 
@@ -302,7 +302,7 @@ async def test_a_graph_fails_over_an_index_outside(device: ta.Device) -> None:
     graph.close()
 
 
-async def test_what_is_refused(device: ta.Device) -> None:
+async def test_invalid_indices_are_refused(device: ta.Device) -> None:
     x, at = await device.zeros((3, 4)), np.array([0, 1])
     whole = await device.zeros((3, 4), "int32")
     refused: list[tuple[type[Exception], str, Any]] = [

@@ -100,7 +100,7 @@ async def test_bits_stay(device: ta.Device) -> None:
     np.testing.assert_array_equal(found.view(np.uint64), np.stack([special[::-1], special]).view(np.uint64))
 
 
-async def test_what_is_refused(device: ta.Device) -> None:
+async def test_invalid_arguments_are_refused(device: ta.Device) -> None:
     x = await device.zeros((2, 3))
     wrong: list[tuple[Any, type[Exception], str]] = [
         (lambda: arrays.concat([]), TypeError, r"arrays\.concat: no operand is on a device"),

@@ -52,7 +52,7 @@ async def test_sums_up_to_each_element_are_made_in_place(system: ta.System, dtyp
         there = await device.put(x)
         peak, found = await _peak_of(lambda: arrays.cumulative_sum(there))
         wide = np.float64 if element.kind not in "biu" else np.int64
-        # The result itself is NumPy's memory, too, in this process.
+        # In this process the result itself is also NumPy's memory.
         assert peak < 2 * found.nbytes + x.nbytes // 8
         np.testing.assert_array_equal(found, np.cumsum(x, dtype=wide).astype(found.dtype))
 

@@ -128,7 +128,7 @@ async def test_dtypes(device: ta.Device, dtype: str) -> None:
     await check(await arrays.pad(x, 2, mode="reflect"), np.pad(host, 2, mode="reflect"))
 
 
-async def test_float8_is_moved_where_nothing_is_computed(device: ta.Device) -> None:
+async def test_float8_is_moved_without_computation(device: ta.Device) -> None:
     x = await device.put(numbers((3, 2), "float8_e4m3fn"))
     host = (await x.to_host()).astype("f4")
     assert ((await (await arrays.tile(x, 2)).to_host()).astype("f4") == np.tile(host, 2)).all()
@@ -171,7 +171,7 @@ async def test_each_is_one_launch(device: ta.Device) -> None:
         assert (await device.statistics()).launched == before + 1
 
 
-async def test_what_is_refused(device: ta.Device) -> None:
+async def test_invalid_arguments_are_refused(device: ta.Device) -> None:
     x = await device.zeros((3, 4))
     wrong: list[tuple[Any, type[Exception], str]] = [
         (lambda: arrays.roll(x, 1, axis=2), ValueError, r"arrays\.roll: axis 2 is not there"),

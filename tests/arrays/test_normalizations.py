@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import trio_accel as ta
 
-# A result that is rounded once; float32 beside the errors of its exponentials.
+# A result rounded once; float32 next to the errors of its exponentials.
 ROUNDED = {"float16": 6e-4, "bfloat16": 5e-3, "float32": 2e-6, "complex64": 1e-7}
 
 
@@ -125,7 +125,7 @@ async def test_weights_and_numbers(device: ta.Device) -> None:
     assert_near(await found.to_host(), layer_norm(x.astype(float), 2, 3, (0, 1)), "float32")
     found = await ta.arrays.layer_norm(on, eps=np.float64(1e-5))
     assert found.dtype == "float32"
-    # What broadcasts is the shape of the result.
+    # The result has the broadcast shape.
     found = await ta.arrays.rms_norm(w, on)
     assert_near(await found.to_host(), rms_norm(np.broadcast_to(weight.astype(float), x.shape), x), "float32")
 
@@ -203,7 +203,7 @@ async def test_in_a_graph(device: ta.Device) -> None:
     assert_near(await found.to_host(), scipy.special.softmax(y.astype(float), axis=1), "float32")
 
 
-async def test_what_is_refused(device: ta.Device) -> None:
+async def test_invalid_arguments_are_refused(device: ta.Device) -> None:
     arrays: Any = ta.arrays
     x = await device.zeros((2, 3))
     with pytest.raises(ValueError, match=r"arrays\.layer_norm: the shapes .* do not broadcast to one"):

@@ -1,4 +1,4 @@
-"""Functions of each element beyond the standard, and special ones: against NumPy and SciPy in float64."""
+"""Element-wise functions outside the standard, and special ones: against NumPy and SciPy in float64."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ WANTED: dict[str, Callable[..., Any]] = {
     "isclose": np.isclose,
 }
 OF_TWO = ("fmax", "fmin", "fmod", "heaviside", "logaddexp2", "rel_entr", "xlog1py", "xlogy", "isclose")
-# A result where the slope is steep, or a difference is what is left, has the digits of the argument.
+# A result at a steep slope, or from a cancelling difference, has the digits of the argument.
 ABSOLUTE = {"digamma": 4, "gammaln": 4, "angle": 0, "logit": 2, "logaddexp2": 2, "sinc": 2}
 NAMES = [*WANTED][::4] if IS_STAND_IN else [*WANTED]
 
@@ -188,7 +188,7 @@ SPECIAL = (
 async def test_special_functions_keep_their_digits(device: ta.Device, dtype: str, tolerance: float) -> None:
     sizes = np.logspace(-37, 37, 501)
     near = [np.linspace(*ends, 501) for ends in ((-20, 20), (0, 1), (-4, -0.01), (30, 180))]
-    # Where digamma is 0, an error of float64 is seen.
+    # Near zeros of digamma, an error of float64 is visible.
     zero = [np.linspace(1.4, 1.46, 50), np.linspace(1.463, 1.5, 50)]
     zero += [np.array([1.4615, 1.4616, 1.4617, -0.504, -1.573])] if dtype == "float32" else []
     x = np.concatenate([sizes, -sizes, 1 - np.logspace(-7, -1, 50), *near, *zero]).astype(dtype)
@@ -198,7 +198,7 @@ async def test_special_functions_keep_their_digits(device: ta.Device, dtype: str
         want = getattr(scipy.special, name)(exact)
         with np.errstate(over="ignore"):
             rounded = want.astype(dtype).astype(float)
-        # What is as large or as small as the dtype takes is rounded as it may, and a zero of float64, too.
+        # Results at the limits of the dtype are rounded as it may, and so is a zero of float64.
         is_normal = (abs(want) < limits.max) & (abs(want) > limits.tiny)
         known = is_normal & ~np.isinf(found)
         # Near its zeros at 1 and 2, only the absolute error is small.
@@ -249,7 +249,7 @@ async def test_numbers_in_place_of_nan(device: ta.Device, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bool", "int8", "int64", "uint64"])
-async def test_whole_numbers_stay_where_nan_is_replaced(device: ta.Device, dtype: str) -> None:
+async def test_integers_stay_when_nan_is_replaced(device: ta.Device, dtype: str) -> None:
     x = np.array([0, 1]).astype(dtype) if dtype == "bool" else np.array([0, np.iinfo(dtype).max], dtype)
     found = await (await ta.arrays.nan_to_num(await device.put(x), nan=2.5)).to_host()
     assert found.dtype == x.dtype

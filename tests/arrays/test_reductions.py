@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 import trio_accel as ta
 
 SIZES = (1, 31, 32, 33, 255, 256, 257, 1025)
-# Relative errors of a result that is rounded once, and of float64.
+# Relative errors of a result rounded once, and of float64.
 ROUNDED = {"float16": 5e-4, "bfloat16": 4e-3, "float32": 6e-8, "complex64": 9e-8}
-# By the dtype of the array, that of its variance.
+# By the dtype of the array, the dtype of its variance.
 REAL = {**INEXACT, "complex64": "float32", "complex128": "float64"}
 
 
@@ -52,7 +52,7 @@ async def test_every_dtype(device: ta.Device, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", REALS)
-async def test_what_has_an_order(device: ta.Device, name: str) -> None:
+async def test_ordered_dtypes(device: ta.Device, name: str) -> None:
     x = numbers((3, 40, 5), name)
     for axis in (None, 0, -2):
         for function in ("argmin", "argmax"):
@@ -281,7 +281,7 @@ async def test_views_that_repeat_or_overlap_are_not_written_to(device: ta.Device
                 await of(on, 1, out=out)
 
 
-async def test_what_is_refused(device: ta.Device) -> None:
+async def test_invalid_arguments_are_refused(device: ta.Device) -> None:
     arrays: Any = ta.arrays
     x, z = await device.zeros((2, 3)), await device.zeros(3, "complex64")
     for function in (arrays.max, arrays.var, arrays.logsumexp):

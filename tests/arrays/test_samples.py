@@ -1,4 +1,4 @@
-"""Functions of samples beside overflows and infinite numbers: against NumPy, and what is known."""
+"""Functions of samples next to overflows and infinite numbers: against NumPy, and known results."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def test_quotients_that_fit_over_differences_that_do_not(device: ta.Device
     np.testing.assert_allclose(await host(arrays.trapezoid(half, dx=0.25)), 30000)
 
 
-async def test_between_samples_that_are_far_apart(device: ta.Device) -> None:
+async def test_interpolation_between_distant_samples(device: ta.Device) -> None:
     at, ends = np.array([-BIG, -BIG / 2, 0, BIG / 4, BIG]), np.array([-BIG, BIG])
     np.testing.assert_allclose(await host(arrays.interp(await device.put(at), ends, ends)), at, atol=1e292)
     np.testing.assert_allclose(
@@ -73,20 +73,20 @@ async def test_between_infinite_samples_as_numpy_has_it(
         np.testing.assert_allclose(got, np.interp(at, xp, fp))
 
 
-async def test_between_numbers_whose_distance_overflows(device: ta.Device) -> None:
+async def test_between_numbers_with_an_infinite_distance(device: ta.Device) -> None:
     low, high = await device.put(np.array([-BIG, BIG, np.inf])), await device.put(np.array([BIG, -BIG, 1.0]))
     for weight, want in ((0.0, [-BIG, BIG, np.inf]), (0.5, [0, 0, np.inf]), (1.0, [BIG, -BIG, 1.0])):
         np.testing.assert_allclose(await host(arrays.lerp(low, high, weight)), want)
 
 
-async def test_correlations_of_what_has_squares_that_overflow_or_vanish(device: ta.Device) -> None:
+async def test_correlations_with_squares_that_overflow_or_vanish(device: ta.Device) -> None:
     x = np.random.default_rng(2).normal(size=(3, 9))
     for scale in (1.0, 1e200, 1e-200):
         got = await host(arrays.corrcoef(await device.put(x * scale)))
         np.testing.assert_allclose(got, np.corrcoef(x), rtol=1e-12)
 
 
-async def test_edges_that_are_nan_come_last(device: ta.Device) -> None:
+async def test_nan_edges_come_last(device: ta.Device) -> None:
     x = np.array([0, 1, 1.5, 2, 3, np.nan, -np.inf, np.inf])
     for edges in ([1, 2, np.nan], [np.nan, 2, 1], [np.nan, np.nan], [np.nan, np.inf, 1], [np.nan]):
         for right in (False, True):

@@ -55,7 +55,7 @@ async def test_every_dtype(device: ta.Device, name: str) -> None:
         x = numbers(size, name)
         on = await device.put(x)
         want = np.cumsum(x, dtype=wide_of(RESULTS[name]))
-        # Larger sums than that are infinite in float16.
+        # Larger sums are infinite in float16.
         assert_close(await (await xp.cumulative_sum(on)).to_host(), want, RESULTS[name])
         want = np.cumprod(x[:60], dtype=wide_of(RESULTS[name]))
         assert_close(await (await xp.cumulative_prod(on[:60])).to_host(), want, RESULTS[name])
@@ -91,7 +91,7 @@ async def test_elements_are_converted_before_they_are_added(device: ta.Device) -
     np.testing.assert_array_equal(await (await xp.cumulative_sum(half, dtype="int32")).to_host(), [1, 2])
 
 
-async def test_what_is_not_finite_stays(device: ta.Device) -> None:
+async def test_infinities_and_nan_stay(device: ta.Device) -> None:
     x = np.array([1, np.inf, 2, -np.inf, 3, np.nan, 4], np.float32)
     with np.errstate(invalid="ignore"):
         want = np.cumsum(x)
@@ -161,7 +161,7 @@ async def test_differences(shape: tuple[int, ...], name: str, n: int, draw: st.D
 
 
 @pytest.mark.parametrize("dtype", ["float64", "uint8", "bool"])
-async def test_no_subtraction_returns_the_array_alone(device: ta.Device, dtype: str) -> None:
+async def test_zero_subtractions_return_a_copy_of_only_the_array(device: ta.Device, dtype: str) -> None:
     x = np.arange(6).reshape(2, 3).astype(dtype)
     on, beside = await device.put(x), np.ones((2, 1))
     for options in ({}, {"prepend": beside}, {"append": beside}, {"prepend": beside, "append": beside}):
@@ -175,7 +175,7 @@ async def test_no_subtraction_returns_the_array_alone(device: ta.Device, dtype: 
         await xp.diff(on, n=0, axis=2)
 
 
-async def test_differences_of_what_is_joined(device: ta.Device) -> None:
+async def test_differences_of_joined_arrays(device: ta.Device) -> None:
     x = numbers((3, 4), "int32")
     on = await device.put(x)
     for axis, ahead in ((0, x[:1]), (1, x[:, :2])):
@@ -183,7 +183,7 @@ async def test_differences_of_what_is_joined(device: ta.Device) -> None:
         np.testing.assert_array_equal(await found.to_host(), np.diff(x, axis=axis, prepend=ahead, append=x))
 
 
-async def test_what_is_refused(device: ta.Device) -> None:
+async def test_invalid_arguments_are_refused(device: ta.Device) -> None:
     x, z = await device.zeros((2, 3)), await device.zeros(3, "complex64")
     with pytest.raises(ValueError, match=r"arrays\.cumulative_sum: axis must be given for .* shape \(2, 3\)"):
         await xp.cumulative_sum(x)
@@ -208,7 +208,7 @@ async def test_what_is_refused(device: ta.Device) -> None:
 
 
 def same(found: Any, wanted: Any) -> None:
-    """Compare NaN, infinity and signs of zeros, too."""
+    """Compare also NaN, infinity and signs of zeros."""
     found, wanted = np.asarray(found), np.asarray(wanted)
     for one, other in ((found.real, wanted.real), (found.imag, wanted.imag)):
         np.testing.assert_array_equal(one, other)
@@ -223,7 +223,8 @@ async def test_nothing_comes_before_the_first_element(device: ta.Device, dtype: 
     if "complex" in dtype:
         rows += [[endless], [endless, 1], [1, endless, 2], [complex(-0.0, -0.0)] * 2]
     else:
-        # The signs of complex products of zeros depend on their order, which many elements have their own of.
+        # The signs of complex products of zeros depend on their order, and many elements have their own
+        # order.
         rows += [[-0.0] * 3000]
     ufuncs = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
     for values in rows:

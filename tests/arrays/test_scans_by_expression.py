@@ -75,7 +75,7 @@ async def test_any_axis_and_views(device: ta.Device) -> None:
 
 
 @inline
-async def test_what_is_no_scan_is_refused(device: ta.Device) -> None:
+async def test_a_scan_of_another_form_is_refused(device: ta.Device) -> None:
     x = await device.zeros(4)
     wrong = {
         "a - b": r"'a - b' is not associative: for .* it is .* from the left, and .* from the right",
@@ -151,7 +151,7 @@ async def test_recurrences_of_other_numbers(device: ta.Device) -> None:
 
 
 async def test_an_average_and_a_kalman_filter(device: ta.Device) -> None:
-    """As the docstring has them: beside the formulas, one observation after another."""
+    """As in the docstring: against the formulas, one observation after another."""
     rng = np.random.default_rng(8)
     z = np.cumsum(rng.normal(size=200)) + rng.normal(size=200)
     observed = await device.put(z)
@@ -173,7 +173,7 @@ async def test_an_average_and_a_kalman_filter(device: ta.Device) -> None:
 
 
 @inline
-async def test_recurrences_that_are_none(device: ta.Device) -> None:
+async def test_invalid_recurrences_are_refused(device: ta.Device) -> None:
     b = await device.zeros(4)
     with pytest.raises(ValueError, match=r"^arrays\.linear_recurrence: .*do not broadcast"):
         await xp.linear_recurrence(np.ones(3), b)

@@ -23,7 +23,7 @@ async def device(system: ta.System) -> AsyncGenerator[ta.Device, None]:
 
 
 @pytest.mark.parametrize("reduce", ["set", "min", "max"])
-async def test_what_can_run_again_does(device: ta.Device, reduce: Any) -> None:
+async def test_repeatable_scatters_run_again(device: ta.Device, reduce: Any) -> None:
     x = await device.put(np.arange(12.0).reshape(4, 3))
     places = await device.put(np.array([2, 0]))
     inject_fault(device, "arrays.scatter_nd", kill=True)
@@ -35,7 +35,7 @@ async def test_what_can_run_again_does(device: ta.Device, reduce: Any) -> None:
     assert device.generation == 2
 
 
-async def test_a_sum_and_what_reads_its_own_array_do_not(device: ta.Device) -> None:
+async def test_a_sum_and_a_scatter_from_its_own_array_do_not_run_again(device: ta.Device) -> None:
     x = await device.put(np.arange(12.0).reshape(4, 3))
     given: list[tuple[Any, Any]] = [(np.ones((1, 3)), "add"), (x[3:], "set")]
     for values, reduce in given:

@@ -1,4 +1,4 @@
-"""Searches and counts among whole numbers of other dtypes, and bins that are too fine: against Python."""
+"""Searches and counts among integers of other dtypes, and very narrow bins: against Python."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAIRS = [pair for a, b in itertools.product(SIGNED, UNSIGNED) for pair in ((a, b
 
 
 def numbers(dtype: str) -> Any:
-    """Numbers that float64 does not tell apart, and both ends, in order."""
+    """Numbers that float64 cannot distinguish, and both ends, in order."""
     limits = np.iinfo(dtype)
     near = (-2, -1, 0, 1, 5, 2**53, 2**53 + 1, 2**62, 2**62 + 1, 2**63 - 2, 2**63 - 1, 2**63, 2**63 + 1)
     ends = (limits.min, limits.min + 1, limits.max - 1, limits.max)
@@ -47,7 +47,7 @@ KINDS = ("bool", *SIGNED, *UNSIGNED, "float16", "float32", "float64")
 
 
 def even_edges(dtype: str) -> list[Any]:
-    """Edges that are evenly spaced, near 0 and from one end of a dtype to the other, and equal edges."""
+    """Evenly spaced edges, near 0 and from one end of a dtype to the other, and equal edges."""
     if dtype == "bool":
         return [np.array([False, True])]
     near = [np.array(edges, dtype) for edges in (range(0, 12, 2), [0, 1], [3, 3, 3], [0, 4, 4])]
@@ -111,7 +111,7 @@ async def test_more_bins_than_numbers_are_refused(
         await arrays.histogram(await device.put(x), bins)
 
 
-async def test_bins_whose_width_overflows(device: ta.Device) -> None:
+async def test_bins_with_an_infinite_width(device: ta.Device) -> None:
     x = np.array([-1.6e308, -1e307, 1e307, 1.6e308])
     found = await arrays.histogram(await device.put(x), 4)
     np.testing.assert_allclose(await found.edges.to_host(), [-1.6e308, -0.8e308, 0, 0.8e308, 1.6e308])

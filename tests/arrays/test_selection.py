@@ -42,7 +42,7 @@ def assert_equal(got: Any, want: Any) -> None:
 
 
 def grouped(x: Any) -> list[Any]:
-    """What `numpy.unique` finds: NumPy itself has no bfloat16 there."""
+    """The result of `numpy.unique`: NumPy itself has no bfloat16 there."""
     flat = x.reshape(-1)
     wide = flat.astype(np.float32) if flat.dtype.isbuiltin != 1 else flat
     _, indices, inverse, counts = np.unique(wide, True, True, True, equal_nan=False)
@@ -159,7 +159,7 @@ async def test_histograms(x: list[float], bins: int, draw: st.DataObject) -> Non
     jitter=st.sampled_from([0.0, 0.05, 0.12, 0.13, 0.4]),
     seed=st.integers(0, 10**6),
 )
-async def test_histograms_of_edges_that_are_nearly_even(
+async def test_histograms_with_nearly_even_edges(
     bins: int, name: str, scale: float, away: float, jitter: float, seed: int
 ) -> None:
     generator = np.random.default_rng(seed)
@@ -213,7 +213,7 @@ async def test_histograms_with_weights(device: ta.Device) -> None:
         await xp.histogram(on, edges, weights=x.astype(complex))
 
 
-async def test_what_is_refused(device: ta.Device) -> None:
+async def test_invalid_arguments_are_refused(device: ta.Device) -> None:
     x, i = await device.zeros((2, 3)), await device.put(np.array([1, -1]))
     with pytest.raises(ValueError, match=r"arrays\.run_lengths: x must be a vector, got shape \(2, 3\)"):
         await xp.run_lengths(x)

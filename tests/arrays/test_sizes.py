@@ -22,12 +22,12 @@ SPECIAL = (np.nan, np.inf, -np.inf, 0.0, -0.0, 1e38, -1e38, 1e-45, 0.5)
 
 @attrs.frozen
 class Case:
-    """A function, and what it is compared with.
+    """A function and its reference.
 
     Attributes:
         ask: Asks a device, of an array.
         numpy: NumPy's result.
-        is_finite: Whether it is asked of finite numbers only: sums have no other sums than NaN otherwise.
+        is_finite: Whether it is asked only of finite numbers: sums of others are NaN.
         takes_none: Whether it is asked of no elements.
     """
 

@@ -22,7 +22,7 @@ SIZES = (0, 1, 2, 31, 255, 256, 257, 1025)
 
 
 def numbers(shape: Any, name: str, seed: int = 3) -> Any:
-    """Elements that come again, with all that is special to their dtype."""
+    """Repeated elements, with all special values of their dtype."""
     rng, dtype = np.random.default_rng(seed), ta.DType(name)
     if dtype.kind == "bool":
         return rng.integers(0, 2, shape).astype(bool)
@@ -31,7 +31,7 @@ def numbers(shape: Any, name: str, seed: int = 3) -> Any:
         limits = np.iinfo(dtype.dtype)
         special = np.array([limits.min, limits.max, 0], dtype.dtype)
         return np.where(rng.random(shape) < 0.1, rng.choice(special, shape), (x % 100).astype(dtype.dtype))
-    # Half of all that are no numbers have their sign set, as processors make them.
+    # Half of all NaN have their sign set, as processors make them.
     special = np.array([np.nan, -np.nan, np.inf, -np.inf, 0.0, -0.0])
     return np.where(rng.random(shape) < 0.2, rng.choice(special, shape), x / 4).astype(dtype.dtype)
 
@@ -162,7 +162,7 @@ KINDS = ("bool", "int8", "int16", "int32", "int64", "uint32", "uint64", "float16
     k=st.integers(0, 9),
     seed=st.integers(0, 10**6),
 )
-async def test_whatever_sorts_is_stable_to_the_bit(
+async def test_every_sort_is_stable_to_the_bit(
     shape: tuple[int, int], name: str, different: int, descending: bool, k: int, seed: int
 ) -> None:
     x, generator = numbers(shape, name, seed), np.random.default_rng(seed)
@@ -250,7 +250,7 @@ async def test_a_sorter_that_leads_outside_is_an_error(device: ta.Device) -> Non
     np.testing.assert_array_equal(await (await xp.searchsorted(x, x)).to_host(), [0, 1, 2])
 
 
-async def test_what_is_refused(device: ta.Device) -> None:
+async def test_invalid_arguments_are_refused(device: ta.Device) -> None:
     x, z = await device.zeros((2, 3)), await device.zeros(3, "complex64")
     with pytest.raises(ValueError, match=r"arrays\.sort: axis 2 is not there in an array of shape \(2, 3\)"):
         await xp.sort(x, axis=2)

@@ -1,4 +1,4 @@
-"""Moments of elements that are equal, or nearly so, against SciPy."""
+"""Moments of equal, or nearly equal, elements, against SciPy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAMES = ("skew", "kurtosis", "zscore")
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-async def test_there_are_none_of_equal_elements(device: ta.Device, dtype: str) -> None:
+async def test_statistics_of_equal_elements_are_nan(device: ta.Device, dtype: str) -> None:
     for count in (1, 2, 3, 10, 100, 1000, 12345):
         for value in (0.1, 1.0, -0.7, 1e10, 1e-9, 1 / 3, 0.0, 3e38, 3e300):
             if value == 3e300 and dtype == "float32":

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 import trio_accel as ta
 
-# By the dtype of the array, that of its sum.
+# By the dtype of the array, the dtype of its sum.
 SUMS = {
     **dict.fromkeys(("bool", "int8", "int16", "int32", "int64"), "int64"),
     **dict.fromkeys(("uint8", "uint16", "uint32", "uint64"), "uint64"),
     **{name: name for name in ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")},
 }
-# Units in the last place of a sum that is rounded once; of float64 the error of the order.
+# Units in the last place of a sum rounded once; for float64 the error of the order.
 ROUNDED = {"float16": 5e-4, "bfloat16": 4e-3, "float32": 6e-8, "complex64": 9e-8}
 
 
@@ -108,7 +108,7 @@ async def test_an_array_to_write_to(device: ta.Device) -> None:
         await ta.arrays.sum(x, 1, out=await device.zeros(2, "int32"))
 
 
-async def test_what_is_refused(device: ta.Device) -> None:
+async def test_invalid_arguments_are_refused(device: ta.Device) -> None:
     x = await device.zeros((2, 3))
     for axis in (2, -3, (0, 0)):
         with pytest.raises(ValueError, match=r"arrays\.sum: axis .* of shape \(2, 3\)"):

@@ -1,4 +1,4 @@
-"""Copies to another order of axes, against NumPy: also by squares, where an array has them."""
+"""Copies to another order of axes, against NumPy: also by squares, if an array has them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def test_any_order_of_axes(device: ta.Device, dtype: str) -> None:
 
 
 async def test_parts_of_arrays(device: ta.Device) -> None:
-    """Nothing is written beside the part."""
+    """Nothing outside the part is written."""
     host = np.arange(80 * 90, dtype=np.int32).reshape(80, 90)
     x = await device.put(host)
     out = await device.zeros((100, 100), "int32")

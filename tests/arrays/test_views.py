@@ -102,7 +102,7 @@ async def test_several_views(device: ta.Device, name: str) -> None:
     x = await device.put(host)
     views, want = ours(x), numpys(host)
     assert len(views) == len(want)
-    # By the standard; NumPy's `split` is no function of it.
+    # By the standard; it does not have NumPy's `split`.
     assert isinstance(views, list if "split" in name else tuple)
     for view, one in zip(views, want, strict=True):
         assert view.shape == one.shape
@@ -205,7 +205,7 @@ WRONG: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-async def test_what_is_refused(device: ta.Device, name: str) -> None:
+async def test_invalid_arguments_are_refused(device: ta.Device, name: str) -> None:
     call, error, text = WRONG[name]
     x = await device.zeros((3, 4))
     with pytest.raises(error, match=text):

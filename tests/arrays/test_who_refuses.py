@@ -1,4 +1,4 @@
-"""Functions refuse arrays of dtypes that they do not take by their own names, and tell nothing inner."""
+"""Functions refuse arrays of unsupported dtypes by their own names, and mention nothing internal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import trio_accel as ta
 arrays: Any = ta.arrays
 FUNCTIONS = [name for name in arrays.__all__ if hasattr(getattr(arrays, name), "asked")]
 DTYPES = ("bool", "int64", "uint64", "float64", "complex128", "float8_e4m3fn")
-# Whole numbers, and sequences of arrays.
+# Integers, and sequences of arrays.
 NUMBERS = (
     "k", "n_rows", "num", "num_classes", "repeats", "repetitions", "shape", "start", "stop", "fill_value",
     "source", "destination", "window_shape", "pad_width", "sections", "shift", "axis", "axes", "axis1",
@@ -50,10 +50,10 @@ async def test_an_error_names_the_function_and_no_inner_expression(device: ta.De
             except (TypeError, ValueError, ta.NotSupportedError) as error:
                 told = str(error)
                 if "backend has no " in told or "needs the package" in told:
-                    # What a backend does not have is said of its kernels.
+                    # The error for a missing function of a backend is about its kernels.
                     continue
                 assert re.search(names, told), told
                 assert ", in line " not in told, told
             except ta.AccelError:
-                # Numbers that are out of range; it is not about dtypes.
+                # Numbers out of range; the error is not about dtypes.
                 continue

@@ -1,4 +1,4 @@
-"""Functions of whole numbers, at the ends of all dtypes: against NumPy and SciPy in float64."""
+"""Functions of integers, at the ends of all dtypes: against NumPy and SciPy in float64."""
 
 from __future__ import annotations
 

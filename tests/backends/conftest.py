@@ -1,4 +1,4 @@
-"""What the conformance tests of backends share: they know only the protocols and the specifications."""
+"""Shared fixtures of the conformance tests of backends: they know only the protocols and specifications."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from trio_accel.backends.base.contract.ops import (
     contiguous_strides,
 )
 
-# Test folders are no packages: what several modules of this one share is imported by its own name.
+# Test folders are not packages, so modules of this folder import their shared code by its own name.
 sys.path.insert(0, str(Path(__file__).parent))
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -182,7 +182,7 @@ def open_rig(backend: AccelBackend) -> RigOpener:
 
 @pytest.fixture(scope="session")
 def open_kept(backend: AccelBackend) -> Callable[..., AbstractContextManager[Rig]]:
-    """Open a device whose chunks are kept; its blocks live on in them when it is closed."""
+    """Open a device with kept chunks; its blocks live on in them when it is closed."""
 
     @contextmanager
     def open_(keeper: ChunkKeeper, memory_limit: int | None = None) -> Iterator[Rig]:
@@ -207,7 +207,7 @@ def rig(open_rig: RigOpener) -> Iterator[Rig]:
 
 
 def _join_compilers() -> None:
-    """Wait for compilations that run in the background: code that has run often enough starts one."""
+    """Wait for background compilations, because code starts one after a number of runs."""
     for thread in threading.enumerate():
         if thread.name == "accel compiler":
             thread.join(30)
@@ -232,7 +232,7 @@ def _no_descriptor_is_left() -> Iterator[None]:
 
 
 def _descriptors() -> set[str]:
-    """Open files by number and name; none where the system does not tell."""
+    """Open files by number and name; none if the system does not list them."""
     folder = Path("/proc/self/fd")
     names = {entry: _target(entry) for entry in folder.iterdir()} if folder.exists() else {}
     return {f"{entry.name} {name}" for entry, name in names.items() if name is not None}

@@ -1,4 +1,4 @@
-"""Expressions and arguments for tests, and what Python itself makes of them with NumPy."""
+"""Expressions and arguments for tests, and their values by Python itself with NumPy."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def _tree(draw: st.DrawFn, names: tuple[str, ...], *, is_complex: bool, depth: i
     if is_complex:
         return f"({left} {draw(st.sampled_from(['+', '-', '*', '==', '!=']))} {right} * 1)"
     operator = draw(st.sampled_from(_INFIX))
-    # Two Python numbers that are compared make an element of bool here, and a Python number in NumPy.
+    # A comparison of two Python numbers makes an element of bool here, and a Python number in NumPy.
     wide = f" + {names[0]} * 0" if operator[0] in "<>=!" else ""
     infix = f"(({left}) * 1 {operator} ({right}) * 1{wide})"
     others = (

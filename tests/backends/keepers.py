@@ -1,4 +1,4 @@
-"""Keeps chunks for tests, as the process does that devices live and die beside."""
+"""Keeps chunks for tests, like the keeper process of devices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Keeper:
 
     Attributes:
         kept: Size and descriptor of each chunk, by id.
-        dropped: Ids of the chunks that were given back, in order.
+        dropped: Ids of the returned chunks, in order.
     """
 
     def __init__(self) -> None:

@@ -37,9 +37,9 @@ class Moved(OperationSpec):
 
 @specification
 class Every(OperationSpec):
-    """One field of each role: ``out[i] = factor * terms[i]``, and behind these the bias if there is one.
+    """One field of each role: ``out[i] = factor * terms[i]``, and after these the bias if there is one.
 
-    The status: how many rows were made, and 0 or what it is refused with.
+    The status: the number of rows made, and 0 or the code of the refusal.
     """
 
     terms: tuple[ArraySpec, ...] = reads(variadic=True)
@@ -50,7 +50,7 @@ class Every(OperationSpec):
     made: StatusArray = status()
 
     def check_status(self) -> None:
-        """Refuse what the kernel says is wrong."""
+        """Refuse the arguments that the kernel finds wrong."""
         if self.made[1]:
             raise LibraryError(f"row {self.made[1]} is bad", library="every", code="bad_row")
 

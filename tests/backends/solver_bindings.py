@@ -32,10 +32,10 @@ def _lapack(name: str, dtype: Any) -> Callable[..., Any]:
 
 
 class Bindings:
-    """Both modules in one; each call is computed at once, behind what its stream has been given.
+    """Both modules in one; each call is computed at once, after the earlier work of its stream.
 
     Attributes:
-        calls: What was called: names and arguments, with addresses as ``"@"``.
+        calls: The calls: names and arguments, with addresses as ``"@"``.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Whatever is enqueued behind work that is not done returns at once: the loop would stand still with it."""
+"""Any operation enqueued after unfinished work returns at once, because the loop would wait with it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trio_accel.backends.base.contract.ops import (
 
 @attrs.frozen
 class Arrays:
-    """What the operations use: an array as it comes, one with gaps, and results."""
+    """The arguments of the operations: a plain array, an array with gaps, and results."""
 
     plain: object
     gaps: object
@@ -66,7 +66,7 @@ def test_it_returns_at_once(rig, number):
         single=rig.put(np.zeros(9, np.float32)),
     )
     spec = make(arrays)
-    rig.apply(library, spec)  # what is done once is done now
+    rig.apply(library, spec)  # the first use is over
     before = [rig.get(array) for array in spec.outputs()]
     hold = rig.stream.hold()
     # If a call waits for the stream, this ends it.

@@ -1,4 +1,4 @@
-"""How operations on matrices are put to a BLAS: which routine, and what is copied for it."""
+"""The translation of operations on matrices to a BLAS: the routine, and the copies for it."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def name_of(plan: BlasPlan) -> str:
 
 @pytest.mark.parametrize("by_rows", FLAGS)
 @pytest.mark.parametrize("dtype", [REAL, COMPLEX])
-def test_what_lies_one_way_is_never_copied(by_rows: bool, dtype: DType) -> None:
+def test_layouts_along_one_axis_are_never_copied(by_rows: bool, dtype: DType) -> None:
     def make(rows: int, columns: int) -> ArraySpec:
         return array(rows, columns, dtype, by_rows=by_rows)
 
     for trans_a, trans_b in itertools.product(LETTERS, LETTERS):
         a, b = make(*((3, 4) if trans_a == "N" else (4, 3))), make(*((4, 5) if trans_b == "N" else (5, 4)))
         assert not gemm(a, b, make(3, 5), trans_a, trans_b).copies
-        # Vectors with gaps, too: as one column they lie by rows, however the matrix does.
+        # Also vectors with gaps: as one column they are row-major, whatever the matrix is.
         gaps = ArraySpec(0, 0, dtype, (4, 1), (3 * dtype.itemsize, dtype.itemsize))
         assert not gemm(a, gaps, make(3, 1), trans_a).copies or (trans_a == "C" and not by_rows)
     for side, lower, flag, trans in itertools.product(("L", "R"), FLAGS, FLAGS, LETTERS):
@@ -63,7 +63,7 @@ def test_what_lies_one_way_is_never_copied(by_rows: bool, dtype: DType) -> None:
         assert not plan_routine(linalg.syr2k.spec(1.0, a, a, 0.0, c, *letters)).copies
 
 
-def test_what_lies_across_is_copied_only_where_no_letter_helps() -> None:
+def test_other_layouts_are_copied_only_if_no_letter_helps() -> None:
     a, across, b = array(4, 4), array(4, 4, by_rows=False), array(4, 4)
     for trans in LETTERS:
         assert gemm(across, b, array(4, 4), trans).copies == ({"a": "C"} if trans == "C" else {})

@@ -1,4 +1,4 @@
-"""The blocks of one device, against a model that knows what stands in each."""
+"""The blocks of one device, against a model that knows the contents of each."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ TestBlocks = Blocks.TestCase
 TestBlocks.settings = settings(max_examples=60, stateful_step_count=60, deadline=None, derandomize=True)
 
 
-def test_a_block_of_the_size_of_one_that_was_freed_lies_where_that_lay() -> None:
+def test_a_block_takes_the_address_of_a_freed_block_of_its_size() -> None:
     memory: BlockMemory[Bytes, Bytes] = BlockMemory("d", LIMIT, Source())
     for block in range(3):
         memory.allocate(block, A)
@@ -129,7 +129,7 @@ def test_a_block_of_the_size_of_one_that_was_freed_lies_where_that_lay() -> None
     assert (where[:-1] == 7).all()
 
 
-def test_what_is_freed_becomes_room_for_another_size() -> None:
+def test_freed_memory_serves_another_size() -> None:
     source = Source()
     memory: BlockMemory[Bytes, Bytes] = BlockMemory("d", LIMIT, source)
     for block in range(8):
@@ -157,6 +157,6 @@ def test_results_of_many_sizes_one_after_the_other_find_each_its_place_of_before
     assert places[0] == places[1] == places[2]
     assert len(set(places[0].values())) == 3
     assert len(source.alive) == 1
-    # What is kept for them is room for a larger one before the memory grows.
+    # Memory kept for them serves a larger one before the memory grows.
     memory.allocate(100, 7 * A)
     assert len(source.alive) == 1

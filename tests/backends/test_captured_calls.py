@@ -1,4 +1,4 @@
-"""The choice of launches that are captured: a model, and the results of its bounds."""
+"""The choice of captured launches: a model, and the results of its bounds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KEYS: list[Key] = [(call, "stream", place) for call in CALLS for place in range(
 
 
 class Table(RuleBasedStateMachine):
-    """A table beside a plain account of it: what was seen how often, what is alive, how far the work is."""
+    """A table next to a plain account of it: the count of each call, the live plans, the progress of work."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class Table(RuleBasedStateMachine):
         assert key not in self.table.plans
 
     @invariant()
-    def what_is_alive_is_captured(self) -> None:
+    def live_plans_are_captured(self) -> None:
         assert {plan.value for plan in self.table.plans.values()} == self.alive
         assert len(self.alive) <= ROOM
 
@@ -136,7 +136,7 @@ def keys_of(count: int) -> list[Key]:
 
 
 @pytest.mark.parametrize("more", [1, 30, 500])
-def test_more_in_turn_than_there_is_room_for_leave_those_that_are_captured(more: int) -> None:
+def test_more_calls_in_turn_than_entries_leave_the_captured_calls(more: int) -> None:
     captured, discarded = table(128)
     keys = keys_of(128 + more)
     for _ in range(3):
@@ -145,7 +145,7 @@ def test_more_in_turn_than_there_is_room_for_leave_those_that_are_captured(more:
     assert not discarded
 
 
-def test_others_take_the_place_of_what_is_not_used_any_more() -> None:
+def test_other_calls_replace_unused_entries() -> None:
     captured, discarded = table(128)
     keys = keys_of(256)
     for _ in range(3):
@@ -156,7 +156,7 @@ def test_others_take_the_place_of_what_is_not_used_any_more() -> None:
     assert len(discarded) >= 120
 
 
-def test_what_is_seen_once_takes_no_place() -> None:
+def test_a_call_seen_once_takes_no_entry() -> None:
     captured, _ = table(4)
     for _ in range(5):
         turn(captured, keys_of(3000))

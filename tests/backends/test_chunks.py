@@ -66,7 +66,7 @@ class Chunks(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def hand_over(self, data: st.DataObject) -> None:
-        """A new process takes over: what lives stays where it is, in whatever order it is told."""
+        """A new process takes over: live blocks stay in place, in any order of the reports."""
         adopted = self._new()
         places = {
             block: Placement(placement.chunk, placement.offset, nbytes)
@@ -114,7 +114,7 @@ TestChunks = Chunks.TestCase
 TestChunks.settings = settings(max_examples=60, stateful_step_count=40, deadline=None, derandomize=True)
 
 
-def test_chunks_double_and_large_blocks_lie_alone() -> None:
+def test_chunks_double_and_large_blocks_have_their_own() -> None:
     source = Source()
     allocator = ChunkAllocator(source.make, source.drop, first=8 * ALIGNMENT, largest=32 * ALIGNMENT)
     for block in range(30):
@@ -128,7 +128,7 @@ def test_chunks_double_and_large_blocks_lie_alone() -> None:
     assert first.chunk == allocator.allocate(102, 50 * ALIGNMENT).chunk
 
 
-def test_what_is_too_large_to_be_kept_is_given_back_at_once() -> None:
+def test_a_chunk_too_large_to_keep_is_given_back_at_once() -> None:
     source = Source()
     allocator = ChunkAllocator(source.make, source.drop, first=8 * ALIGNMENT, keep=16 * ALIGNMENT)
     for size in (4, 12, 20):
@@ -138,7 +138,7 @@ def test_what_is_too_large_to_be_kept_is_given_back_at_once() -> None:
     assert list(source.alive.values()) == [12 * ALIGNMENT]
 
 
-def test_the_largest_are_kept_that_are_no_more_together() -> None:
+def test_the_largest_chunks_within_the_limit_are_kept() -> None:
     source = Source()
     allocator = ChunkAllocator(source.make, source.drop, first=4 * A, keep=30 * A)
     for block, size in enumerate([4, 8, 16, 32]):
@@ -150,11 +150,11 @@ def test_the_largest_are_kept_that_are_no_more_together() -> None:
     allocator.allocate(9, 5 * A)
     allocator.allocate(10, 20 * A)
     allocator.free(10)
-    # Two that are empty, and one that would be too much with them.
+    # Two empty chunks, and one more that would be too much with them.
     assert sorted(source.alive.values()) == [4 * A, 8 * A, 20 * A]
 
 
-def test_an_empty_chunk_is_kept_beside_one_that_is_in_use() -> None:
+def test_an_empty_chunk_is_kept_next_to_one_in_use() -> None:
     source = Source()
     allocator = ChunkAllocator(source.make, source.drop, first=8 * ALIGNMENT)
     allocator.allocate(1, 8 * ALIGNMENT)
@@ -163,7 +163,7 @@ def test_an_empty_chunk_is_kept_beside_one_that_is_in_use() -> None:
     assert allocator.allocate(3, 8 * ALIGNMENT).chunk == made
 
 
-def test_best_fit_takes_the_smallest_gap_that_is_large_enough() -> None:
+def test_best_fit_takes_the_smallest_sufficient_gap() -> None:
     source = Source()
     allocator = ChunkAllocator(source.make, source.drop, first=64 * ALIGNMENT)
     offsets = [
@@ -208,7 +208,7 @@ A = ALIGNMENT
         ({100: 8 * A}, [], r"chunks \[100\] are there already"),
     ],
 )
-def test_what_cannot_be_taken_over_is_refused_and_changes_nothing(chunks, blocks, message) -> None:
+def test_a_refused_takeover_changes_nothing(chunks, blocks, message) -> None:
     source = Source()
     source.ids = itertools.count(100)
     allocator = ChunkAllocator(source.make, source.drop, first=4 * A)
@@ -216,12 +216,12 @@ def test_what_cannot_be_taken_over_is_refused_and_changes_nothing(chunks, blocks
     with pytest.raises(ValueError, match=message):
         allocator.adopt(chunks, blocks)
     assert (allocator.used, allocator.reserved, allocator.blocks) == (A, 4 * A, 1)
-    for block in (51, 52, 53):  # the gaps are those that there were
+    for block in (51, 52, 53):  # the gaps are the old ones
         assert allocator.allocate(block, A).chunk == first.chunk
     assert list(source.alive) == [first.chunk]
 
 
-def test_of_empty_chunks_that_are_taken_over_the_largest_are_kept() -> None:
+def test_of_empty_chunks_taken_over_the_largest_are_kept() -> None:
     source = Source()
     source.alive = {1: 8 * A, 2: 4 * A, 3: 16 * A, 4: 64 * A}
     allocator = ChunkAllocator(source.make, source.drop, first=4 * A, keep=20 * A)
@@ -232,7 +232,7 @@ def test_of_empty_chunks_that_are_taken_over_the_largest_are_kept() -> None:
     assert allocator.allocate(4, A) == Placement(2, 0, A)
 
 
-def test_chunks_go_on_growing_after_those_that_were_taken_over() -> None:
+def test_chunks_continue_to_grow_after_a_takeover() -> None:
     source = Source()
     source.ids = itertools.count(2)
     source.alive = {1: 32 * A}

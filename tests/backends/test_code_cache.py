@@ -35,7 +35,7 @@ def put(folder: Path) -> Path:
     return entry
 
 
-def test_what_was_compiled_is_found_by_the_next_process(tmp_path: Path) -> None:
+def test_compiled_code_is_found_by_the_next_process(tmp_path: Path) -> None:
     made = CodeCache(tmp_path / "made" / "here").compiled(KEY, lambda: CODE)
     assert made == CODE == CodeCache(tmp_path / "made" / "here").compiled(KEY, never)
     assert stat.S_IMODE((tmp_path / "made" / "here").stat().st_mode) == 0o700
@@ -43,7 +43,7 @@ def test_what_was_compiled_is_found_by_the_next_process(tmp_path: Path) -> None:
     assert stat.S_IMODE(entry.stat().st_mode) == 0o600
 
 
-def test_what_does_not_compile_is_not_kept(tmp_path: Path) -> None:
+def test_failed_compilations_are_not_kept(tmp_path: Path) -> None:
     def compiler() -> CompiledCode:
         raise ValueError("line 3: expected a ;")
 
@@ -73,7 +73,7 @@ def test_each_part_counts_for_the_key(other: dict[str, str | int | tuple[str | b
     assert code_key(**{**parts, **other}) != KEY
 
 
-def test_an_entry_that_is_cut_off_is_a_miss(tmp_path: Path) -> None:
+def test_a_truncated_entry_is_a_miss(tmp_path: Path) -> None:
     entry = put(tmp_path / "kernels")
     cache, whole = CodeCache(tmp_path / "kernels"), entry.read_bytes()
     for length in range(len(whole)):
@@ -105,7 +105,7 @@ def test_an_entry_of_another_version_or_key_is_a_miss(tmp_path: Path) -> None:
     assert CodeCache(entry.parent).find(KEY) is None
 
 
-def test_an_entry_that_is_no_file_is_a_miss(tmp_path: Path) -> None:
+def test_a_folder_as_an_entry_is_a_miss(tmp_path: Path) -> None:
     entry = put(tmp_path / "kernels")
     elsewhere = tmp_path / "elsewhere"
     entry.rename(elsewhere)
@@ -158,7 +158,7 @@ def test_a_folder_of_another_user_is_not_used(tmp_path: Path, caplog: pytest.Log
 
 
 @pytest.mark.parametrize("what", ["file", "missing parent"])
-def test_a_folder_that_cannot_be_made_is_told_of_once(
+def test_a_folder_that_cannot_be_made_is_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, what: str
 ) -> None:
     (tmp_path / "file").write_text("no folder")
@@ -169,7 +169,7 @@ def test_a_folder_that_cannot_be_made_is_told_of_once(
 
 @contextmanager
 def full_disk(limit: int) -> Iterator[None]:
-    """Files of this process end after so many bytes, as on a disk that is full."""
+    """Files of this process end after a number of bytes, as on a full disk."""
     old = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, old[1]))
@@ -211,7 +211,7 @@ print(cache.compiled(code_key(source="not there"), lambda: CompiledCode(b"anew")
 """
 
 
-def test_a_folder_that_is_only_read_is_read(tmp_path: Path) -> None:
+def test_a_read_only_folder_is_read(tmp_path: Path) -> None:
     folder = tmp_path / "kernels"
     CodeCache(folder).store(code_key(source="there"), CompiledCode(b"old"))
     if os.geteuid() == 0:
@@ -291,7 +291,7 @@ def test_many_processes_compile_many_kernels_into_one_folder(tmp_path: Path) -> 
     assert 1000 <= sum(made) < 8000
     entries = list((tmp_path / "kernels").iterdir())
     assert len(entries) == 1000
-    # What is kept was made by hashing, so each is right if it is whole; nothing temporary is left.
+    # Entries are made by hashing, so each is right if it is whole; nothing temporary is left.
     for number in range(1000):
         source = f'extern "C" __global__ void kernel_{number}() {{}}'
         seed = hashlib.sha256(source.encode()).digest()
@@ -310,7 +310,7 @@ def test_many_processes_stay_under_the_cap(tmp_path: Path) -> None:
     assert 125_000 < size_of(tmp_path / "kernels") <= 250_000
 
 
-def test_what_was_used_longest_ago_makes_way(tmp_path: Path) -> None:
+def test_the_least_recently_used_entry_makes_way(tmp_path: Path) -> None:
     folder = tmp_path / "kernels"
     cache = CodeCache(folder, cap=10_000)
     keys = [code_key(source=str(number)) for number in range(6)]
@@ -328,7 +328,7 @@ def test_what_was_used_longest_ago_makes_way(tmp_path: Path) -> None:
     assert left[-1] == 5
 
 
-def test_what_is_too_large_is_not_kept(tmp_path: Path) -> None:
+def test_large_code_is_not_kept(tmp_path: Path) -> None:
     cache = CodeCache(tmp_path / "kernels", cap=8_000)
     cache.store(KEY, CompiledCode(bytes(1000)))
     assert cache.find(KEY) is None

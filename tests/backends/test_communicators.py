@@ -1,4 +1,4 @@
-"""The communicators of a worker: waits that have an end, and giving up from another thread."""
+"""The communicators of a worker: bounded waits, and giving up from another thread."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trio_accel.backends.base.kit.communicators import (
 
 @attrs.define(eq=False)
 class Handle:
-    """Is there after so many looks."""
+    """Arrives after this many looks."""
 
     looks: float = float("inf")
     aborted: int = 0
@@ -40,7 +40,7 @@ def code_of(call: object) -> str:
     return str(caught.value.code)
 
 
-def test_it_waits_until_what_was_begun_is_there() -> None:
+def test_it_waits_until_all_begun_calls_have_arrived() -> None:
     made, handle = RankCommunicator("test"), Handle(300)
     made.begin(lambda: handle)
     made.settle()
@@ -63,14 +63,14 @@ def test_a_wait_ends_when_it_is_given_up_in_another_thread() -> None:
         assert waiting.is_on
         assert code_of(made.settle) == ABORTED
         thread.join()
-        # What does not end now is stuck.
+        # A call without an end now is stuck.
         assert not waiting.is_on
     made.abort()
     assert handle.aborted == 1
     assert code_of(lambda: made.call(lambda _: None)) == ABORTED
 
 
-def test_one_that_is_stuck_in_a_call_is_given_up_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_communicator_stuck_in_a_call_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trio_accel.backends.base.kit.communicators._LEAVING", 0.01)
     made, handle, goes_on, is_in = RankCommunicator("test"), Handle(), threading.Event(), threading.Event()
     made.begin(lambda: handle)
@@ -99,7 +99,7 @@ def test_they_are_found_by_number_and_given_up_before_they_are_open() -> None:
     assert code_of(lambda: table.new(2)) == ABORTED
     for number in range(3, 4 + table.max_closed):
         table.close(number).join()
-    # Those that were given up long ago are forgotten.
+    # Communicators given up long ago are forgotten.
     assert code_of(lambda: table.find(1)) == MISSING
 
 

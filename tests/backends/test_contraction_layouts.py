@@ -1,4 +1,4 @@
-"""Contractions as products of stacks of matrices: plans are carried out by NumPy, in memory by columns."""
+"""Contractions in the form of products of stacks of matrices: NumPy executes the plans, column-major."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def lying(draw: random.Random, extents: dict[str, int], letters: str, seed: int)
 
 
 def at(base: Array, offset: int, shape: tuple[int, int], leading: int) -> Array:
-    """A matrix by columns, so many bytes behind the first element of an array."""
+    """A column-major matrix, this many bytes after the first element of an array."""
     assert leading >= shape[0] > 0
-    # NumPy holds a stride against no bounds here; the offsets are those that a library would be given.
+    # NumPy checks no bounds of a stride here; the offsets are those for a library.
     place = base.__array_interface__["data"][0] + offset
     held: Any = type("Held", (), {})()
     held.__array_interface__ = {"data": (place, False), "shape": (1,), "typestr": "<f8", "version": 3}
@@ -87,8 +87,8 @@ def test_plans_are_products(seed: int) -> None:
     assert len(packed) > 4
 
 
-def test_what_lies_well_is_read_and_written_there() -> None:
-    """A result whose batch is in the middle has a longer leading dimension, and no copy."""
+def test_fitting_layouts_are_read_and_written_in_place() -> None:
+    """A result with the batch in the middle has a longer leading dimension, and no copy."""
     for text in ("bik,bkj->ibj", "bki,bkj->bij", "abk,kc->abc", "kab,kc->cab", "bqhd,bkhd->bhqk"):
         terms = text.replace("->", ",").split(",")
         extents = {letter: 2 + number for number, letter in enumerate(sorted({*text} - {*",->"}))}

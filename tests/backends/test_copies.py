@@ -30,7 +30,7 @@ def random_bits(count, dtype):
 
 @pytest.mark.parametrize("dtype", list(DType))
 @pytest.mark.parametrize("count", [0, 1, 255, 100_001])
-def test_every_dtype_goes_there_and_back_bit_exact(rig, dtype, count):
+def test_every_dtype_is_copied_there_and_back_bit_exact(rig, dtype, count):
     host = random_bits(count, dtype)
     assert rig.get(rig.put(host)).tobytes() == host.tobytes()
 
@@ -97,7 +97,7 @@ def test_any_layout_on_either_side(open_rig, host, target):
         back = np.zeros_like(target, shape=host.shape)
         rig.apply("memory", CopyToHostSpec(back, array))
         np.testing.assert_array_equal(back, host)
-        # What lies between the elements stays as it was.
+        # The bytes between the elements are unchanged.
         block = ArraySpec(rig.allocate(target.base.nbytes), 0, DType.int64, (target.base.size,), (8,))
         offset = target.ctypes.data - target.base.ctypes.data
         written = ArraySpec(block.block, offset, DType.int64, target.shape, target.strides)
@@ -111,7 +111,7 @@ def test_any_layout_on_either_side(open_rig, host, target):
 
 @st.composite
 def large_layouts(draw):
-    """Two layouts of one shape: places of elements in buffers of their own, of which no two are the same."""
+    """Two layouts of one shape: indices of elements in separate buffers, all of them different."""
     dtype = draw(st.sampled_from(["int8", "bfloat16", "float32", "float64", "complex128"]).map(DType))
     ndim = draw(st.integers(1, 4))
     sides = [1, 2, 3, 4, 8, 12] if ndim > 2 else [1, 2, 8, 64, 130]

@@ -47,7 +47,7 @@ def test_whether_the_conformance_tests_cover_a_backend(name):
     assert (backend.name, info.index) == (name, 0)
 
 
-def test_libraries_and_what_they_have(rig):
+def test_libraries_and_their_contents(rig):
     assert "memory" in rig.device.libraries
     assert list(rig.device.libraries) == sorted(rig.device.libraries)
     for name in LIBRARIES.keys() & set(rig.device.libraries):
@@ -76,30 +76,30 @@ def test_every_specification_belongs_to_one_library(rig):
         # Launches of a GPU do without it: its products and sums are operations of their own.
         specs -= {DECLARED["sparse.extend_basis"].spec}
     else:
-        # What a kernel may use of a GPU.
+        # The parts of a GPU that a kernel may use.
         specs -= {ops.KernelInfoSpec}
     if "communicators" not in rig.device.libraries:
         specs -= {getattr(ops, name) for name in ops.collectives.__all__ if name.endswith("Spec")}
     if IS_STAND_IN:
-        # It has no cuSOLVER.
+        # It lacks cuSOLVER.
         solvers = {
             one.spec for one in DECLARED.values() if one.declaration.library == linalg.Cholesky.library
         }
         specs -= solvers
     if "graphs" not in rig.device.libraries:
         specs -= {ops.BranchSpec, ops.ChainSpec, ops.GraphSpec, ops.LoopSpec}
-    # Each program has a library of its own, made from what the program was opened with.
+    # Each program has its own library, made from the arguments of its opening.
     names = [name for name in rig.device.libraries if name != "program"]
     owners = [spec for name in names for spec in rig.library(name).operations]
     assert {spec.operation for spec in specs} <= set(owners)
-    # Expressions of the package and those of the user's own are two libraries, with a stream each.
+    # Expressions of the package and of the user are two libraries, with a stream each.
     twice = {name for name in owners if owners.count(name) > 1}
     assert twice <= rig.library("arrays").operations & rig.library("jit").operations
     assert twice >= {ops.ExpressionSpec.operation}
     assert len(owners) == len(set(owners)) + len(twice)
 
 
-def test_a_library_that_is_not_there(rig, backend):
+def test_a_missing_library(rig, backend):
     with pytest.raises(NotSupportedError, match="astrology") as caught:
         rig.device.open_library("astrology")
     assert caught.value.backend == backend.name
@@ -132,7 +132,7 @@ def test_devices_are_described(backend):
     assert backend.unavailable_reason() is None
 
 
-def test_a_device_that_is_not_there(backend):
+def test_a_missing_device(backend):
     with pytest.raises(ValueError, match=f"{backend.name}:99"):
         backend.open_device(99, memory_limit=None)
     with pytest.raises(ValueError, match="memory_limit"):

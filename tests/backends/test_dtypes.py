@@ -49,7 +49,7 @@ def test_each_type_is_numpys(dtype):
     assert repr(dtype) == f"DType.{dtype}"
 
 
-def test_low_precision_types_are_those_of_ml_dtypes():
+def test_low_precision_types_match_ml_dtypes():
     for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
         assert DType(name).dtype == np.dtype(getattr(ml_dtypes, name))
 
@@ -60,7 +60,7 @@ def test_other_names_of_float64(like):
 
 
 @pytest.mark.parametrize("like", ["float128", "U5", object, "datetime64[s]", ">f8", "nonsense", 3, None])
-def test_what_is_no_type_of_a_device_is_refused_with_those_that_are(like):
+def test_an_unsupported_type_is_refused_with_a_list_of_types(like):
     with pytest.raises(TypeError, match=r"dtype: .*allowed: float64, .*bool"):
         DType.of(like)
 
@@ -72,7 +72,7 @@ def test_the_other_byte_order_is_refused_with_the_way_out(code):
     with pytest.raises(TypeError, match="other byte order; make it native: ") as caught:
         DType.of(array.dtype)
     way_out = str(caught.value).partition("make it native: ")[2]
-    native = eval(way_out, {"array": array})  # what the message says, done
+    native = eval(way_out, {"array": array})  # the advice of the message, followed
     assert DType.of(native.dtype).dtype == np.dtype(code)
     assert native.tolist() == array.tolist()
 

@@ -33,6 +33,6 @@ def test_an_error_survives_copying_and_pickling(error: AccelError, again) -> Non
     assert (str(made), made.args) == (str(error), error.args)
 
 
-def test_the_text_says_where_it_happened() -> None:
+def test_the_text_gives_the_location() -> None:
     assert str(ERRORS[0]) == "something"
     assert str(ERRORS[1]) == "a is gone (device cpu:0, operation linalg.Dot, generation 3)"

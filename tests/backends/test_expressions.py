@@ -1,4 +1,4 @@
-"""Expressions without a device: what may be written, its types, and its values by NumPy."""
+"""Expressions without a device: the accepted syntax, its types, and its values by NumPy."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("text", REFUSED)
-def test_what_is_no_part_of_an_expression_is_refused_with_its_place(text: str) -> None:
+def test_a_refused_expression_names_its_place(text: str) -> None:
     column, reason = REFUSED[text]
     with pytest.raises(ValueError, match="line 1") as caught:
         parse(text)
@@ -101,7 +101,7 @@ def test_what_is_no_part_of_an_expression_is_refused_with_its_place(text: str) -
     ],
     ids=lambda text: text[:9],
 )
-def test_texts_that_are_too_much_are_refused(text: str) -> None:
+def test_long_sources_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         parse(text)
 
@@ -169,7 +169,7 @@ def assert_same(got: Any, want: Any, what: str) -> None:
 
 
 def types_of(function: str, dtype: DType) -> TypedExpression | None:
-    """A function of arrays of one dtype; None where there is none."""
+    """A function of arrays of one dtype; None if there is none."""
     expression = parse(f"{function}({', '.join('xyz'[: FUNCTIONS[function].arity])})")
     try:
         return typed(expression, (dtype,) * len(expression.inputs))
@@ -197,7 +197,7 @@ def test_functions_have_the_types_and_values_of_numpy(name: str) -> None:
             np.testing.assert_allclose(got, want, rtol=1e-6 if name == "complex64" else 1e-13)
         else:
             assert_same(got, want, function)
-    # What is not there is not there in NumPy either, but for the order of complex numbers.
+    # Missing functions are missing in NumPy too, except for the order of complex numbers.
     assert count >= (30 if dtype.kind in ("complex", "bool") else 55)
 
 
@@ -230,7 +230,7 @@ _INFINITE_QUOTIENT = Case(
 @settings(max_examples=60, deadline=None)
 @given(cases())
 @example(_INFINITE_QUOTIENT)
-def test_random_expressions_are_what_python_and_numpy_make_of_them(case: Case) -> None:
+def test_random_expressions_match_python_and_numpy(case: Case) -> None:
     want = None
     with contextlib.suppress(OverflowError):
         want = case.by_numpy()
@@ -268,7 +268,7 @@ def test_python_numbers_are_weak() -> None:
     assert result("sin(a) * x", Weak.float, DType.float32) is DType.float64
     assert result("where(x > 0, x, 0.0)", DType.float32) is DType.float32
     assert result("x if x > 0 else 0", DType.int16) is DType.int16
-    # What compares two of them is no Python number any more.
+    # A comparison of two of them is not a Python number.
     assert result("x + (2 < 3)", DType.float32) is DType.float32
     assert result("x + (2 < 3) * 1", DType.float32) is DType.float64
     assert result("clip(x, 0, 10)", DType.int16) is DType.int16
@@ -284,7 +284,7 @@ def held(text: str, values: dict[int, complex], *kinds: Any) -> TypedExpression:
     return found
 
 
-def test_numbers_that_are_made_of_python_numbers_are_refused_as_written_ones_are() -> None:
+def test_numbers_computed_from_constants_are_refused_as_written_ones_are() -> None:
     for text in ("x + (1 - 2)", "x * (100 * 3 - 1)", "x + (2 ** 9 % -3 * 1)"):
         with pytest.raises(ValueError, match=r"is outside 0 to 255, which uint8 holds.*column"):
             typed(parse(text), (DType.uint8,))
@@ -293,7 +293,7 @@ def test_numbers_that_are_made_of_python_numbers_are_refused_as_written_ones_are
             held("(a - 2) * x", {0: value}, Weak.int, DType.uint8)
     (got,) = evaluate(held("(a - 2) * x", {0: 3}, Weak.int, DType.uint8), [np.int64(3), np.uint8([7])])
     np.testing.assert_array_equal(got, np.uint8([7]), strict=True)
-    # Python's whole numbers have any size, those of a device 64 bits.
+    # Python's integers have any size, those of a device 64 bits.
     with pytest.raises(ValueError, match="64 bits"):
         typed(parse("x * (2 ** 40 * 2 ** 40)"), (DType.float32,))
     with pytest.raises(ValueError, match="which int64 holds"):
@@ -344,7 +344,7 @@ def test_float8_is_not_computed_with() -> None:
         typed(parse("x + 1"), (DType.float8_e5m2,))
 
 
-def test_chains_and_conditions_mean_what_python_means() -> None:
+def test_chains_and_conditions_match_python() -> None:
     x = np.arange(-3.0, 8.0)
     (got,) = evaluate(typed(parse("0 < x < 5 and not x == 2 or x > 6"), (DType.float64,)), [x])
     np.testing.assert_array_equal(got, [(0 < each < 5 and each != 2) or each > 6 for each in x])
@@ -429,7 +429,7 @@ def test_scalars_are_bytes_of_their_types() -> None:
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("function", ["erf", "erfc"])
-def test_error_functions_are_those_of_scipy(function: str, name: str) -> None:
+def test_error_functions_match_scipy(function: str, name: str) -> None:
     dtype = DType(name)
     found = typed(parse(f"{function}(x)"), (dtype,))
     assert found.dtypes == (dtype,)
@@ -443,7 +443,7 @@ def test_error_functions_are_those_of_scipy(function: str, name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name, each in FUNCTIONS.items() if each.rule == "ufunc"])
 def test_each_function_has_values_by_numpy(name: str) -> None:
-    """A function that has the types of another one's ufunc is not computed by that ufunc."""
+    """A function with the types of another one's ufunc is not computed by that ufunc."""
     function = FUNCTIONS[name]
     dtype = DType.float64 if "float" in function.kinds else DType.int64
     given = [np.array([1, 2], dtype.dtype)] * function.arity

@@ -46,13 +46,13 @@ def transform_axes(rig, source, kind, direction, lengths, axes, norm):
         shape[axes[-1]] = lengths[-1] // 2 + 1
     dtype = str(DType.of(source.dtype))
     out = rig.empty(tuple(shape), RESULTS.get((kind, dtype), dtype))
-    rig.enqueue("memory", FillSpec(7, out))  # what was there must not count
+    rig.enqueue("memory", FillSpec(7, out))  # old contents must not count
     rig.enqueue("fft", FftSpec(kind, direction, lengths, axes, norm, rig.put_as_laid_out(source), out))
     return rig.get(out)
 
 
 def reference_axes(source, kind, direction, lengths, axes, norm):
-    """NumPy's transforms of several axes; of the real ones it has one direction, and conjugates."""
+    """NumPy's transforms of several axes; real ones exist in one direction, and need conjugates."""
     if kind == "c2c":
         function = np.fft.fftn if direction == "forward" else np.fft.ifftn
         return function(source, lengths, axes, norm)
@@ -114,7 +114,7 @@ def test_several_axes(open_rig, random_array, exact, assert_close, case, shape, 
 
 
 @pytest.mark.parametrize(("kind", "direction", "dtype"), CASES)
-def test_a_result_that_is_laid_out_otherwise(rig, random_array, exact, assert_close, kind, direction, dtype):
+def test_a_result_of_another_layout(rig, random_array, exact, assert_close, kind, direction, dtype):
     source = random_array((6, 5, 4), dtype)
     expected = reference_axes(exact(source), kind, direction, (4, 5, 6), (2, 1, 0), "ortho")
     whole = rig.put(np.zeros((*expected.shape[::-1], 2), RESULTS.get((kind, dtype), dtype)))
@@ -128,7 +128,7 @@ def test_a_result_that_is_laid_out_otherwise(rig, random_array, exact, assert_cl
 
 @pytest.mark.parametrize(("kind", "direction", "dtype"), CASES)
 @pytest.mark.parametrize("axes", [(1,), (0,), (0, 1), (2, 0, 1)])
-def test_the_source_is_left_alone(rig, random_array, kind, direction, dtype, axes):
+def test_the_source_is_unchanged(rig, random_array, kind, direction, dtype, axes):
     values = random_array((6, 10, 4), dtype)
     source, shape = rig.put(values), list(values.shape)
     for axis in axes:
@@ -174,7 +174,7 @@ def test_parsevals_theorem_at_a_million_points(rig, random_array):
         ("r2c", "forward", "float32", "complex128"),
     ],
 )
-def test_what_is_not_supported_is_said(rig, backend, kind, direction, source, out):
+def test_the_error_names_the_unsupported_option(rig, backend, kind, direction, source, out):
     array, result = rig.put(np.zeros(4, source)), rig.empty((3 if kind == "r2c" else 4,), out)
     spec = FftSpec(kind, direction, (4,), (0,), "backward", array, result)
     with pytest.raises(NotSupportedError, match=rf"{direction} {kind}") as caught:
@@ -186,7 +186,7 @@ def test_what_is_not_supported_is_said(rig, backend, kind, direction, source, ou
     ("lengths", "axes"),
     [((0,), (0,)), ((4, 0), (0, 1)), ((4,), (0, 1)), ((4, 4), (0, 0)), ((4,), (2,)), ((4,), (-1,)), ((), ())],
 )
-def test_a_transform_that_is_none_is_refused(rig, lengths, axes):
+def test_an_invalid_transform_is_refused(rig, lengths, axes):
     array, out = rig.put(np.zeros((4, 4), complex)), rig.empty((4, 4), complex)
     message = f"axes={axes} must be distinct axes of source, each with one of lengths={lengths} above 0"
     with pytest.raises(LibraryError, match=re.escape(message)) as caught:
@@ -195,7 +195,7 @@ def test_a_transform_that_is_none_is_refused(rig, lengths, axes):
 
 
 class _NoBackend:
-    """What a program may set for all of scipy.fft: it must not reach the device."""
+    """Settings of a program for all of scipy.fft: they must not reach the device."""
 
     __ua_domain__ = "numpy.scipy.fft"
 

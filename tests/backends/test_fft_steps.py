@@ -49,7 +49,7 @@ def transform(
 
 
 def letters(plan: TransformPlan) -> str:
-    """The steps by their first letters; a transform that is executed several times has a number."""
+    """The steps by their first letters; a transform executed several times has a number."""
     names = []
     for step in plan.steps:
         is_transform = isinstance(step, FftStep)
@@ -124,7 +124,7 @@ class _Memory:
         return np.ndarray(view.shape, view.dtype.dtype, self.buffers[view.buffer], 0, view.strides)
 
     def side(self, buffer: int, offset: int, key: Any, *, is_in: bool) -> Any:
-        """What a plan reads or writes: batch and axes."""
+        """The operands of a plan: batch and axes."""
         embed, stride, distance = (
             (key.inembed, key.istride, key.idist) if is_in else (key.onembed, key.ostride, key.odist)
         )
@@ -177,7 +177,7 @@ def run(spec: FftSpec, plan: TransformPlan, values: Any) -> Any:
 )
 @settings(max_examples=150, deadline=None)
 def test_the_numbers(kind: Any, shape: list[int], data: st.DataObject) -> None:
-    """Also with more axes and loops than a test of a device goes through."""
+    """Also with more axes and loops than in a test of a device."""
     axes = tuple(data.draw(st.permutations(range(len(shape))))[: data.draw(st.integers(1, len(shape)))])
     lengths = tuple(data.draw(st.integers(1, 6)) for _ in axes)
     spec = transform(

@@ -64,7 +64,7 @@ def test_a_sum_of_nothing(rig, random_array, exact, assert_close, dtype, beta):
 
 
 @pytest.mark.parametrize("dtype", ["float64", "complex64"])
-def test_where_beta_is_zero_what_was_there_does_not_matter(rig, random_array, exact, assert_close, dtype):
+def test_a_zero_beta_ignores_the_old_elements(rig, random_array, exact, assert_close, dtype):
     a, b = random_array((3, 4), dtype, 1), random_array((4, 2), dtype, 2)
     for c in (np.full((3, 2), np.nan, dtype), np.full((3, 4), np.nan, dtype)[:, ::2]):
         device_c = rig.put_as_laid_out(c)
@@ -72,7 +72,7 @@ def test_where_beta_is_zero_what_was_there_does_not_matter(rig, random_array, ex
         assert_close(rig.get(device_c), exact(a) @ exact(b), 4)
 
 
-def test_what_is_not_supported_is_said(rig, backend):
+def test_the_error_names_the_unsupported_option(rig, backend):
     whole, real = rig.put(np.ones((2, 2), np.int64)), rig.put(np.ones((2, 2)))
     with pytest.raises(NotSupportedError, match="gemm for int64; it has float16") as caught:
         rig.enqueue("blas", linalg.gemm.spec(1.0, whole, whole, 0.0, "N", "N", whole))

@@ -43,7 +43,7 @@ def memory_at(address: int, nbytes: int) -> Array:
 
 
 def strided(address: int, dtype: DType, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
-    """An array whose strides may lead before its address."""
+    """An array with strides that may lead before its address."""
     before = -sum((extent - 1) * step for extent, step in zip(shape, strides, strict=True) if step < 0)
     after = sum((extent - 1) * step for extent, step in zip(shape, strides, strict=True) if step > 0)
     whole = memory_at(address - before, before + after + dtype.itemsize)
@@ -51,7 +51,7 @@ def strided(address: int, dtype: DType, shape: tuple[int, ...], strides: tuple[i
 
 
 class Context:
-    """Never lost; `depth` is that of the blocks that it is current in."""
+    """Never lost; `depth` counts the blocks in which it is current."""
 
     is_lost = is_dead = False
 
@@ -91,7 +91,7 @@ class Context:
 
 
 class Stream:
-    """Does everything at once; what is to be done on the host is done by `end`."""
+    """Does everything at once; `end` does the work on the host."""
 
     name, handle, launched = "stream", 7, 0
     is_closed = is_destroyed = has_ended = False
@@ -221,7 +221,7 @@ class Chunks:
 
 
 class Device(AddressDevice[Any, Array, Context]):
-    """An open device of one stream, with blocks that are numbered from 1."""
+    """An open device of one stream, with blocks numbered from 1."""
 
     def __init__(self) -> None:
         info = DeviceInfo(
@@ -266,7 +266,7 @@ class Memory(TransferLibrary, EnqueuingLibrary[Device, Any]):
 
 @ops.specification
 class Turn(ops.OperationSpec):
-    """Transposes matrices by columns, and says how many there are."""
+    """Transposes column-major matrices, and reports their number."""
 
     source: ops.ArraySpec = ops.reads()
     out: ops.ArraySpec = ops.writes()
@@ -342,7 +342,7 @@ def test_fills_by_bytes_by_words_and_by_the_kernel(
 
 
 @pytest.mark.parametrize("strides", [(16, 4), (4, 12), (-32, 8)])
-def test_a_call_packs_arrays_and_puts_results_where_they_belong(
+def test_a_call_packs_arrays_and_returns_results_to_their_memory(
     device: Device, strides: tuple[int, int]
 ) -> None:
     source = device.new(VALUES, strides, 64)

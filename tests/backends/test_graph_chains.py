@@ -1,4 +1,4 @@
-"""Replays of graphs on a kind of GPU that nobody has: when they are captured, and what is launched."""
+"""Replays of graphs on a kind of GPU that nobody has: the time of their capture, and the launches."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CONDITION = ArraySpec(2, 0, DType.int64, (), ())
 
 
 class Stream:
-    """What runs, in order."""
+    """The launched work, in order."""
 
     is_capturing = False
 
@@ -56,7 +56,7 @@ class Stream:
 
 
 class Pinned:
-    """Memory of the host, of which the piece that came back last is the next one."""
+    """Memory of the host; the last returned piece is the next one."""
 
     def __init__(self) -> None:
         self.pieces = [ctypes.create_string_buffer(256) for _ in range(2)]
@@ -94,7 +94,7 @@ class Fills:
 
 
 class Graphs(ChainLibrary):
-    """The vendor's half: a graph is the list of what was captured."""
+    """The vendor's half: a graph is the list of captured calls."""
 
     name = "graphs"
     backend: ClassVar[str] = "none"
@@ -186,7 +186,7 @@ def test_a_chain_is_captured_before_its_fourth_launch_at_a_place() -> None:
         library.enqueue(chain(1, 2), stream)
     assert stream.log == [1, 2, 1, 2, 1, 2, (1, 2), (1, 2)]
     assert library.graphs == [[1, 2]]
-    # Elsewhere it is counted anew.
+    # Elsewhere it is counted again.
     library.base, library.freed = 100, 1
     library.enqueue(chain(1, 2), stream)
     assert stream.log[8:] == [1, 2]
@@ -194,7 +194,7 @@ def test_a_chain_is_captured_before_its_fourth_launch_at_a_place() -> None:
     assert library.graphs == []
 
 
-def test_what_cannot_be_captured_goes_on_one_by_one() -> None:
+def test_uncapturable_steps_run_one_by_one() -> None:
     library, stream = Graphs(), Stream()
     library.refuses = "not today"
     for _ in range(6):
@@ -206,14 +206,14 @@ def test_an_operation_that_fails_is_named_by_its_number() -> None:
     library, stream = Graphs(), Stream()
     with pytest.raises(LibraryError, match=r"^node 0 of the graph, fill.-1: below zero"):
         library.enqueue(chain(-1, 2), stream)
-    # What is enqueued by then runs: its error comes behind it.
+    # Enqueued work runs, and its error follows it.
     library.enqueue(chain(1, -2), stream)
     (finisher,) = stream.behind
     with pytest.raises(LibraryError, match=r"^node 1 of the graph, fill.-2: below zero"):
         finisher()
 
 
-def test_conditions_are_read_where_they_are_not_captured() -> None:
+def test_conditions_are_read_when_they_are_not_captured() -> None:
     library, stream = Graphs(), Stream()
     branch = BranchSpec(CONDITION, True, recipe(1, 2), (), (WHERE,))
     loop = LoopSpec(CONDITION, 2, recipe(5), (), (WHERE,), WHERE)
@@ -239,14 +239,14 @@ def test_host_arrays_travel_by_one_piece_of_pinned_memory_with_the_chain() -> No
         library.enqueue(request(1, 2, words=words), stream)
         assert len(pinned.free) == 1
         assert ctypes.string_at(place, 3) == b"abc"
-        # The device writes the result behind what is given, where any dtype is aligned.
+        # The device writes the result after the given array, at an address aligned for any dtype.
         ctypes.memmove(place + 64, bytes([turn] * 5), 5)
         stream.end()
         assert len(pinned.free) == 2
         assert words.tobytes() == bytes([turn] * 5 + [0] * 3)
     steps = [f"3 bytes of {place} in", 1, 2, f"5 bytes to {place + 64} out"]
     assert stream.log == steps * 3 + [tuple(steps)] * 2
-    # A second one in flight has another piece, and goes one by one until that is known, too.
+    # A second one in flight has another piece, and runs one by one until that is also known.
     library.enqueue(request(1, 2, words=words), stream)
     library.enqueue(request(1, 2, words=words), stream)
     other = pinned.free
@@ -257,7 +257,7 @@ def test_host_arrays_travel_by_one_piece_of_pinned_memory_with_the_chain() -> No
     assert len(pinned.free) == 2
 
 
-def test_pinned_memory_comes_back_behind_a_chain_that_is_refused() -> None:
+def test_pinned_memory_returns_after_a_refused_chain() -> None:
     library, stream = Graphs(), Stream()
     pinned: Any = library._device.pinned
     words = np.zeros(2, np.int32)

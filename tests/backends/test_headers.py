@@ -1,4 +1,4 @@
-"""What counts as a part of a source: everything that it may include."""
+"""The parts of a source: every file that it may include."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trio_accel.backends.base.kit.code_cache import header_parts
 
 @pytest.fixture
 def folders(tmp_path: Path) -> list[Path]:
-    """Two folders of headers; `a.h` includes `b.h`, which lies beside it and includes `a.h` again."""
+    """Two folders of headers; `a.h` includes `b.h`, which is next to it and includes `a.h` again."""
     for name, text in {
         "one/a.h": '#pragma once\n  #  include /* twice **/ "b.h"\n',
         "one/b.h": '#include "a.h"\n#if 0\n#include <deep/c.h>\n#endif\n',
@@ -36,7 +36,7 @@ def test_a_change_of_a_header_changes_the_parts(folders: list[Path], tmp_path: P
     assert header_parts(SOURCE, folders=folders) != before
 
 
-def test_what_is_not_included_does_not_count(folders: list[Path], tmp_path: Path) -> None:
+def test_other_files_do_not_count(folders: list[Path], tmp_path: Path) -> None:
     before = header_parts(SOURCE, folders=folders)
     (tmp_path / "two/a.h").write_text("never reached")
     (tmp_path / "one/d.h").write_text("new")
@@ -77,7 +77,7 @@ def test_headers_before_the_source_count(folders: list[Path]) -> None:
         '#include "macro.h"\n',
     ],
 )
-def test_a_macro_for_a_name_cannot_be_told(folders: list[Path], source: str) -> None:
+def test_the_includes_of_a_macro_are_unknown(folders: list[Path], source: str) -> None:
     (folders[0] / "macro.h").write_text("#include HEADER\n")
     assert header_parts(source, folders=folders) is None
 
@@ -89,7 +89,7 @@ def test_other_ways_to_name_a_header(folders: list[Path], source: str) -> None:
     assert str(folders[0] / "b.h") in parts
 
 
-def test_strange_names_and_long_comments_are_no_trouble(folders: list[Path]) -> None:
+def test_strange_names_and_long_comments_are_accepted(folders: list[Path]) -> None:
     odd = "a" * 5000
     parts = header_parts(f'#include "{odd}"\n#include "\0.h"\n', folders=folders)
     assert parts is not None
@@ -100,6 +100,6 @@ def test_strange_names_and_long_comments_are_no_trouble(folders: list[Path]) -> 
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
-def test_a_header_that_cannot_be_read_cannot_be_told(folders: list[Path]) -> None:
+def test_the_includes_of_an_unreadable_header_are_unknown(folders: list[Path]) -> None:
     (folders[0] / "b.h").chmod(0)
     assert header_parts(SOURCE, folders=folders) is None

@@ -1,4 +1,4 @@
-"""A stream that is held back."""
+"""A stream under a hold."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def fill(rig, value, array, stream=None):
     rig.enqueue("memory", FillSpec(value, array), stream)
 
 
-def test_what_is_behind_it_runs_after_the_release_and_what_is_before_at_once(rig, other, make_bell):
+def test_later_work_runs_after_the_release_and_earlier_work_at_once(rig, other, make_bell):
     array, seen = rig.put(np.zeros(10)), rig.empty((10,), DType.float64)
     fill(rig, 1.0, array)
     before = rig.stream.record()
@@ -32,7 +32,7 @@ def test_what_is_behind_it_runs_after_the_release_and_what_is_before_at_once(rig
     rig.stream.notify(behind, bell)
     other.wait(before)
     rig.enqueue("memory", CopySpec(array, seen), other)
-    rig.finish(other)  # other streams go on
+    rig.finish(other)  # other streams continue
     assert before.is_done
     assert not behind.is_done
     assert bell.rings == []
@@ -43,7 +43,7 @@ def test_what_is_behind_it_runs_after_the_release_and_what_is_before_at_once(rig
     assert (rig.get(array) == 2.0).all()
 
 
-def test_a_release_counts_once_and_may_come_first(rig, make_bell):
+def test_a_release_counts_once_and_may_precede_the_hold(rig, make_bell):
     array = rig.put(np.zeros(10))
     hold = rig.stream.hold()
     hold.release()
@@ -66,7 +66,7 @@ def test_a_release_counts_once_and_may_come_first(rig, make_bell):
     assert (rig.get(array) == 2.0).all()
 
 
-def test_a_stream_that_waits_for_a_held_one_is_held_too(rig, other):
+def test_a_stream_waiting_for_a_held_stream_is_held_too(rig, other):
     array = rig.put(np.zeros(10))
     hold = rig.stream.hold()
     event = rig.stream.record()
@@ -94,7 +94,7 @@ def test_a_held_device_closes_within_its_grace(backend):
         stream.hold()
 
 
-def test_a_context_that_is_lost_while_a_stream_is_held(backend):
+def test_a_context_is_lost_while_a_stream_is_held(backend):
     device = backend.open_device(0, memory_limit=None)
     stream = device.open_stream("held")
     hold = stream.hold()
@@ -109,7 +109,7 @@ def test_a_context_that_is_lost_while_a_stream_is_held(backend):
     assert isinstance(event.error, ContextPoisonedError)
 
 
-def test_nothing_crashes_behind_a_lost_context(backend):
+def test_nothing_crashes_after_a_lost_context(backend):
     device = backend.open_device(0, memory_limit=None)
     stream = device.open_stream("held")
     hold = stream.hold()
@@ -126,7 +126,7 @@ def test_a_device_that_works_without_end_does_so_until_the_release(rig, other):
     fill(rig, 2.0, array)
     behind = rig.stream.record()
     fill(rig, 1.0, elsewhere, other)
-    rig.finish(other)  # other streams go on
+    rig.finish(other)  # other streams continue
     assert not behind.is_done
     hold.release()
     rig.finish(rig.stream)
@@ -135,7 +135,7 @@ def test_a_device_that_works_without_end_does_so_until_the_release(rig, other):
     assert (rig.get(elsewhere) == 1.0).all()
 
 
-def test_what_is_written_to_without_end_changes(rig, other):
+def test_memory_under_endless_writes_changes(rig, other):
     array, untouched = (rig.put(np.zeros(512, np.uint32)) for _ in range(2))
     rig.finish(rig.stream)
     hold = rig.device.spin(rig.stream, array.block)

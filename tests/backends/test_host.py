@@ -35,11 +35,11 @@ ARRAYS = {
 
 
 @pytest.mark.parametrize("array", ARRAYS.values(), ids=ARRAYS.keys())
-def test_where_an_array_begins(array: Any) -> None:
+def test_the_first_byte_of_an_array(array: Any) -> None:
     assert address_of(array) == array.ctypes.data
 
 
-def test_nothing_holds_on_to_an_array_whose_place_was_asked_for() -> None:
+def test_reading_the_address_of_an_array_keeps_no_reference() -> None:
     array = np.ones(3)
     address_of(array)
     # NumPy refuses where anybody has a view of its buffer.

@@ -49,7 +49,7 @@ def test_a_step_without_an_edge_is_an_error(state: PlanState, step: PlanStep) ->
     assert attrs.astuple(counts) == (0,) * 7
 
 
-def test_what_was_merely_seen_takes_no_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_seen_once_takes_no_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     table = KeptPlans[str](BOUND)
     plan = table.record(("hot",), "recording")
     for number in range(3000):
@@ -68,7 +68,7 @@ def test_a_key_is_counted_from_the_start_after_its_plan() -> None:
     assert [table.see(("key",)) for _ in range(2)] == [0, 1]
 
 
-def test_a_plan_that_is_used_stays_however_many_come_once() -> None:
+def test_a_plan_in_use_outlasts_any_number_of_single_plans() -> None:
     table = KeptPlans[int](BOUND)
     hot = table.record(("hot",), 0)
     for number in range(100):
@@ -169,7 +169,7 @@ class Table(RuleBasedStateMachine):
         assert all(self.table.plans[plan.key] is plan for plan in plans)
         assert not {"seen", "over"} & {plan.state for plan in plans}
         assert attrs.astuple(self.table.counts) == attrs.astuple(self.counts)
-        # Each ended once, and none that is there.
+        # Each ended once, except for existing plans.
         assert len(self.ended) == len(set(self.ended))
         assert not set(self.ended) & {plan.number for plan in plans}
 

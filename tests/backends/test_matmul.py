@@ -123,7 +123,7 @@ def _supported(rig):
         yield dtype
 
 
-def test_what_is_not_supported_is_said_and_nothing_runs(rig, backend):
+def test_an_unsupported_product_is_named_and_nothing_runs(rig, backend):
     a, out = rig.put(np.ones((2, 2), DType.bool.dtype)), rig.put(np.zeros((2, 2), bool))
     with pytest.raises(NotSupportedError, match=r"matmul.*bool") as caught:
         rig.enqueue("blas", MatmulSpec(a, a, out))

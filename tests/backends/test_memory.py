@@ -42,7 +42,7 @@ def test_statistics_balance(backend):
     assert device.close(10)
 
 
-def test_a_block_that_becomes_another_stays_where_it_is(backend):
+def test_a_renewed_block_keeps_its_memory(backend):
     device = backend.open_device(0, memory_limit=1 << 20)
     for block in (1, 2):
         device.allocate(block, 4097)

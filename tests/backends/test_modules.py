@@ -1,4 +1,4 @@
-"""A module of kernels, found by its import path: what one has, and what is wrong with others."""
+"""A module of kernels, found by its import path: its contents, and the errors of others."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ def test_its_kernels_run(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         np.testing.assert_array_equal(rig.get(out), np.arange(6.0))
 
 
-def test_what_it_has_not(rig: Any, backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_specification_without_a_kernel_is_refused(
+    rig: Any, backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     name = install(monkeypatch, **declared(CopySpec))
     source, out = rig.put(np.arange(6.0)), rig.empty((6,), "float64")
     with pytest.raises(NotSupportedError, match=f"library '{name}' has no .*Moved") as caught:
@@ -120,7 +122,7 @@ def test_a_module_that_does_not_exist(rig: Any, backend: Any, name: str) -> None
 def test_a_module_that_cannot_be_imported(
     rig: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: str, error: type[Exception], text: str
 ) -> None:
-    """What is missing is told, and not that the library is."""
+    """The error names the missing dependency instead of the library."""
     (tmp_path / "broken_kernels_of_tests.py").write_text(source, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     for _ in range(2):
@@ -239,7 +241,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("source", "error", "text"), REFUSED.values(), ids=REFUSED)
-def test_what_is_refused_at_import_by_file_and_line(
+def test_errors_at_import_name_file_and_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: str, error: type[Exception], text: str
 ) -> None:
     head = "from own_modules import Moved; from trio_accel.backends.base import DType, kernel"

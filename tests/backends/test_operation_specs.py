@@ -1,4 +1,4 @@
-"""What specifications say of the memory that an operation touches."""
+"""The memory of an operation according to its specification."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def array(block: int, offset: int = 0) -> ArraySpec:
 
 
 def filled(cls: Any) -> tuple[Any, dict[str, int]]:
-    """One whose arrays lie in blocks of their own, and these by the names of the fields."""
+    """A specification with each array in its own block, and the blocks by the names of the fields."""
     fields = cls.descriptor().fields
     blocks = {field.name: number for number, field in enumerate(fields, 7) if field.is_array}
     values: list[Any] = []
@@ -112,7 +112,7 @@ def test_only_attrs_classes_have_a_descriptor() -> None:
 
 
 @pytest.mark.parametrize("cls", SPECS, ids=lambda cls: cls.__name__)
-def test_blocks_are_those_of_the_arrays(cls: Any) -> None:
+def test_blocks_match_the_arrays(cls: Any) -> None:
     spec, at = filled(cls)
     read, changed = spec.blocks()
     assert read == {used.block for used in spec.inputs()}
@@ -134,7 +134,7 @@ class Told(OperationSpec):
     b: ArraySpec = writes()
 
 
-def test_where_one_field_of_many_ends_is_told() -> None:
+def test_the_end_of_one_field_of_many_is_reported() -> None:
     a, b, c = array(1), array(2), array(3)
     moved = [
         Rich("m", a, (b,), 0.5, (c,), None),
@@ -145,7 +145,7 @@ def test_where_one_field_of_many_ends_is_told() -> None:
     assert len({spec.descriptor().plan_key(spec) for spec in moved}) == len(moved)
 
 
-def test_of_which_class_it_is() -> None:
+def test_the_class_of_a_specification() -> None:
     arrays = [array(number) for number in range(3)]
     product, other = ops.MatmulSpec(*arrays), linalg.dot.spec(*arrays)
     assert product.descriptor().plan_key(product) != other.descriptor().plan_key(other)
@@ -155,7 +155,7 @@ def test_a_plan_is_for_layouts_and_not_for_addresses_or_numbers() -> None:
     key = linalg.axpy.spec.descriptor().plan_key
     first = key(linalg.axpy.spec(1.0, array(1), array(2)))
     assert first == key(linalg.axpy.spec(2.0, array(3), array(4, offset=64)))
-    # What is not aligned may need another plan.
+    # An unaligned array may need another plan.
     assert first != key(linalg.axpy.spec(1.0, array(1), array(2, offset=4)))
     other = ArraySpec(1, 0, DType.float32, (2,), (8,))
     assert first != key(linalg.axpy.spec(1.0, other, array(2)))

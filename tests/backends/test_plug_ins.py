@@ -20,7 +20,7 @@ class Backend(CpuBackend):
     name = "{name}"
 """
 
-# Asks inline and by a worker that is killed twice.
+# Asks inline and by a worker that dies twice.
 USE = """
 import os, signal, sys
 import numpy as np, trio
@@ -73,7 +73,7 @@ def printed(folder: Path, program: str) -> list[str]:
 
 
 def told(folder: Path) -> dict[str, str | None]:
-    """Return what `info` says of each backend, and find what it prints to be JSON."""
+    """Return the output of `info` for each backend, and check that it is JSON."""
     done = run(folder, "-m", "trio_accel.cli", "info", "--json")
     assert done.returncode == 0, done.stderr
     return {backend["name"]: backend["problem"] for backend in json.loads(done.stdout)["backends"]}
@@ -150,7 +150,7 @@ def test_a_plug_in_that_cannot_be_used(name: str, source: str, reason: str, tmp_
     assert (reason if name != "Torch2" else "names no device; allowed: cuda") in text
 
 
-def test_what_a_plug_in_prints_does_not_reach_the_output(tmp_path: Path) -> None:
+def test_prints_of_a_plug_in_do_not_reach_the_output(tmp_path: Path) -> None:
     install(tmp_path, "printing", "print('hello')\n" + PLUG_IN.format(name="printing"))
     assert told(tmp_path)["printing"] is None
 

@@ -1,4 +1,4 @@
-"""A context that is lost: what was enqueued is done with the error, and nothing runs any more."""
+"""A lost context: enqueued work is done with the error, and nothing else runs."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def test_a_product_in_c_order_is_that_of_the_transposes() -> None:
         (zeros(5), zeros(5), (N, N, 1, 1, 5, 5, 5, 1)),
     ],
 )
-def test_what_leading_dimensions_say_is_not_copied(a: np.ndarray, b: np.ndarray, call: Any) -> None:
+def test_strided_layouts_are_not_copied(a: np.ndarray, b: np.ndarray, call: Any) -> None:
     plan = matmul(a, b)
     assert (plan.packing_a, plan.packing_b, plan.is_single) == (None, None, True)
     if b.ndim > 1:
@@ -71,7 +71,7 @@ def test_a_batch_is_one_call() -> None:
     assert [group.c for group in plan.groups] == [4 * 84 * place for place in range(6)]
 
 
-def test_what_would_be_thousands_of_calls_is_laid_out_in_full() -> None:
+def test_thousands_of_calls_are_replaced_by_a_full_copy() -> None:
     plan = matmul(zeros(2000, 1, 2, 2), zeros(2000, 2, 2))
     assert plan.is_in_full
     assert (plan.batches, len(plan.groups)) == (4_000_000, 1)
@@ -87,7 +87,7 @@ def test_what_would_be_thousands_of_calls_is_laid_out_in_full() -> None:
         (zeros(4, 3, 5)[::-1], zeros(4, 5, 2), ("plain", None)),
     ],
 )
-def test_what_they_do_not_say_is(a: np.ndarray, b: np.ndarray, packed: Any) -> None:
+def test_other_layouts_are_copied(a: np.ndarray, b: np.ndarray, packed: Any) -> None:
     plan = matmul(a, b)
     assert (plan.packing_a, plan.packing_b) == packed
 

@@ -52,7 +52,7 @@ def test_equal_steps_of_a_row_are_made_once() -> None:
     assert total not in program.passes[None].last_uses
 
 
-def test_what_only_reductions_read_is_not_in_the_last_pass() -> None:
+def test_values_only_for_reductions_are_not_in_the_last_pass() -> None:
     program = rows_of("d = x - mean(x); y = x / sqrt(mean(d * d))", DType.float64)
     last = functions(program, program.passes[None].numbers)
     assert last.count("subtract") == last.count("multiply") == 0
@@ -85,7 +85,7 @@ ROWS: dict[str, Callable[[Numbers, tuple[int, ...]], Any]] = {
 
 @pytest.mark.parametrize("piece", [1 << 18, 40])
 @pytest.mark.parametrize("text", ROWS)
-def test_rows_are_what_numpy_computes(text: str, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_match_numpy(text: str, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_pieces, "_CHUNK_ELEMENTS", piece)
     x = np.random.default_rng(8).standard_normal((4, 7, 9))
     program = rows_of(text, DType.float64)
@@ -135,7 +135,7 @@ def test_a_fold_combines_all_elements_once(count: int, axes: tuple[int, ...]) ->
     np.testing.assert_array_equal(got, want % 7 if elements > 1 else want)
 
 
-def test_a_constant_of_a_fold_is_there_behind_it() -> None:
+def test_a_constant_of_a_fold_exists_after_it() -> None:
     reduction = parse_reduction("x", "maximum(a, b) + 0.5 - 0.5", post="a * 0.5")
     program = typed(reduction, (DType.float64,))
     (got,) = evaluate(program, [np.array([1.0, 3, 2])], shape=(3,), axes=(0,))
@@ -167,7 +167,7 @@ STORES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("reduce", STORES)
-def test_stores_are_those_of_a_plain_loop(reduce: Any) -> None:
+def test_stores_match_a_plain_loop(reduce: Any) -> None:
     parsed = parse("place = x[j, i(1)]; value = v * 2", ("x", "j", "v"), ("place", "value"))
     made = typed(parsed, (DType.float64, DType.int64, DType.float64), (), True)
     rng = np.random.default_rng(5)
@@ -183,7 +183,7 @@ def test_stores_are_those_of_a_plain_loop(reduce: Any) -> None:
     np.testing.assert_array_equal(got, want)
 
 
-def test_each_element_stores_also_where_all_have_the_same_place_and_value() -> None:
+def test_each_element_stores_even_if_all_share_index_and_value() -> None:
     parsed = parse("place = x[i(0)]; value = v", ("x", "v"), ("place", "value"))
     made = typed(parsed, (DType.float64, DType.float64), (), True)
     x = np.zeros(3)
@@ -192,8 +192,8 @@ def test_each_element_stores_also_where_all_have_the_same_place_and_value() -> N
 
 
 @pytest.mark.parametrize("reduce", ["add", "set", "max"])
-def test_values_that_vary_where_their_place_does_not_are_all_stored(reduce: Any) -> None:
-    """Element (i, k) is stored at k, and its value is that of i."""
+def test_varying_values_at_a_constant_index_are_all_stored(reduce: Any) -> None:
+    """Element (i, k) is stored at k, with the value of i."""
     parsed = parse("place = x[i(1)]; value = v", ("x", "v"), ("place", "value"))
     made = typed(parsed, (DType.float64, DType.float64), (), True)
     x, v = np.zeros(4), np.array([[1.0], [2.0], [3.0]])
@@ -202,7 +202,7 @@ def test_values_that_vary_where_their_place_does_not_are_all_stored(reduce: Any)
     np.testing.assert_array_equal(x, [6, 6, 0, 0] if reduce == "add" else [3, 3, 0, 0])
 
 
-def test_a_wrong_index_of_a_store_is_told_by_its_name() -> None:
+def test_a_wrong_index_of_a_store_is_reported_by_its_name() -> None:
     parsed = parse("place = x[0, j]; value = v", ("x", "j", "v"), ("place", "value"))
     made = typed(parsed, (DType.float64, DType.int64, DType.float64), (), True)
     x, j = np.zeros((2, 3)), np.array([0, 5])
@@ -213,7 +213,7 @@ def test_a_wrong_index_of_a_store_is_told_by_its_name() -> None:
 
 @pytest.mark.parametrize("has_break", [False, True])
 @pytest.mark.parametrize("varies", [False, True])
-def test_stores_of_a_loop_are_those_of_a_plain_loop(has_break: bool, varies: bool) -> None:
+def test_stores_in_a_loop_match_a_plain_loop(has_break: bool, varies: bool) -> None:
     """For each element i, ``for k in range(m[i]): x[k] += v[i] * k``, which may end where ``k >= v[i]``."""
     f, w = DType.float64, DType.int64
     steps = [

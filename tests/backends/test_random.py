@@ -1,4 +1,4 @@
-"""Where random numbers begin and end; which ones they are is checked with the capability."""
+"""The first and last bytes of random numbers; tests of the capability check their values."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KINDS = [
 
 
 def draw(rig, kind, size, *, row=0, skip=0, low=0.0, width=None, seed=7):
-    """Numbers in an array that begins so many elements into its block, and nothing around it is touched."""
+    """Numbers in an array that begins this many elements into its block, and nothing around it is touched."""
     distribution, dtype = kind
     if width is None:
         width = 2.0**32 if distribution == "integers" else 1.0
@@ -53,7 +53,7 @@ def test_an_array_may_begin_anywhere(rig, kind, skip):
 
 
 @pytest.mark.parametrize("kind", KINDS, ids="-".join)
-def test_a_row_begins_where_the_one_before_ends(rig, kind):
+def test_a_row_begins_at_the_end_of_the_row_before(rig, kind):
     long = draw(rig, kind, 2 * BLOCK)
     rows = 2 if kind[1].endswith("64") else 1
     for row in (0, 2**40):
@@ -71,7 +71,7 @@ def test_bounds_and_moments(rig, assert_close, kind, size):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_numbers_that_are_made_of_others(rig, assert_close, dtype):
+def test_numbers_derived_from_others(rig, assert_close, dtype):
     uniform, normal = (draw(rig, (name, dtype), 5000).astype(float) for name in ("uniform", "normal"))
     assert_close(draw(rig, ("exponential", dtype), 5000, width=0.5), -0.5 * np.log(uniform))
     assert_close(draw(rig, ("lognormal", dtype), 5000, low=-1.0, width=0.5), np.exp(-1.0 + 0.5 * normal))
@@ -90,7 +90,7 @@ def test_nothing_is_drawn_into_an_empty_array(rig):
     assert draw(rig, KINDS[3], 0).size == 0
 
 
-def test_what_is_not_supported_is_said(rig, backend):
+def test_the_error_names_the_unsupported_option(rig, backend):
     for dtype, strides in (("float16", (2,)), ("float32", (8,))):
         out = rig.put(np.zeros(8, dtype))
         out = attrs.evolve(out, shape=(4,), strides=strides)

@@ -39,13 +39,13 @@ def test_the_environment_variable_names_the_device(monkeypatch):
     monkeypatch.setenv(VARIABLE, "")
     assert resolve(None)[1] == list_devices()[0]
     monkeypatch.setenv(VARIABLE, "no such")
-    assert resolve("cpu")[1].name == "cpu:0"  # a name that is given wins
+    assert resolve("cpu")[1].name == "cpu:0"  # an explicit name wins
 
 
 @pytest.mark.parametrize(
     "spec", ["cpu:x", "", "gpu", "cpu:", "cpu:-1", "CPU", " cpu", "cpu:0:0", "cpu:\u0661", "cpu\n"]
 )
-def test_what_is_no_name_is_refused_with_those_allowed(spec, monkeypatch):
+def test_an_invalid_name_is_refused_with_the_allowed_names(spec, monkeypatch):
     with pytest.raises(ValueError, match=r"allowed: cuda, cuda:<number>, cpu, cpu:<number>") as caught:
         resolve(spec)
     assert repr(spec) in str(caught.value)
@@ -57,7 +57,7 @@ def test_what_is_no_name_is_refused_with_those_allowed(spec, monkeypatch):
         assert VARIABLE in str(caught.value)
 
 
-def test_a_device_that_is_not_there_is_refused_with_those_that_are(monkeypatch):
+def test_a_missing_device_is_refused_with_the_existing_devices(monkeypatch):
     with pytest.raises(ValueError, match=r"spec: 'cpu:7'.*available: .*cpu:0"):
         resolve("cpu:7")
     monkeypatch.setenv(VARIABLE, "cpu:7")
@@ -66,7 +66,7 @@ def test_a_device_that_is_not_there_is_refused_with_those_that_are(monkeypatch):
 
 
 @pytest.mark.parametrize("spec", ["cuda", "cuda:1"])
-def test_a_backend_without_a_device_says_why(spec, monkeypatch):
+def test_a_backend_without_a_device_gives_the_reason(spec, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # with a driver as without one
     with pytest.raises(NotSupportedError, match=r"NVIDIA driver.*; available: cpu:0") as caught:
         resolve(spec)

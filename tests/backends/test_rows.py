@@ -1,4 +1,4 @@
-"""Kernels of expressions of rows, in blocks whose threads wait for each other, as on a GPU."""
+"""Kernels of expressions of rows, in blocks of threads that wait for each other, as on a GPU."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def spec_of(array: np.ndarray, number: int, shape: Sequence[int] | None = None) 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="it is compiled by g++")
 @pytest.mark.parametrize("name", TEXTS)
 @pytest.mark.parametrize(("shape", "axes", "group", "is_across"), LAYOUTS)
-def test_threads_of_a_row_find_what_numpy_finds(
+def test_threads_of_a_row_match_numpy(
     shape: tuple[int, ...], axes: tuple[int, ...], group: str, is_across: bool, name: str, tmp_path: Path
 ) -> None:
     text, inputs = TEXTS[name]
@@ -164,7 +164,7 @@ def reads(expression: ParsedExpression) -> tuple[tuple[str, ...], tuple[str, ...
     return expression.inputs, expression.outputs
 
 
-def test_parts_have_what_they_read() -> None:
+def test_parts_have_their_operands() -> None:
     largest, total, last = parts_of(
         parse("e = exp(x - max(x)); unread = 2 * x; y = e / sum(e)", ("x",), is_along=True)
     )
@@ -205,6 +205,6 @@ def test_parts_one_after_another_are_the_whole(text: str) -> None:
         ("t = 0.0\nif x > 0:\n    t = sum(x)", "neither in a loop nor under a condition"),
     ],
 )
-def test_what_is_refused(text: str, told: str) -> None:
+def test_invalid_rows_are_refused(text: str, told: str) -> None:
     with pytest.raises(ValueError, match=told):
         parse(text, ("x",), is_along=True)

@@ -21,7 +21,7 @@ def multiply(rig, matrix, x, out=None, times=1):
     if out is None:
         out = rig.empty((rows,), matrix.dtype)
     for _ in range(times):
-        rig.enqueue("memory", FillSpec(math.nan, out))  # what was there must not show
+        rig.enqueue("memory", FillSpec(math.nan, out))  # old contents must not show
         rig.apply("sparse", spmv.spec((rows, columns), *arrays, x, out))
     return rig.get(out)
 
@@ -109,7 +109,7 @@ def test_row_pointers_that_lie_are_refused_before_memory_is_read(rig, indptr):
 @pytest.mark.parametrize(
     ("dtype", "index"), [("float16", "int32"), ("int32", "int32"), ("float64", "uint32")]
 )
-def test_what_is_not_supported_is_said(rig, backend, dtype, index):
+def test_the_error_names_the_unsupported_option(rig, backend, dtype, index):
     indptr, indices = rig.put(np.array([0, 1], index)), rig.put(np.array([0], index))
     data = rig.put(np.ones(1, dtype))
     rig.library("sparse")

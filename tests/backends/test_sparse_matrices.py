@@ -120,7 +120,7 @@ def test_dense_ones(rig, dtype, index, size):
     np.testing.assert_array_equal(rig.get(out), matrix.toarray())
 
 
-def test_a_dense_one_of_elements_stored_twice_and_more_than_used(rig):
+def test_a_dense_matrix_of_duplicate_and_unused_elements(rig):
     indptr, indices = rig.put(np.array([0, 3, 4], np.int32)), rig.put(np.array([2, 0, 2, 1, 77], np.int32))
     data = rig.put(np.array([1.0, 2.0, 4.0, 8.0, math.nan]))
     whole = rig.put(np.full((2, 6), 9.0))
@@ -177,7 +177,7 @@ def test_row_pointers_that_end_early_are_refused(rig, name):
 
 
 @pytest.mark.parametrize("name", ["spmm", "sddmm", "dense"])
-def test_what_is_not_supported_is_said(rig, backend, name):
+def test_the_error_names_the_unsupported_option(rig, backend, name):
     spec = spec_of(rig, name, ([0, 1, 2], [0, 1]))
     fields = {
         "spmm": ("matrix_data", "b", "out"),

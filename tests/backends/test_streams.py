@@ -18,7 +18,7 @@ def test_work_runs_in_the_order_of_its_enqueueing(rig):
     np.testing.assert_allclose(rig.get(x), expected, rtol=1e-12)
 
 
-def test_an_event_is_done_after_what_precedes_it(rig, make_bell):
+def test_an_event_is_done_after_all_earlier_work(rig, make_bell):
     a = rig.put(np.ones((700, 700)))
     out = rig.empty((700, 700), DType.float64)
     for _ in range(3):
@@ -83,7 +83,7 @@ def test_a_stream_waits_for_work_of_a_closed_one(rig):
     rig.stream.synchronize()
 
 
-def test_a_closed_stream_runs_what_it_has_and_takes_no_more(rig):
+def test_a_closed_stream_runs_its_work_and_accepts_no_more(rig):
     other = rig.device.open_stream("other")
     x = rig.put(np.zeros(10))
     rig.stream.synchronize()

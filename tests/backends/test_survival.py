@@ -1,4 +1,4 @@
-"""Memory that outlives its device: what one leaves in kept chunks, another takes over."""
+"""Memory that outlives its device: another one takes over its contents in kept chunks."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_chunk_is_exported_before_its_block_is_there(open_kept, keeper):
 LITTLE = 2 << 30
 
 
-def test_what_one_device_wrote_another_reads_bit_for_bit(open_kept, keeper):
+def test_another_device_reads_the_written_bytes_bit_for_bit(open_kept, keeper):
     contents = {1: noise(1, 1), 2: noise(0), 3: noise(100_001, 3), 4: noise(270 << 20, 4)}
     with open_kept(keeper) as first:
         for block, host in contents.items():
@@ -184,7 +184,7 @@ def _part(hosts, place):
     return hosts[place.chunk][place.offset : place.offset + place.nbytes]
 
 
-def test_the_limit_counts_what_was_adopted(open_kept, keeper):
+def test_the_limit_counts_adopted_blocks(open_kept, keeper):
     with open_kept(keeper) as first:
         for block, nbytes in ((1, 60 * KIB), (2, 30 * KIB)):
             first.device.allocate(block, nbytes)
@@ -203,7 +203,7 @@ def test_the_limit_counts_what_was_adopted(open_kept, keeper):
             second.device.allocate(3, 20 * KIB)
 
 
-def test_what_cannot_be_adopted_is_refused_and_changes_nothing(open_kept, keeper):
+def test_a_refused_adoption_changes_nothing(open_kept, keeper):
     with open_kept(keeper) as first:
         first.device.allocate(1, 5000)
         place = first.device.placement(1)
@@ -252,7 +252,7 @@ def test_a_descriptor_is_taken_over_even_if_the_chunk_is_not(open_kept, backend,
         os.fstat(descriptor)
 
 
-def test_what_is_mapped_to_be_read_is_not_written_to(open_kept, backend, keeper):
+def test_a_read_only_mapping_is_not_written_to(open_kept, backend, keeper):
     with open_kept(keeper) as first:
         put(first, 1, noise(1000))
         first.stream.synchronize()
@@ -263,7 +263,7 @@ def test_what_is_mapped_to_be_read_is_not_written_to(open_kept, backend, keeper)
             second.device.map_chunk(place.chunk, nbytes, reading, write=False)
             second.device.expect([place])
             assert np.array_equal(get(second, 1, 1000), noise(1000))
-            # A kernel's write would lose the context, and end a process that has the stand-in driver.
+            # A kernel's write would lose the context, and end a process with the stand-in driver.
             with pytest.raises(ValueError, match="read-only"):
                 second.apply("memory", FillSpec(7, all_of(1, 1000)))
             if backend.name == "cuda":
@@ -289,7 +289,7 @@ def test_memory_of_another_device_of_the_process_is_read_and_outlives_it(open_ri
             with pytest.raises(KeyError):
                 second.device.map_peer(-3, first.device, 99)
             assert np.array_equal(get(second, 7, 1000), noise(1000))
-            # A kernel's write would lose the context, and end a process that has the stand-in driver.
+            # A kernel's write would lose the context, and end a process with the stand-in driver.
             with pytest.raises(ValueError, match="read-only"):
                 second.apply("memory", FillSpec(7, all_of(7, 1000)))
             if backend.name == "cuda":
@@ -313,7 +313,7 @@ STEPS = st.lists(SIZES | st.integers(-20, -1), max_size=10)
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(lives=st.lists(STEPS, min_size=2, max_size=4))
 def test_blocks_live_on_from_device_to_device(open_kept, lives):
-    """Sizes are allocated; what is negative frees one of the blocks."""
+    """Positive sizes are allocated; a negative number frees one of the blocks."""
     alive: dict[int, int] = {}
     ids = itertools.count(1)
     places: list[PlacedBlock] = []
@@ -436,12 +436,12 @@ def test_memory_survives_the_death_of_its_process(open_kept, backend, keeper, en
                 child.wait(PATIENCE)
                 child.stderr.close()
         assert child.returncode == -(signal.SIGKILL if end == "kill" else signal.SIGSEGV)
-        assert not complaint  # what dies on purpose is quiet about it
+        assert not complaint  # a deliberate death is quiet
         rig.device.adopt([PlacedBlock(7, nbytes, chunk, offset)])
         assert np.array_equal(get(rig, 7, nbytes), noise(nbytes, 7))
 
 
-def test_blocks_that_are_expected_are_read_before_they_are_adopted(open_kept, keeper):
+def test_expected_blocks_are_read_before_they_are_adopted(open_kept, keeper):
     contents = {1: noise(1000, 1), 2: noise(100_001, 2), 3: noise(5000, 3)}
     with open_kept(keeper) as first:
         for block, host in contents.items():
@@ -468,7 +468,7 @@ def test_blocks_that_are_expected_are_read_before_they_are_adopted(open_kept, ke
             assert np.array_equal(get(second, block, expected.size), expected)
         with pytest.raises(KeyError, match="2"):
             second.device.placement(2)
-        # What is the device's own stays what it is.
+        # The device's own memory is unchanged.
         second.device.expect([places[0]._replace(offset=places[2].offset)])
         assert second.device.placement(1) == places[0]
         for block in (1, 3, 9):
@@ -476,7 +476,7 @@ def test_blocks_that_are_expected_are_read_before_they_are_adopted(open_kept, ke
         assert second.device.memory().used == second.device.memory().blocks == 0
 
 
-def test_a_block_that_was_moved_is_found_where_it_lies_now(open_kept, keeper):
+def test_a_moved_block_is_found_at_its_new_address(open_kept, keeper):
     with open_kept(keeper) as first:
         put(first, 1, noise(1000, 1))
         put(first, 2, noise(1000, 2))
@@ -492,7 +492,7 @@ def test_a_block_that_was_moved_is_found_where_it_lies_now(open_kept, keeper):
         assert np.array_equal(get(second, 1, 1000), noise(1000, 2))
 
 
-def test_blocks_are_not_expected_where_no_chunk_is_mapped(open_kept, open_rig, keeper):
+def test_blocks_are_not_expected_without_a_mapped_chunk(open_kept, open_rig, keeper):
     with open_kept(keeper) as first:
         put(first, 1, noise(1000, 1))
         first.stream.synchronize()
@@ -510,7 +510,7 @@ def test_blocks_are_not_expected_where_no_chunk_is_mapped(open_kept, open_rig, k
         ):
             with pytest.raises(ValueError, match="block 1"):
                 second.device.expect([wrong])
-        # With its chunk a block goes, too.
+        # A block is also dropped with its chunk.
         second.device.expect([place])
         second.device.unmap_chunk(place.chunk)
         with pytest.raises(KeyError, match="1"):
@@ -524,8 +524,8 @@ def test_blocks_are_not_expected_where_no_chunk_is_mapped(open_kept, open_rig, k
 
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(data=st.data())
-def test_what_is_adopted_counts_and_what_was_expected_does_not(open_kept, data):
-    """Whatever was expected where, and of which blocks: all is as if nothing had been."""
+def test_adopted_blocks_count_and_expected_blocks_do_not(open_kept, data):
+    """Any expected blocks, in any places: afterwards all is as if nothing had been."""
     sizes = data.draw(st.lists(st.integers(0, 5000), min_size=1, max_size=8))
     with Keeper() as keeper:
         with open_kept(keeper) as first:
@@ -538,7 +538,7 @@ def test_what_is_adopted_counts_and_what_was_expected_does_not(open_kept, data):
             keeper.map_into(second.device)
             for _ in range(data.draw(st.integers(0, 3))):
                 told = data.draw(st.lists(st.tuples(*[st.sampled_from(sorted(places))] * 2)))
-                # Where another one of them lies, too.
+                # Also at the address of another one of them.
                 expected = [PlacedBlock(block, *places[other][1:]) for block, other in told]
                 second.device.expect(expected)
                 for block, place in {place.block: place for place in expected}.items():

@@ -1,4 +1,4 @@
-"""Topologies: ways between devices, islands against a search of all groups, and what is refused."""
+"""Topologies: ways between devices, islands against a search of all groups, and refusals."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_each_pair_has_one_link_in_the_order_of_the_devices() -> None:
     assert (told.devices, told.kind, told.rank) == (("gpu:2", "gpu:3"), "nvlink", 0)
 
 
-def test_a_pair_of_which_nothing_is_told_meets_in_host_memory() -> None:
+def test_an_unknown_pair_meets_in_host_memory() -> None:
     link = MESH.link("gpu:0", "gpu:3")
     assert attrs.asdict(link) == {
         "devices": ("gpu:0", "gpu:3"),
@@ -98,7 +98,7 @@ PAIRS = list(itertools.combinations(range(SIZE), 2))
 @settings(max_examples=100, deadline=None)
 @given(st.sets(st.sampled_from(PAIRS)))
 def test_islands_against_all_groups(pairs: set[tuple[int, int]]) -> None:
-    """The largest group whose members reach one another is taken out, again and again."""
+    """The largest group with links between all members is taken out, again and again."""
     left: list[int] = list(range(SIZE))
     expected: list[tuple[str, ...]] = []
     while left:
@@ -126,7 +126,7 @@ def test_of_this_machine() -> None:
     assert sorted(itertools.chain(*topology.islands())) == sorted(info.name for info in topology.devices)
 
 
-def test_a_backend_need_not_tell(backend: AccelBackend) -> None:
+def test_a_backend_need_not_report_links(backend: AccelBackend) -> None:
     ends = {name for link in backend.links() for name in link.devices}
     assert ends <= {"cpu:0", *(info.name for info in backend.list_devices())}
     assert AccelBackend.links(backend) == ()

@@ -1,4 +1,4 @@
-"""Trees of values: what is made of one is equal to it, through text."""
+"""Trees of values: an object made from a tree equals it, through text."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_value_comes_back_through_text(value: Any) -> None:
         (np.datetime64("2020"), "x must be an array, .* got datetime64"),
     ],
 )
-def test_what_cannot_cross_is_named(value: Any, message: str) -> None:
+def test_an_object_that_cannot_cross_is_named(value: Any, message: str) -> None:
     with pytest.raises(TypeError, match=message):
         flatten("x", value, lambda where, value: None)
 

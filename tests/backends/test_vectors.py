@@ -40,7 +40,7 @@ def test_scal(rig, random_array, exact, assert_close, dtype, length):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
-def test_scal_of_an_array_that_is_no_vector_keeps_the_signs_of_zeros(rig, dtype):
+def test_scal_of_an_array_of_another_rank_keeps_the_signs_of_zeros(rig, dtype):
     zeros = np.array([0.0, -0.0] * 12, DType(dtype).dtype).reshape(2, 3, 4)
     device_x = rig.put_as_laid_out(np.repeat(zeros, 2, axis=1)[:, ::2, ::3])
     for alpha in (2.0, -1.0):
@@ -52,7 +52,7 @@ def test_scal_of_an_array_that_is_no_vector_keeps_the_signs_of_zeros(rig, dtype)
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("length", LENGTHS)
 def test_dot(rig, random_array, exact, assert_close, dtype, length):
-    # Between 0 and 1 for float16, whose largest number is 65504.
+    # Between 0 and 1 for float16, because its largest number is 65504.
     x, y = (
         np.asarray(random_array((length,), dtype, seed) / 4).astype(DType(dtype).dtype) for seed in (1, 2)
     )
@@ -123,7 +123,7 @@ def test_nrm2_of_numbers_around_the_smallest_normal_one(
     x = numbers.astype(DType(dtype).dtype)[::step]
     out = rig.empty((), REAL.get(dtype, dtype))
     rig.enqueue("blas", linalg.nrm2.spec(rig.put_as_laid_out(x), out))
-    # In units of that number: what of the numbers is above, is above 1.
+    # In units of that number, so that larger numbers are above 1.
     large = np.ldexp(np.stack([exact(x).real, exact(x).imag]), -exponent)
     result = np.ldexp(float(rig.get(out)), -exponent)
     assert_close(
@@ -184,7 +184,7 @@ def test_layouts_of_axpy_scal_and_nrm2(open_rig, assert_close, pair):
         assert_close(rig.get(device_y), y - 2.5 * x)
         rig.enqueue("blas", linalg.scal.spec(3, device_x))
         assert_close(rig.get(device_x), 3 * x)
-        # Of more axes it is no vector: the last of its rows.
+        # With more axes it is not a vector: the last of its rows.
         row, place = (
             x.reshape(-1, x.shape[-1])[-1],
             device_x.offset + np.dot(np.subtract(x.shape[:-1], 1), x.strides[:-1]),
@@ -243,7 +243,7 @@ def test_a_complex_factor_for_real_numbers_is_refused(rig, spec):
         ("nrm2", linalg.nrm2.spec),
     ],
 )
-def test_what_is_not_supported_is_said(rig, backend, dtype, name, spec):
+def test_the_error_names_the_unsupported_option(rig, backend, dtype, name, spec):
     x, out = rig.put(np.ones(3, DType(dtype).dtype)), rig.empty((), dtype)
     with pytest.raises(NotSupportedError, match=rf"{name} for {dtype}") as caught:
         rig.enqueue("blas", spec(x, out))

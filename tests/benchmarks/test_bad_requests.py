@@ -1,4 +1,4 @@
-"""The soak with bad requests, for a few seconds: every request has its outcome, and the device goes on."""
+"""The soak with bad requests, for a few seconds: every request has its outcome, and the device continues."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def test_a_bad_request_now_and_then_with_default_options(system: ta.System
 
 @pytest.mark.slow
 @pytest.mark.parametrize("asks", [ta.linalg.Nrm2, ta.fft.Fft], ids=["same-library", "another-library"])
-async def test_each_costs_one_loss_and_one_error_and_the_others_none(system: ta.System, asks: Any) -> None:
+async def test_each_costs_its_sender_one_loss_and_one_error(system: ta.System, asks: Any) -> None:
     options = ta.DeviceOptions(isolation="process", retry=1, spares=1)
     async with system.open_device("cpu", options=options) as device:
         report = await BadRequests(device, seconds=2.5, every=0.4, asks=asks).run()
@@ -37,7 +37,7 @@ async def test_each_costs_one_loss_and_one_error_and_the_others_none(system: ta.
     assert report.kept
 
 
-def test_the_report_says_what_was_wrong() -> None:
+def test_the_report_names_the_faults() -> None:
     report = Report(
         seconds=10.0,
         bad={"ContextPoisonedError": 2},

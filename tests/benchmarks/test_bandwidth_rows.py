@@ -16,7 +16,7 @@ pytestmark = pytest.mark.stand_in
 @pytest.mark.skipif(BACKEND != "cuda", reason="it is measured on CUDA devices")
 @pytest.mark.skipif(not Processors.are_told(), reason="this system does not tell of processors")
 async def test_the_first_of_a_row_belongs_to_a_pair_that_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Two pairs are disturbed behind each that counts: one of them only its peer.
+    # After each pair that counts, two pairs are disturbed: one of them only its peer.
     looks = itertools.cycle([True, True, False, True, False])
     monkeypatch.setattr(Processors, "were_good", lambda *_: next(looks))
     monkeypatch.setattr(Processors, "choose", lambda _: None)

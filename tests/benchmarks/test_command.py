@@ -1,4 +1,4 @@
-"""``python -m benchmarks``: which benchmarks run, what is printed, and the exit code."""
+"""``python -m benchmarks``: the selected benchmarks, the output, and the exit code."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def slow(plan: Plan) -> tuple[Result, ...]:
 
 
 async def quick(plan: Plan) -> tuple[Result, ...]:
-    """Meet a goal, have none, and leave one out."""
+    """Meet a goal, lack a goal, and leave one out."""
     await trio.lowlevel.checkpoint()
     goal = Goal(figure=Figure.OURS, most=1.0)
     return (
@@ -58,7 +58,7 @@ def rows_of(text: str) -> list[list[str]]:
     return [line.split() for line in text.splitlines() if line.startswith("test.")]
 
 
-def test_list_says_what_is_measured_and_measures_nothing(cli: Cli) -> None:
+def test_list_describes_the_measurements_and_measures_nothing(cli: Cli) -> None:
     done = cli("--list")
     assert (done.code, done.err) == (0, "")
     lines = done.out.splitlines()
@@ -70,7 +70,7 @@ def test_list_says_what_is_measured_and_measures_nothing(cli: Cli) -> None:
     ]
 
 
-def test_an_unknown_name_names_those_there_are(refused: Refused) -> None:
+def test_an_unknown_name_lists_the_existing_names(refused: Refused) -> None:
     line = refused("actors", "actors.nonsense")
     assert line.startswith("no benchmark or group actors.nonsense; there are actors, actors.ask, ")
     for benchmark in BENCHMARKS:
@@ -93,7 +93,7 @@ def test_wrong_options_end_with_one_line(refused: Refused, option: str, reason: 
 
 
 @pytest.mark.usefixtures("fakes")
-def test_the_exit_code_is_1_where_a_goal_is_missed(cli: Cli) -> None:
+def test_the_exit_code_is_1_if_a_goal_is_missed(cli: Cli) -> None:
     done = cli()
     assert (done.code, done.err) == (1, "")
     assert rows_of(done.out) == [
@@ -106,7 +106,7 @@ def test_the_exit_code_is_1_where_a_goal_is_missed(cli: Cli) -> None:
 
 
 @pytest.mark.usefixtures("fakes")
-def test_the_exit_code_is_0_where_every_goal_is_met(cli: Cli) -> None:
+def test_the_exit_code_is_0_if_every_goal_is_met(cli: Cli) -> None:
     done = cli("test.quick", "--pairs", 7)
     assert (done.code, done.err) == (0, "")
     assert rows_of(done.out)[1][:2] == ["test.free", "7.00"]
@@ -236,7 +236,7 @@ def test_ctrl_c_in_the_middle_of_a_benchmark(start: Start, tmp_path: Path, name:
     assert list(temporary.iterdir()) == []
 
 
-def test_an_isolation_that_is_not_there(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unavailable_isolation(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
     infos = CpuBackend().list_devices()
     only_inline = tuple(attrs.evolve(info, isolations=("inline",)) for info in infos)
     monkeypatch.setattr(CpuBackend, "list_devices", lambda self: only_inline)

@@ -34,7 +34,7 @@ async def test_every_benchmark_runs(benchmark: Benchmark) -> None:
 
 
 @ON_CUDA
-async def test_a_rival_measures_itself_and_says_what_fails() -> None:
+async def test_a_rival_measures_itself_and_reports_its_failures() -> None:
     async with open_rival("bare") as rival:
         for work in ("gemm_f32", "gemm_bf16", "fft", "spmv", "put", "to_host"):
             assert 0 < await rival.measure("blocking", work=work, size=64, calls=2) < 10
@@ -43,7 +43,7 @@ async def test_a_rival_measures_itself_and_says_what_fails() -> None:
             assert 0 < await rival.measure("mixed", work=work, calls=2) < 10
         with pytest.raises(RivalMissingError, match="bare blocking failed: AttributeError"):
             await rival.measure("blocking", work="nonsense", size=64, calls=2)
-        # It goes on.
+        # It continues.
         assert await rival.measure("blocking", work="fft", size=64, calls=2) > 0
     async with open_rival("engine") as rival:
         for words, callbacks in ((0, 0), (1, 0), (1, 1)):
@@ -51,7 +51,7 @@ async def test_a_rival_measures_itself_and_says_what_fails() -> None:
 
 
 @pytest.mark.parametrize("package", PEERS)
-async def test_a_rival_that_is_not_installed_says_so(package: str) -> None:
+async def test_an_uninstalled_rival_reports_so(package: str) -> None:
     if not is_missing(package):
         pytest.skip(f"{package} is installed")
     with pytest.raises(RivalMissingError, match=f"{package} cannot be measured: ModuleNotFoundError"):

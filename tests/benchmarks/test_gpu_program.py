@@ -1,4 +1,4 @@
-"""The program for the hardware: what it runs, within its time, and what it says of it."""
+"""The program for the hardware: its sections, their time limits, and its report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from benchmarks.gpu._sections import ROOT, SECTIONS, Section, Settings, choose
 
 @attrs.frozen(kw_only=True)
 class Fake(Section):
-    """A section that is a short program."""
+    """A section with a short program."""
 
     program: str = ""
 
@@ -33,7 +33,7 @@ def use(monkeypatch: pytest.MonkeyPatch, *sections: Section) -> None:
     )
 
 
-def test_every_section_finds_what_it_runs() -> None:
+def test_every_section_finds_its_files() -> None:
     names = {benchmark.name for benchmark in BENCHMARKS}
     for section in SECTIONS:
         assert all((ROOT / "tests" / path).exists() for path in section.tests)
@@ -72,7 +72,7 @@ def test_logs_are_kept_and_the_table_remembers_earlier_runs(
     assert summary["leaks"]["text"] == "3 things left"
 
 
-def test_what_takes_too_long_is_cut_off_with_all_that_it_started(
+def test_a_slow_section_is_stopped_with_all_its_children(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_program, "_RESERVE", 0.0)
@@ -123,7 +123,7 @@ def test_the_gist_of_a_log_is_its_end(tmp_path: Path) -> None:
     assert _program._summary(measured, settings, log) == "1 met, 1 MISSED: b"
 
 
-def test_models_of_others_say_what_they_need(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_peoples_models_list_their_requirements(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(real_modules, "find_spec", lambda name: None if name == "timm" else object())
     with pytest.raises(SystemExit, match=r"^real_modules: recover needs timm, which cannot be imported"):
         real_modules.main(["recover"])

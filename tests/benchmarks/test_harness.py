@@ -61,7 +61,7 @@ def test_one_measurement_is_its_own_quartiles_and_none_is_refused() -> None:
 
 
 def test_ratio_and_difference_are_taken_pair_by_pair() -> None:
-    # A machine that slows down by a factor of 100 on the way leaves the ratio alone.
+    # A machine that slows down by a factor of 100 on the way does not change the ratio.
     pairs = Pairs(ours=(2.0, 20.0, 200.0), peer=(1.0, 10.0, 100.0))
     assert pairs.ratio() == Summary(median=2.0, lower=2.0, upper=2.0, count=3)
     assert pairs.difference() == Summary(median=10.0, lower=5.5, upper=55.0, count=3)
@@ -77,7 +77,7 @@ def test_percentile_is_numpys_nearest_rank() -> None:
 
 
 @pytest.mark.slow
-async def test_measurements_alternate_after_a_warm_up_and_never_beside_the_collector() -> None:
+async def test_measurements_alternate_after_a_warm_up_without_garbage_collection() -> None:
     calls: list[str] = []
 
     async def measure(name: str) -> float:
@@ -140,7 +140,7 @@ def test_a_goal_is_judged_by_the_median_of_its_figure(goal: Goal | None, verdict
     assert Result.compare("group.name", pairs, unit="s", goal=goal).verdict is verdict
 
 
-def test_what_was_not_run_says_why_and_meets_nothing() -> None:
+def test_a_skipped_benchmark_gives_the_reason_and_meets_nothing() -> None:
     result = Result(name="group.name", goal=Goal(figure=Figure.RATIO, least=3.0), reason="no peer")
     assert result.verdict is Verdict.NOT_RUN
     assert table([result]).splitlines()[-1].split() == (
@@ -206,11 +206,11 @@ def test_an_isolation_leaves_the_benchmarks_of_it() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("isolation", ISOLATIONS)
-async def test_every_benchmark_of_a_device_runs_where_the_device_has_the_isolation(
+async def test_every_benchmark_of_a_device_runs_if_the_device_has_the_isolation(
     isolation: Isolation,
 ) -> None:
     plan = Plan(pairs=1, warmups=0, scale=0.002, backend="cpu")
-    # Beside a busy loop a thread may get no time at all: that is what it shows.
+    # Next to a busy loop a thread may get no time at all, which this shows.
     chosen = [
         benchmark for benchmark in select(["devices"], isolation=isolation) if "busy" not in benchmark.name
     ]
@@ -239,7 +239,7 @@ async def test_the_rows_of_batches() -> None:
     assert all(row.ours is not None and row.ours.median > 0 for row in rows)
 
 
-async def test_an_isolation_that_is_not_there_is_a_row_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unavailable_isolation_has_a_row_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     infos = CpuBackend().list_devices()
     only_inline = tuple(attrs.evolve(info, isolations=("inline",)) for info in infos)
     monkeypatch.setattr(CpuBackend, "list_devices", lambda self: only_inline)
@@ -252,11 +252,11 @@ async def test_an_isolation_that_is_not_there_is_a_row_that_says_so(monkeypatch:
     )
 
 
-def test_every_benchmark_says_in_a_sentence_what_it_measures() -> None:
+def test_every_benchmark_describes_its_measurement_in_a_sentence() -> None:
     assert [benchmark.name for benchmark in BENCHMARKS if not benchmark.description.endswith(".")] == []
 
 
-async def test_who_watches_is_told_between_measurements_only() -> None:
+async def test_progress_is_reported_only_between_measurements() -> None:
     seen: list[str] = []
 
     async def measure() -> float:
@@ -269,7 +269,7 @@ async def test_who_watches_is_told_between_measurements_only() -> None:
     assert seen == ["0 of 2", "measured", "measured", "1 of 2", "measured", "measured"]
 
 
-async def test_what_is_not_installed_is_a_row_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_uninstalled_library_has_a_row_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pykka", None)
     monkeypatch.delitem(sys.modules, "benchmarks._pykka", raising=False)
     (benchmark,) = select(["actors.ask-pykka"])
@@ -289,7 +289,7 @@ async def test_the_rows_of_tracing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {row.reason for row in rows} == {"OpenTelemetry's SDK is not installed"}
 
 
-async def test_what_is_measured_on_cuda_devices_says_so_on_others() -> None:
+async def test_a_benchmark_of_cuda_devices_has_a_row_with_the_reason_on_others() -> None:
     for benchmark in select(["cuda.latency", "cuda.recovery-process"]):
         (row,) = await benchmark.measure(Plan(pairs=1, backend="cpu"))
         assert (row.name, row.verdict) == (benchmark.name, Verdict.NOT_RUN)
@@ -309,14 +309,14 @@ def test_the_sparse_matrix_of_the_bandwidth_is_canonical() -> None:
 def test_mixed_shapes_are_different_ones_of_100_to_600() -> None:
     assert len(set(MIXED)) == len(MIXED) == 40
     assert all(100 <= extent <= 600 for shape in MIXED for extent in shape)
-    # Large and small ones of both: no service has squares alone.
+    # Large and small ones of both: no service has only squares.
     assert {rows > columns for rows, columns in MIXED} == {False, True}
     assert [matrix.shape for matrix in mixed_matrices()] == list(MIXED)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("isolation", ISOLATIONS)
-async def test_mixed_works_are_asked_for_with_one_matrix_after_the_other(isolation: Isolation) -> None:
+async def test_mixed_workloads_use_one_matrix_after_the_other(isolation: Isolation) -> None:
     matrices, repeated = mixed_matrices(), repeated_matrix()
     async with (
         ta.open_system("benchmark") as system,
@@ -338,7 +338,7 @@ async def test_mixed_works_are_asked_for_with_one_matrix_after_the_other(isolati
 
 
 def test_how_fast_python_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The median of nine loops, by a clock that says how long each took."""
+    """The median of nine loops, by a clock that returns their durations."""
     seconds = [0.5, 0.01, 0.02, 0.02, 0.04, 0.02, 0.02, 0.1, 0.01]
     now = [0.0]
     for took in seconds:
@@ -351,8 +351,8 @@ def test_how_fast_python_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "million additions per second" in str(Machine.here())
 
 
-async def test_what_cannot_run_here_is_a_row_that_says_so() -> None:
-    """Wherever that is noticed, in a nursery as well."""
+async def test_an_impossible_benchmark_has_a_row_with_the_reason() -> None:
+    """Wherever the interrupt is noticed, in a nursery as well."""
 
     async def run(plan: Plan) -> tuple[Result, ...]:
         async with trio.open_nursery():

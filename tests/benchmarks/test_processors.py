@@ -1,4 +1,4 @@
-"""Which processors a comparison is measured on, and what becomes of a pair that something else disturbed."""
+"""The processors of a comparison, and the treatment of a pair disturbed by something else."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ async def _alternate(
 
     async def measure(name: str) -> float:
         await trio.lowlevel.checkpoint()
-        # A measurement that takes so long: the clock is the real one.
-        # clock: the time that this work takes decides nothing
+        # A measurement with a long duration: the clock is the real one.
+        # clock: the duration of this work decides nothing
         await trio.sleep(took)
         processors.calls.append(f"{name} measured")
         return float(processors.calls.count(f"{name} measured"))
@@ -106,8 +106,8 @@ async def test_patience_ends_and_then_every_pair_counts(monkeypatch: pytest.Monk
     assert pairs.disturbed == 3
 
 
-async def test_who_takes_notes_is_told_of_pairs_that_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the row of the first single ones, too, whose measurements are noted on the way."""
+async def test_only_counted_pairs_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of the row of the first single ones, whose measurements are noted on the way."""
     noted: list[int] = []
     processors = _Scripted(True, True, False, True, False, True, True, True, True)
     await _alternate(
@@ -125,7 +125,7 @@ async def test_without_patience_nobody_looks(monkeypatch: pytest.MonkeyPatch) ->
 
 
 class _Threads:
-    """Threads, what they have computed, and where; how fast the processors are."""
+    """Threads, their computations, and their processors; the speeds of the processors."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.used = {(1, thread): 0 for thread in (11, 12, 13)}
@@ -168,7 +168,7 @@ def test_only_processors_of_busy_threads_matter(monkeypatch: pytest.MonkeyPatch)
     assert len(threads.looked_at) == 2
 
 
-def test_a_measurement_begins_elsewhere_where_its_last_processors_are_slow_now(
+def test_a_measurement_begins_elsewhere_if_its_last_processors_are_slow_now(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     threads, processors, chosen = _Threads(monkeypatch), Processors(best=1.0), list[str]()
@@ -186,7 +186,7 @@ def test_a_measurement_begins_elsewhere_where_its_last_processors_are_slow_now(
 
 
 def test_a_thread_that_computes_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    # On a machine that is itself busy it gets less than a quarter.
+    # On a busy machine it gets less than a quarter.
     monkeypatch.setattr(_processors, "_BUSY", 0.01)
     processors = Processors(best=1.0)
     processors.begin("this")
@@ -199,7 +199,7 @@ def test_a_thread_that_computes_is_busy(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.fixture
 def sleepers() -> Iterator[list[int]]:
-    """A process that this one has started, and one that that has started."""
+    """A child process of this one, and its grandchild."""
     command = [sys.executable, "-c", _SLEEPER]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         try:
@@ -213,7 +213,7 @@ def sleepers() -> Iterator[list[int]]:
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is nothing to choose from")
-def test_all_processes_compute_on_what_is_not_slow_and_may_go_everywhere_afterwards(
+def test_all_processes_avoid_slow_processors_and_are_free_afterwards(
     monkeypatch: pytest.MonkeyPatch, sleepers: list[int]
 ) -> None:
     everywhere = os.sched_getaffinity(0)
@@ -234,7 +234,7 @@ def test_all_processes_compute_on_what_is_not_slow_and_may_go_everywhere_afterwa
         assert os.sched_getaffinity(0) == everywhere
 
 
-def test_a_speed_is_that_of_the_processor_asked_for_and_the_thread_goes_back() -> None:
+def test_the_requested_processor_is_measured_and_the_thread_returns() -> None:
     before = os.sched_getaffinity(0)
     processors = Processors()
     # Slower machines than this have not been seen.
@@ -242,7 +242,7 @@ def test_a_speed_is_that_of_the_processor_asked_for_and_the_thread_goes_back() -
     assert os.sched_getaffinity(0) == before
 
 
-def test_a_row_tells_how_many_pairs_do_not_count() -> None:
+def test_a_row_has_the_number_of_uncounted_pairs() -> None:
     pairs = Pairs(ours=(2.0, 4.0), peer=(1.0, 2.0), retaken=3)
     row = Result.compare("some.row", pairs, unit="µs", goal=Goal(figure=Figure.RATIO, most=3.0))
     assert cells(row)[3] == "2.00 [2.00, 2.00] × +3"

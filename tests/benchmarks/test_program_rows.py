@@ -21,7 +21,7 @@ async def test_each_way_has_a_row() -> None:
 
 
 @pytest.mark.slow
-async def test_each_isolation_has_a_share_beside_refusals() -> None:
+async def test_each_isolation_has_a_share_next_to_refusals() -> None:
     rows = await refusals.main("cpu", pairs=2, seconds=0.25)
     found = [
         re.fullmatch(r"(\w+) +[0-9]+ /s, beside bad requests ([0-9.]+) of that \(.*\)", row) for row in rows

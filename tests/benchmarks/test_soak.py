@@ -42,7 +42,7 @@ HOLDINGS = soak.Holdings(
 async def test_seconds_of_everything_under_kills() -> None:
     said: list[str] = []
     faults = await soak.main(6.0, 4, say=said.append)
-    # What a library loads late is no growth, and so short a run cannot tell it from that.
+    # Memory of a late-loading library is not growth, and a short run cannot distinguish them.
     assert [fault for fault in faults if " grew from " not in fault] == []
     assert len(said) == 7
     assert "11 processes" in said[0]
@@ -64,14 +64,14 @@ def finished(*held: soak.Holdings, **outcomes: int) -> soak.Soak:
     return soak.Soak(service, training(), 6.0, outcomes=Counter(outcomes), held=list(held))
 
 
-def test_a_run_in_which_all_is_right_has_no_faults() -> None:
+def test_a_correct_run_has_no_faults() -> None:
     assert finished(*[HOLDINGS] * 6, begun=3, right=2, left=1).faults() == []
 
 
 @pytest.mark.parametrize(
     "name", ["descriptors", "processes", "threads", "memory", "resident", "shared", "objects", "used"]
 )
-def test_what_grows_is_named(name: str) -> None:
+def test_growth_is_named(name: str) -> None:
     before = getattr(HOLDINGS, name)
     more = attrs.evolve(HOLDINGS, **{name: 2 * before})
     found = finished(*[HOLDINGS] * 4, *[more] * 2, begun=1, right=1).faults()
@@ -84,7 +84,7 @@ def test_a_request_without_an_outcome_is_a_fault() -> None:
     ]
 
 
-async def test_an_array_that_has_changed_is_seen(device: ta.Device) -> None:
+async def test_a_changed_array_is_seen(device: ta.Device) -> None:
     kept = Kept(await device.put(np.arange(4.0)), np.arange(4.0))
     await kept.check()
     await kept.ref[2].assign(7.0)
@@ -125,9 +125,7 @@ class FakeCluster:
         ((1, 1, 3), 1, 1),
     ],
 )
-async def test_additions_that_are_lost_or_counted_twice_are_seen(
-    there: tuple[int, ...], lost: int, twice: int
-) -> None:
+async def test_lost_and_doubled_additions_are_seen(there: tuple[int, ...], lost: int, twice: int) -> None:
     members: Any = FakeCluster(*there)
     bank = Bank(cluster.LocalNodes(["left"]), members)
     bank.acknowledged["account-1"] += [1, 2, 3]
@@ -138,7 +136,7 @@ async def test_additions_that_are_lost_or_counted_twice_are_seen(
 
 
 async def test_additions_without_an_answer_are_sent_again(system: ta.System) -> None:
-    """An addition whose asker was cancelled may have happened: the same id makes it happen once."""
+    """An addition with a cancelled caller may have happened: the same id makes it happen once."""
     members: Any = FakeCluster()
     bank = Bank(cluster.LocalNodes(["left"]), members)
     with trio.CancelScope() as scope:
@@ -173,7 +171,7 @@ async def test_losses_are_compared_and_no_step_is_left_out(system: ta.System, tm
 
 
 def test_a_wrong_text_is_seen() -> None:
-    """The texts are those of the network: a token depends on the last four, and on the weights."""
+    """The texts are the network's: a token depends on the last four, and on the weights."""
     prompt = Prompt((3, 1, 4), 12)
     text = text_of(prompt)
     assert len(text) == 12
@@ -216,7 +214,7 @@ async def test_health_is_asked_by_a_preferred_process_of_its_own() -> None:
     assert os.getpid() not in asked_by
 
 
-def test_a_service_that_was_never_asked_is_a_fault() -> None:
+def test_an_unused_service_is_a_fault() -> None:
     assert Health().faults() == ["health was never asked"]
     health = Health(asked=1, longest=0.3, refused=1)
     health.add(Health(asked=2, longest=0.2, refused=1))

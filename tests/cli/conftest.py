@@ -8,7 +8,7 @@ import pytest
 from chosen import SEARCHED
 from command import Cli, Refused, Start, make_cli, make_refused, make_start
 
-# Test folders are no packages: what several modules of this one share is imported by its own name.
+# Test folders are not packages, so modules of this folder import their shared code by its own name.
 sys.path.insert(0, str(Path(__file__).parent))
 
 PROGRAM = "import sys; from _trio_accel import main; sys.exit(main())"  # as the script does

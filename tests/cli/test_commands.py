@@ -77,7 +77,7 @@ def test_wrong_arguments_end_with_one_line(refused: Refused, command: str, reaso
 
 @pytest.mark.parametrize("step", ["", "recover"])
 @pytest.mark.parametrize("backend", ["bogus", "cpu:99", "", "cpu:x"])
-def test_a_backend_that_is_not_there(refused: Refused, step: str, backend: str) -> None:
+def test_a_missing_backend(refused: Refused, step: str, backend: str) -> None:
     line = refused("demo", *step.split(), "--backend", backend)
     assert line.startswith(f"cannot open a device: '{backend}'")
     assert "cpu" in line.partition(": ")[2].partition(":")[2]

@@ -85,7 +85,7 @@ def test_each_fault_is_felt_and_recovered_from(cli: Cli) -> None:
 
 
 @pytest.mark.usefixtures("few")
-def test_a_request_that_is_lost_is_found(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_request_is_found(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     prepare = _recover.DemoLoad.prepare.__func__
 
     async def one_more(cls: type[_recover.DemoLoad], device: ta.Device) -> _recover.DemoLoad:
@@ -119,7 +119,7 @@ def test_a_crash_costs_an_attempt_of_the_requests_that_it_hits_and_no_context(cl
 
 
 @pytest.mark.usefixtures("few")
-def test_the_hashes_are_those_of_the_elements(cli: Cli) -> None:
+def test_the_hashes_match_the_elements(cli: Cli) -> None:
     arrays = recover(cli)["arrays"]
     assert [array["dtype"] for array in arrays] == ["float32", "float64", "complex64", "int8"]
     for seed, array in enumerate(arrays):
@@ -193,7 +193,9 @@ def test_a_lost_array_is_found(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.usefixtures("few")
-def test_another_failure_is_told_from_an_injected_one(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_failure_is_distinguished_from_an_injected_fault(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
     inject = ta.testing.inject_fault
 
     def other(device: ta.Device, operation: Any, *, fail: Exception, count: int = 1) -> Any:

@@ -65,7 +65,7 @@ def test_every_device_is_there_with_its_libraries(report: dict[str, object]) -> 
         assert {"memory", "blas", "fft", "sparse"} <= set(device["libraries"])
 
 
-def test_versions_are_those_that_are_installed(report: dict[str, object]) -> None:
+def test_versions_match_the_installed_packages(report: dict[str, object]) -> None:
     versions = report["versions"]
     assert isinstance(versions, dict)
     assert versions["python"] == platform.python_version()
@@ -75,7 +75,7 @@ def test_versions_are_those_that_are_installed(report: dict[str, object]) -> Non
 
 
 @pytest.mark.slow
-def test_how_workers_start_is_said_with_the_reason(
+def test_the_start_method_of_workers_is_shown_with_the_reason(
     cli: Cli, report: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert report["workers"] == "forks"
@@ -96,7 +96,7 @@ def test_numpys_blas_is_named(report: dict[str, object]) -> None:
     assert report["blas"] == f"{blas['name']} {blas['version']}"
 
 
-def test_it_says_why_there_is_no_accelerator(cli: Cli, report: dict[str, object]) -> None:
+def test_it_explains_why_there_is_no_accelerator(cli: Cli, report: dict[str, object]) -> None:
     reason = report["accelerator"]
     if any(info.backend != "cpu" for info in ta.list_devices()):
         assert reason is None
@@ -106,7 +106,7 @@ def test_it_says_why_there_is_no_accelerator(cli: Cli, report: dict[str, object]
         assert f"no accelerator: {reason}\n" in cli("info").out
 
 
-def test_every_backend_is_there_with_what_it_lacks(report: dict[str, object]) -> None:
+def test_every_backend_is_listed_with_its_missing_parts(report: dict[str, object]) -> None:
     backends = report["backends"]
     assert isinstance(backends, list)
     cuda, cpu = backends
@@ -141,7 +141,7 @@ def test_no_cuda_package_is_imported(cli: Cli) -> None:
 
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
-    """Two GPUs of which one can be used, and a library that is missing."""
+    """Two GPUs, one of them usable, and a missing library."""
     gpu = ta.DeviceInfo(
         backend="cuda",
         index=0,
@@ -236,7 +236,7 @@ def test_the_name_of_a_processor_fits_the_terminal(
     done = cli("info")
     assert (done.code, done.err) == (0, "")
     assert max(map(len, done.out.splitlines())) <= width
-    # A name that is too long goes on in the rows below, with nothing of it left out.
+    # A long name continues in the rows below, without an omission.
     head, *rows = done.out.split("\n\n")[1].splitlines()
     begin, end = head.index("product"), head.index("units")
     assert "".join(row[begin:end] for row in rows).replace(" ", "") == name.replace(" ", "")

@@ -95,13 +95,13 @@ def test_termination_is_as_orderly(launch: Start, temporary: Path) -> None:
 
 
 @DEMO
-def test_in_json_the_document_says_so(launch: Start) -> None:
+def test_the_json_document_reports_the_interrupt(launch: Start) -> None:
     process = launch("demo", *LONG[1].split(), "--json")
-    # Trio's import starts a program, too, and a signal during the imports is a line alone.
+    # Trio's import also starts a program, and a signal during the imports is only a line.
     while not any(b"_launcher_process" in command_of(pid) for pid, _ in below(process.pid)):
         time.sleep(0.01)
     out, err = interrupt(process)
-    # The log may have told of contexts that were lost.
+    # The log may contain lost contexts.
     assert (process.returncode, err.splitlines()[-1]) == (130, "trio-accel: interrupted")
     document = json.loads(out)
     assert (document["ok"], document["exit_code"], document["error"]) == (False, 130, "interrupted")
@@ -140,7 +140,7 @@ def drain(controller: int, parts: list[bytes]) -> None:
 @pytest.mark.parametrize("module", ["attrs", "numpy", "trio", "cyclopts"])
 @pytest.mark.parametrize("loop", ["while True: pass", LOSES_THE_INTERRUPT])
 def test_a_signal_during_the_imports(launch: Start, tmp_path: Path, module: str, loop: str) -> None:
-    # A module that never returns; one that loses the exception, as some compiled ones do.
+    # A module that never returns; a module that loses the exception, as some compiled ones do.
     (tmp_path / f"{module}.py").write_text(f"print(flush=True)\n{loop}\n", "ascii")
     process = launch("demo")
     assert process.stdout is not None
@@ -150,8 +150,8 @@ def test_a_signal_during_the_imports(launch: Start, tmp_path: Path, module: str,
 
 
 @pytest.mark.slow
-def test_a_signal_behind_the_last_step_changes_nothing() -> None:
-    # What was registered first is called last, when the command has left.
+def test_a_signal_after_the_last_step_changes_nothing() -> None:
+    # The first registered function is called last, when the command has left.
     program = (
         "import atexit, os, signal, sys\n"
         "atexit.register(os.kill, os.getpid(), signal.SIGINT)\n"
@@ -186,7 +186,7 @@ def test_no_worker_is_left(launch: Start, temporary: Path, phase: str, is_termin
     # A terminal sends the signal to all processes in the foreground.
     (os.killpg if is_terminal else os.kill)(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=30)
-    # A signal behind the last step has cut nothing short.
+    # A signal after the last step has cut nothing short.
     ends = [(130, "trio-accel: interrupted\n"), (0, "")]
     assert (process.returncode, err) in ends[: 2 if phase == "closing" else 1]
     deadline = time.monotonic() + LIMIT_SECONDS
@@ -197,7 +197,7 @@ def test_no_worker_is_left(launch: Start, temporary: Path, phase: str, is_termin
 
 
 def below(pid: int) -> set[tuple[int, int]]:
-    """Processes that a process has started, and those that these have: their numbers and times of start."""
+    """Child processes and grandchildren of a process: their numbers and times of start."""
     parents, found = {pid}, set[tuple[int, int]]()
     everyone = list(_leaks._everyone())
     while new := {(child, began) for child, parent, began in everyone if parent in parents} - found:

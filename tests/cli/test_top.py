@@ -1,4 +1,4 @@
-"""A running program in the terminal: what is shown, in any terminal, and what ends the view."""
+"""A running program in the terminal: the view, in any terminal, and its end."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def serve(
 
 @attrs.define
 class Seen:
-    """A command on a terminal, and what it has written there."""
+    """A command on a terminal, and its output there."""
 
     process: subprocess.Popen[str]
     controller: int
@@ -120,7 +120,7 @@ class Seen:
     place: int = 0
 
     def wait(self, pattern: str) -> re.Match[str]:
-        """Wait until it has been written, behind what was waited for before."""
+        """Wait until it has been written, after the texts of earlier waits."""
         while (found := re.compile(pattern).search(self.text, self.place)) is None:
             self.text += os.read(self.controller, 65536).decode()
         self.place = found.end()
@@ -129,7 +129,7 @@ class Seen:
 
 @pytest.fixture
 def screen(start: Start, environment: dict[str, str]) -> Screen:
-    """Starts the command on a terminal of so many rows."""
+    """Starts the command on a terminal of this many rows."""
 
     @contextmanager
     def opened(url: str, rows: int = 24) -> Generator[Seen, None, None]:
@@ -189,7 +189,7 @@ def test_each_event_is_drawn_until_ctrl_c(program: Watched, screen: Screen) -> N
     assert seen.process.returncode == 0
     assert "\x1b]0;" not in seen.text
     assert "\x1b[2J" not in seen.text
-    # The terminal is as it was, and nothing is said.
+    # The terminal is in its old state, and nothing is printed.
     assert seen.text.endswith(("\x1b[?25h\x1b[?1049l", "\x1b[?1049l\x1b[?25h"))
 
 
@@ -281,7 +281,7 @@ def test_an_event_in_parts(cli: Cli) -> None:
     ],
 )
 @pytest.mark.parametrize("ends", [True, False])
-def test_what_is_no_dashboard(
+def test_other_addresses_are_refused(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, parts: tuple[bytes, ...], ends: bool
 ) -> None:
     monkeypatch.setattr("trio_accel.cli._top._FIRST", 0.1)

@@ -50,7 +50,7 @@ def test_a_program_with_its_arguments(
     assert "devices.Empty" in {event["name"] for event in events}
 
 
-def test_what_cannot_be_used(cli: Callable[..., Any], tmp_path: Path) -> None:
+def test_an_unusable_program_or_output_is_refused(cli: Callable[..., Any], tmp_path: Path) -> None:
     done = cli("trace", str(tmp_path / "none.py"))
     assert (done.code, done.out) == (2, "")
     assert "does not exist" in done.err

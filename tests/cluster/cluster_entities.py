@@ -56,7 +56,7 @@ class Echo(ta.Request[Any, Any]):
 
 @attrs.frozen
 class FailThere(ta.Request[Any, None]):
-    """Fail with an error whose class only the process of the entity has."""
+    """Fail with an error of a class that only the process of the entity has."""
 
 
 @attrs.frozen
@@ -68,8 +68,8 @@ class Held(ta.Request[Any, int]):
 class Write(ta.Request[Any, None]):
     """Write down in a file when it is served, and by which process.
 
-    With `until` it is served until that file exists, and another one says that it has begun: `file` with the
-    key behind its name.
+    With `until` it is served until that file exists. Another file reports that it has begun: `file` with the
+    key after its name.
     """
 
     file: str
@@ -125,7 +125,7 @@ async def write_down(key: object, message: Write) -> None:
 
 
 class Counter(cluster.Entity):
-    """A total that goes with its node."""
+    """A total that ends with its node."""
 
     def __init__(self, home: cluster.Home) -> None:
         super().__init__(home)
@@ -270,7 +270,7 @@ class Ledger(cluster.DurableEntity):
 
 
 class FailingStore(cluster.SqliteStore):
-    """A store that is away while there is a file beside it."""
+    """A store that is away while a file exists."""
 
     def _check_way(self) -> None:
         if os.path.exists(self.path + ".away"):
@@ -286,7 +286,7 @@ class FailingStore(cluster.SqliteStore):
 
 
 class Picky(cluster.DurableEntity):
-    """A total that refuses by TypeError, which other code raises, too."""
+    """A total that refuses by TypeError, which other code also raises."""
 
     save_every = 50
     refuses = (TypeError,)
@@ -317,7 +317,7 @@ class Picky(cluster.DurableEntity):
 
 
 class Fragile(cluster.DurableEntity):
-    """Ends its process where it is told to."""
+    """Ends its process on request."""
 
     async def load(self, saved: cluster.Saved | None) -> None:
         self.count = 0 if saved is None else saved["count"]
@@ -362,7 +362,7 @@ class Later(ta.Request["Counted", float]):
 
 
 class Counted(cluster.DurableEntity):
-    """A total whose replies may have more fields in another release."""
+    """A total with replies that may have more fields in another release."""
 
     save_every = 50
     refuses = (KeyError,)

@@ -9,5 +9,5 @@ from databases import make_postgres, make_sqlite, make_store, postgres
 
 __all__ = ["make_postgres", "make_sqlite", "make_store", "postgres"]
 
-# Test folders are no packages: what several modules of this one share is imported by its own name.
+# Test folders are not packages, so modules of this folder import their shared code by its own name.
 sys.path.insert(0, str(Path(__file__).parent))

@@ -1,6 +1,6 @@
 """A cluster without processes and network: agents are tasks, and time is Trio's mock clock.
 
-The cluster, its agents and their entities are the real ones. What reaches whom, and when, is the test's.
+The cluster, its agents and their entities are the real ones. The test decides on each delivery and its time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ KEYS = range(6)
 SILENCE, HAND_OFF = 6.0, 7.0
 # How often who has lost a node asks.
 TRIES = 3
-# Seconds between two frames, and between a host that is reached again and the end of its agent.
+# Seconds between two frames, and between the return of a host and the end of its agent.
 GAP, REACHED = 0.01, 1.0
 # More steps of the scheduler than any command has.
 MOST_STEPS = 400_000
@@ -59,7 +59,7 @@ class Homes:
 
 
 class Watched(cluster.Entity):
-    """Takes the seconds that its message says."""
+    """Takes the seconds given in its message."""
 
     homes: ClassVar[Homes]
 
@@ -91,7 +91,7 @@ class Relay(cluster.Entity):
 
 
 class Gate:
-    """What lets through while it is open."""
+    """A gate that lets frames through while it is open."""
 
     def __init__(self) -> None:
         self._opened: trio.Event | None = None
@@ -117,10 +117,10 @@ class Gate:
 
 @attrs.define(eq=False)
 class Process:
-    """A process that is a task: its agent, and the links to it.
+    """A process in the form of a task: its agent, and the links to it.
 
     Attributes:
-        reach: What comes to it passes here, and `leave` what it sends.
+        reach: Passes on the frames to it, as `leave` does for the frames from it.
         running: Closed while the process does nothing.
         late: Seconds that it takes for a table.
     """
@@ -219,7 +219,7 @@ class Line:
         return found.unwrap()
 
     def close(self) -> None:
-        """End it as its source does: the target hears of it as of a frame."""
+        """End it like its source: the target learns of it as of a frame."""
         self._lose()
         self._there.send_nowait(None)
 
@@ -294,7 +294,7 @@ class NoDevices:
         yield self
 
     def __iter__(self) -> Iterator[Any]:
-        # One that says its name, and whose memory nobody takes.
+        # A peer that sends its name, and takes no memory.
         return iter([types.SimpleNamespace(info=types.SimpleNamespace(name="none"), host_empty=bytes)])
 
     def place(self, key: object) -> None:
@@ -308,7 +308,7 @@ async def without_devices(name: str) -> AsyncGenerator[NoDevices, None]:
 
 
 class TimeOfProcess:
-    """The module `trio` for an agent, whose process may do nothing for a while."""
+    """The module `trio` for an agent in a process that may do nothing for a while."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(trio, name)
@@ -322,7 +322,7 @@ class TimeOfProcess:
 
 
 class FakeNodes:
-    """Nodes whose agents are tasks.
+    """Nodes with agents in the form of tasks.
 
     An agent that nothing reaches cannot be ended, as on a host that the network has lost. It is given up
     when it was silent for long enough.
@@ -380,7 +380,7 @@ class FakeNodes:
 
 
 class Played:
-    """A cluster in a run of Trio's that goes on only while a command of the test is carried out."""
+    """A cluster in a run of Trio's that continues only during a command of the test."""
 
     def __init__(self) -> None:
         self.homes, self.pending, self.errors = Homes(), 0, list[Exception]()
@@ -428,7 +428,7 @@ class Played:
                 trio.open_nursery() as self._nursery,
             ):
                 while True:
-                    # Time stands still while there is no command: a task that can run is no idle one.
+                    # Time stands still while there is no command: a runnable task is not idle.
                     while not self._commands:  # noqa: ASYNC110  # what changes is elsewhere
                         await trio.lowlevel.checkpoint()
                     command = self._commands[0]
@@ -442,7 +442,7 @@ class Played:
             outer.cancel_scope.cancel(reason="the script has ended")
 
     def do(self, command: Callable[[], Any]) -> None:
-        """Have the run carry out a command, and stand still again."""
+        """Have the run execute a command, and stand still again."""
         self._commands.append(command)
         for _ in range(MOST_STEPS):
             if self._end is not None or not self._commands:
@@ -501,7 +501,7 @@ class Played:
             try:
                 await self.made.drain(name)
             except KeyError:
-                return  # it is no member
+                return  # it is not a member
             self.drained.add(name)
 
         self.call(self._nursery.start_soon, drain)

@@ -1,4 +1,4 @@
-"""Asks by calls of Ray's actors: what streams are tested against and measured beside."""
+"""Asks by calls of Ray's actors: the reference of streams in tests and measurements."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LINK: Any = import_module("trio_accel.cluster._link")
 
 
 async def _result(ref: Any, waiting: set[trio.Event]) -> Any:
-    """Wait for what a call of Ray's replies, or until the event that is added meanwhile is set."""
+    """Wait for the reply of a call of Ray's, or until the event added meanwhile is set."""
     done, token = trio.Event(), trio.lowlevel.current_trio_token()
 
     def tell(_: object) -> None:
@@ -42,7 +42,7 @@ async def _result(ref: Any, waiting: set[trio.Event]) -> Any:
 
 @attrs.frozen
 class RayAddress:
-    """Where an agent is reached by calls.
+    """The address for calls of an agent.
 
     Attributes:
         actor: Ray's actor.
@@ -51,7 +51,7 @@ class RayAddress:
     actor: Any
 
     async def connect(self, name: str, window: float, nursery: trio.Nursery, *_: object) -> Any:
-        """See `Address.connect`; the link tells where nobody is there."""
+        """See `Address.connect`; the link reports the absence of a peer."""
         link = RayLink(self.actor, name, window)
         nursery.start_soon(link.run)
         return link
@@ -72,7 +72,7 @@ class RayLink:
         self._waiting: set[trio.Event] = set()
 
     async def run(self) -> None:
-        """Wait until the actor is gone, or the link is closed; raises nothing for that."""
+        """Wait until the actor has ended, or the link is closed; raises nothing for that."""
         with suppress(LINK.LinkLostError):
             await self._call("wait")
         self.close()
@@ -100,22 +100,22 @@ class RayLink:
             if self.lost.is_set():
                 raise LINK.LinkLostError(f"node {self._name} is gone", is_begun=False)
             is_value, answer = await self._call("ask", _arrays(parts))
-        # What is in Ray's store is read-only, and would stay there.
+        # Objects in Ray's store are read-only, and would stay there.
         value = FRAMES.unpack([one.copy() for one in answer])
         if is_value:
             return value
-        # The agent tells that the deadline has passed, too: the asker's own scope is to do that.
+        # The agent also reports that the deadline has passed, although the caller's own scope does that.
         await trio.lowlevel.checkpoint_if_cancelled()
         raise FRAMES.raised(value, self._name)
 
 
 def _arrays(parts: Any) -> list[Any]:
-    """Make arrays of parts without a copy: these are what Ray has beside its pickles."""
+    """Make arrays of parts without a copy: Ray has these next to its pickles."""
     return [np.asarray(memoryview(one)) for one in parts]
 
 
 class CalledAgent(cluster.RayNodes.agent):  # type: ignore[misc]
-    """An agent that is asked by calls, too."""
+    """An agent that can also be asked by calls."""
 
     async def _main(self) -> None:
         self._token = trio.lowlevel.current_trio_token()
@@ -123,7 +123,7 @@ class CalledAgent(cluster.RayNodes.agent):  # type: ignore[misc]
             await super()._main()
 
     async def wait(self) -> None:
-        """Never return: the call fails when the actor is gone."""
+        """Never return: the call fails when the actor has ended."""
         await asyncio.Event().wait()
 
     async def ask(self, parts: Sequence[Any]) -> tuple[bool, list[Any]]:
@@ -138,7 +138,7 @@ class CalledAgent(cluster.RayNodes.agent):  # type: ignore[misc]
         self, parts: Sequence[Any], scope: trio.CancelScope, answered: Future[tuple[bool, list[Any]]]
     ) -> None:
         is_value, reply = False, FRAMES.pack(FRAMES.failure(trio.TooSlowError("the deadline has passed")))
-        # What is in Ray's store is read-only.
+        # Objects in Ray's store are read-only.
         copies = [one.copy() for one in parts]
         with scope:
             try:
@@ -152,7 +152,7 @@ class CalledAgent(cluster.RayNodes.agent):  # type: ignore[misc]
 
 
 class RayCalls(cluster.RayNodes):
-    """Nodes of Ray's whose agents are asked by calls."""
+    """Nodes of Ray's with agents that are asked by calls."""
 
     agent = CalledAgent
 

@@ -1,4 +1,4 @@
-"""A cluster of Ray's on this host, whose nodes are simulated, and which leaves no process behind."""
+"""A cluster of Ray's on this host, with simulated nodes; it leaves no process behind."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAMES = ("node-0", "node-1", "node-2")
 
 
 class RayHost:
-    """A head, which has no CPU for work, and three nodes."""
+    """A head, without a CPU for work, and three nodes."""
 
     def __init__(self) -> None:
         from ray.cluster_utils import Cluster
@@ -57,7 +57,7 @@ def _paths() -> list[Path]:
 
 
 def left(folder: str, seconds: float = 60.0, of: str = "") -> list[str]:
-    """Processes with a file open in a folder that live on so many seconds after they should be gone."""
+    """Processes with a file open in a folder that live on this many seconds after their expected end."""
     until = time.monotonic() + seconds
     while (found := [one for one in _users(folder) if of in one]) and time.monotonic() < until:
         time.sleep(0.2)
@@ -76,12 +76,12 @@ def _users(folder: str) -> list[str]:
 
 @contextmanager
 def ray_host() -> Generator[RayHost, None, None]:
-    """Have a cluster; all that it has started is gone at the end."""
+    """Have a cluster; all its processes have ended at the end."""
     import ray
 
     host = RayHost()
     try:
-        # Its threads are there ahead of the tests, which look for what they leave.
+        # Its threads start before the tests, which look for leftovers.
         ray.init(host.address, log_to_driver=False)
         yield host
     finally:

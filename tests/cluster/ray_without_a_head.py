@@ -1,4 +1,4 @@
-"""A program whose head of Ray's is killed: it tells how that ended. Its argument is the transport."""
+"""A program that reports the end after its head of Ray's is killed. Its argument is the transport."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from trio_accel import cluster
 
 @attrs.frozen(eq=False)
 class Put(ta.Request[Any, None]):
-    """Have these values as the state, besides those that are there; arrays in an order of `ordered`."""
+    """Have these values as the state, besides the existing ones; arrays in an order of `ordered`."""
 
     values: dict[str, Any]
     order: str = "whole"
@@ -31,7 +31,7 @@ class Forget(ta.Request[Any, None]):
 
 @attrs.frozen
 class Look(ta.Request[Any, "dict[str, Any]"]):
-    """Reply what `seen` makes of each value of the state."""
+    """Reply with the result of `seen` for each value of the state."""
 
 
 @attrs.frozen
@@ -47,7 +47,7 @@ class Step(ta.Request[Any, float]):
 
 
 def seen(value: Any) -> object:
-    """Return what tells of an array whether it is another one."""
+    """Return a fingerprint that distinguishes arrays."""
     if not isinstance(value, np.ndarray) or value.dtype.hasobject:
         return repr(value)
     digest = hashlib.sha256(value.tobytes()).hexdigest()
@@ -55,7 +55,7 @@ def seen(value: Any) -> object:
 
 
 def ordered(value: Any, order: str) -> Any:
-    """Return an array in another order of its elements; a message that crosses would have it whole."""
+    """Return an array in another order of its elements; a message would carry all of it."""
     match order:
         case "transposed":
             return value.T
@@ -123,10 +123,10 @@ class Model(cluster.DurableEntity):
 
 
 class StoppingStore(cluster.SqliteStore):
-    """Stops where it is told to, as a process by SIGSTOP would, until it is told to go on."""
+    """Stops on request, as a process by SIGSTOP would, until it should continue."""
 
     def stop(self, where: str) -> tuple[trio.Event, trio.Event]:
-        """Stop once at a place; returns the events of being there, and of going on."""
+        """Stop once at a place; returns the events of being there, and of continuing."""
         self.where, self.there, self.go = where, trio.Event(), trio.Event()
         return self.there, self.go
 
@@ -148,7 +148,7 @@ class StoppingStore(cluster.SqliteStore):
 
 
 class UnsureStore(cluster.SqliteStore):
-    """A commit whose answer is lost while there is a file beside it."""
+    """A commit with a lost answer while a file exists."""
 
     async def write(self, *arguments: Any) -> None:
         await super().write(*arguments)
@@ -157,7 +157,7 @@ class UnsureStore(cluster.SqliteStore):
 
 
 class DyingStore(cluster.SqliteStore):
-    """Kills its process once behind the files of a save, and before its commit."""
+    """Kills its process once after the files of a save, and before its commit."""
 
     async def write(self, entity: str, epoch: int, entry: cluster.Entry, saved: bytes | None = None) -> None:
         if saved is not None and os.path.exists(self.path + ".kill"):  # noqa: ASYNC240

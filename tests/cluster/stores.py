@@ -1,4 +1,4 @@
-"""What the tests of stores share."""
+"""Shared helpers of the tests of stores."""
 
 from __future__ import annotations
 

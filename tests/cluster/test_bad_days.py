@@ -1,4 +1,4 @@
-"""Bad days of clusters: askers give up, networks lose one direction, clocks jump, versions differ."""
+"""Bad days of clusters: callers give up, networks lose one direction, clocks jump, versions differ."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KEYS = [f"key {number}" for number in range(12)]
 async def opened(
     nodes: cluster.LocalNodes, store: Any = None, **options: Any
 ) -> AsyncGenerator[tuple[ta.System, cluster.Cluster], None]:
-    # A machine that is busy may be silent for long.
+    # A busy machine may be silent for long.
     options.setdefault("heartbeat_timeout", 60.0)
     chosen = cluster.ClusterOptions(device=INLINE, backoff=ta.Backoff(base=0.05), **options)
     with trio.fail_after(200):
@@ -93,7 +93,7 @@ async def test_ten_thousand_askers_of_a_slow_entity_wait() -> None:
             while total < 10_000:
                 most = max(most, len(link._replies))
                 await trio.sleep(0.01)
-        # A heartbeat goes beside the window.
+        # A heartbeat does not count for the window.
         assert 64 <= most <= 65
         assert total == 10_000.0
 
@@ -117,7 +117,7 @@ async def test_an_entity_is_a_model_for_patterns() -> None:
             except cluster.NodeLostError:
                 lost += 1
 
-        # A node that is gone gets nothing more; what it had in flight is lost, as it may have been executed.
+        # A departed node gets nothing more; its requests in flight are lost, as they may have been executed.
         dead = min(replicas)
         async with trio.open_nursery() as nursery:
             for number in range(60):
@@ -171,7 +171,7 @@ async def test_entities_are_stages() -> None:
         assert nodes_of == set(range(10))
 
 
-async def test_keys_of_other_types_with_the_same_text_are_others(tmp_path: Path) -> None:
+async def test_keys_of_other_types_with_the_same_text_differ(tmp_path: Path) -> None:
     store = cluster.SqliteStore(tmp_path / "store.db")
     keys: list[Any] = [1, "b'1'", "'1'", "1.0", b"b'1'"]
     async with opened(cluster.LocalNodes(2), store) as (_, made):
@@ -186,7 +186,7 @@ async def test_keys_of_other_types_with_the_same_text_are_others(tmp_path: Path)
                     made.entity(cls, key)
 
 
-async def test_a_node_that_comes_back_with_another_version_is_refused(
+async def test_a_node_returning_with_another_version_is_refused(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     nodes = cluster.LocalNodes(2)
@@ -194,7 +194,7 @@ async def test_a_node_that_comes_back_with_another_version_is_refused(
         for key in KEYS:
             await made.entity(Counter, key).ask(Add(1.0))
         real = links.VERSION
-        # What the program has is another one than what its next agent will have.
+        # The program's class differs from that of its next agent.
         monkeypatch.setattr(links, "VERSION", "trio_accel 0.0.1, Python 3.99")
         os.kill(nodes.pid("node-0"), signal.SIGKILL)
         await until(lambda: "it has " in caplog.text)
@@ -216,7 +216,7 @@ time.time_ns = lambda: int(time.time() * 1e9)
 
 
 class JumpyStore(cluster.SqliteStore):
-    """A store whose database has a clock that jumps by ten hours."""
+    """A store on a database with a clock that jumps by ten hours."""
 
     words: ClassVar[Mapping[str, str]] = {
         **cluster.SqliteStore.words,
@@ -248,9 +248,9 @@ async def test_clocks_that_jump_decide_nothing(tmp_path: Path, monkeypatch: pyte
 
 @attrs.define(eq=False)
 class Proxy:
-    """A network in front of an agent, which may lose what goes in one direction.
+    """A network in front of an agent, which may lose the frames of one direction.
 
-    What is lost comes through when the network is back, as TCP sends it again.
+    Lost frames come through when the network is back, as TCP sends them again.
     """
 
     there: links.Address
@@ -290,7 +290,7 @@ class Proxy:
 
 
 class ProxiedNodes(cluster.LocalNodes):
-    """Nodes behind proxies. One that the network cuts off is not killed: it ends its entities by itself."""
+    """Nodes behind proxies. A node cut off by the network is not killed: it ends its entities on its own."""
 
     def __init__(self, names: int, nursery: trio.Nursery) -> None:
         super().__init__(names)
@@ -354,7 +354,7 @@ async def test_a_network_that_loses_a_direction(direction: str, tmp_path: Path) 
                 await until(lambda: "node-0" not in [one.name for one in made.members])
                 before = Counts(answered)
                 await until(lambda: all(answered[key] > before[key] for key in KEYS))
-                # What was on its way comes through, and the old agent is there.
+                # Frames on their way come through, and the old agent is there.
                 cut.heal()
                 await until(lambda: len(made.members) == 2)
                 before = Counts(answered)
@@ -366,7 +366,7 @@ async def test_a_network_that_loses_a_direction(direction: str, tmp_path: Path) 
     check_served(file)
 
 
-async def test_an_entity_that_is_given_up_has_no_second_home(tmp_path: Path) -> None:
+async def test_an_entity_given_up_has_no_second_home(tmp_path: Path) -> None:
     file, over, nodes = str(tmp_path / "served"), tmp_path / "over", cluster.LocalNodes(1)
     given_up = list[str]()
     async with opened(nodes) as (_, made), trio.open_nursery() as nursery:
@@ -381,7 +381,7 @@ async def test_an_entity_that_is_given_up_has_no_second_home(tmp_path: Path) -> 
             nursery.start_soon(ask, key, str(over))
         await until(lambda: all(Path(f"{file} {key}").exists() for key in KEYS))
         nodes.add("node-9")
-        # The actors of the keys that move are given up, and go on.
+        # The actors of the keys that move are given up, and continue.
         await until(lambda: given_up)
         homes = list[str]()
 
@@ -401,7 +401,7 @@ async def test_an_entity_that_is_given_up_has_no_second_home(tmp_path: Path) -> 
     check_served(file)
 
 
-async def test_a_store_that_is_away_does_not_hold_the_end_up(
+async def test_an_unreachable_store_does_not_delay_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     nodes, store = cluster.LocalNodes(2), cluster.SqliteStore(tmp_path / "store.db")
@@ -426,7 +426,7 @@ def check_served(file: str) -> None:
         served[key].append((float(began), float(ended), int(pid)))
     assert {*served} == {*KEYS}
     for key, times in served.items():
-        # No two processes serve a key at one time, and no older one serves behind a newer one.
+        # No two processes serve a key at one time, and no older one serves after a newer one.
         for (_, ended, first), (began, _, then) in itertools.pairwise(sorted(times)):
             assert first == then or ended <= began, key
         order = [pid for pid, _ in itertools.groupby(pid for _, _, pid in sorted(times))]

@@ -98,7 +98,7 @@ class Played(cluster.EntityRouter):
 
 @attrs.frozen
 class Request:
-    """A request that takes some seconds, and may end its agent behind them."""
+    """A request that takes some seconds, and may end its agent after them."""
 
     seconds: float
     is_lethal: bool = False
@@ -143,7 +143,7 @@ def check(requests: list[tuple[float, Request]], found: list[object], played: Pl
         assert played.executed[f"id {number}"] == (not request.is_lethal)
 
 
-def test_one_that_is_alone_takes_two_agents() -> None:
+def test_a_lone_lethal_request_takes_two_agents() -> None:
     async def script(played: Played, _: trio.Nursery) -> None:
         requests = [(0.0, Request(0.1, is_lethal=True))]
         check(requests, await ask_all(played, requests), played)
@@ -152,7 +152,7 @@ def test_one_that_is_alone_takes_two_agents() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.01, 1.0])
-def test_one_beside_many_takes_three_at_most(seconds: float) -> None:
+def test_a_lethal_request_among_many_takes_at_most_three_agents(seconds: float) -> None:
     async def script(played: Played, _: trio.Nursery) -> None:
         requests = [(0.05 * number, Request(0.02 * (number % 7))) for number in range(200)]
         requests.append((2.0, Request(seconds, is_lethal=True)))
@@ -185,7 +185,7 @@ def test_agents_that_somebody_kills_are_nobodys_blame(
 ) -> None:
     """Also where agents are killed faster than requests are served.
 
-    A killer that rests for longer than the router waits for quiet is not told apart from its request.
+    A killer that rests for longer than the router waits for quiet cannot be distinguished from its request.
     """
     chosen = random.Random(seed)
     longest = min(2 * pause, 0.9 * tables._QUIET)
@@ -205,7 +205,7 @@ def test_agents_that_somebody_kills_are_nobodys_blame(
 
 
 @pytest.mark.parametrize(("count", "bound"), [(1, 3), (2, 16), (5, 40)])
-def test_requests_that_have_their_agents_killed_are_found(count: int, bound: int) -> None:
+def test_requests_with_killed_agents_are_found(count: int, bound: int) -> None:
     async def script(played: Played, _: trio.Nursery) -> None:
         played.has_status = False
         requests = [(0.5 + number, Request(0.1, is_lethal=True)) for number in range(count)]
@@ -243,7 +243,7 @@ def test_the_error_crosses() -> None:
 @pytest.mark.parametrize(
     "how", ["exit", "load", *[pytest.param(how, marks=pytest.mark.slow) for how in ("kill", "fault")]]
 )
-async def test_a_request_that_ends_its_process_gets_its_error_alone(how: str, tmp_path: Path) -> None:
+async def test_only_the_request_that_ends_its_process_gets_its_error(how: str, tmp_path: Path) -> None:
     nodes, ended = cluster.LocalNodes(2), set[cluster.Member]()
     options = cluster.ClusterOptions(
         device=ta.DeviceOptions(isolation="inline"), backoff=ta.Backoff(base=0.05)

@@ -78,7 +78,7 @@ async def test_each_key_has_one_home() -> None:
                 for _ in range(12):
                     nursery.start_soon(pool.ask, patterns.Submit(Add(1.0)))
         assert sum([await ref.ask(Add(0.0)) for ref in replicas.values()]) == 33.0
-        # What is told is in the mailbox before what is asked next.
+        # A told message is in the mailbox before the next ask.
         ref = made.entity(Counter, "told")
         for _ in range(5):
             await ref.tell(Note(2.0))
@@ -94,7 +94,7 @@ async def test_deadlines_cancellation_and_back_pressure() -> None:
         with trio.move_on_after(0.3) as scope:
             await ref.ask(Echo(None, 1000.0))
         assert scope.cancelled_caught
-        # It is free again, and goes on where it was.
+        # It is free again, and continues in its place.
         assert await ref.ask(Add(1.0)) == 2.0
         others = [made.entity(Counter, number) for number in range(8)]
         for other in others:
@@ -111,7 +111,7 @@ async def test_deadlines_cancellation_and_back_pressure() -> None:
         assert made.members[0].epoch == 1
 
 
-async def test_errors_come_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_errors_are_raised_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     async with opened(1) as (made, _):
         ref = made.entity(Counter, "a")
         with pytest.raises(cluster.NodeLostError, match="of mine") as caught:
@@ -123,7 +123,7 @@ async def test_errors_come_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
             await ref.ask(Fail(FileNotFoundError(2, "no file", "name")))
         assert (other.value.errno, other.value.filename) == (2, "name")
         assert await ref.ask(Add(1.0)) == 1.0
-        # What cannot go to another node is refused before it goes.
+        # A message that cannot be sent to another node is refused before it is sent.
         here = type("Here", (Counter,), {"__module__": "__main__"})
         with pytest.raises(ValueError, match="put the class into a module"):
             made.entity(here, "a")
@@ -175,7 +175,7 @@ async def test_a_killed_agent_moves_only_its_keys(caplog: pytest.LogCaptureFixtu
             for key in mine:
                 nursery.start_soon(ask, key)
             await trio.testing.wait_all_tasks_blocked()
-            # Behind the others on the link of their node, so they have begun.
+            # They follow the others on the link of their node, so they have begun.
             await made.replicas(Counter)["node-1"].ask(Add(0.0))
             os.kill(nodes.pid("node-1"), signal.SIGKILL)
         assert [error.node for error in failed] == ["node-1"] * len(mine)
@@ -208,7 +208,7 @@ async def test_nodes_leave_and_come() -> None:
             after = await homes(made)
             moved = [key for key in KEYS if after[key][0] != before[key][0]]
             assert {after[key][0] for key in moved} == {"node-2"}
-            # What has begun on a node that is drained ends there.
+            # Work begun on a drained node ends there.
             replies = dict[str, Any]()
 
             async def ask(key: str) -> None:
@@ -228,7 +228,7 @@ async def test_nodes_leave_and_come() -> None:
                 await made.drain("node-2")
             with pytest.raises(KeyError):
                 nodes.pid("node-2")
-            # Only what had moved began anew.
+            # Only moved entities began again.
             assert await add_to_all(made) == {key: 1.0 if key in moved else 2.0 for key in KEYS}
             nodes.remove("node-2")
             nodes.remove("node-0")
@@ -292,7 +292,7 @@ async def test_a_hand_off_that_never_ends(caplog: pytest.LogCaptureFixture) -> N
             for key in KEYS:
                 nursery.start_soon(ask, key)
             await trio.testing.wait_all_tasks_blocked()
-            # It is behind the others on their link, which a busy machine may need long to read.
+            # It follows the others on their link, which a busy machine may need long to read.
             await made.entity(Counter, "behind").ask(Add(1.0))
             nodes.add("node-9")
         assert len(caught) == len(KEYS)
@@ -379,7 +379,7 @@ def test_agents_end_with_the_program(end: signal.Signals) -> None:
         assert len(agents) == 2
         program.send_signal(end)
         program.wait()
-        # Behind Ctrl-C the program has waited for its agents, which may take the kernel a moment to reap.
+        # After Ctrl-C the program has waited for its agents, which may take the kernel a moment to reap.
         deadline = time.monotonic() + 30.0
         while (left := [pid for pid in agents if _is_alive(pid)]) and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -388,6 +388,6 @@ def test_agents_end_with_the_program(end: signal.Signals) -> None:
 
 def _is_alive(pid: int) -> bool:
     with suppress(OSError):
-        # An orphan whose new parent is slow to reap it has ended, too.
+        # An orphan with a new parent that reaps slowly has also ended.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return False

@@ -214,7 +214,7 @@ async def test_values_of_an_older_version_that_cannot_be_read(
         await entity_total(path)
 
 
-async def test_damage_is_told_at_once_by_entities(path: Path) -> None:
+async def test_entities_report_damage_at_once(path: Path) -> None:
     assert await entity_total(path) == {"total": 1.0}
     execute(path, "update accel_saves set saved = substr(saved, 1, length(saved) - 1)")
     with trio.fail_after(10), pytest.raises(StoreError, match="differs from its checksum"):

@@ -80,7 +80,7 @@ async def test_messages_ids_and_errors(path: str) -> None:
             await ref.ask(Fail(ZeroDivisionError("half")))
         assert "cluster_entities.py" in caught.value.__notes__[0]
         assert await ref.ask(Add(0.0)) == 3.0
-        # One that was cancelled has changed nothing, or all.
+        # A cancelled request has changed nothing, or all.
         with trio.move_on_after(0.2) as scope:
             await ref.ask(Echo(None, 30.0))
         assert scope.cancelled_caught
@@ -92,11 +92,11 @@ async def test_messages_ids_and_errors(path: str) -> None:
         assert await ref.ask(Add(1.0), id="one") == 1.0
         assert await ref.ask(Add(1.0), id="two") == 4.0
         assert await ref.ask(Add(1.0)) == 5.0
-        # One that has no state in a store begins anew.
+        # An entity without state in a store begins again.
         assert await made.entity(Counter, "a").ask(Add(1.0)) == 1.0
 
 
-async def test_saves_keep_arrays_and_ids_are_told(path: str) -> None:
+async def test_saves_keep_arrays_and_ids_are_reported(path: str) -> None:
     wanted = list[str]()
     for begin in range(0, 9, 3):
         async with alone(cluster.SqliteStore(path)) as entities:
@@ -108,13 +108,13 @@ async def test_saves_keep_arrays_and_ids_are_told(path: str) -> None:
                 assert (total, host, dtype) == (12.0 * len(ids), 2.0 * len(ids), "float32")
 
 
-async def test_what_nobody_can_repeat_is_told(path: str) -> None:
+async def test_unrepeatable_requests_are_reported(path: str) -> None:
     async with alone(cluster.SqliteStore(path)) as entities:
         ref = entities.entity(Dice, "a")
         first = await ref.ask(Add(1.0), id="one")
         for _ in range(3):
             await ref.ask(Add(1.0))
-        # The store of a program that is killed here: the end of this one saves.
+        # The store of a program to be killed here: the end of this one saves.
         with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(path + ".killed")) as target:
             source.backup(target)
     async with alone(cluster.SqliteStore(path + ".killed")) as entities:
@@ -128,7 +128,7 @@ async def test_what_nobody_can_repeat_is_told(path: str) -> None:
 
 
 @pytest.mark.parametrize("is_cluster", [True, False])
-async def test_a_store_that_is_away(path: str, is_cluster: bool) -> None:
+async def test_a_store_is_away(path: str, is_cluster: bool) -> None:
     store, away = FailingStore(path), Path(path + ".away")
     made_by = opened(1, store) if is_cluster else alone(store)
     async with made_by as found:
@@ -149,7 +149,7 @@ async def test_a_store_that_is_away(path: str, is_cluster: bool) -> None:
 
 
 async def test_a_store_that_another_process_has_locked_is_waited_for(path: str) -> None:
-    """As by an agent that is stopped while it writes: for longer than the store itself waits."""
+    """As by an agent stopped while it writes: for longer than the store itself waits."""
     async with opened(2, cluster.SqliteStore(path, timeout=0.2)) as (made, _):
         refs = [made.entity(Account, key) for key in KEYS]
         for ref in refs[:6]:
@@ -167,7 +167,7 @@ async def test_a_store_that_another_process_has_locked_is_waited_for(path: str) 
                 # clock: a longer pause only makes it surer
                 await trio.sleep(1.0)
                 assert totals == []
-                # Who has less time than that is told by its deadline.
+                # A caller with less time than that learns it by its deadline.
                 with trio.move_on_after(0.1) as scope:
                     await refs[0].ask(Add(1.0))
                 assert scope.cancelled_caught
@@ -203,7 +203,7 @@ async def test_the_older_of_two_clusters_ends_with_its_next_change(path: str) ->
         await change()
 
 
-async def test_what_fails_behind_the_handler_is_no_refusal(path: str) -> None:
+async def test_a_failure_after_the_handler_is_not_a_refusal(path: str) -> None:
     """The handler has changed its state, and the store has nothing of that."""
     async with alone(cluster.SqliteStore(path)) as entities:
         ref = entities.entity(Picky, "a")
@@ -224,7 +224,7 @@ async def test_the_error_of_a_told_message_is_its_own(path: str) -> None:
         assert await ref.ask(Add(1.0)) == 2.0
 
 
-async def test_an_id_is_for_what_is_kept(path: str) -> None:
+async def test_an_id_is_for_durable_entities(path: str) -> None:
     async with alone(cluster.SqliteStore(path)) as entities:
         with pytest.raises(TypeError, match="id is for a DurableEntity"):
             await entities.entity(Counter, "a").ask(Add(1.0), id="order-1")
@@ -244,7 +244,7 @@ class UnreachableNodes(cluster.LocalNodes):
         await super().end(node)
 
 
-async def test_an_agent_that_comes_back_is_fenced(path: str) -> None:
+async def test_a_returning_agent_is_fenced(path: str) -> None:
     nodes = UnreachableNodes(2)
     async with opened(nodes, cluster.SqliteStore(path), heartbeat_timeout=2.0) as (made, _):
         refs = {key: made.entity(Account, key) for key in KEYS}
@@ -256,7 +256,8 @@ async def test_an_agent_that_comes_back_is_fenced(path: str) -> None:
         nodes.unreachable = member.name
         old_epoch, refused = made.epoch, list[str]()
         async with trio.open_nursery() as nursery:
-            # A way of its own, which does not end with the cluster's: as that of an agent with an old table.
+            # A link of its own, which does not end with the cluster's: like the link of an agent with an old
+            # table.
             link = await member.address.connect("the stopped one", 64, nursery)
 
             async def ask(key: str, seconds: float) -> None:
@@ -275,7 +276,7 @@ async def test_an_agent_that_comes_back_is_fenced(path: str) -> None:
                 for key in mine:
                     assert await refs[key].ask(Add(1.0)) == 2.0
                 os.kill(stopped, signal.SIGCONT)
-            # Both had begun before it was stopped, and may not write any more.
+            # Both had begun before it was stopped, and may no longer write.
             assert refused == ["FencedError", "FencedError"]
             await ask(mine[0], 0.0)
             for key in mine:
@@ -308,7 +309,7 @@ trio.run(main)
 """
 
 
-def test_a_program_that_is_killed_goes_on_when_it_is_started_again(path: str) -> None:
+def test_a_killed_program_continues_when_it_is_started_again(path: str) -> None:
     least = 0.0
     for _ in range(3):
         command = [sys.executable, "-c", PROGRAM, path]

@@ -1,4 +1,4 @@
-"""What an asker gets where the other end is closed, is not as it was asked for, or has other classes."""
+"""The errors of a caller if the other end is closed, has other settings, or has other classes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def test_asks_of_a_closed_cluster_are_refused(tmp_path: Path) -> None:
             assert (counter.is_available, counter.is_dead) == (True, False)
             nursery.start_soon(ask, counter, 60.0)
             await trio.testing.wait_all_tasks_blocked()
-            # Behind it on the link, so it has begun.
+            # It follows on the link, so it has begun.
             await made.entity(Counter, "behind").ask(Add(1.0))
         assert (counter.is_available, counter.is_dead) == (False, True)
         with trio.fail_after(60):
@@ -144,7 +144,7 @@ async def test_another_file_of_a_class_is_warned_of(
     del sys.modules["of_two_versions"]
 
 
-async def test_large_arrays_come_to_memory_that_the_other_end_has_chosen() -> None:
+async def test_large_arrays_arrive_in_memory_chosen_by_the_receiver() -> None:
     made: list[np.ndarray[Any, Any]] = []
 
     def allocate(size: int) -> np.ndarray[Any, Any]:

@@ -19,7 +19,7 @@ async def timed_out(store: Any, release: threading.Event) -> AsyncGenerator[None
 
     Then release the store, and require that its late thread has written nothing.
     """
-    # What comes before and after this may take long on a machine that is busy.
+    # The steps before and after this may take long on a busy machine.
     store.timeout = 0.2
     try:
         yield
@@ -34,7 +34,7 @@ async def timed_out(store: Any, release: threading.Event) -> AsyncGenerator[None
     assert (await repeated(store.take, "a", 1)).number == 0
 
 
-async def test_a_call_that_had_no_thread_in_time_has_written_nothing(make_store: MakeStore) -> None:
+async def test_a_call_without_a_thread_in_time_has_written_nothing(make_store: MakeStore) -> None:
     async with opened(make_store(timeout=60)) as store:
         await store.take("a", 1)
         release = threading.Event()

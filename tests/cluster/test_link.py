@@ -1,4 +1,4 @@
-"""Asks over the two connections to a node: who may come, what is refused, and what waits for what."""
+"""Asks over the two connections to a node: admission, refusals, and the order of waiting messages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BIG = np.zeros(64 << 20, np.uint8)
 
 
 class Unreadable:
-    """What can be pickled, and nobody can read it."""
+    """An object that can be pickled, but not read."""
 
     def __reduce__(self) -> tuple[object, ...]:
         return _refuse, ()
@@ -36,18 +36,18 @@ def _refuse() -> None:
 
 
 class UnprintableError(Exception):
-    """An error whose text fails."""
+    """An error with a failing text."""
 
     def __str__(self) -> str:
         raise RuntimeError("no text")
 
 
 class NoError:
-    """What an error may claim to be made of."""
+    """The alleged arguments of an error."""
 
 
 class ForgedError(Exception):
-    """An error that is read as something else."""
+    """An error that becomes another object when it is read."""
 
     def __reduce__(self) -> tuple[object, ...]:
         return NoError, ()
@@ -55,7 +55,7 @@ class ForgedError(Exception):
 
 @attrs.define
 class Served:
-    """Serves what the requests say, and counts."""
+    """Serves the requests, and counts."""
 
     begun: int = 0
     running: int = 0
@@ -112,7 +112,7 @@ async def wait_closed(stream: trio.SocketStream) -> None:
 
 
 async def ask_after(link: Any) -> None:
-    """Ask as one that has nothing to do with what happened before."""
+    """Ask independently of the events before."""
     assert await link.ask(("echo", "still here")) == "still here"
 
 
@@ -128,7 +128,7 @@ async def test_a_wrong_secret_is_refused(secret: bytes) -> None:
     assert served.begun == 1
 
 
-async def test_who_listens_must_know_the_secret_too() -> None:
+async def test_the_listener_must_also_know_the_secret() -> None:
     async with listening(Served(), b"another") as (address, nursery):
         with pytest.raises(links.LinkLostError, match="cannot be reached"):
             await attrs.evolve(address, secret=SECRET).connect("far", 64, nursery)
@@ -189,13 +189,13 @@ SENSELESS = {
 
 
 @pytest.mark.parametrize("what", SENSELESS)
-async def test_a_frame_without_sense_ends_that_link_alone(what: str) -> None:
+async def test_a_senseless_frame_ends_only_that_link(what: str) -> None:
     async with listening(Served()) as (address, nursery):
         good = await address.connect("far", 64, nursery)
         bad = await address.connect("far", 64, nursery)
         for stream in bad._streams:
             await stream.write(SENSELESS[what])
-            # The rest of it never comes.
+            # The rest of it never arrives.
             stream.sock.shutdown(trio.socket.SHUT_WR)
         with trio.fail_after(60):
             await bad.lost.wait()
@@ -207,7 +207,7 @@ async def test_a_frame_without_sense_ends_that_link_alone(what: str) -> None:
     [b"", b"garbage", pickle.dumps(Unreadable()), pickle.dumps(7), pickle.dumps((("echo", 1), "soon"))],
     ids=["nothing", "garbage", "no module", "no request", "no deadline"],
 )
-async def test_a_request_that_cannot_be_read_ends_alone(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unreadable_request_fails_on_its_own(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     served = Served()
     async with linked(served) as link, trio.open_nursery() as nursery:
         nursery.start_soon(link.ask, ("sleep", 0.1))
@@ -222,7 +222,7 @@ async def test_a_request_that_cannot_be_read_ends_alone(data: bytes, monkeypatch
         await ask_after(link)
 
 
-async def test_a_reply_that_cannot_be_read_ends_alone() -> None:
+async def test_an_unreadable_reply_fails_on_its_own() -> None:
     async def serve(request: Any) -> object:
         return Unreadable() if request == "bad" else request[1]
 
@@ -234,7 +234,7 @@ async def test_a_reply_that_cannot_be_read_ends_alone() -> None:
         await ask_after(link)
 
 
-async def test_what_cannot_be_sent_is_the_error_of_that_ask() -> None:
+async def test_an_unsendable_message_is_the_error_of_its_ask() -> None:
     async def serve(request: Any) -> object:
         return (lambda: None) if request == "bad" else request[1]
 
@@ -247,7 +247,7 @@ async def test_what_cannot_be_sent_is_the_error_of_that_ask() -> None:
         await ask_after(link)
 
 
-async def test_strange_errors_end_their_request_alone() -> None:
+async def test_strange_errors_end_only_their_request() -> None:
     async with linked(Served()) as link:
         with pytest.raises(UnprintableError):
             await link.ask(("fail", UnprintableError()))
@@ -259,8 +259,8 @@ async def test_strange_errors_end_their_request_alone() -> None:
         await ask_after(link)
 
 
-async def test_a_deadline_that_is_moved_is_told_of() -> None:
-    """The node has given up by the deadline that the request came with."""
+async def test_a_moved_deadline_is_sent_to_the_peer() -> None:
+    """The node has given up by the deadline of the request."""
 
     async def serve(request: Any) -> None:
         begun.set()
@@ -280,7 +280,7 @@ async def test_a_deadline_that_is_moved_is_told_of() -> None:
             await link.ask("anything")
 
 
-async def test_a_small_ask_is_not_behind_large_ones() -> None:
+async def test_a_small_ask_does_not_wait_for_large_asks() -> None:
     done = list[str]()
 
     async def ask(link: Any, name: str, value: object) -> None:
@@ -297,7 +297,7 @@ async def test_a_small_ask_is_not_behind_large_ones() -> None:
     assert done.count("large") == 4
 
 
-async def test_arrays_come_as_they_were() -> None:
+async def test_arrays_arrive_unchanged() -> None:
     given = {
         "large": np.arange(1 << 20, dtype=np.float32).reshape(1024, 1024),
         "turned": np.arange(12.0).reshape(3, 4).T,
@@ -313,7 +313,7 @@ async def test_arrays_come_as_they_were() -> None:
                 assert found[name].flags.writeable
 
 
-async def test_a_message_of_very_many_arrays_goes_as_any_other() -> None:
+async def test_a_message_of_very_many_arrays_is_sent_like_any_other() -> None:
     given = [np.full(1, number) for number in range((1 << 16) + 5)]
     async with linked(Served()) as link:
         # Before it holds the loop, the other end has admitted the connection, which has two seconds for that.
@@ -324,7 +324,7 @@ async def test_a_message_of_very_many_arrays_goes_as_any_other() -> None:
         await ask_after(link)
 
 
-async def test_an_error_beyond_all_bounds_ends_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_error_beyond_all_bounds_ends_only_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
     # Its text and its pickle together are more than a message may have.
     monkeypatch.setattr(frames, "MOST_BYTES", 3 << 20)
     async with linked(Served()) as link:
@@ -379,7 +379,7 @@ async def test_who_waits_for_answers_waits_for_no_cancelled_ask() -> None:
                 scope.cancel(reason="nobody waits for its reply")
 
 
-async def test_a_large_ask_that_is_cancelled_is_not_overtaken_by_that() -> None:
+async def test_a_cancelled_large_ask_is_not_overtaken_by_its_cancellation() -> None:
     served = Served()
     async with linked(served) as link:
         for _ in range(3):
@@ -391,7 +391,7 @@ async def test_a_large_ask_that_is_cancelled_is_not_overtaken_by_that() -> None:
             await until(lambda: not (posted.statistics().current_buffer_used or served.running))
 
 
-async def test_a_deadline_goes_with_the_ask() -> None:
+async def test_a_deadline_is_sent_with_the_ask() -> None:
     served = Served()
     async with linked(served) as link:
         start = trio.current_time()
@@ -403,20 +403,20 @@ async def test_a_deadline_goes_with_the_ask() -> None:
             await until(lambda: not served.running)
 
 
-async def test_the_window_bounds_what_is_in_flight() -> None:
+async def test_the_window_bounds_the_messages_in_flight() -> None:
     served = Served()
     async with linked(served, window=3) as link, trio.open_nursery() as nursery:
         for _ in range(9):
             nursery.start_soon(link.ask, ("sleep", 0.05))
         await trio.testing.wait_all_tasks_blocked(0.02)
-        # What keeps a cluster together does not wait behind them.
+        # The cluster's own messages do not wait for them.
         assert await link.ask(("echo", "table"), at_once=True) == "table"
         assert served.running == 3
     assert served.most == 4
 
 
 @pytest.mark.parametrize("is_far", [True, False])
-async def test_a_lost_link_ends_what_is_in_flight(is_far: bool) -> None:
+async def test_a_lost_link_ends_the_messages_in_flight(is_far: bool) -> None:
     ends = itertools.count()
     async with trio.open_nursery() as outer:
         far = await outer.start(_far_end)
@@ -475,7 +475,7 @@ async def test_of_two_that_bind_a_port_one_listens_there() -> None:
             nursery.cancel_scope.cancel()
 
 
-async def test_a_port_that_is_lost_between_bind_and_listen(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_port_is_lost_between_bind_and_listen(monkeypatch: pytest.MonkeyPatch) -> None:
     with trio.socket.socket() as one:
         kind: Any = type(one)
     real, tries = kind.listen, list[int]()

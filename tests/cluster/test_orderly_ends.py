@@ -81,7 +81,7 @@ async def test_a_cancelled_program_saves(path: str) -> None:
     assert rows(path, "select number from accel_saves") == [(1,)]
 
 
-async def test_an_incarnation_that_has_failed_is_saved_by_its_successor(path: str) -> None:
+async def test_a_failed_incarnation_is_saved_by_its_successor(path: str) -> None:
     async with alone(path) as entities:
         ref = entities.entity(Account, "a")
         assert await ref.ask(Add(1.0)) == 1.0
@@ -149,9 +149,7 @@ async def test_a_release_may_change_replies_after_an_orderly_end(
         assert await entities.entity(Counted, "a").ask(Peek()) == {"total": 2.0}
 
 
-async def test_what_only_reads_is_neither_stored_nor_compared(
-    path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_reads_are_neither_stored_nor_compared(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with alone(path) as entities:
         ref = entities.entity(Counted, "a")
         for number in range(1, 4):

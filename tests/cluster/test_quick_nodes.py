@@ -1,4 +1,4 @@
-"""Nodes that are removed and added again at once, in every order, are there in the end with new agents."""
+"""Nodes removed and added again at once, in every order, are there in the end with new agents."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def check_order(steps: tuple[str, ...], pause: float) -> None:
     assert follower.starts - follower.ends == len(follower.agents)
 
 
-async def test_a_drained_node_that_is_added_again_at_once() -> None:
+async def test_a_drained_node_is_added_again_at_once() -> None:
     options = cluster.ClusterOptions(devices=("cpu",), device=ta.DeviceOptions(isolation="inline"))
     nodes = cluster.LocalNodes(1)
     with trio.fail_after(100):

@@ -119,7 +119,7 @@ async def test_deadlines_and_cancellation_cross(host: RayHost, transport: str) -
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_a_killed_agent_is_told_of_and_only_its_entities_move(host: RayHost, transport: str) -> None:
+async def test_a_killed_agent_is_reported_and_only_its_entities_move(host: RayHost, transport: str) -> None:
     async with opened(host, transport) as made:
         refs = [made.entity(Counter, key) for key in KEYS]
         before = []
@@ -217,7 +217,8 @@ async def test_the_end_of_a_stopped_agent_is_waited_for(host: RayHost) -> None:
 
 
 async def test_an_agent_has_the_priority_of_the_program(host: RayHost) -> None:
-    # By its default, Ray has its workers give way: beside busy programs, an agent took a minute to start.
+    # By its default, Ray has its workers give way: on a machine with busy programs, an agent took a minute to
+    # start.
     async with opened(host, "stream") as made:
         for name, ref in made.replicas(Counter).items():
             node, pid, _ = await ref.ask(Where())
@@ -237,7 +238,7 @@ async def test_an_agent_has_the_priority_of_the_program(host: RayHost) -> None:
         ({"env_vars": {"RAY_worker_niceness": "5"}}, {"env_vars": {"RAY_worker_niceness": "5"}}),
     ],
 )
-def test_the_priority_goes_with_the_environment_of_the_agents(
+def test_the_priority_belongs_to_the_environment_of_the_agents(
     monkeypatch: pytest.MonkeyPatch, given: dict[str, Any] | None, expected: dict[str, Any]
 ) -> None:
     before, options = copy.deepcopy(given), dict[str, Any]()
@@ -294,7 +295,7 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
         cluster.RayNodes()
 
 
-def test_a_node_that_is_back_waits_for_its_name(
+def test_a_returning_node_waits_for_its_name(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     nodes = cluster.RayNodes()

@@ -1,4 +1,4 @@
-"""Large arrays of saves: files by content, which no owner that was replaced can harm."""
+"""Large arrays of saves: files by content, which no replaced owner can harm."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def path(tmp_path: Path) -> str:
 
 
 def files(store: Any) -> dict[str, os.stat_result]:
-    """What is in the folders of all entities, by name."""
+    """The files in the folders of all entities, by name."""
     return {file.name: file.stat() for file in Path(store.folder).glob("*/*")}
 
 
@@ -83,7 +83,7 @@ def large(number: int, nbytes: int = MIB) -> np.ndarray[Any, Any]:
 
 
 async def restarted(ref: Any) -> dict[str, Any]:
-    """What is there behind the end of an incarnation, without one more save."""
+    """The contents after the end of an incarnation, without one more save."""
     with pytest.raises(ZeroDivisionError):
         await ref.ask(Break())
     return await ref.ask(Look())
@@ -111,7 +111,7 @@ class TestRoundTrips:
         array = array_of(dtype, (max(1, rows // int(np.prod(shape))), *shape), seed)
         given, array = array.copy(), ordered(array, order)
         in_files = [*map(np.dtype, IN_FILES)]
-        # What stays in the save is as NumPy's pickle makes it, which changes the order of some bytes.
+        # Arrays within the save are as NumPy's pickle makes them, which changes the order of some bytes.
         wanted: Any = pickle.loads(pickle.dumps(array, 5))
         if array.dtype in in_files and array.nbytes >= MIB:
             wanted = np.array(array, order="C")
@@ -132,7 +132,7 @@ class TestRoundTrips:
         with tempfile.TemporaryDirectory() as folder:
             trio.run(main, cluster.SqliteStore(f"{folder}/entities"))
 
-    async def test_of_what_is_no_plain_large_array(self, path: str) -> None:
+    async def test_of_small_views_and_special_arrays(self, path: str) -> None:
         values = {
             "empty": np.zeros((0, MIB)),
             "number": np.array(1.5),
@@ -289,7 +289,7 @@ class TestFiles:
 
 
 class TestOwners:
-    """One owner is stopped, another takes the entity, and the first one goes on."""
+    """One owner is stopped, another takes the entity, and the first one continues."""
 
     async def _replaced(self, path: str, where: str, before: dict[str, Any], late: dict[str, Any]) -> None:
         """Have the first owner stop in a message; the second one's arrays must be whole, whatever it does."""
@@ -318,31 +318,31 @@ class TestOwners:
                     assert found == {name: seen(value) for name, value in wanted.items()}
                     own = {"own": large(50), "shared": large(60)}
                     await second.ask(Put(own))
-                    # What the first one has written or removes, too, comes to be the second one's.
+                    # Files written or removed by the first one come to be the second one's.
                     await second.ask(Put(late))
                     wanted |= own | late
                     named = files(store)
                     go.set()
                     while nursery.child_tasks:  # noqa: ASYNC110
                         await trio.sleep(0.01)
-                    # What the first one has found may be gone by the time when it reads it.
+                    # A file found by the first one may be removed by the time when it reads it.
                     is_gone = where == "taken" and not found_first <= named.keys()
                     error = cluster.StoreError if is_gone else cluster.FencedError
                     assert errors == ([] if where == "committed" else [error])
                     assert files(store).keys() == named.keys()
                     assert await restarted(second) == {name: seen(value) for name, value in wanted.items()}
-                    # Another message of the first one is refused, too, and has no files.
+                    # Another message of the first one is also refused, and has no files.
                     with pytest.raises(cluster.FencedError):
                         await first.ask(Put({"array": large(70)}))
                     assert files(store).keys() == named.keys()
                     assert await restarted(second) == {name: seen(value) for name, value in wanted.items()}
 
     @pytest.mark.parametrize("where", ["taken", "before the commit", "committed"])
-    async def test_that_is_stopped_harms_no_later_one(self, path: str, where: str) -> None:
+    async def test_stopping_one_harms_no_later_one(self, path: str, where: str) -> None:
         before = {"array": large(1), "kept": large(2)}
         await self._replaced(path, where, before, {"array": large(3), "new": large(4)})
 
-    async def test_that_is_stopped_before_its_sweep(self, path: str) -> None:
+    async def test_stopped_before_its_sweep(self, path: str) -> None:
         # All that it has found is still there, so it gets as far as to remove the rest.
         await self._replaced(path, "taken", {"array": large(1)}, {"new": large(2)})
 
@@ -351,7 +351,7 @@ class TestOwners:
         before = {"array": large(60), "kept": large(50)}
         await self._replaced(path, where, before, {"array": large(50), "kept": large(60), "new": large(1)})
 
-    async def test_that_is_stopped_before_its_files(self, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_stopped_before_its_files(self, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
         store, is_there, go = cluster.SqliteStore(path, timeout=60), trio.Event(), threading.Event()
         mkdir, has_stopped = os.mkdir, False
         token = trio.lowlevel.current_trio_token()
@@ -383,7 +383,7 @@ class TestOwners:
                     assert files(store).keys() == named.keys()
                     assert await restarted(second) == {"array": seen(large(2))}
 
-    async def test_whose_commit_may_have_been_kept_leaves_files_until_it_is_known(self, path: str) -> None:
+    async def test_with_an_uncertain_commit_leave_files_until_it_is_known(self, path: str) -> None:
         store, lost = UnsureStore(path), Path(path + ".lost")
         async with alone(store) as ref:
             await ref.ask(Put({"array": large(1)}))
@@ -401,7 +401,7 @@ class TestFailures:
     @pytest.mark.parametrize(
         "harm", ["a bit", "cut off", "longer", "missing", "another", "empty", "a folder"]
     )
-    async def test_a_file_that_is_damaged_is_named_and_nothing_is_lost(self, path: str, harm: str) -> None:
+    async def test_a_damaged_file_is_named_and_nothing_is_lost(self, path: str, harm: str) -> None:
         store = cluster.SqliteStore(path, timeout=60)
         arrays = {"array": large(1), "other": large(2)}
         async with alone(store) as ref:
@@ -438,7 +438,7 @@ class TestFailures:
             assert await ref.ask(Look()) == {name: seen(value) for name, value in arrays.items()}
 
     @pytest.mark.parametrize("call", ["writelines", "fsync", "replace"])
-    async def test_a_disk_that_is_full(self, path: str, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    async def test_a_full_disk(self, path: str, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
         store = cluster.SqliteStore(path, timeout=60)
         calls = 0
 
@@ -495,7 +495,7 @@ class TestFailures:
             assert await restarted(ref) == {"array": seen(large(2))}
 
     @pytest.mark.parametrize("what", ["nothing above", "a file"])
-    async def test_a_folder_that_is_not_there(self, tmp_path: Path, what: str) -> None:
+    async def test_a_missing_folder(self, tmp_path: Path, what: str) -> None:
         folder = tmp_path / "mount" / "arrays"
         if what == "a file":
             folder = tmp_path / "arrays"
@@ -536,7 +536,7 @@ class TestClusters:
             assert len(files(store)) == 2
             kill = Path(path + ".kill")
             kill.touch()  # noqa: ASYNC240
-            # The save behind the fourth message has its file, and was not committed.
+            # The save after the fourth message has its file, and was not committed.
             assert await ref.ask(Step(1.0)) == 4
             assert Path(path + ".killed").read_text() == "3"  # noqa: ASYNC240
             assert len(files(store)) == 2

@@ -24,7 +24,7 @@ MakeStore = Callable[..., Any]
 
 
 class Machine(RuleBasedStateMachine):
-    """Two stores of one database, and what they must hold."""
+    """Two stores of one database, and their required contents."""
 
     IDS = 5
     names = itertools.count()
@@ -117,12 +117,12 @@ class Machine(RuleBasedStateMachine):
         trio.run(self.stores[which].open)
 
     @invariant()
-    def holds_what_it_must(self) -> None:
+    def holds_the_required_entries(self) -> None:
         if self.owner:
             assert trio.run(self.stores[0].take, self.entity, self.owner) == self.expected()
 
 
-def test_a_store_does_what_a_dictionary_would(make_store: MakeStore) -> None:
+def test_a_store_behaves_like_a_dictionary(make_store: MakeStore) -> None:
     run_state_machine_as_test(
         lambda: Machine(make_store), settings=settings(max_examples=20, stateful_step_count=20, deadline=None)
     )

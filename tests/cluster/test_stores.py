@@ -1,4 +1,4 @@
-"""Stores of durable entities: what was acknowledged is there, and who was replaced writes no more."""
+"""Stores of durable entities: acknowledged writes are there, and a replaced owner writes no more."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from stores import MakeStore, entry, numbers, opened, repeated
 
 from trio_accel.cluster import Entry, FencedError, Journal, PostgresStore, SqliteStore, StoreError
 
-# A process of its own with a store: it opens it, and does what its test says.
+# A process of its own with a store: it opens it, and follows its test.
 _PROGRAM = """
 import pickle, sys, trio
 from trio_accel.cluster import Entry
@@ -60,7 +60,7 @@ async def count(store: Any, what: str) -> int:
 
 
 async def age(store: Any, seconds: float) -> None:
-    """Have all messages be older, as if the clock had gone on, or jumped."""
+    """Make all messages older, as if the clock had advanced, or jumped."""
     await store._run(store._sql, "update accel_messages set at = at - ?", seconds)
 
 
@@ -80,7 +80,7 @@ class TestEpochs:
                 nursery.start_soon(ask, make_store())
         assert sorted(found) == list(range(1, 121))
 
-    async def test_a_program_that_was_replaced_gets_none(self, make_store: MakeStore) -> None:
+    async def test_a_replaced_program_gets_none(self, make_store: MakeStore) -> None:
         async with opened(make_store()) as store:
             assert await store.next_epoch("old") == 1
             assert await store.next_epoch("old", takes_over=False) == 2
@@ -101,7 +101,7 @@ class TestJournals:
         async with opened(make_store()) as store:
             assert await store.take("new", 1) == Journal(0, None, (), {})
 
-    async def test_has_what_was_written(self, make_store: MakeStore) -> None:
+    async def test_has_all_written_entries(self, make_store: MakeStore) -> None:
         written = (entry(1), entry(2), entry(3))
         async with opened(make_store()) as store:
             await store.take("a", 1)
@@ -114,7 +114,7 @@ class TestJournals:
             assert journal == Journal(3, None, written, {one.id: one.reply for one in written})
             assert numbers(await store.take("b", 2)) == [1]
 
-    async def test_begins_behind_the_last_save(self, make_store: MakeStore) -> None:
+    async def test_begins_after_the_last_save(self, make_store: MakeStore) -> None:
         async with opened(make_store()) as store:
             await store.take("a", 1)
             for number in range(1, 8):
@@ -122,7 +122,7 @@ class TestJournals:
             journal = await store.take("a", 1)
             assert (journal.number, journal.saved, journal.entries) == (7, (6, b"save 6"), (entry(7),))
             assert journal.replies == {entry(number).id: entry(number).reply for number in range(1, 8)}
-            # What never runs again is not kept.
+            # Messages that never run again are not kept.
             assert await count(store, "length(message) > 0") == 1
             await store.write("a", 1, entry(8), b"")
             assert (await store.take("a", 1)).saved == (8, b"")
@@ -163,7 +163,7 @@ class TestReplies:
             for number in range(1, 44):
                 await store.write("a", 1, entry(number), b"" if number % 4 == 0 else None)
             assert list((await store.take("a", 1)).replies) == [f"id {number}" for number in range(34, 44)]
-            # What no one asks for any more is no longer there: the last save was behind message 40.
+            # Replies that nobody asks for are removed: the last save was after message 40.
             assert await count(store, "number <= 30") == 0
 
     async def test_since_the_save_are_kept_all(self, make_store: MakeStore) -> None:
@@ -176,7 +176,7 @@ class TestReplies:
             assert numbers(journal) == list(range(5, 12))
             assert list(journal.replies) == [f"id {number}" for number in range(5, 12)]
 
-    async def test_that_are_old_are_forgotten(self, make_store: MakeStore) -> None:
+    async def test_old_ones_are_forgotten(self, make_store: MakeStore) -> None:
         async with opened(make_store(ids=10, keep=100)) as store:
             await store.take("a", 1)
             for number in range(1, 5):
@@ -190,7 +190,7 @@ class TestReplies:
             await store.write("a", 1, entry(6), b"")
             assert await count(store, "1 = 1") == 2
 
-    async def test_stay_where_the_clock_goes_back(self, make_store: MakeStore) -> None:
+    async def test_stay_when_the_clock_goes_back(self, make_store: MakeStore) -> None:
         async with opened(make_store(keep=100)) as store:
             await store.take("a", 1)
             await store.write("a", 1, entry(1), b"")
@@ -251,9 +251,7 @@ class TestFences:
             with pytest.raises(FencedError):
                 await store.write("a", 2, entry(1))
 
-    async def test_what_the_newer_finds_is_all_that_the_older_has_written(
-        self, make_store: MakeStore
-    ) -> None:
+    async def test_the_newer_finds_all_writes_of_the_older(self, make_store: MakeStore) -> None:
         acknowledged: list[int] = []
         enough = trio.Event()
 
@@ -304,7 +302,7 @@ class TestFences:
 
 
 class TestFailures:
-    async def test_a_call_that_has_begun_is_waited_for(self, make_store: MakeStore) -> None:
+    async def test_a_begun_call_is_waited_for(self, make_store: MakeStore) -> None:
         async with opened(make_store()) as store:
             await store.take("a", 1)
             work, begun, cancelled = store._write, trio.Event(), threading.Event()
@@ -312,7 +310,7 @@ class TestFailures:
 
             def slow(*arguments: Any) -> None:
                 trio.from_thread.run_sync(begun.set)
-                # The cancellation comes before this has ended.
+                # The cancellation arrives before this has ended.
                 assert cancelled.wait(60)
                 work(*arguments)
                 written.append(True)
@@ -357,7 +355,7 @@ class TestFailures:
         async with opened(store):
             assert await store.next_epoch() == 2
 
-    def test_what_was_acknowledged_outlives_a_process(self, make_store: MakeStore) -> None:
+    def test_acknowledged_writes_outlive_a_process(self, make_store: MakeStore) -> None:
         store = make_store(ids=1000)
         known = 0
         with _start(store, "messages") as process:
@@ -366,7 +364,7 @@ class TestFailures:
                 known = int(line)
                 if known == 150:
                     process.kill()
-                    # What it had said before its end was acknowledged, too.
+                    # Its acknowledgements before its end also hold.
                     known = max([known, *map(int, process.stdout.read().split())])
         assert process.returncode == -signal.SIGKILL
 
@@ -375,7 +373,7 @@ class TestFailures:
                 return await store.take("counter", 2)
 
         journal = trio.run(recover)
-        # The last one may have been kept, and its acknowledgement was never said.
+        # The last one may have been kept, and its acknowledgement was never sent.
         assert known <= journal.number <= known + 1
         last = journal.number // 7 * 7
         assert journal.saved == (last, b"%d" % last)
@@ -394,14 +392,14 @@ class TestOptions:
     @pytest.mark.parametrize(
         ("name", "value"), [("ids", 0), ("ids", 1.5), ("keep", 0), ("keep", "day"), ("timeout", -1)]
     )
-    def test_those_that_make_no_sense_are_refused(self, tmp_path: Path, name: str, value: object) -> None:
+    def test_senseless_options_are_refused(self, tmp_path: Path, name: str, value: object) -> None:
         options: Any = {name: value}
         with pytest.raises(ValueError, match=f"SqliteStore: {name} must be "):
             SqliteStore(tmp_path / "store.db", **options)
 
 
 class TestSqlite:
-    async def test_a_file_that_is_locked_is_waited_for(self, make_sqlite: MakeStore) -> None:
+    async def test_a_locked_file_is_waited_for(self, make_sqlite: MakeStore) -> None:
         async with opened(make_sqlite(timeout=0.5)) as store:
             await repeated(store.take, "a", 1)
             path = store.path
@@ -436,7 +434,7 @@ class TestSqlite:
                 finally:
                     is_over = True
 
-    async def test_an_error_says_whether_the_call_has_begun(self, make_sqlite: MakeStore) -> None:
+    async def test_an_error_reports_whether_the_call_has_begun(self, make_sqlite: MakeStore) -> None:
         async with opened(make_sqlite(timeout=0.2)) as store:
             await store.take("a", 1)
             with closing(sqlite3.connect(store.path, isolation_level=None)) as other:
@@ -456,7 +454,7 @@ class TestSqlite:
             await store.open()
         await store.aclose()
 
-    async def test_a_file_that_is_something_else_is_an_error(self, tmp_path: Path) -> None:
+    async def test_a_file_of_another_kind_is_an_error(self, tmp_path: Path) -> None:
         (tmp_path / "text").write_text("no database" * 1000)
         store = SqliteStore(tmp_path / "text")
         with pytest.raises(StoreError, match="not a database"):
@@ -490,9 +488,7 @@ class TestPostgres:
         await store.aclose()
         assert "secret" not in repr(store) + str(caught.value)
 
-    async def test_a_server_that_was_stopped_comes_back(
-        self, postgres: Any, make_postgres: MakeStore
-    ) -> None:
+    async def test_a_stopped_server_comes_back(self, postgres: Any, make_postgres: MakeStore) -> None:
         async with opened(make_postgres(timeout=2)) as store:
             await store.take("a", 1)
             await store.write("a", 1, entry(1))
@@ -507,7 +503,7 @@ class TestPostgres:
             await store.write("a", 1, entry(2))
             assert numbers(await store.take("a", 1)) == [1, 2]
 
-    async def test_a_server_that_was_started_again_meanwhile_fails_no_call(
+    async def test_a_server_restarted_meanwhile_fails_no_call(
         self, postgres: Any, make_postgres: MakeStore
     ) -> None:
         async with opened(make_postgres()) as store:
@@ -539,9 +535,7 @@ class TestPostgres:
             await store.write("a", 2, entry(journal.number + 1, "next"))
             assert "next" in (await store.take("a", 2)).replies
 
-    async def test_an_owner_that_was_stopped_in_the_middle_holds_up_no_one(
-        self, make_postgres: MakeStore
-    ) -> None:
+    async def test_an_owner_stopped_in_the_middle_delays_nobody(self, make_postgres: MakeStore) -> None:
         async with opened(make_postgres(timeout=6)) as older, opened(make_postgres(timeout=6)) as newer:
             await older.take("a", 1)
             begun, is_over = trio.Event(), threading.Event()

@@ -47,7 +47,7 @@ async def test_strangers_beyond_the_descriptors_of_an_agent_end_nothing() -> Non
                     with pytest.raises(links.LinkLostError):
                         await wrong.connect("node-0", 64, nursery)
             await ask()
-            # And those who have it still come in.
+            # Clients with the key are still admitted.
             async with trio.open_nursery() as nursery:
                 link = await address.connect("node-0", 64, nursery)
                 await link.ask(("flush",))
@@ -55,7 +55,7 @@ async def test_strangers_beyond_the_descriptors_of_an_agent_end_nothing() -> Non
             assert nodes.pid("node-0") == pid
 
 
-async def test_halves_of_a_link_whose_others_never_come_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_halves_of_a_link_without_the_other_half_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links, "_PROOF", 0.2)
 
     async def serve(request: Any) -> object:

@@ -1,6 +1,6 @@
 """No entity has two homes that serve it at one time: random joins, leaves, losses, silence and late tables.
 
-`fake_cluster` says what of it is real.
+`fake_cluster` explains which parts are real.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Homes(stateful.RuleBasedStateMachine):
 
     # Steps that the machine has taken in all its runs: a test sees that they are many.
     steps: ClassVar[int] = 0
-    # Seconds in which all that was begun ends.
+    # The seconds until all begun work ends.
     quiet: ClassVar[float] = 60.0
     # Whether a run ends with a look at who answers, and not only at homes.
     is_whole: ClassVar[bool] = True
@@ -46,7 +46,7 @@ class Homes(stateful.RuleBasedStateMachine):
         return self.played.nodes
 
     def process(self, name: str) -> Process | None:
-        """Return the process of a node; None if it has none that serves."""
+        """Return the serving process of a node; None if it has none."""
         process = self.nodes.processes.get(name)
         return None if process is None or process.serve is None or process.is_killed else process
 
@@ -96,7 +96,7 @@ class Homes(stateful.RuleBasedStateMachine):
 
     @stateful.rule(name=A_NAME)
     def nothing_reaches(self, name: str) -> None:
-        # The host of a process that was stopped can end it.
+        # The host of a stopped process can end it.
         if (process := self.process(name)) and process.running.is_open:
             self.played.call(process.reach.close)
 
@@ -142,7 +142,7 @@ class Homes(stateful.RuleBasedStateMachine):
             # Agents that nothing reaches are given up before all is well.
             self.played.wait(SILENCE * 1.5)
             self.played.call(self.heal)
-            # What waits for a reply has it, and all that is at home somewhere answers.
+            # Every waiting request has its reply, and every entity with a home answers.
             self.played.wait(self.quiet)
             while self.is_whole and self.played.pending and self.played.made.members and self.waited < 10:
                 self.waited += 1
@@ -151,7 +151,7 @@ class Homes(stateful.RuleBasedStateMachine):
             if not self.is_whole:
                 return
             names, members = {*self.nodes.names}, {one.name for one in self.played.made.members}
-            # A node that was drained stays out, unless it has left since then.
+            # A drained node stays out, unless it has left since then.
             assert names - self.played.drained <= members <= names
             if members:
                 assert not self.played.pending
@@ -168,7 +168,7 @@ class Homes(stateful.RuleBasedStateMachine):
 
 
 def play(examples: int) -> None:
-    """Have the machine try so many runs; the same ones each time."""
+    """Have the machine try this many runs; the same ones each time."""
     settings = hypothesis.settings(
         max_examples=examples,
         stateful_step_count=25,
@@ -211,7 +211,7 @@ def without_a_release(patch: pytest.MonkeyPatch) -> None:
 
 
 def as_if_all_had_the_table(patch: pytest.MonkeyPatch) -> None:
-    """An agent that takes every table for one that all agents have."""
+    """An agent that takes every table for the table of all agents."""
     update = TABLE.EntityRouter.update
 
     def settled(self: Any, table: Any, before: Any = None) -> None:
@@ -226,7 +226,7 @@ def before_its_agent_has_the_table(patch: pytest.MonkeyPatch) -> None:
 
 
 def without_an_end_when_alone(patch: pytest.MonkeyPatch) -> None:
-    """An agent that nothing reaches, and whose entities go on."""
+    """An agent that nothing reaches, and its continuing entities."""
 
     async def listen(self: Any) -> None:
         await trio.sleep_forever()
@@ -250,7 +250,7 @@ def with_the_end_after_the_table(patch: pytest.MonkeyPatch) -> None:
 
     async def early(self: FakeNodes, node: str) -> None:
         async def late(process: Process | None) -> None:
-            # clock: a mock clock of the caller, or work whose time decides nothing
+            # clock: a mock clock of the caller, or work of any duration
             await trio.sleep(3.0)
             if process is not None:
                 process.kill()
@@ -316,9 +316,9 @@ def test_a_join_and_a_drain(played: Played) -> None:
     assert played.homes.served == 4 * len(KEYS)
 
 
-def test_entities_in_flight_ask_those_that_move(played: Played) -> None:
+def test_entities_in_flight_ask_moving_entities(played: Played) -> None:
     """A hand-off waits for requests in flight, and these ask entities that it has moved."""
-    # Of so many, some move together with the entity that they ask.
+    # Some of them move together with the entity that they ask.
     keys = range(60)
     for key in keys:
         played.ask(key, 2.0)
@@ -336,7 +336,7 @@ def test_entities_in_flight_ask_those_that_move(played: Played) -> None:
     assert not played.homes.wrong
 
 
-def test_a_drain_that_is_cancelled_while_others_come(played: Played) -> None:
+def test_a_drain_is_cancelled_while_others_come(played: Played) -> None:
     """Agents may serve by the table of the drain, so the next table does not bring the node back."""
     ask_all(played, 3.0)
     played.wait(0.3)
@@ -361,8 +361,8 @@ def test_a_drain_that_is_cancelled_while_others_come(played: Played) -> None:
     assert not played.homes.wrong
 
 
-def test_a_hand_off_that_is_broken_off(played: Played) -> None:
-    """A node comes, and goes before others have given it its entities: these are where they were."""
+def test_a_hand_off_is_broken_off(played: Played) -> None:
+    """A node comes, and leaves before others have given it its entities, which stay in their places."""
     ask_all(played, 2.0)
     played.wait(0.3)
     played.nodes.names["c"] = None
@@ -377,8 +377,8 @@ def test_a_hand_off_that_is_broken_off(played: Played) -> None:
     assert not played.homes.wrong
 
 
-def test_what_comes_late_is_no_sign_of_life(played: Played) -> None:
-    """A host comes back with all that was sent to it: its agent serves none of that."""
+def test_late_messages_are_not_signs_of_life(played: Played) -> None:
+    """A host comes back with all frames sent to it: its agent serves none of them."""
     process = played.nodes.processes["b"]
     played.call(process.reach.close)
     for _ in range(8):
@@ -391,8 +391,8 @@ def test_what_comes_late_is_no_sign_of_life(played: Played) -> None:
     assert not played.homes.wrong
 
 
-def test_a_node_that_takes_long_to_leave_comes_back(played: Played) -> None:
-    """Its agent ends behind changes that wait for others, and only then the next one begins."""
+def test_a_node_that_leaves_slowly_comes_back(played: Played) -> None:
+    """Its agent ends after changes that wait for others, and only then the next one begins."""
     nodes = played.nodes
     nodes.processes["b"].late = 1000.0
     nodes.names["c"] = None

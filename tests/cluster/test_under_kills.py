@@ -1,4 +1,4 @@
-"""Totals of durable entities are those that were acknowledged, whoever was killed, left, or was stopped."""
+"""Totals of durable entities equal the acknowledged additions, whoever was killed, left, or stopped."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def workers_of(agent: int) -> list[int]:
 async def totals_under(
     made: cluster.Cluster, harm: Callable[[Callable[[], Awaitable[None]]], Awaitable[None]]
 ) -> int:
-    """Have clients add until harm is done; all totals are those that were acknowledged.
+    """Have clients add until harm is done; all totals equal the acknowledged additions.
 
     Args:
         made: The cluster.
@@ -103,7 +103,7 @@ async def totals_under(
 async def test_totals_under_kills_leaves_and_joins(path: str, rounds: int) -> None:
     nodes = cluster.LocalNodes(3)
     async with opened(nodes, cluster.SqliteStore(path)) as made:
-        # Entities without a store tell who has moved: they begin anew.
+        # Entities without a store show the moves: they begin again.
         counters = [made.entity(Counter, key) for key in KEYS]
 
         def kill_and_remove(name: str) -> None:
@@ -141,7 +141,7 @@ async def test_totals_under_kills_leaves_and_joins(path: str, rounds: int) -> No
                 nodes.remove(name)
                 await work()
                 nodes.add(name)
-                # An agent that is killed while its node stays.
+                # An agent is killed while its node stays.
                 await until(lambda: len(made.members) == 3)
                 name = chosen.choice(sorted(names(made)))
                 os.kill(nodes.pid(name), signal.SIGKILL)
@@ -160,7 +160,7 @@ async def test_totals_under_kills_of_workers(path: str, rounds: int) -> None:
         async def harm(work: Callable[[], Awaitable[None]]) -> None:
             for _ in range(rounds):
                 await work()
-                # The launcher is the first, and its workers come behind it.
+                # The launcher is the first, and its workers follow it.
                 await until(lambda: workers_of(nodes.pid("node-0"))[1:])
                 os.kill(workers_of(nodes.pid("node-0"))[-1], signal.SIGKILL)
 
@@ -194,7 +194,7 @@ trio.run(main)
 """
 
 
-async def test_a_program_that_was_stopped_and_replaced_is_fenced(path: str) -> None:
+async def test_a_stopped_and_replaced_program_is_fenced(path: str) -> None:
     folders = os.pathsep.join([str(Path(__file__).parent), str(Path(ta.__file__).parents[1])])
     environment = os.environ | {"PYTHONPATH": folders}
     acknowledged = dict.fromkeys(KEYS, 0.0)

@@ -1,4 +1,4 @@
-"""Modules beside the tests of this folder can be imported by their names."""
+"""Modules next to the tests of this folder can be imported by their names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WAYS = ("mapped", "library")
 
 @pytest.fixture
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Generator[str, None, None]:
-    """The transport of worlds: as a parameter says."""
+    """The transport of worlds, given by a parameter."""
     way: str = getattr(request, "param", "mapped")
     if way == "library" and (BACKEND == "cpu" or IS_STAND_IN):
         with fake_libraries(monkeypatch):

@@ -29,7 +29,7 @@ from trio_accel.backends.base.contract.ops import (
 from trio_accel.backends.base.kit.communicators import Communicators
 from trio_accel.devices import LibraryActor
 
-# What a test is told by, also in its workers: folders of other test processes are not its own.
+# Identifies a test, also in its workers, because folders of other test processes are not its own.
 MARK = "TRIO_ACCEL_TEST_MARK"
 _OPEN = Communicators("fake")
 _STEPS = {"prod": np.multiply, "min": np.minimum, "max": np.maximum}
@@ -41,7 +41,7 @@ def prefix() -> str:
 
 
 def broken() -> Path:
-    """A file whose presence makes the opening of communicators fail."""
+    """A file that makes the opening of communicators fail."""
     return Path(tempfile.gettempdir()) / f"{prefix()}broken"
 
 
@@ -55,7 +55,7 @@ class FakeControlActor(LibraryActor):
 
 @attrs.define(eq=False)
 class Handle:
-    """One rank: it posts a file for each message, and looks for those of others."""
+    """One rank: it posts a file for each message, and looks for the other ranks' files."""
 
     folder: Path
     rank: int

@@ -32,13 +32,13 @@ FAKE = CollectiveLibrary(
 
 @contextmanager
 def fake_libraries(monkeypatch: pytest.MonkeyPatch) -> Generator[None, None, None]:
-    """Give the CPU backend a library of collectives, and CUDA on the stand-in driver its own one."""
+    """Give the CPU backend a library of collectives, and CUDA on the stand-in driver its own."""
     monkeypatch.setattr(CpuBackend, "collectives", FAKE)
     monkeypatch.setenv(fake_nccl.MARK, str(os.getpid()))
     # All ranks are on one device.
     monkeypatch.setattr(CudaBackend, "collectives", attrs.evolve(NCCL, is_apart=False))
     yield
-    # Workers that were killed leave theirs.
+    # Killed workers leave theirs.
     for folder in Path(tempfile.gettempdir()).glob(f"{fake_nccl.prefix()}*"):
         if folder.is_dir():
             shutil.rmtree(folder, ignore_errors=True)

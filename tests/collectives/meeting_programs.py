@@ -1,4 +1,4 @@
-"""Programs whose ranks meet; workers import this module."""
+"""Programs with ranks that meet; workers import this module."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Calls = Sequence[tuple[str, str, int]]
 
 
 class Meets:
-    """Methods that meet those of other ranks."""
+    """Methods that meet the methods of other ranks."""
 
     def __init__(self, total: Array) -> None:
         self.total = total
@@ -46,7 +46,7 @@ class Meets:
         return made
 
     def series(self, x: Array, calls: Calls) -> Array:
-        """Make calls one after the other, each on what the last has made."""
+        """Make calls one after the other, each on the result of the last."""
         rank, made = current_rank(), x.copy()
         for name, how, root in calls:
             if name == "all_reduce":

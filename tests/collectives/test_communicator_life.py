@@ -44,7 +44,7 @@ PARTS = {rank: _communicators.RankShare("all_gather", ta.DType.int32, shape=(4,)
 
 @attrs.frozen
 class Plan:
-    """What a `Pending` knows of its operation."""
+    """A `Pending`'s knowledge of its operation."""
 
     reply: object
     finish: Callable[[], object] | None = None
@@ -55,7 +55,7 @@ class Plan:
 
 @attrs.define(eq=False)
 class Rank:
-    """One device, with a worker that dies, comes late, or does not answer."""
+    """One device, with a worker that dies, arrives late, or does not answer."""
 
     fake: Fake
     rank: int
@@ -86,7 +86,7 @@ class Rank:
             one[1].settle(error)
 
     def serve(self) -> list[Any]:
-        """Give up what it is to, answer what meets nobody, and tell what it has come to."""
+        """Give up on request, answer operations without a partner, and report the state."""
         for spec in [spec for spec, _ in self.waiting if isinstance(spec, CloseCommunicatorSpec)]:
             self.has.discard(spec.number)
             self.given_up.add(spec.number)
@@ -104,7 +104,7 @@ class Rank:
         self.end(spec, LibraryError(code, library="fake", code=code))
 
     def die(self, *, is_rebuilt: bool, have_begun: bool) -> None:
-        """Lose the worker: what had begun fails; what had not waits for the next worker."""
+        """Lose the worker: begun operations fail; the others wait for the next worker."""
         self.generation += is_rebuilt
         self.is_ready, self.is_mute = is_rebuilt, False
         self.has.clear()
@@ -186,9 +186,9 @@ def new(fake: Fake) -> _communicators.Communicator:
 
 
 class Life(RuleBasedStateMachine):
-    """What may happen to the ranks of a world, in any order, and what its callers must see of it.
+    """The events of the ranks of a world, in any order, and the required view of its callers.
 
-    It runs in a thread beside Trio's, which goes on between two rules until all tasks wait.
+    It runs in a thread next to Trio's, which continues between two rules until all tasks wait.
     """
 
     clock: MockClock
@@ -337,7 +337,7 @@ class Life(RuleBasedStateMachine):
             assert self.joint.number == self.last_number
 
     async def recover(self) -> None:
-        """All ranks come back: nobody waits any more, and the next collective opens anew."""
+        """All ranks come back: nobody waits, and the next collective opens again."""
         for rank in self.fake.ranks:
             rank.generation += not rank.is_ready
             rank.is_ready, rank.is_late, rank.is_mute = True, False, False
@@ -355,7 +355,7 @@ class Life(RuleBasedStateMachine):
             assert self.closing.is_set()
         await self.settled()
         assert not self.fake.waits()
-        # What was opened was given up, where the worker that has opened it lives.
+        # An opened communicator was given up, if the worker that opened it lives.
         assert not any(rank.has for rank in self.fake.ranks)
 
 
@@ -377,11 +377,11 @@ async def _run_machine() -> None:
         )
 
 
-def test_whatever_happens_to_ranks_each_call_has_one_outcome_and_nobody_waits_on() -> None:
+def test_under_all_faults_each_call_has_one_outcome_and_nobody_waits_on() -> None:
     trio.run(_run_machine, clock=MockClock())
 
 
-async def test_a_communicator_that_is_closed_while_it_opens_asks_for_nothing_more(
+async def test_a_communicator_closed_while_it_opens_asks_for_nothing_more(
     autojump_clock: MockClock, nursery: trio.Nursery
 ) -> None:
     fake, call = Fake(), Call()
@@ -392,7 +392,7 @@ async def test_a_communicator_that_is_closed_while_it_opens_asks_for_nothing_mor
     second.is_mute = True
     nursery.start_soon(joint.close)
     await wait_all_tasks_blocked()
-    # What this rank was told to give up is lost with its worker.
+    # Communicators that this rank should give up are lost with its worker.
     second.die(is_rebuilt=True, have_begun=True)
     first.is_mute = False
     fake.serve()
@@ -406,14 +406,14 @@ def test_every_edge_leads_on_and_every_stage_ends() -> None:
     edges = life.edges
     stages = {stage for stage, _ in edges} | {*edges.values()}
     assert {stage for stage, step in edges if step == "close"} == stages
-    # What may take any time is work that others wait for.
+    # Work of any duration is work that others wait for.
     assert stages - {*life.bounds} == {"none", "open", "calling"}
     with pytest.raises(RuntimeError, match="the communicator is none: 'done'") as caught:
         life.move("done")
     assert caught.typename == "NoEdgeError"
 
 
-async def test_a_world_that_is_closed_while_it_opens_leaves_no_communicator(
+async def test_a_world_closed_while_it_opens_leaves_no_communicator(
     autojump_clock: MockClock,
 ) -> None:
     fake = Fake()
@@ -429,7 +429,7 @@ async def test_a_world_that_is_closed_while_it_opens_leaves_no_communicator(
     assert not any(rank.has for rank in fake.ranks)
 
 
-async def test_a_rank_that_comes_within_its_time_is_waited_for(autojump_clock: MockClock) -> None:
+async def test_a_rank_that_arrives_in_time_is_waited_for(autojump_clock: MockClock) -> None:
     fake = Fake()
     joint, begun = new(fake), trio.current_time()
     for seconds, is_opened in ((59.0, False), (59.0, True), (3600.0, True)):
@@ -447,7 +447,7 @@ async def test_a_rank_that_comes_within_its_time_is_waited_for(autojump_clock: M
     assert trio.current_time() - begun == pytest.approx(59 + 59 + 3600)
 
 
-async def test_a_rank_that_does_not_come_in_time_is_named(autojump_clock: MockClock) -> None:
+async def test_a_rank_that_does_not_arrive_in_time_is_named(autojump_clock: MockClock) -> None:
     fake = Fake()
     joint, call, begun = new(fake), Call(), trio.current_time()
     fake.ranks[2].is_mute = True

@@ -1,4 +1,4 @@
-"""Worlds whose collectives go by a vendor's library: the logic of communicators, on a fake of NCCL."""
+"""Worlds with collectives by a vendor's library: the logic of communicators, on a fake of NCCL."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def test_dtypes_that_it_does_not_have_go_by_mapped_arrays(world: World, dt
             assert one.tobytes() == reduced(reduction, hosts).tobytes()
 
 
-async def test_only_what_it_has_goes_by_it(world: World) -> None:
+async def test_only_supported_operations_use_it(world: World) -> None:
     arrays = await put(world, [host.astype(np.float32) for host in HOSTS])
     await world.all_reduce(arrays)
     with_it = ta.testing.inject_fault(world.devices[0], "collectives.sum", delay=0.0)
@@ -91,7 +91,7 @@ async def test_only_what_it_has_goes_by_it(world: World) -> None:
     assert ta.DType.int32 in joint.vendor.reductions["min"]
 
 
-async def test_a_communicator_is_opened_once_and_anew_after_a_loss(world: World) -> None:
+async def test_a_communicator_is_opened_once_and_again_after_a_loss(world: World) -> None:
     arrays = await put(world, HOSTS)
     joint = _communicator(world)
     assert joint.life.stage == "none"
@@ -135,8 +135,8 @@ async def test_a_rank_is_lost_while_the_communicator_is_opened(system: ta.System
             await check_whole(world, arrays)
 
 
-async def test_a_rank_that_waits_for_others_is_not_stuck(system: ta.System) -> None:
-    """It waits longer than its `stuck_after` for a rank that is late, and at work."""
+async def test_a_rank_waiting_for_others_is_not_stuck(system: ta.System) -> None:
+    """It waits longer than its `stuck_after` for a late, but working, rank."""
     hasty = attrs.evolve(BUSY, stuck_after=0.8)
     async with (
         system.open_device(BACKEND, options=hasty) as early,
@@ -162,7 +162,7 @@ async def test_with_retry_it_runs_again(system: ta.System) -> None:
 
 
 async def test_devices_that_retry_by_themselves(system: ta.System) -> None:
-    """The part of the lost rank runs again on a worker that has no communicator: all is done anew."""
+    """The part of the lost rank runs again on a worker without a communicator: all is done again."""
     async with opened_world(system, SIZE, options=attrs.evolve(BUSY, retry=3)) as world:
         arrays = await put(world, HOSTS)
         await world.all_reduce(arrays)
@@ -206,7 +206,7 @@ async def test_results_go_straight_to_out(world: World) -> None:
 
 
 @pytest.mark.parametrize("how", ["kill", "poison", "cancel"])
-async def test_what_may_be_half_written_is_refused_until_it_is_written(world: World, how: str) -> None:
+async def test_half_written_arrays_are_refused_until_they_are_written(world: World, how: str) -> None:
     arrays, out = await put(world, HOSTS), await zeros(world)
     await world.all_reduce(arrays, out=out)
     fault: dict[str, Any] = {"delay": 1.0} if how == "cancel" else {how: True}
@@ -264,7 +264,7 @@ async def test_a_stopped_rank_is_named(system: ta.System) -> None:
 
 
 @pytest.mark.parametrize("retry", [0, 1])
-async def test_a_rank_that_was_stopped_before_is_named(system: ta.System, retry: int) -> None:
+async def test_a_rank_stopped_before_is_named(system: ta.System, retry: int) -> None:
     """Its part has not begun: nobody waits until the next worker, which has no communicator, has it."""
     options = attrs.evolve(BUSY, heartbeat_timeout=1.5)
     async with opened_world(system, SIZE, options=options, retry=retry) as world:
@@ -281,8 +281,8 @@ async def test_a_rank_that_was_stopped_before_is_named(system: ta.System, retry:
         assert [device.generation for device in world.devices] == [1, 1, 2]
 
 
-async def test_a_rank_is_named_whose_loss_another_one_met_first(world: World) -> None:
-    """The library of a rank fails as another rank has gone, whose loss is known later."""
+async def test_a_lost_rank_is_named_even_if_another_rank_noticed_first(world: World) -> None:
+    """The library of a rank fails because another rank has gone; its loss becomes known later."""
     arrays = await put(world, HOSTS)
     await world.all_reduce(arrays)
     ta.testing.inject_fault(world.devices[0], "collectives.sum", fail=REFUSED)
@@ -360,7 +360,7 @@ async def test_a_library_that_does_not_work_is_left(
         fake_nccl.broken().unlink()
 
 
-async def test_what_has_no_library(system: ta.System, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_operations_without_a_library(system: ta.System, monkeypatch: pytest.MonkeyPatch) -> None:
     async with opened_world(system, 2, "process", "inline") as world:
         assert str(world.why_mapped).startswith("rank 1, ")
         assert str(world.why_mapped).endswith(" is inline")

@@ -1,4 +1,4 @@
-"""A rank whose worker is lost: one error for all, that names it, and a world that goes on with all arrays."""
+"""A rank with a lost worker: one error for all, which names it, and a world that keeps all arrays."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ async def test_in_place_nothing_is_written_before_all_have_reduced(world: World)
     await check_whole(world, arrays)
 
 
-async def test_what_may_be_half_written_is_refused(world: World) -> None:
+async def test_half_written_arrays_are_refused(world: World) -> None:
     arrays = await put(world, HOSTS)
     ta.testing.inject_fault(world.devices[1], "devices.Assign", kill=True)
     with pytest.raises(RankFailedError) as caught:
@@ -130,11 +130,11 @@ async def test_a_world_has_an_intensity(system: ta.System, way: str) -> None:
                 await world.all_reduce(arrays)
         with pytest.raises(WorldBrokenError, match="has broken: 2 collectives failed by losses within 60 s"):
             await world.all_reduce(arrays)
-        # Its devices and arrays go on.
+        # Its devices and arrays continue.
         assert [hash_of(one) for one in await contents(arrays)] == [hash_of(host) for host in HOSTS[:2]]
 
 
-async def test_a_device_that_is_given_up(system: ta.System, way: str) -> None:
+async def test_a_device_is_given_up(system: ta.System, way: str) -> None:
     options = ta.DeviceOptions(isolation="process", intensity=ta.Intensity(0, 60.0))
     async with opened_world(system, 2, options=options, transport=way) as world:
         arrays = await put(world, HOSTS[:2])
@@ -149,7 +149,7 @@ async def test_a_device_that_is_given_up(system: ta.System, way: str) -> None:
         assert hash_of(await arrays[0].to_host()) == hash_of(HOSTS[0])
 
 
-async def test_a_device_that_is_closed(world: World) -> None:
+async def test_a_device_is_closed(world: World) -> None:
     arrays = await put(world, HOSTS)
     await world.devices[0].close()
     with pytest.raises((ta.StaleRefError, RankFailedError)):
@@ -158,7 +158,7 @@ async def test_a_device_that_is_closed(world: World) -> None:
 
 
 async def read(array: ta.AccelRef) -> Any:
-    """Read an array; a copy that was in flight at a loss, or is given up, is asked for again."""
+    """Read an array; a copy in flight at a loss, or a given up copy, is asked for again."""
     while True:
         with suppress(ta.ContextLostError, ta.CompletionTimeoutError):
             return await array.to_host()

@@ -63,7 +63,7 @@ async def lose(device: ta.Device) -> None:
 
 
 async def check_usable(world: World) -> None:
-    """All devices compute, by themselves and together, and nothing is held any more."""
+    """All devices compute, on their own and together, and nothing is held."""
     with trio.fail_after(60):
         arrays = await put(world, HOSTS)
         for array, host in zip(arrays, HOSTS, strict=True):
@@ -126,7 +126,7 @@ async def test_views_and_arrays_of_several_shapes(world: World) -> None:
 
 
 @cpu
-async def test_arrays_that_ranks_change_and_replies_that_are_none(world: World) -> None:
+async def test_arrays_changed_by_ranks_and_empty_replies(world: World) -> None:
     arrays, totals = await put(world, HOSTS), [await device.full((6, 8), 1.0) for device in world.devices]
     for _ in range(3):
         replies = await world.run(lambda rank, terms: Accumulate(terms, totals[rank]), arrays)
@@ -165,7 +165,7 @@ async def test_a_kernel_that_fails(world: World, rank: int, how: str) -> None:
         )
     assert caught.value.rank == rank
     assert isinstance(caught.value.__cause__, ta.LibraryError if how == "fails" else ta.ActorFailedError)
-    # What ranks were to change is not to be used; the one that did not fail ran or did not, if it was asked.
+    # The targets of the ranks are unusable; the rank that did not fail ran or did not, if it was asked.
     with pytest.raises(ta.StaleRefError, match=r"spoiled by own_operations\.Accumulate"):
         await totals[rank].to_host()
     if totals[1 - rank].block.damaged_by is None:
@@ -177,7 +177,7 @@ async def test_a_kernel_that_fails(world: World, rank: int, how: str) -> None:
 
 
 @cpu
-async def test_what_others_have_changed_when_one_fails_is_spoiled(world: World) -> None:
+async def test_a_failure_invalidates_the_changes_of_other_ranks(world: World) -> None:
     arrays, totals = await put(world, HOSTS), [await device.full((6, 8), 1.0) for device in world.devices]
     ta.testing.inject_fault(world.devices[1], Accumulate, delay=0.3)
     with pytest.raises(RankFailedError):
@@ -191,7 +191,7 @@ async def test_what_others_have_changed_when_one_fails_is_spoiled(world: World) 
 @own_kernels
 @pytest.mark.parametrize("retry", [0, 1])
 @pytest.mark.parametrize("lost", [0, 1])
-async def test_a_rank_that_is_lost(system: ta.System, lost: int, retry: int) -> None:
+async def test_a_lost_rank(system: ta.System, lost: int, retry: int) -> None:
     async with opened_world(system, 2, options=BUSY, retry=retry, transport="mapped") as world:
         arrays = await put(world, HOSTS)
         await world.run(Sum, arrays)
@@ -211,7 +211,7 @@ async def test_a_rank_that_is_lost(system: ta.System, lost: int, retry: int) -> 
 
 
 @cpu
-async def test_one_that_changes_arrays_does_not_run_again(system: ta.System) -> None:
+async def test_an_operation_that_changes_arrays_does_not_run_again(system: ta.System) -> None:
     async with opened_world(system, 2, options=BUSY, retry=3) as world:
         arrays, totals = await put(world, HOSTS), [await device.full((6, 8), 1.0) for device in world.devices]
         ta.testing.inject_fault(world.devices[1], Accumulate, kill=True)
@@ -229,7 +229,7 @@ async def test_one_that_changes_arrays_does_not_run_again(system: ta.System) -> 
         await check_usable(world)
 
 
-async def test_an_inline_rank_that_is_lost(system: ta.System) -> None:
+async def test_a_lost_inline_rank(system: ta.System) -> None:
     async with opened_world(system, 2, "process", "inline") as world:
         arrays = await put(world, HOSTS)
         message = ta.linalg.Matmul
@@ -245,7 +245,7 @@ async def test_an_inline_rank_that_is_lost(system: ta.System) -> None:
         await check_usable(world)
 
 
-async def test_an_inline_rank_that_is_lost_before_its_array_is_lent(system: ta.System) -> None:
+async def test_an_inline_rank_lost_before_its_array_is_lent(system: ta.System) -> None:
     async with opened_world(system, 2, "inline") as world:
         arrays = await put(world, HOSTS)
         ta.testing.inject_fault(world.devices[1], "devices.Fill", delay=0.3)
@@ -267,7 +267,7 @@ async def test_an_inline_rank_that_is_lost_before_its_array_is_lent(system: ta.S
 
 
 @cpu
-async def test_only_the_rank_that_is_stuck_is_blamed(system: ta.System) -> None:
+async def test_only_the_stuck_rank_is_blamed(system: ta.System) -> None:
     options = ta.DeviceOptions(isolation="process", stuck_after=0.3)
     async with opened_world(system, 2, options=options) as world:
         arrays = await put(world, HOSTS)
@@ -293,7 +293,7 @@ async def test_many_at_once_and_writes_between_them(world: World) -> None:
                     nursery.start_soon(other.run, lambda rank, xs: Sum(rank, xs, outs[1 - rank]), [b, a])
                     nursery.start_soon(world.run, Sum, outs)
                     nursery.start_soon(other.all_reduce, outs[::-1])
-                    # An operation of the same library that writes to what is lent.
+                    # An operation of the same library that writes to lent memory.
                     nursery.start_soon(a.device.ask, Double(a))
                     nursery.start_soon(a.copy_to, b.device)
         np.testing.assert_array_equal(await a.to_host(), HOSTS[0] * 64)
@@ -301,8 +301,8 @@ async def test_many_at_once_and_writes_between_them(world: World) -> None:
 
 
 @own_kernels
-async def test_a_write_to_what_is_lent_that_comes_before_the_parts(workers: World) -> None:
-    """It waits for the parts that read the array, and they are not behind it."""
+async def test_a_write_to_a_lent_array_before_the_parts_is_ordered(workers: World) -> None:
+    """It waits for the parts that read the array, and not the other way round."""
     arrays = await put(workers, HOSTS)
     a, pid = arrays[0], (await workers.devices[1].statistics()).pid
     assert pid is not None
@@ -362,7 +362,7 @@ async def test_tasks_of_ranks(workers: World) -> None:
         np.testing.assert_array_equal(await total.to_host(), TOTAL)
     await ask(partial(task, first, Sum), partial(task, second, partial(Sum)))
     assert errors == [CollectiveMismatchError] * 2
-    # The deadline of one ends it for the other, too.
+    # The deadline of one also ends it for the other.
     ta.testing.inject_fault(workers.devices[0], Sum, delay=0.5)
     with ta.cancel_grace(0.0):
         await ask(partial(task, first, Sum, 0.1), partial(task, second, Sum))
@@ -373,7 +373,7 @@ async def test_tasks_of_ranks(workers: World) -> None:
 
 
 @cpu
-async def test_what_is_refused(world: World) -> None:
+async def test_invalid_arguments_are_refused(world: World) -> None:
     a, b = await put(world, HOSTS)
     launched = [(await device.statistics()).launched for device in world.devices]
     wrong: list[tuple[Any, tuple[Any, ...], type[Exception], str]] = [
@@ -419,7 +419,7 @@ async def test_what_is_refused(world: World) -> None:
 
 
 @cpu
-async def test_a_rank_that_is_closed(world: World) -> None:
+async def test_a_closed_rank(world: World) -> None:
     a, b = await put(world, HOSTS)
     await world.devices[1].close()
     with pytest.raises((RankFailedError, ta.StaleRefError, ta.DeviceLostError)):
@@ -441,7 +441,7 @@ async def test_the_parts_run_at_the_same_time(system: ta.System) -> None:
 
 
 @cpu
-async def test_a_failure_goes_on_to_all_that_follow_in_whatever_order_they_are_seen(
+async def test_a_failure_reaches_all_later_operations_in_any_order_of_their_ends(
     system: ta.System,
 ) -> None:
     async with system.open_device("cpu", options=ta.DeviceOptions(isolation="inline")) as device:
@@ -463,7 +463,7 @@ async def test_a_failure_goes_on_to_all_that_follow_in_whatever_order_they_are_s
         barrier.wait()
         del own.MEETINGS["fails"]
         while not all(one.event.is_done for one in in_flight):
-            # Without the loop: all ends are seen at once, that of the copy first.
+            # Without the loop: all ends are seen at once, the copy's end first.
             pass
         for following in (scaled, copied):
             with pytest.raises(ta.InputFailedError):

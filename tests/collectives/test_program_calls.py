@@ -134,7 +134,7 @@ def test_any_order_of_calls_is_that_of_a_model(calls: Calls, length: int) -> Non
         ("leaves", "rank 1 has ended its call, and rank [02] waits in all_reduce"),
     ],
 )
-async def test_ranks_that_do_not_call_the_same_are_told(
+async def test_ranks_with_different_calls_get_an_error(
     system: ta.System, isolation: Any, what: str, text: str
 ) -> None:
     options = ta.DeviceOptions(isolation=isolation)
@@ -159,7 +159,7 @@ async def test_an_error_of_one_rank_ends_all(system: ta.System) -> None:
         await check_right(world, programs)
 
 
-async def test_a_rank_that_is_late_is_named(system: ta.System) -> None:
+async def test_a_late_rank_is_named(system: ta.System) -> None:
     async with opened(system, 3) as (world, programs):
         with pytest.raises(
             RankFailedError, match=r"ranks \[0, 1, 2\] have not ended their call within 0.3 s"
@@ -172,7 +172,7 @@ async def test_a_rank_that_is_late_is_named(system: ta.System) -> None:
         await check_right(world, programs)
 
 
-async def test_a_rank_that_is_killed_ends_all_and_the_next_call_is_right(system: ta.System) -> None:
+async def test_a_killed_rank_ends_all_and_the_next_call_is_right(system: ta.System) -> None:
     async with opened(system, 2, BUSY) as (world, programs):
         await world.call(programs, Meets.add, [np.ones(3)] * 2)
         for rank in (1, 0):
@@ -188,7 +188,7 @@ async def test_a_rank_that_is_killed_ends_all_and_the_next_call_is_right(system:
 
 
 @pytest.mark.parametrize("way", ["library"], indirect=True)
-async def test_a_rank_that_waits_for_one_that_is_stuck_is_not_lost_too(system: ta.System, way: str) -> None:
+async def test_a_rank_waiting_for_a_stuck_rank_is_not_lost_too(system: ta.System, way: str) -> None:
     if BACKEND == "cuda" and not IS_STAND_IN and len(devices_of()) < 2:
         pytest.skip("NCCL takes one rank of each GPU, and there is one GPU")
     options = attrs.evolve(BUSY, stuck_after=0.5)
@@ -197,7 +197,7 @@ async def test_a_rank_that_waits_for_one_that_is_stuck_is_not_lost_too(system: t
         programs = [await ta.open_program(device, Meets, await device.put(np.zeros(3))) for device in devices]
 
         async def come(pause: float) -> list[Any]:
-            # The rank that goes on spoils what it was about to change, at some time.
+            # The continuing rank invalidates its targets at some time.
             xs = [await device.put(np.ones(3)) for device in devices]
             await world.call(programs, Meets.late, xs, [0.0, pause])
             return [(await x.to_host()).tolist() for x in xs]

@@ -30,7 +30,7 @@ HOSTS = [elements((6, 2), "float64", seed) for seed in range(SIZE)]
 
 @pytest.fixture
 async def world(system: ta.System) -> AsyncGenerator[World, None]:
-    # What ranks do is the same in workers; `test_world` has those.
+    # Operations of ranks are the same in workers; `test_world` has those.
     async with opened_world(system, SIZE, "inline") as world:
         yield world
 
@@ -98,7 +98,7 @@ async def test_every_collective(world: World) -> None:
 
 async def test_out_of_each_rank(world: World) -> None:
     async def task(rank: Rank, x: ta.AccelRef) -> ta.AccelRef:
-        # One rank alone may name an array.
+        # A single rank may name an array.
         out = await rank.device.zeros((6, 2)) if rank.number == 0 else None
         made = await rank.all_reduce(x, out=out)
         assert out is None or made is out
@@ -121,7 +121,7 @@ async def test_a_ring_of_sends(world: World) -> None:
         np.testing.assert_array_equal(one, host)
 
 
-async def test_sends_of_one_rank_come_in_its_order(world: World) -> None:
+async def test_sends_of_one_rank_arrive_in_its_order(world: World) -> None:
     async def task(rank: Rank, x: ta.AccelRef) -> list[float]:
         if rank.number == 0:
             for value in range(5):
@@ -163,7 +163,7 @@ async def test_a_group_inside_of_a_group_is_refused(world: World) -> None:
         pass
 
 
-async def test_different_collectives_are_told_to_all(world: World) -> None:
+async def test_different_collectives_fail_on_all_ranks(world: World) -> None:
     async def task(rank: Rank, x: ta.AccelRef) -> Any:
         await (rank.all_gather(x) if rank.number == 2 else rank.all_reduce(x))
 
@@ -172,11 +172,11 @@ async def test_different_collectives_are_told_to_all(world: World) -> None:
         assert "all_gather()" in str(error)
         assert "all_reduce(reduction='sum')" in str(error)
         assert "all ranks must ask for the same collectives in the same order" in str(error)
-    # Both have had their first, and go on.
+    # Both have had their first, and continue.
     assert await (await world.all_reduce(await put(world, HOSTS)))[0].to_host() is not None
 
 
-async def test_different_options_are_told_to_all(world: World) -> None:
+async def test_different_options_fail_on_all_ranks(world: World) -> None:
     async def task(rank: Rank, x: ta.AccelRef) -> Any:
         await rank.broadcast(x, root=rank.number)
 
@@ -185,7 +185,7 @@ async def test_different_options_are_told_to_all(world: World) -> None:
     assert "asks for broadcast(root=" in str(errors[0])
 
 
-async def test_wrong_arrays_are_told_to_all(world: World) -> None:
+async def test_wrong_arrays_fail_on_all_ranks(world: World) -> None:
     async def task(rank: Rank, x: ta.AccelRef) -> Any:
         await rank.all_reduce(x[:3] if rank.number == 1 else x)
 
@@ -195,7 +195,7 @@ async def test_wrong_arrays_are_told_to_all(world: World) -> None:
     assert "got float64 (6, 2) of rank 0 and float64 (3, 2) of rank 1" in str(errors[0])
 
 
-async def test_a_rank_that_never_comes(world: World) -> None:
+async def test_a_rank_never_arrives(world: World) -> None:
     """A deadline of one rank ends it for all, who learn which ranks were missing."""
 
     async def task(rank: Rank, x: ta.AccelRef) -> Any:
@@ -212,12 +212,12 @@ async def test_a_rank_that_never_comes(world: World) -> None:
     assert isinstance(second, RankFailedError)
     assert second.rank == 0
     assert "the task of rank 0 was cancelled; ranks that had not come: 2" in str(second)
-    # Arrays of those that came are let go, though one rank has yet to come. The error's frames have some.
+    # Arrays of the ranks that arrived are released, though one rank is missing. The error's frames have some.
     second.__traceback__ = None
     gc.collect()
     await world.devices[0].synchronize()
     assert (await world.devices[0].statistics()).memory.used == 0
-    # It comes late: it learns the same, and then the ranks are in step.
+    # It arrives late: it gets the same error, and then the ranks are in step.
     with pytest.raises(RankFailedError, match="the task of rank 0 was cancelled"):
         await world.ranks[2].all_reduce((await put(world, HOSTS))[2])
 
@@ -229,7 +229,7 @@ async def test_a_rank_that_never_comes(world: World) -> None:
 
 
 async def test_tasks_that_failed_begin_again(world: World) -> None:
-    """One fails ahead of its collective, when others wait there: then their counts differ."""
+    """One fails before its collective, when others wait there: then their counts differ."""
     expected = reduced("sum", HOSTS)
     arrays = await put(world, HOSTS)
     for failing in (0, SIZE - 1):
@@ -260,7 +260,7 @@ async def test_ranks_that_wait_when_all_begin_again(world: World) -> None:
     assert [error.rank for error in errors] == [1]
 
 
-async def test_a_task_that_is_cancelled_while_it_runs(world: World) -> None:
+async def test_a_task_is_cancelled_while_it_runs(world: World) -> None:
     arrays = await put(world, HOSTS)
     ta.testing.inject_fault(world.devices[1], "collectives.sum", delay=3.0)
     errors: list[Exception] = []
@@ -302,7 +302,7 @@ async def test_the_end_of_the_world_ends_all_that_wait(system: ta.System) -> Non
     assert ["the world is closed; ranks that had not come: 0" in str(error) for error in errors] == [True]
 
 
-async def test_a_closed_world_refuses_what_any_rank_asks(system: ta.System) -> None:
+async def test_a_closed_world_refuses_requests_of_all_ranks(system: ta.System) -> None:
     async with opened_world(system, 2, "inline") as world:
         (x, _), (_, rank) = await put(world, HOSTS[:2]), world.ranks
         world.close()
@@ -328,7 +328,7 @@ async def test_a_closed_world_refuses_what_any_rank_asks(system: ta.System) -> N
                 group.add(rank.barrier)
 
 
-async def test_a_world_that_breaks_ends_what_waits_for_ranks_and_what_comes_later(system: ta.System) -> None:
+async def test_a_breaking_world_ends_waiting_and_later_requests(system: ta.System) -> None:
     options = ta.DeviceOptions(isolation="process")
     async with opened_world(system, 2, options=options, intensity=ta.Intensity(0, 60.0)) as world:
         arrays = await put(world, HOSTS[:2])

@@ -1,4 +1,4 @@
-"""What collectives write is content from outside: a recording of each rank is replayed with the same bits."""
+"""Writes of collectives are content from outside: a recording of each rank is replayed with the same bits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def test_collectives_are_from_outside(system: ta.System, way: str) -> None
         for device, journal in zip(world.devices, journals, strict=True):
             await stack.enter_async_context(replay.record(device, journal))
         arrays = await put(world, HOSTS)
-        # Results that are new, in place and in views, and operations before and after.
+        # Results in new arrays, in place and in views, and operations before and after.
         sums = await world.all_reduce([await (one * 2.0) for one in before])
         await world.all_reduce(arrays, out=arrays)
         halves = await world.all_gather([one[:3] for one in sums])

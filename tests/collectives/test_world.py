@@ -77,8 +77,7 @@ async def test_reductions_of_every_dtype(world: World, dtype: str) -> None:
 @pytest.mark.parametrize("size", [2, 3, 4])
 async def test_short_floating_numbers_are_rounded_once(system: ta.System, dtype: str, size: int) -> None:
     element = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
-    # Without fractions of float32, so that only the last rounding is one.
-    # Of three ranks, each reduces its part of so many.
+    # Without fractions of float32, so that only the last step rounds. Of three ranks, each reduces its share.
     shape = 4 * size, 20_000 if size == 3 else 2
     whole = [np.random.default_rng(seed).integers(-2000, 2000, shape) for seed in range(size)]
     hosts = [(one / 8).astype(element) for one in whole]
@@ -130,7 +129,7 @@ async def test_reduce_scatter_and_all_gather_are_all_reduce(world: World) -> Non
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-async def test_what_moves_elements(world: World, dtype: str) -> None:
+async def test_operations_that_move_elements(world: World, dtype: str) -> None:
     size = world.size
     hosts = [elements((2 * size, 3), dtype, seed) for seed in range(size)]
     arrays = await put(world, hosts)

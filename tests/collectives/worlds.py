@@ -33,9 +33,9 @@ async def opened_world(
     options: ta.DeviceOptions | None = None,
     **world: Any,
 ) -> AsyncGenerator[World, None]:
-    """Open a world of so many new devices; isolations are repeated."""
+    """Open a world of this many new devices; isolations are repeated."""
     async with AsyncExitStack() as stack:
-        # Each rank has a device of its own where there are so many.
+        # Each rank has a device of its own where there are this many.
         names = devices_of()
         devices = [
             await stack.enter_async_context(
@@ -53,7 +53,7 @@ async def opened_world(
 
 
 def elements(shape: Sequence[int], dtype: str, seed: int) -> npt.NDArray[Any]:
-    """Small whole numbers, whose sums and products are exact in every dtype."""
+    """Small integers, whose sums and products are exact in every dtype."""
     element = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
     whole = np.random.default_rng(seed).integers(0, 3, tuple(shape))
     made: npt.NDArray[Any] = whole.astype(element)

@@ -1,4 +1,4 @@
-"""What the tests of compiled expressions share: both executors in one process."""
+"""Shared helpers of the tests of compiled expressions: both executors in one process."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Array: TypeAlias = npt.NDArray[Any]
 
 @attrs.define
 class Executors:
-    """A device of this process, and the variable that says which of both executors runs."""
+    """A device of this process, and the variable that selects one of both executors."""
 
     device: ta.Device
     monkeypatch: pytest.MonkeyPatch
 
     def choose(self, mode: str) -> None:
-        """Have what comes run by one of them; nothing is planned yet."""
+        """Have one of them run the next operations; nothing is planned yet."""
         self.monkeypatch.setenv("TRIO_ACCEL_CPU_COMPILED", mode)
         _plans.forget()
 
@@ -48,12 +48,12 @@ class Executors:
 
 
 def same_bits(got: Array, want: Array) -> bool:
-    """Tell whether arrays have the same dtype, shape and bits; NaN has any."""
+    """Return whether arrays have the same dtype, shape and bits; NaN has any."""
     return got.dtype == want.dtype and got.shape == want.shape and bool(equal_bits(got, want).all())
 
 
 def equal_bits(got: Array, want: Array) -> Array:
-    """Tell of each element whether its bits are the same; NaN has any."""
+    """Return for each element whether its bits are the same; NaN has any."""
     if got.dtype.kind == "c":
         return equal_bits(np.real(got).copy(), np.real(want).copy()) & equal_bits(
             np.imag(got).copy(), np.imag(want).copy()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-# What several modules share is imported by its own name.
+# Modules import their shared code by its own name.
 sys.path.insert(0, str(Path(__file__).parent))
 
 from both_executors import Executors
@@ -19,7 +19,7 @@ from trio_accel.backends.cpu.compiled import _compiler, _plans
 
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A process that has compiled nothing yet, with a disk cache of its own."""
+    """A process without earlier compilations, with a disk cache of its own."""
     if _compiler.compiler() is None:
         pytest.skip("there is no C++ compiler")
     monkeypatch.setattr(_compiler, "_state", _compiler.State())

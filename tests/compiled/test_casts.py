@@ -1,4 +1,4 @@
-"""Casts between all dtypes, also of numbers that the other one does not hold, have one answer."""
+"""Casts between all dtypes, also of numbers outside the range of the other one, have one answer."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def numbers_of(dtype: ta.DType) -> Array:
 
 
 def wrapped(number: float, bits: int, *, is_signed: bool) -> int:
-    """Return the integer of so many bits that a conversion by the x86-64 instructions makes of a number."""
+    """Return the integer of this many bits made of a number by the x86-64 conversion instructions."""
 
     def by_instruction(number: float, bits: int) -> int:
         is_held = math.isfinite(number) and -(2 ** (bits - 1)) <= math.trunc(number) < 2 ** (bits - 1)

@@ -54,7 +54,7 @@ FLOATS = [
 
 
 def special(name: str) -> Array:
-    """Where a function could go wrong, and some that are in between."""
+    """Error-prone arguments of a function, and some ordinary ones."""
     dtype, rng = ta.DType(name), np.random.default_rng(0)
     if dtype.kind == "bool":
         return np.array([False, True])
@@ -79,7 +79,7 @@ def is_exact(text: str, names: tuple[str, ...], kinds: tuple[ta.DType, ...]) -> 
 
 
 @pytest.mark.parametrize(("one", "other"), PAIRS)
-async def test_functions_that_are_exact(executors: Executors, one: str, other: str) -> None:
+async def test_exact_functions(executors: Executors, one: str, other: str) -> None:
     pairs = [*itertools.product(special(one), special(other))]
     x, y = (
         np.array(each, name.dtype)
@@ -89,7 +89,7 @@ async def test_functions_that_are_exact(executors: Executors, one: str, other: s
     texts: list[str] = []
     for name, function in FUNCTIONS.items():
         given = {1: "x", 2: "x, y", 3: "y != y, x, x"}[function.arity]
-        # C has no such number, and NumPy has another one in vectors than behind them.
+        # C lacks such a number, and NumPy has another one in vectors than after them.
         is_undefined = name == "uint32" and kinds[0].is_inexact
         if not is_undefined and is_exact(f"o = {name}({given})", ("x", "y"), kinds):
             texts.append(f"{name}({given})")
@@ -101,10 +101,10 @@ async def test_functions_that_are_exact(executors: Executors, one: str, other: s
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
 @pytest.mark.parametrize("whole", ["int8", "int32", "int64", "uint64"])
-async def test_a_number_that_becomes_whole_and_comes_back(
+async def test_a_number_is_converted_to_an_integer_and_back(
     executors: Executors, dtype: str, whole: str
 ) -> None:
-    """A compiler took `trunc` for both, so there were -0.0, NaN and what no whole number is."""
+    """A compiler took `trunc` for both, so there were -0.0, NaN and fractions."""
     with np.errstate(over="ignore"):
         x = np.array([-0.5, 0.5, -0.0, np.nan, np.inf, -np.inf, 1e300, -1e30, 3e9, -2.5, 7.9] * 7).astype(
             dtype
@@ -120,7 +120,7 @@ async def test_a_number_that_becomes_whole_and_comes_back(
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 async def test_the_larger_one_of_two_zeros(executors: Executors, dtype: str) -> None:
-    """NumPy's `fmax` finds either in vectors, and behind them the other one."""
+    """NumPy's `fmax` finds either in vectors, and after them the other one."""
     texts = [
         f"{name}({given})"
         for name in ("fmax", "fmin", "maximum", "minimum")
@@ -154,7 +154,7 @@ async def test_sums_of_numbers_that_become_whole(executors: Executors) -> None:
 @pytest.mark.parametrize(
     "text", ["e = exp(x); s = sum(e); y = e / s / sum(x * e)", "e = exp(x); s = sum(e); y = e / sum(e / s)"]
 )
-async def test_rows_that_reduce_again_behind_a_sum_of_what_the_result_is_made_of(
+async def test_rows_that_reduce_again_after_a_sum_of_their_own_operand(
     executors: Executors, text: str
 ) -> None:
     rows = Reduction(text, inputs=["x"], precision=None, operation="test.rows")
@@ -175,7 +175,7 @@ async def test_rows_that_reduce_again_behind_a_sum_of_what_the_result_is_made_of
             np.testing.assert_allclose(made, e / by[:, None], rtol=1e-12)
 
 
-async def test_a_kernel_in_which_a_number_becomes_whole(executors: Executors) -> None:
+async def test_a_kernel_converts_a_number_to_an_integer(executors: Executors) -> None:
     source = 'extern "C" __global__ void cut(double* x) { x[threadIdx.x] = (double)(int)x[threadIdx.x]; }'
     cut = jit.Kernel("cut", source, parameters={"x": jit.updates("float64")}, grid=1, block=8)
     x = await executors.device.put(np.array([-0.5, 0.5, -0.0, -1.5, 2.5, -0.9, 3.0, -3.0]))
@@ -248,7 +248,7 @@ async def test_loads(executors: Executors, name: str, shift: int) -> None:
     await executors.compare(shifted, x)
 
 
-async def test_an_index_that_is_outside(executors: Executors) -> None:
+async def test_an_index_out_of_range(executors: Executors) -> None:
     x, told = np.arange(10.0).reshape(2, 5), list[str]()
     for mode in ("never", "always"):
         executors.choose(mode)
@@ -359,7 +359,7 @@ async def test_vectors_of_any_width_make_the_same_bits(executors: Executors) -> 
                 assert same_bits(await each.to_host(), want), f"{name} of {dtype} with {option}"
 
 
-async def test_what_has_cost_enough_is_compiled_meanwhile(executors: Executors, fresh: Any) -> None:
+async def test_a_costly_expression_is_compiled_in_the_background(executors: Executors, fresh: Any) -> None:
     executors.choose("auto")
     executors.monkeypatch.setattr(_plans, "_WORTH", 4 * 1000 * 8 * 3)
     ask, x = jit.elementwise("x * 2.0 + 1.0", inputs=("x",)), np.arange(1000.0)
@@ -378,7 +378,7 @@ async def test_what_has_cost_enough_is_compiled_meanwhile(executors: Executors, 
 
 
 @pytest.mark.parametrize("text", ["exp(x)", "exp(x) + sin(x)", "exp(x[i(0)])", "tan(x) + tan(2 * x)"])
-async def test_which_executor_runs_is_decided_by_the_expression(executors: Executors, text: str) -> None:
+async def test_the_expression_decides_which_executor_runs(executors: Executors, text: str) -> None:
     executors.choose("auto")
     before = _compiler.counts.compiled
     shape: dict[str, Any] = {"shape": (9,)} if "[" in text else {}
@@ -386,7 +386,7 @@ async def test_which_executor_runs_is_decided_by_the_expression(executors: Execu
     assert _compiler.counts.compiled - before == (text in {"exp(x) + sin(x)", "exp(x[i(0)])"})
 
 
-def test_the_head_of_a_text_has_what_is_called() -> None:
+def test_the_head_of_a_source_has_the_called_functions() -> None:
     assert "own::" not in _text.head()
     assert "LOOPED(sin, double" in _text.head(frozenset({"sin"}))
     assert "LOOPED(cos, double" not in _text.head(frozenset({"sin"}))

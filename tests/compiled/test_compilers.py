@@ -1,4 +1,4 @@
-"""Compilers and caches that are broken, and what is left of a compilation whose process is killed."""
+"""Broken compilers and caches, and the leftovers of a compilation in a killed process."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ BROKEN = {
 
 
 def compiler_that(does: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have `CXX` name a script that tells a version, and does something else when it is to compile."""
+    """Have `CXX` name a script that prints a version, and does something else when it should compile."""
     script = folder / "compiler"
     script.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo broken 1.0 && exit\n{does}\n')
     script.chmod(0o700)
@@ -82,7 +82,7 @@ async def test_a_broken_compiler(
     (record,) = caplog.records
     assert told in record.getMessage()
     assert "computed by NumPy instead" in record.getMessage()
-    # One that fails three times in a row is not asked again, nor is one that has hung once.
+    # A compiler that fails three times in a row is not asked again, nor is a compiler that has hung once.
     assert len(calls) == (1 if name == "hangs" else 3)
     assert os.listdir(fresh) == ["compiler"], "files are left"
 
@@ -106,7 +106,7 @@ async def test_a_cache_that_cannot_be_written_to(
     assert "the cache of compiled kernels" in record.getMessage()
 
 
-async def test_a_compiler_that_is_none(
+async def test_without_a_compiler(
     executors: Executors, fresh: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     executors.monkeypatch.setenv("CXX", "no-such-compiler --fast")
@@ -133,7 +133,7 @@ def test_code_is_found_again_and_only_that_of_this_machine(
     monkeypatch.setattr(_compiler.Compiler, "compile", counted)
 
     def times() -> int:
-        """Compile in a process that has nothing loaded, and tell how often the compiler ran by now."""
+        """Compile in a process with nothing loaded, and return how often the compiler ran by now."""
         monkeypatch.setattr(_compiler, "_state", _compiler.State())
         assert _compiler.compile_text(one_text()) is not None
         return len(calls)
@@ -167,7 +167,7 @@ def test_libraries_are_not_taken_for_one_another(fresh: Path) -> None:
 
 
 @pytest.mark.parametrize("isolation", ["inline", "process"])
-async def test_what_waits_for_a_compiler_is_not_stuck(
+async def test_waiting_for_a_compiler_does_not_count_as_stuck(
     fresh: Path, monkeypatch: pytest.MonkeyPatch, isolation: ta.Isolation
 ) -> None:
     compiler_that("sleep 1; exit 1", fresh, monkeypatch)
@@ -181,7 +181,7 @@ async def test_what_waits_for_a_compiler_is_not_stuck(
         assert device.generation == 1
 
 
-async def test_a_compiler_that_does_not_say_its_version(
+async def test_a_compiler_without_a_version(
     executors: Executors, fresh: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is waited for once, also if the others hang as well, and meanwhile the stream is not stuck."""
@@ -211,10 +211,10 @@ async def test_a_compiler_that_does_not_say_its_version(
 
 
 @pytest.mark.own_launcher
-async def test_nothing_is_left_of_a_worker_that_is_killed_while_it_compiles(
+async def test_a_worker_killed_while_it_compiles_leaves_nothing(
     fresh: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its launcher kills the shell that would remove the folder, which takes a while for so many files."""
+    """Its launcher kills the shell that would remove the folder, which takes a while for this many files."""
     compiler_that(f"seq 5000 | xargs touch; touch {fresh}/begun; sleep 62", fresh, monkeypatch)
     room = fresh / "room"
     room.mkdir()
@@ -240,7 +240,7 @@ async def _fails(call: Awaitable[object]) -> None:
         await call
 
 
-def test_old_folders_are_removed_and_those_in_use_stay(tmp_path: Path) -> None:
+def test_old_folders_are_removed_and_folders_in_use_stay(tmp_path: Path) -> None:
     old, new, other = (tmp_path / name for name in ("mine-old", "mine-new", "other-old"))
     for folder in (old, new, other):
         folder.mkdir()
@@ -263,7 +263,7 @@ _compiler.compile_text("int x;")
 """
 
 
-def test_nothing_is_left_of_a_process_that_is_killed_while_it_compiles(
+def test_a_process_killed_while_it_compiles_leaves_nothing(
     fresh: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiler_that(f"echo $$ >{fresh}/pid; sleep 61 & sleep 61", fresh, monkeypatch)
@@ -304,7 +304,7 @@ def wait_for(condition: Any) -> None:
         time.sleep(0.01)
 
 
-def test_a_mode_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_mode_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRIO_ACCEL_CPU_COMPILED", "sometimes")
     with pytest.raises(ta.AccelError, match="must be auto, never or always, got 'sometimes'"):
         _compiler.mode()
@@ -342,7 +342,7 @@ trio.run(main)
 @pytest.mark.slow
 @pytest.mark.own_launcher
 def test_a_kill_in_the_middle_changes_no_bit(fresh: Path) -> None:
-    """NumPy computes the first steps, compiled code those behind; both begin anew in each worker."""
+    """NumPy computes the first steps, compiled code the later ones; both begin again in each worker."""
     made: list[bytes] = []
     for mode, told in (("auto", "kill"), ("auto", "go"), ("never", "go")):
         environment = {**os.environ, "TRIO_ACCEL_CPU_COMPILED": mode, "PYTHONPATH": SEARCHED}

@@ -1,4 +1,4 @@
-"""The machine code of compiled expressions: which loops are of vectors, and what is rounded."""
+"""The machine code of compiled expressions: the vector loops, and the rounding."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.no_device, pytest.mark.one_backend]
 
 
 def compiled(text: str, folder: Path, *options: str) -> tuple[str, str]:
-    """Return assembler of a source, and what g++ says of its optimizations."""
+    """Return the assembler of a source, and g++'s report of its optimizations."""
     found = _compiler.compiler()
     if found is None or "-fno-tree-sink" not in found.options:
         pytest.skip("the compiler is not g++")
@@ -97,5 +97,5 @@ def test_a_float16_is_rounded_on_every_processor(tmp_path: Path, machine: str) -
     # Either all neighbours at once, or each of them.
     assert rounded in (1, 2, 8), body
     assert widened == rounded, body
-    # Arithmetic of float16 rounds each step once, too, but NumPy's is that of float32.
+    # Arithmetic of float16 also rounds each step once, but NumPy computes in float32.
     assert not re.search(r"\bv(add|sub|mul|div|fmadd\w*)[ps]h\b", assembler)

@@ -20,7 +20,7 @@ from trio_accel.devices import LibraryActor, Operand, Operation, Planned, Planne
 
 @attrs.frozen
 class BlockedScal(linalg.scal.spec):
-    """A product that is enqueued when somebody has written to a pipe; at once without one."""
+    """A product enqueued after somebody has written to a pipe, or at once without a pipe."""
 
     pipe: str = ""
 
@@ -34,7 +34,7 @@ class BlockedMatmul(MatmulSpec):
 
 @attrs.define(eq=False)
 class _Blocking:
-    """Kernels whose launch waits for a pipe, and that do what comes out of it.
+    """Kernels with launches that wait for a pipe, and act on its contents.
 
     Nothing of them is called while they enqueue.
     """
@@ -120,7 +120,7 @@ class _Ahead(_Blocking):
 
 
 class AheadActor(LibraryActor):
-    """One whose thread is given calls ahead."""
+    """A library with a thread that gets calls in advance."""
 
     library = "blas"
     hands_ahead = True
@@ -159,7 +159,7 @@ class OtherScale(Scale):
 
 @attrs.frozen(eq=False)
 class AheadScale(Scale):
-    """The same by one whose thread is given calls ahead."""
+    """The same by a library with a thread that gets calls in advance."""
 
     library: ClassVar[str] = f"{__name__}:AheadActor"
 

@@ -1,4 +1,4 @@
-"""A library whose kernel has a plan that raises."""
+"""A library with a kernel with a plan that raises."""
 
 from __future__ import annotations
 
@@ -27,5 +27,5 @@ def compute(spec: Any, call: Any) -> None:
 for _backend in ("cpu", "cuda", "third"):
     kernel(planned, backend=_backend, plan=plan)(compute)
 
-# Tests of all that is declared would run it, and ask for its row in the table.
+# Tests of all declared operations would run it, and ask for its row in the table.
 del DECLARED["broken_plans.planned"]

@@ -1,4 +1,4 @@
-"""Random programs that are one expression, asked as one chain of calls or step by step."""
+"""Random programs of one expression, asked as one chain of calls or step by step."""
 
 from __future__ import annotations
 
@@ -113,8 +113,8 @@ class Program:
     """An expression.
 
     Attributes:
-        nodes: The steps; the last one is awaited, with those that it is made of.
-        end: What becomes of it.
+        nodes: The steps. The last one is awaited together with its operands.
+        end: How the chain ends.
         one_host: Whether the two arrays of the host are the same.
         dtypes: Those of the leaves.
         order: Strides of the host arrays.
@@ -136,7 +136,7 @@ class Program:
         values: list[Any] = [leaves[name] for name in LEAVES if name not in HOSTS]
         hosts = [leaves[name] for name in HOSTS]
         for node in self.nodes:
-            # A host array is no first operand: NumPy would compute.
+            # A host array is not a first operand: NumPy would compute.
             others = [*hosts, *values]
             # The last results are used most, so that programs are deep.
             first = values[-1 - node.first % len(values)]
@@ -145,7 +145,7 @@ class Program:
             more = leaves.get("more", 0.0) if type(node.number) is float else 0
             values.append(STEPS[node.kind](first, second, node.number + more, leaves))
         made = values[-len(self.nodes) :]
-        # Reversed views of an array are no call yet.
+        # Reversed views of an array are not calls yet.
         return [one if isinstance(one, ta.Call) else +one for one in made]
 
     def host(self, turn: int) -> dict[str, Host]:

@@ -11,7 +11,7 @@ import trio
 
 import trio_accel as ta
 
-# Test folders are no packages: what several modules of this one share is imported by its own name.
+# Test folders are not packages, so modules of this folder import their shared code by its own name.
 sys.path.insert(0, str(Path(__file__).parent))
 
 from manual_backend import ManualBackend
@@ -44,7 +44,7 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> Generator[ManualBackend, None, N
 
 @pytest.fixture
 async def manual(system: ta.System, backend: ManualBackend) -> AsyncGenerator[ta.Device, None]:
-    """A device moved by hand, open, whose cancelled askers wait for 5 s; nothing is held at the end."""
+    """A device moved by hand, open, with cancelled callers that wait for 5 s; nothing is held at the end."""
     async with system.open_device(options=ta.DeviceOptions(cancel_grace=5.0)) as device:
         yield device
         for opened in backend.devices:

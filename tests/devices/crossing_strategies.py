@@ -12,7 +12,7 @@ import trio_accel as ta
 from trio_accel.backends.base import AccelDevice, AccelStream
 from trio_accel.devices import CompletionPort, StreamSource
 
-# What a worker logs below this name, the application logs.
+# The application logs the worker's records below this name.
 _logger = logging.getLogger("trio_accel.strategies")
 
 

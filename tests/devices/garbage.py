@@ -1,4 +1,4 @@
-"""What tests share that look at what is let go."""
+"""Shared helpers of tests that look at released objects."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Text that the package generates: plans, functions, specifications of operations; kernels of expressions.
 
-As a program it prints them; ``python tests/devices/generated_texts.py --renew`` writes the golden files anew.
+As a program it prints them; ``python tests/devices/generated_texts.py --renew`` writes the golden files
+again.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ OPERATIONS = ("linalg.cholesky", "linalg.gemm", "linalg.qr", "sparse.spmm")
 
 
 def of_operations() -> dict[str, str]:
-    """By file, what is executed for an operation; the capabilities must not be imported yet."""
+    """By file, the source executed for an operation; the capabilities must not be imported yet."""
     found: dict[str, list[str]] = {name: [] for name in OPERATIONS}
     compiled = _declared._Maker._compiled
 
@@ -66,7 +67,7 @@ def _array(block: int, dtype: str, *shape: int) -> ArraySpec:
 
 
 def of_kernels() -> dict[str, str]:
-    """By file, the source of a kernel, without what stands before each."""
+    """By file, the source of a kernel, without the lines before each."""
     real, half = Argument(DType.float32, True), Argument(DType.float16, True)
     a, b, c = _array(0, "float32", 8, 6), _array(1, "float16", 8, 6), _array(2, "float32", 8, 6)
     text = "y = where(x > 0, x * a, exp(x) - 1); z = y // h"

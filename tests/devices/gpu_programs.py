@@ -1,4 +1,4 @@
-"""Programs for a GPU whose memory the host sees, as that of the stand-in driver: NumPy is their GPU library.
+"""Programs for a GPU with host-visible memory, like the stand-in driver's: NumPy is their GPU library.
 
 Workers import this module.
 """
@@ -83,7 +83,7 @@ def add(x: Array, *, number: float) -> None:
 
 
 def peaks(of: dict[str, Array], *, count: int) -> tuple[Any, float, None]:
-    """Places of the largest elements of a sum, a number, and nothing."""
+    """Indices of the largest elements of a sum, a number, and nothing."""
     total = host_of(of["a"]) + host_of(of["b"])
     return GpuArray.of(np.argsort(total)[::-1][:count]), float(total.max()), None
 
@@ -95,7 +95,7 @@ COPIES: list[GpuArray] = []
 def copies_late(_: Array, x: Array) -> Any:
     """Have the stream wait for 0.1 s and copy an argument, and raise at once."""
     interface, copy = x.__cuda_array_interface__, GpuArray.of(np.zeros(x.shape))
-    # The C library's function has the signature of one that a stream calls.
+    # The C library's function has the signature of a function called by a stream.
     usleep = ctypes.cast(ctypes.CDLL(None).usleep, ctypes.c_void_p).value
     check(driver.cuLaunchHostFunc(interface["stream"], driver.CUhostFn(usleep), 100_000))
     nbytes = 8 * math.prod(x.shape)
@@ -110,7 +110,7 @@ def copies_late_in_the_loop(_: Array, x: Array) -> Any:
 
 
 def copied(x: Array) -> Any:
-    """Tell what `copies_late` has copied last."""
+    """Return the last copy of `copies_late`."""
     return host_of(COPIES[-1]).copy()
 
 
@@ -182,7 +182,7 @@ class Layer:
         ]
 
     def takes_another_stream(self) -> int:
-        """Leave another one current; returns that of before."""
+        """Leave another one current; returns the old one."""
         torch = sys.modules["torch"].cuda
         before: int = torch.current_stream(0).cuda_stream
         torch.set_stream(torch.ExternalStream(77, device=0))
@@ -204,7 +204,7 @@ class Layer:
 
 
 class Marks:
-    """Tells how an array of its constructor is marked."""
+    """Returns the marks of an array of its constructor."""
 
     def __init__(self, state: Array, other: Array) -> None:
         self.state, self.other = state, other
@@ -222,7 +222,7 @@ class Marks:
 
 
 class Enqueues:
-    """Methods that say that they only enqueue."""
+    """Methods that claim only to enqueue."""
 
     def __init__(self) -> None:
         self.calls = 0

@@ -1,9 +1,9 @@
-"""Where the context of a test's device lives, for tests that choose."""
+"""The place of the context of a test's device, for tests that choose it."""
 
 from __future__ import annotations
 
 import pytest
 
-# What a test looks into is there inline only, or another test does the same for all cases in one worker.
+# The inspected objects exist only inline, or another test covers all cases in one worker.
 inline = pytest.mark.parametrize("isolation", ["inline"])
 isolated = pytest.mark.parametrize("isolation", ["process"])

@@ -1,7 +1,7 @@
-"""A backend whose streams move when the test says so.
+"""A backend with streams that move at the test's request.
 
-Its kernels and its memory are those of the CPU backend, so that results are real; but there is no
-thread: work runs in `ManualDevice.run`, `ManualStream.step`, or at once while nothing is held.
+Its kernels and its memory are the CPU backend's, so that results are real. But there is no thread: work runs
+in `ManualDevice.run`, `ManualStream.step`, or at once while nothing is held.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Wait:
 
 @attrs.define(eq=False)
 class ManualHold:
-    """Holds its stream back until the test, or who else has it, lets it go."""
+    """Holds its stream back until the test, or another owner, releases it."""
 
     device: ManualDevice
     event: ManualEvent = attrs.field(factory=ManualEvent)
@@ -155,7 +155,7 @@ class ManualStream:
 
 @attrs.define(eq=False)
 class ManualLibrary:
-    """Kernels of the CPU backend, which can be told to fail."""
+    """Kernels of the CPU backend, which fail on request."""
 
     name: str
     device: ManualDevice
@@ -201,11 +201,11 @@ class ManualDevice:
 
     Attributes:
         is_held: Whether streams wait for `run` and `step`.
-        refuse: What makes the error that enqueueing an operation raises, by specification.
-        fail: What makes the error that an operation ends with on its stream.
-        prepare: What must be done before an operation is enqueued.
-        enqueued: Names of the specifications that were enqueued.
-        used: What `usage` says.
+        refuse: Makes the error raised by enqueueing an operation, by specification.
+        fail: Makes the error at the end of an operation on its stream.
+        prepare: A function to call before an operation is enqueued.
+        enqueued: Names of the enqueued specifications.
+        used: The result of `usage`.
     """
 
     info: DeviceInfo
@@ -247,7 +247,7 @@ class ManualDevice:
         self.freed.append(block)
 
     def renew(self, block: int) -> None:
-        """Nothing is kept of what lies in a block."""
+        """The contents of a block are not kept."""
 
     def map_chunk(self, chunk: int, nbytes: int, descriptor: int, *, write: bool = True) -> None:
         try:
@@ -271,7 +271,7 @@ class ManualDevice:
         return stream.hold()
 
     def give_up(self, reason: str) -> None:
-        """What is lost for a reason of the engine's is replaced: nothing of it is used any more."""
+        """A context lost for a reason of the engine is replaced, and no part of it is used again."""
 
     def poison(self, reason: str, how: str = "illegal_address", stream: object = None) -> None:
         self.failure = ta.ContextPoisonedError(reason)
@@ -313,7 +313,7 @@ class ManualDevice:
             pass
 
     def release(self) -> None:
-        """Hold nothing any more."""
+        """End all holds."""
         self.is_held = False
         self.run()
 
@@ -324,8 +324,8 @@ class ManualBackend:
 
     Attributes:
         may_open: Set while devices may be opened; otherwise that takes until it is.
-        refuse_open: What opening a device raises.
-        refuse_library: What opening the memory library of a device raises, and any later one.
+        refuse_open: The error of opening a device.
+        refuse_library: The error of opening the memory library of a device, and any later one.
     """
 
     name: str = "manual"

@@ -1,4 +1,4 @@
-"""A program that looks at what its worker has mapped and open, and tries to change what it was given."""
+"""A program that looks at the mappings and open files of its worker, and tries to change its arguments."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ class Mapped:
     """Looks at the shared memory of its process."""
 
     def inodes(self) -> list[int]:
-        """Tell which memory it has."""
+        """Return its memory."""
         return sorted({inode for _, inode in (*_mappings(), *_descriptors())})
 
     def has(self, memory: Sequence[int]) -> list[str]:
-        """Tell what it has of some memory: permissions of mappings, and access of descriptors."""
+        """Return its access to some memory: permissions of mappings, and access of descriptors."""
         return [f"map {mode}" for mode, inode in _mappings() if inode in memory] + [
             f"descriptor {access}" for access, inode in _descriptors() if inode in memory
         ]
 
     def punch(self, memory: Sequence[int]) -> list[bool]:
-        """Try to empty some memory; tells of each descriptor whether that went well."""
+        """Try to empty some memory; returns for each descriptor whether that succeeded."""
         libc = ctypes.CDLL(None, use_errno=True)
         libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_longlong, ctypes.c_longlong]
         return [
@@ -56,7 +56,7 @@ def _memory_files() -> list[int]:
         try:
             target = os.readlink(f"/proc/self/fd/{name}")
         except OSError:
-            continue  # that of the list itself
+            continue  # the list itself
         if "memfd:trio_accel (" in target:
             found.append(int(name))
     return found

@@ -54,15 +54,15 @@ class NotedLibraries:
 
     @property
     def opened(self) -> list[tuple[int, str, str]]:
-        """What was opened: process, thread, library."""
+        """An opened library: process, thread, name."""
         return [(pid, thread, name) for pid, _, thread, name in self._lines()]
 
     def names(self, pid: int | None = None) -> list[str]:
-        """The libraries that were opened, in order, by all processes or one."""
+        """The opened libraries, in order, by all processes or by one."""
         return [name for of, _, name in self.opened if pid in (None, of)]
 
     def holders(self, name: str) -> set[int]:
-        """The processes that have opened a library, to the end and well."""
+        """The processes that opened a library and did so to the end without an error."""
         try:
             text = (self.folder / "open").read_text(encoding="utf-8")
         except FileNotFoundError:
@@ -70,7 +70,7 @@ class NotedLibraries:
         return {int(pid) for pid, library in map(str.split, text.splitlines()) if library == name}
 
     def by_context(self) -> list[list[str]]:
-        """The libraries that were opened, of each context that has opened any."""
+        """The opened libraries of each context with any."""
         contexts: dict[tuple[int, str], list[str]] = {}
         for pid, context, _, name in self._lines():
             contexts.setdefault((pid, context), []).append(name)

@@ -17,7 +17,7 @@ from trio_accel.devices import DeclaredSpec, LibraryActor, Operand, Operation, P
 
 @ops.specification
 class StackSpec(ops.OperationSpec):
-    """``out[i] = factor * terms[i]``, and behind these the bias if there is one."""
+    """``out[i] = factor * terms[i]``, and after these the bias if there is one."""
 
     terms: tuple[ops.ArraySpec, ...] = ops.reads(variadic=True)
     bias: ops.ArraySpec | None = ops.reads(optional=True)
@@ -90,7 +90,7 @@ class Negate(Operation[OutsideActor, None]):
 
 @attrs.frozen(eq=False)
 class Careless(Operation[OutsideActor, None]):
-    """The fields of a specification are what is given."""
+    """The arguments are the fields of the specification."""
 
     arrays: Any
     more: Any = None
@@ -102,7 +102,7 @@ class Careless(Operation[OutsideActor, None]):
 
 @ops.specification
 class BrokenSpec(ops.OperationSpec):
-    """What its kernel raises, or returns."""
+    """The error of its kernel, or the result."""
 
     how: str = ops.exact()
 
@@ -166,7 +166,7 @@ def negate_cuda(spec: NegateSpec, call: Any) -> None:
 
 @operation("a(n), other(n) -> out(n)", actor=OutsideActor)
 async def either(a: Operand, other: Operand | None = None) -> ta.AccelRef:
-    """The other array, or what is in `a` where there is none."""
+    """The other array, or the contents of `a` if there is no other."""
 
 
 @kernel(either, backend="cpu")

@@ -1,4 +1,4 @@
-"""A library of one's own that has to plan an operation before it enqueues it."""
+"""A custom library that has to plan an operation before it enqueues it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trio_accel.devices import LibraryActor, Operation, Planned, Planner
 
 @attrs.frozen
 class PlannedScal(linalg.scal.spec):
-    """A product whose plan is what comes out of a pipe."""
+    """A product with a plan read from a pipe."""
 
     pipe: str = ""
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import trio_accel as ta
 
-# A plan is made by the first call, and computed in place after some that were quick.
+# The first call makes a plan, which is computed in place after a few quick calls.
 WARM = 24
 LAYOUTS = ("plain", "offset", "strided", "transposed", "reversed", "one block", "same")
 EVENTS = (
@@ -40,7 +40,7 @@ class Case:
     Attributes:
         program: The calls that it makes.
         result: How its results are nested.
-        events: What happens, in this order.
+        events: The events, in this order.
         uses_closure: Whether it adds a constant from its closure.
     """
 
@@ -76,7 +76,7 @@ def cases(*, kinds: Sequence[str]) -> st.SearchStrategy[Case]:
 
 
 def arguments(leaves: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The arguments of the function, of the leaves of its program."""
+    """The arguments of the function, from the leaves of its program."""
     rest = {name: leaves[name] for name in ("view", "whole", "part")}
     return leaves["x"], leaves["y"], rest, [leaves[name] for name in HOSTS], leaves.get("more", 0.0)
 
@@ -169,7 +169,7 @@ class Checker:
     """Compares the calls of a step with the same calls awaited one by one.
 
     Args:
-        device: Where they run.
+        device: The device of the steps.
         case: The step.
 
     Attributes:
@@ -288,7 +288,7 @@ class Checker:
             host[...] = old
 
     async def _cancelled(self) -> None:
-        """One that is cancelled before never begins."""
+        """A step cancelled before its beginning never begins."""
         before = await contents(self._mine)
         with trio.CancelScope() as scope:
             scope.cancel()
@@ -297,18 +297,18 @@ class Checker:
         assert await contents(self._mine) == before
 
     async def _deadline(self) -> None:
-        """One with a deadline is done or not, and what it changes is as before, or as it is to be."""
+        """A step with a deadline is done or not, so its target is unchanged or complete."""
         before = await contents(self._mine)
         expected = await expected_of(self._case, self._plain)
         with trio.move_on_after(3e-4):
             assert await outcome_of(self._ask(self._mine)) == expected
-        # One that was given up while it ran has spoiled what it writes.
+        # A step given up while it ran has invalidated its targets.
         with suppress(ta.StaleRefError):
             assert await contents(self._mine) in (before, await contents(self._plain))
         await self._put(self._layout)
 
     async def _released(self) -> None:
-        """An array whose memory was given back is refused."""
+        """An array with returned memory is refused."""
         for leaves in self._mine, self._plain:
             await leaves["y"].copy()
             leaves["y"].release()

@@ -1,4 +1,4 @@
-"""Errors that a newcomer meets: each says what was given, and what to do instead."""
+"""Errors of a newcomer: each names the argument and a remedy."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ async def other(system: ta.System) -> AsyncGenerator[ta.Device, None]:
 
 
 async def refused(call: Any, *arguments: Any, **more: Any) -> str:
-    """What the TypeError says that a call ends with."""
+    """The text of the TypeError at the end of a call."""
     with pytest.raises(TypeError) as caught:
         await call(*arguments, **more)
     return str(caught.value)
 
 
 class Unawaited:
-    """Coroutines that are given in place of what they return; closed at the end, as they never run."""
+    """Coroutines in place of their results; closed at the end, because they never run."""
 
     def __init__(self) -> None:
         self._made: list[Coroutine[Any, Any, Any]] = []
@@ -68,9 +68,7 @@ def unawaited() -> Any:
 
 
 @inline
-async def test_an_operand_that_was_not_awaited(
-    device: ta.Device, a: ta.AccelRef, unawaited: Unawaited
-) -> None:
+async def test_an_operand_without_await(device: ta.Device, a: ta.AccelRef, unawaited: Unawaited) -> None:
     host = np.eye(2)
     assert await refused(linalg.matmul, unawaited(device.put(host)), a) == (
         f"linalg.matmul: a must be an AccelRef or a NumPy array, got coroutine; {NOT_AWAITED}"
@@ -96,7 +94,7 @@ async def test_an_operand_that_was_not_awaited(
 
 
 @inline
-async def test_a_device_that_was_not_awaited(
+async def test_a_device_without_await(
     system: ta.System, device: ta.Device, a: ta.AccelRef, other: ta.Device
 ) -> None:
     opening: Any = system.open_device(BACKEND)
@@ -176,7 +174,7 @@ def message(call: Callable[..., object], *arguments: object) -> str:
 
 
 @inline
-async def test_numpy_leaves_arrays_of_devices_alone(a: ta.AccelRef) -> None:
+async def test_numpy_defers_to_arrays_of_devices(a: ta.AccelRef) -> None:
     wrong: Any = a
     for use in (np.sqrt, np.sum):
         with pytest.raises(TypeError, match=rf"write await ta\.arrays\.{use.__name__}\(x"):
@@ -192,7 +190,7 @@ async def test_numpy_leaves_arrays_of_devices_alone(a: ta.AccelRef) -> None:
 
 
 @inline
-async def test_what_is_no_operator(a: ta.AccelRef) -> None:
+async def test_unsupported_operators(a: ta.AccelRef) -> None:
     wrong: Any = a
     for kind in (float, int, complex):
         assert message(kind, wrong) == (
@@ -238,7 +236,7 @@ async def test_equality_is_by_element_and_identity_is_not(device: ta.Device, a: 
     for other in (b, np.eye(2), np.float64(1.0), 1, 1.0):
         expected = np.eye(2) == (np.eye(2) if other is b else other)
         np.testing.assert_array_equal(await (a == other).to_host(), expected)
-    # What has no elements is another thing.
+    # Objects without elements are another case.
     for other in (None, "a", device, object()):
         assert a != other
         assert not a == other  # noqa: SIM201  # both are asked
@@ -251,7 +249,7 @@ async def test_equality_is_by_element_and_identity_is_not(device: ta.Device, a: 
     assert a in [a, b]
     assert [a, b].index(a) == 0
     assert (a, 1) == (same, 1)
-    # A class of attrs compares its fields by `==` alone, as with arrays of NumPy.
+    # A class of attrs compares its fields only by `==`, as with arrays of NumPy.
     for search in (lambda: b in [a, b], lambda: (a,) == (b,), lambda: Message(a, 2) == Message(same, 2)):
         assert message(search).startswith("a Call cannot be a truth value: its elements are on the device")
     assert any(b is each for each in [a, b])
@@ -297,14 +295,14 @@ async def test_a_misspelled_option_of_a_call(device: ta.Device) -> None:
 
 
 @pytest.mark.parametrize("given", [3, [1], np.eye(2)])
-async def test_what_is_no_operation_is_not_taken_for_an_array(device: ta.Device, given: Any) -> None:
+async def test_other_functions_are_not_taken_for_arrays(device: ta.Device, given: Any) -> None:
     asks: list[Any] = [device.ask, device.submit]
     for ask in asks:
         with pytest.raises(TypeError, match=r"^(ask|submit): (?s:.*) is not an operation of a device$"):
             await ask(given)
 
 
-def test_options_that_are_there_still_work() -> None:
+def test_existing_options_still_work() -> None:
     options = ta.DeviceOptions(in_flight=3, intensity=ta.Intensity(2, within=5.0))
     assert attrs.evolve(options, retry=1).in_flight == 3
     assert message(lambda: attrs.evolve(options, retries=1)).endswith("did you mean 'retry'?")
@@ -312,7 +310,7 @@ def test_options_that_are_there_still_work() -> None:
 
 
 @pytest.mark.parametrize("open_system", [ta.open_system, actors.open_system])
-def test_asyncio_is_told_apart(open_system: Callable[[str], Any]) -> None:
+def test_asyncio_is_recognised(open_system: Callable[[str], Any]) -> None:
     async def main() -> None:
         async with open_system("s"):
             raise AssertionError
@@ -360,20 +358,20 @@ async def lost(device: ta.Device, case: int, fault: str) -> None:
     )
 
 
-async def test_what_to_do_after_a_loss_inline(system: ta.System) -> None:
+async def test_advice_after_a_loss_inline(system: ta.System) -> None:
     for case in range(len(LOST)):
-        # A real fault may be seen by the launch itself, which says how.
+        # The launch itself may see a real fault, and reports it.
         async with system.open_device("cpu", options=INLINE) as device:
             await lost(device, case, "poison")
 
 
 @isolated
-async def test_what_to_do_after_a_loss_of_a_worker(device: ta.Device) -> None:
+async def test_advice_after_a_loss_of_a_worker(device: ta.Device) -> None:
     for case in range(3):
         await lost(device, case, "kill")
 
 
 @isolated
-async def test_what_to_do_after_a_loss_of_a_worker_that_was_to_change_an_array(device: ta.Device) -> None:
+async def test_advice_after_a_loss_of_a_worker_during_an_update(device: ta.Device) -> None:
     for case in KEPT:
         await lost(device, case, "kill")

@@ -145,7 +145,7 @@ async def test_numbers(device: ta.Device) -> None:
         assert not got[:, 1::2].any()
 
 
-async def test_what_is_refused(device: ta.Device) -> None:
+async def test_invalid_assignments_are_refused(device: ta.Device) -> None:
     x = await device.zeros((3, 4))
     wrong: list[tuple[Any, type[Exception], str]] = [
         (np.zeros(3), ValueError, r"value of shape \(3,\) does not broadcast to the array's \(3, 4\)"),

@@ -1,4 +1,4 @@
-"""What is wrong is refused before anything is launched, naming it; the device stays as it was."""
+"""Wrong arguments are refused by name before anything is launched, and the device is unchanged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trio_accel.devices import ToHost
 
 @attrs.frozen
 class Arrays:
-    """What the wrong asks use."""
+    """The arguments of the wrong requests."""
 
     device: ta.Device
     matrix: ta.AccelRef
@@ -147,8 +147,8 @@ async def test_each_is_refused_and_named(system: ta.System, device: ta.Device, i
         np.testing.assert_array_equal(await arrays.vector.to_host(), np.arange(4.0))
 
 
-async def test_what_was_spoiled_while_it_waited_is_refused(device: ta.Device) -> None:
-    """The request was valid when it was made; its turn came after the failure."""
+async def test_an_array_damaged_while_its_request_waited_is_refused(device: ta.Device) -> None:
+    """The request was valid when it was made; its turn followed the failure."""
     x = await device.put(np.ones(3))
     ta.testing.inject_fault(device, linalg.Scal, fail=RuntimeError("broken"))
     broken = device.submit(linalg.Scal(2.0, x))
@@ -160,7 +160,7 @@ async def test_what_was_spoiled_while_it_waited_is_refused(device: ta.Device) ->
     assert device.generation == 1
 
 
-async def test_what_is_empty_or_not_contiguous_is_no_error(device: ta.Device) -> None:
+async def test_empty_and_strided_arrays_are_accepted(device: ta.Device) -> None:
     empty = await device.put(np.ones((0, 3)))
     product = await linalg.matmul(empty.T, np.ones((0, 2)))
     np.testing.assert_array_equal(await product.to_host(), np.zeros((3, 2)))
@@ -173,7 +173,7 @@ async def test_what_is_empty_or_not_contiguous_is_no_error(device: ta.Device) ->
     np.testing.assert_array_equal(await product.to_host(), host)
 
 
-async def test_after_the_end_every_use_says_so(device: ta.Device) -> None:
+async def test_every_use_after_the_end_is_an_error(device: ta.Device) -> None:
     x = await device.put(np.ones(4))
     await device.close()
     for use in (x.to_host, lambda: linalg.scal(2.0, x), lambda: _lease(device, x), device.synchronize):
@@ -193,7 +193,7 @@ async def test_after_the_end_every_use_says_so(device: ta.Device) -> None:
         ("abacus", ValueError, r"'abacus' names no device; allowed: .*cpu, cpu:<number>"),
     ],
 )
-async def test_devices_that_are_none(
+async def test_invalid_devices_are_refused(
     system: ta.System,
     monkeypatch: pytest.MonkeyPatch,
     isolation: Isolation,

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:open_device:RuntimeWarning")
 
 
 class Clock:
-    """In place of `time`: copies take so many seconds."""
+    """In place of `time`: copies take this many seconds."""
 
     def __init__(self, *seconds: float) -> None:
         self._times = [0.0, *(edge for taken in seconds for edge in (taken, 0.0))]
@@ -38,7 +38,7 @@ async def test_between_two_devices_and_within_one(system: ta.System, isolation: 
     assert await blocks(first, second) == [0, 0]
 
 
-async def test_it_is_the_median_behind_the_first_copy(
+async def test_it_is_the_median_after_the_first_copy(
     system: ta.System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device = await system.open_device(BACKEND)

@@ -1,4 +1,4 @@
-"""A kernel of one's own that blocks, on a GPU: the event loop goes on, and so does the rest of the GPU."""
+"""A custom kernel that blocks, on a GPU: the event loop continues, and so does the rest of the GPU."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class DoublingActor(LibraryActor):
 
 @attrs.frozen(eq=False)
 class Doubled(Operation[DoublingActor, ta.AccelRef]):
-    """Twice an array, when the test says so."""
+    """Twice an array, at the test's request."""
 
     source: ta.AccelRef
     library: ClassVar[str] = f"{__name__}:DoublingActor"
@@ -69,7 +69,7 @@ def _held() -> Generator[None, None, None]:
 
 
 @inline
-async def test_an_event_loop_goes_on(device: ta.Device) -> None:
+async def test_an_event_loop_continues(device: ta.Device) -> None:
     source = await device.put(np.arange(4.0))
     pending = device.submit(Doubled(source))
     again = device.submit(Doubled(pending.value))
@@ -82,7 +82,7 @@ async def test_an_event_loop_goes_on(device: ta.Device) -> None:
     np.testing.assert_array_equal(await again.value.to_host(), 4 * np.arange(4.0))
 
 
-async def test_a_device_closes_and_leaves_what_it_uses(system: ta.System) -> None:
+async def test_closing_a_device_keeps_its_memory_in_use(system: ta.System) -> None:
     options = ta.DeviceOptions(isolation="inline", close_grace=0.2)
     async with system.open_device(BACKEND, options=options) as device:
         pending = device.submit(Doubled(await device.put(np.arange(4.0))))

@@ -1,4 +1,4 @@
-"""Launches that block run in a thread: the loop goes on, and so does what has nothing to do with them."""
+"""Blocking launches run in a thread, so the loop and unrelated work continue."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ async def begun(pipe: Path) -> int:
 
 
 def finish(end: int, what: str = "enqueue") -> None:
-    """Tell the launch to go on."""
+    """Tell the launch to continue."""
     os.write(end, what.encode())
     os.close(end)
 
 
 def let_go(pipe: Path) -> bool:
-    """Let the launch go on that waits for a pipe; returns whether there is one."""
+    """Let the launch continue that waits for a pipe; returns whether there is one."""
     try:
         end = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
     except OSError:
@@ -98,7 +98,7 @@ async def settled(device: ta.Device) -> None:
     await wait_all_tasks_blocked()
 
 
-async def test_others_go_on_while_one_is_enqueued(
+async def test_others_continue_during_an_enqueue(
     device: ta.Device, pipe: Path, nursery: trio.Nursery
 ) -> None:
     x = await device.put(np.arange(3.0))
@@ -118,7 +118,7 @@ async def test_others_go_on_while_one_is_enqueued(
     assert (counted.launched, counted.in_flight, counted.queues) == (counted.completed, 0, {})
 
 
-async def test_what_touches_its_arrays_follows_it(device: ta.Device, pipes: Pipes) -> None:
+async def test_later_work_on_its_arrays_follows_it(device: ta.Device, pipes: Pipes) -> None:
     """Read after write, write after read, and write after write."""
     host = np.array([[1.0, 2.0], [3.0, 4.0]])
     a, b = await device.put(host), await device.put(host + 1)
@@ -178,7 +178,7 @@ STEPS = st.tuples(
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(STEPS, min_size=2, max_size=8), seed=st.integers(0, 100))
-async def test_any_program_gives_the_numbers_of_one_that_runs_step_by_step(
+async def test_any_program_matches_a_run_step_by_step(
     system: ta.System, pipes: Pipes, steps: list[tuple[str, int, int, float]], seed: int
 ) -> None:
     """Blocking launches of two libraries among others, let go in any order."""
@@ -205,7 +205,7 @@ async def test_any_program_gives_the_numbers_of_one_that_runs_step_by_step(
                 pending.append(device.submit(Fill(refs[j], value)))
                 y[:] = value
         while waiting:
-            # There is always one that has begun, or will.
+            # At least one launch has begun, or will.
             await wait_all_tasks_blocked()
             waiting = waiting[seed % len(waiting) :] + waiting[: seed % len(waiting)]
             ready = next((path for path in waiting if let_go(path)), None)
@@ -217,7 +217,7 @@ async def test_any_program_gives_the_numbers_of_one_that_runs_step_by_step(
             np.testing.assert_array_equal(await ref.to_host(), host)
 
 
-async def test_a_thread_goes_on_to_the_next_call_without_the_loop(
+async def test_a_thread_continues_with_the_next_call_without_the_loop(
     device: ta.Device, pipes: Pipes, nursery: trio.Nursery
 ) -> None:
     arrays = [await device.put(np.full(3, float(number))) for number in range(12)]
@@ -228,14 +228,14 @@ async def test_a_thread_goes_on_to_the_next_call_without_the_loop(
     counted = await device.statistics()
     queue = counted.queues["blocking_library:AheadActor"]
     assert (queue.in_flight, queue.waiting) == (8, 4)
-    # What is not handed over yet can be taken back.
+    # A launch can be withdrawn until it is handed over.
     follower = Asker(nursery, device, ta.linalg.Scal(2.0, arrays[7]))
     last = Asker(nursery, device, AheadScale(arrays[0], 2.0))
     other = await device.put(np.ones(3))
     await settled(device)
     last.scope.cancel()
     assert await last.result() == "cancelled"
-    # Whatever has nothing to do with it goes on.
+    # Unrelated work continues.
     await other.fill(2.0)
     np.testing.assert_array_equal(await other.to_host(), np.full(3, 2.0))
     finish(end)
@@ -253,7 +253,7 @@ async def test_a_thread_goes_on_to_the_next_call_without_the_loop(
         np.testing.assert_array_equal(await one.value.to_host(), np.full(3, factor * number))
 
 
-async def test_an_injected_fault_has_the_thread_alone(
+async def test_an_injected_fault_has_the_thread_to_itself(
     device: ta.Device, pipes: Pipes, nursery: trio.Nursery
 ) -> None:
     arrays = [await device.put(np.ones(3)) for _ in range(3)]
@@ -275,7 +275,7 @@ async def test_an_injected_fault_has_the_thread_alone(
     np.testing.assert_array_equal(await arrays[2].to_host(), np.full(3, 3.0))
 
 
-async def test_calls_that_were_handed_over_ahead_are_lost_with_the_context(
+async def test_calls_handed_over_in_advance_are_lost_with_the_context(
     device: ta.Device, pipes: Pipes, nursery: trio.Nursery
 ) -> None:
     arrays = [await device.put(np.ones(3)) for _ in range(4)]
@@ -296,7 +296,7 @@ async def test_calls_that_were_handed_over_ahead_are_lost_with_the_context(
     np.testing.assert_array_equal(await y.to_host(), np.full(3, 2.0))
 
 
-async def test_a_launch_that_is_refused_is_the_askers_problem(
+async def test_a_refused_launch_is_the_askers_problem(
     system: ta.System, device: ta.Device, pipe: Path, nursery: trio.Nursery
 ) -> None:
     x = await device.put(np.ones(3))
@@ -341,9 +341,7 @@ async def test_a_launch_that_breaks_restarts_its_library(
     assert node.restarts == 1
 
 
-async def test_a_context_that_is_lost_by_it_is_replaced(
-    device: ta.Device, pipe: Path, nursery: trio.Nursery
-) -> None:
+async def test_a_context_lost_by_it_is_replaced(device: ta.Device, pipe: Path, nursery: trio.Nursery) -> None:
     x = await device.put(np.ones(3))
     asker = Asker(nursery, device, Scale(x, 2.0, pipe))
     finish(await begun(pipe), "lost")
@@ -356,7 +354,7 @@ async def test_a_context_that_is_lost_by_it_is_replaced(
 
 
 @inline
-async def test_a_context_that_is_lost_meanwhile_tells_the_asker_at_once(
+async def test_a_context_lost_meanwhile_fails_the_asker_at_once(
     device: ta.Device, pipe: Path, nursery: trio.Nursery, caplog: pytest.LogCaptureFixture
 ) -> None:
     x, y = await device.put(np.ones(3)), await device.put(np.ones(3))
@@ -382,7 +380,7 @@ async def test_a_context_that_is_lost_meanwhile_tells_the_asker_at_once(
 
 
 async def until_threads_end(let_go: Callable[[], None]) -> None:
-    """Let threads go, and wait until they have said what came of it."""
+    """Release the threads, and wait until they have reported their results."""
     reported = trio.Event()
     token = trio.lowlevel.current_trio_token()
     before = _bridge._report
@@ -398,9 +396,7 @@ async def until_threads_end(let_go: Callable[[], None]) -> None:
             await reported.wait()
 
 
-async def test_one_that_never_returns_is_given_up(
-    system: ta.System, isolation: Isolation, pipe: Path
-) -> None:
+async def test_an_endless_launch_is_given_up(system: ta.System, isolation: Isolation, pipe: Path) -> None:
     options = ta.DeviceOptions(isolation=isolation, stuck_after=0.2, close_grace=0.2, backoff=AT_ONCE)
     async with system.open_device(BACKEND, options=options) as device:
         pending = device.submit(Scale(await device.put(np.ones(3)), 2.0, pipe))
@@ -448,7 +444,7 @@ async def finish_later(end: int) -> None:
     finish(end)
 
 
-async def test_a_cancelled_asker_leaves_and_the_launch_goes_on(
+async def test_a_cancelled_asker_leaves_and_the_launch_continues(
     device: ta.Device, pipe: Path, nursery: trio.Nursery
 ) -> None:
     x = await device.put(np.ones(3))
@@ -456,7 +452,7 @@ async def test_a_cancelled_asker_leaves_and_the_launch_goes_on(
     end = await begun(pipe)
     asker.scope.cancel()
     assert await asker.result() == "cancelled"
-    # It keeps its place: what touches its array follows it all the same.
+    # It keeps its position, because work on its array must follow it all the same.
     writer = device.submit(ta.linalg.Scal(5.0, x))
     await settled(device)
     assert not writer.is_done
@@ -478,7 +474,7 @@ async def test_a_cancelled_asker_has_a_grace(device: ta.Device, pipe: Path, nurs
     assert await asker.result() is x  # the device was done before the grace was over
 
 
-async def test_one_that_waits_behind_it_can_be_cancelled(
+async def test_a_launch_waiting_for_it_can_be_cancelled(
     device: ta.Device, pipes: Pipes, nursery: trio.Nursery
 ) -> None:
     x = await device.put(np.ones(3))
@@ -499,7 +495,7 @@ async def test_one_that_waits_behind_it_can_be_cancelled(
 async def test_it_outlives_a_restart_of_its_library(
     system: ta.System, device: ta.Device, pipes: Pipes, nursery: trio.Nursery
 ) -> None:
-    """The next incarnation has another handle and another stream; the order of launches holds for it, too."""
+    """The next incarnation has another handle and another stream; the order of launches also holds for it."""
     x, y = await device.put(np.ones(3)), await device.put(np.ones(3))
     first = pipes()
     library = await _library(device, Scale(y, 1.0))
@@ -581,12 +577,12 @@ async def test_hooks_see_each_step_once(
 
 
 @inline
-async def test_what_a_refused_launch_has_enqueued_keeps_its_memory(
+async def test_enqueued_work_of_a_refused_launch_keeps_its_memory(
     device: ta.Device, pipe: Path, nursery: trio.Nursery
 ) -> None:
     """The stream is held in front of it: its blocks are somebody else's only when it has passed."""
     host = np.ones((4, 4))
-    # The driver loads a kernel with its first launch, and waits for streams that are held then.
+    # The driver loads a kernel with its first launch, and waits for held streams then.
     await ta.linalg.matmul(await device.put(host), host)
     await device.statistics()  # gives back what was dropped
     hold = ta.testing.inject_fault(device, Product, hang=True)
@@ -601,7 +597,7 @@ async def test_what_a_refused_launch_has_enqueued_keeps_its_memory(
     await wait_all_tasks_blocked()
     assert session.engine.device.memory().blocks == blocks
     session.engine.enqueuer.end_holds()
-    # Nobody waits for it any more: the loop hears of its end when the device gets there.
+    # Nobody waits for it: the loop learns of its end when the device gets there.
     with trio.fail_after(60):
         while session.engine.device.memory().blocks:  # noqa: ASYNC110  # nobody is told
             await trio.sleep(0.001)
@@ -658,7 +654,7 @@ async def test_a_system_without_threads_refuses_it(
             raise RuntimeError("can't start new thread")
         start(thread)
 
-    # What is to be planned first has a thread of Trio's.
+    # Planned operations have a thread of Trio's.
     asked = InThread()
     monkeypatch.setattr("blocking_library._Blocking.prepare", lambda *_: asked)
     start: Any = threading.Thread.start

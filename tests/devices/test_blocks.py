@@ -1,4 +1,4 @@
-"""The table of dropped blocks, and the notifier behind it."""
+"""The table of dropped blocks, and its notifier."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LARGE = 8 << 20
 
 
 @inline
-async def test_what_was_dropped_waits_for_the_next_operation_unless_it_is_much(device: ta.Device) -> None:
+async def test_dropped_memory_waits_for_the_next_operation_unless_it_is_large(device: ta.Device) -> None:
     # Too large to be kept for more than the next operation, and too small to be given back at once.
     size = 5 << 17
     kept = [await device.zeros(size) for _ in range(3)]
@@ -48,7 +48,7 @@ async def test_what_was_dropped_waits_for_the_next_operation_unless_it_is_much(d
 
 
 @inline
-async def test_what_is_small_waits_longer_and_is_freed_when_the_engine_comes_to_rest(
+async def test_small_blocks_wait_longer_and_are_freed_when_the_engine_rests(
     device: ta.Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # On a busy machine the five operations take longer than the time after which the engine looks.
@@ -127,7 +127,7 @@ async def test_blocks_dropped_by_many_threads_are_all_freed(size: int, may_wait:
     assert set(freed) == ids
 
 
-async def test_the_next_block_of_the_size_of_one_that_was_dropped_is_that_one() -> None:
+async def test_the_next_block_of_a_dropped_blocks_size_is_that_block() -> None:
     table = BlockTable("cpu:0", Availability())
     first, other = table.new(8), table.new(16)
     number, other_number = first.id, other.id
@@ -140,11 +140,11 @@ async def test_the_next_block_of_the_size_of_one_that_was_dropped_is_that_one() 
     assert table.new(16).id == other_number
 
 
-async def test_what_an_operation_may_still_use_becomes_no_other_block() -> None:
+async def test_memory_in_use_by_an_operation_becomes_no_other_block() -> None:
     table = BlockTable("cpu:0", Availability())
     released, spoiled = table.new(8), table.new(8)
     ids = {released.id, spoiled.id}
-    # What is in flight holds its blocks, but for those that the program releases by name.
+    # Operations in flight hold their blocks, except blocks that the program releases by name.
     released.release()
     spoiled.mark_damaged("linalg.Matmul", None)
     del spoiled
@@ -254,7 +254,7 @@ async def test_nothing_holds_the_loop_for_many_dropped_blocks(
 async def test_no_more_bytes_are_kept_than_so_many() -> None:
     table = BlockTable("cpu:0", Availability())
     table.is_watched = True
-    # Of three sizes by turns: the size that was not wanted for longest goes first.
+    # Of three sizes in turn, the least recently used size is dropped first.
     sizes = [(1 << 20) * (1 + number % 3) for number in range(36)]
     blocks = [table.new(size) for size in sizes]
     ids = [block.id for block in blocks]
@@ -264,7 +264,7 @@ async def test_no_more_bytes_are_kept_than_so_many() -> None:
     assert taken == ids[::3][: len(taken)]
     kept = sum(size for number, size in zip(ids, sizes, strict=True) if number not in taken)
     assert kept <= 64 << 20 < kept + (1 << 20)
-    # What is wanted comes again, the last one first, and counts no more.
+    # A requested block comes again, the last one first, and no longer counts.
     again = [table.new(3 << 20) for _ in range(12)]
     assert [block.id for block in again] == ids[2::3][::-1]
     assert table.take_some() == []
@@ -273,7 +273,7 @@ async def test_no_more_bytes_are_kept_than_so_many() -> None:
 
 
 @pytest.mark.parametrize("size", [8, 128 << 10])
-async def test_nothing_is_kept_where_bytes_are_limited(size: int) -> None:
+async def test_nothing_is_kept_under_a_limit_of_bytes(size: int) -> None:
     table = BlockTable("cpu:0", Availability(), keeps=False)
     table.is_watched = True
     block = table.new(size)
@@ -282,20 +282,20 @@ async def test_nothing_is_kept_where_bytes_are_limited(size: int) -> None:
     assert table.take_some() == [number]
 
 
-async def test_all_that_was_dropped_is_there_where_bytes_are_limited(
+async def test_all_dropped_memory_is_available_under_a_limit_of_bytes(
     system: ta.System, isolation: Isolation
 ) -> None:
     """Also in a worker, while its application looks after what was dropped only now and then."""
     options = ta.DeviceOptions(isolation=isolation, memory_limit=1000)
     async with system.open_device(BACKEND, options=options) as device:
         for length in (100, 120, 124, 90, 125):
-            # One that is there already, so that somebody looks.
+            # A block exists already, so that somebody looks.
             small, large = await device.zeros(1, "uint8"), await device.zeros(length - 1)
             await large.fill(1.0)
             del small, large
 
 
-async def test_what_was_released_by_name_is_not_kept() -> None:
+async def test_explicitly_released_memory_is_not_kept() -> None:
     table = BlockTable("cpu:0", Availability())
     table.is_watched = True
     block = table.new(8)
@@ -304,7 +304,7 @@ async def test_what_was_released_by_name_is_not_kept() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from([8, 16, 24]), *[st.booleans()] * 4), max_size=40))
-async def test_no_two_blocks_that_are_alive_have_one_id(
+async def test_no_two_live_blocks_share_an_id(
     steps: list[tuple[int, bool, bool, bool, bool]],
 ) -> None:
     table = BlockTable("cpu:0", Availability())
@@ -315,7 +315,7 @@ async def test_no_two_blocks_that_are_alive_have_one_id(
     for size, drops, drains, launches, is_watched in steps:
         table.is_watched = is_watched
         block = table.new(size)
-        # One that was given back never comes again, and one that comes again is as large as it was.
+        # A block given back never comes again, and a repeated block has its old size.
         assert block.id not in freed
         assert sizes.setdefault(block.id, size) == size
         alive.append(block)

@@ -1,4 +1,4 @@
-"""Arrays of one device that operations of another read where they are, and what a loss of either leaves."""
+"""Operations read arrays of another device in place; and the effects of a loss of either device."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HOST = np.random.default_rng(38).normal(size=(40, 30))
 
 @attrs.frozen
 class Pair:
-    """A device with an array, and one that borrows it."""
+    """A device with an array, and a device that borrows it."""
 
     owner: ta.Device
     other: ta.Device
@@ -43,7 +43,7 @@ async def open_pair(system: ta.System, owner: str, other: str) -> AsyncGenerator
         yield Pair(a, b, await a.put(HOST))
 
 
-# Where operations of the second device read memory of the first one; a worker cannot map that of the program.
+# Devices whose memory operations of a second device can read; a worker cannot map the program's memory.
 IN_PLACE = (("process", "process"), ("inline", "inline"), ("process", "inline"))
 
 
@@ -107,7 +107,7 @@ async def test_operations_of_the_other_device_read_it(any_pair: Pair) -> None:
     assert await used(pair.other) == before
 
 
-async def test_nothing_is_copied_where_memory_is_reached(pair: Pair) -> None:
+async def test_reachable_memory_is_not_copied(pair: Pair) -> None:
     before = await used(pair.other)
     async with pair.other.borrow(pair.array) as borrowed:
         assert await (await ta.arrays.sum(borrowed)).item() == pytest.approx(HOST.sum())
@@ -116,7 +116,7 @@ async def test_nothing_is_copied_where_memory_is_reached(pair: Pair) -> None:
             assert await (await ta.arrays.max(row)).item() == HOST[3].max()
 
 
-async def test_a_view_is_borrowed_as_it_is(pair: Pair) -> None:
+async def test_a_view_is_borrowed_unchanged(pair: Pair) -> None:
     async with pair.other.borrow(pair.array[5:20, 3].reshape(5, 3)) as borrowed:
         np.testing.assert_array_equal(
             await (await borrowed.copy()).to_host(), np.ascontiguousarray(HOST[5:20, 3]).reshape(5, 3)
@@ -151,7 +151,8 @@ async def test_writes_of_its_own_device_wait(pair: Pair) -> None:
         async with pair.other.borrow(pair.array) as borrowed:
             nursery.start_soon(fill)
             await wait_all_tasks_blocked()
-            # Operations of the owner on other arrays go on, in other libraries than that of the write.
+            # Operations of the owner on other arrays continue, in other libraries than the library of the
+            # write.
             await ta.arrays.max(other)
             total = await (await ta.arrays.sum(borrowed)).item()
             assert not filled.is_set()
@@ -176,17 +177,17 @@ async def test_it_is_there_when_its_owner_is_lost(workers: Pair, loss: str) -> N
             with suppress(ta.ContextPoisonedError):
                 await pair.owner.zeros((1,))
         assert await (await ta.arrays.max(borrowed)).item() == HOST.max()
-    # The hold is over in the next worker, too.
+    # The hold is also over in the next worker.
     with trio.fail_after(60):
         await pair.array.fill(1.0)
     assert (await pair.array.to_host() == 1.0).all()
 
 
-async def test_it_can_be_read_when_its_owner_is_lost_that_is_inline(system: ta.System) -> None:
+async def test_it_can_be_read_after_the_loss_of_an_inline_owner(system: ta.System) -> None:
     async with open_pair(system, "inline", "inline") as pair:
         async with pair.other.borrow(pair.array) as borrowed:
             await lose(pair.owner)
-            # What the next context makes is not in its place.
+            # Blocks of the next context have other addresses.
             again = [await pair.owner.full(HOST.shape, 3.0) for _ in range(4)]
             for _ in range(3):
                 assert await (await ta.arrays.sum(borrowed)).item() == pytest.approx(HOST.sum())
@@ -221,8 +222,8 @@ async def test_the_next_context_of_the_borrower_has_it(pair: Pair) -> None:
         await pair.array.fill(1.0)
 
 
-async def test_what_runs_again_finds_it(system: ta.System) -> None:
-    """Requests that are put back go to the next worker behind what they read, whatever is before them."""
+async def test_a_repeated_operation_finds_it(system: ta.System) -> None:
+    """Requests put back reach the next worker after the arrays they read, in any order of the queue."""
     options = ta.DeviceOptions(isolation="process", retry=2)
     async with (
         system.open_device(BACKEND, options=ta.DeviceOptions(isolation="process")) as owner,
@@ -248,8 +249,8 @@ async def test_what_runs_again_finds_it(system: ta.System) -> None:
         assert sums == pytest.approx([HOST.sum()] * 9)
 
 
-async def test_what_runs_again_inline_finds_it(system: ta.System) -> None:
-    """What an inline device has borrowed does not go with its context; its own arrays do."""
+async def test_a_repeated_inline_operation_finds_it(system: ta.System) -> None:
+    """Arrays borrowed by an inline device survive its context; its own arrays do not."""
     options = ta.DeviceOptions(isolation="inline", retry=1)
     async with (
         system.open_device(BACKEND, options=ta.DeviceOptions(isolation="inline")) as owner,
@@ -287,8 +288,8 @@ async def test_a_loss_at_the_end_gives_it_back(pair: Pair) -> None:
     np.testing.assert_array_equal(await (await pair.array.copy_to(pair.other)).to_host(), np.ones_like(HOST))
 
 
-async def test_what_was_given_back_at_a_loss_is_not_held_by_the_next_worker(workers: Pair) -> None:
-    """A device that has lent an array to itself, as collectives do, and dies before it hears of the end."""
+async def test_memory_returned_at_a_loss_is_not_held_by_the_next_worker(workers: Pair) -> None:
+    """A device that lends an array to itself, as in collectives, and dies before it learns of the end."""
     pair = workers
     pid = await pid_of(pair.owner)
     async with lend("test", [pair.array], [pair.owner]) as lent, lent.to(pair.owner):
@@ -315,9 +316,9 @@ async def test_a_cancelled_wait_leaves_nothing(pair: Pair) -> None:
 
 
 async def test_a_reader_that_runs_on_keeps_it(pair: Pair) -> None:
-    """An asker that has gone leaves its operation: the array is not changed before that has ended."""
+    """A departed caller leaves its operation: the array is not changed before the operation ends."""
     async with pair.other.borrow(pair.array) as borrowed:
-        await ta.arrays.sum(borrowed)  # what it compiles is kept; a cancelled compilation launches nothing
+        await ta.arrays.sum(borrowed)  # compiled kernels are kept; a cancelled compilation launches nothing
         ta.testing.inject_fault(pair.other, "arrays.sum", delay=0.5)
         start = trio.current_time()
         with ta.cancel_grace(0.0), trio.move_on_after(0.1) as scope:
@@ -350,11 +351,11 @@ async def test_no_mapping_and_no_descriptor_is_left(pair: Pair) -> None:
             await trio.sleep(0.01)
 
 
-async def test_its_memory_stays_while_it_is_borrowed_from_a_device_that_is_closed(pair: Pair) -> None:
+async def test_its_memory_stays_while_it_is_borrowed_from_a_closed_device(pair: Pair) -> None:
     async with pair.other.borrow(pair.array) as borrowed:
         assert await (await ta.arrays.sum(borrowed)).item() == pytest.approx(HOST.sum())
         await pair.owner.close()
-        # A file that is opened now may have the number of a descriptor that was closed.
+        # A newly opened file may have the number of a closed descriptor.
         opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(4)]
         for _ in range(2):
             assert await (await ta.arrays.sum(borrowed)).item() == pytest.approx(HOST.sum())
@@ -380,7 +381,7 @@ async def test_many_borrow_it_at_once(pair: Pair) -> None:
     await pair.array.fill(0.0)
 
 
-async def test_what_has_begun_before_the_end_reads_it_to_its_end(pair: Pair) -> None:
+async def test_an_operation_begun_before_the_end_reads_it_to_its_end(pair: Pair) -> None:
     """And what waits for room is refused; the owner may write to the array when all of it is over."""
     copies: list[ta.AccelRef] = []
     refused: list[ta.StaleRefError] = []
@@ -407,7 +408,7 @@ async def test_what_has_begun_before_the_end_reads_it_to_its_end(pair: Pair) -> 
         np.testing.assert_array_equal(await one.to_host(), HOST)
 
 
-async def test_a_device_that_closes_gives_back_what_it_reads(pair: Pair) -> None:
+async def test_a_closing_device_gives_back_its_borrowed_arrays(pair: Pair) -> None:
     async with pair.other.borrow(pair.array) as borrowed:
         ta.testing.inject_fault(pair.other, "arrays.sum", delay=0.2)
         with ta.cancel_grace(0.0), trio.move_on_after(0.05):

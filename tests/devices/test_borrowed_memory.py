@@ -1,4 +1,4 @@
-"""What a worker has of the memory of other devices: to read, and only while something is borrowed."""
+"""A worker maps memory of other devices only for reading, and only while something is borrowed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OPTIONS = ta.DeviceOptions(isolation="process", retry=1)
 
 @attrs.frozen
 class Pair:
-    """A device with two arrays, and another one with a program that looks around in its worker."""
+    """A device with two arrays, and a device with a program that looks around in its worker."""
 
     owner: ta.Device
     other: ta.Device
@@ -37,7 +37,7 @@ class Pair:
     memory: list[int]
 
     async def foreign(self) -> list[str]:
-        """What the worker of the other device has of foreign memory now."""
+        """The foreign memory of the other device's worker at the moment."""
         found: list[str] = await self.program.ask("has", self.memory)
         return found
 
@@ -85,7 +85,7 @@ async def test_memory_of_others_is_mapped_to_read_it_while_it_is_borrowed(pair: 
     await pair.check()
 
 
-async def test_code_that_writes_there_ends_its_own_worker_alone(pair: Pair) -> None:
+async def test_code_that_writes_there_ends_only_its_own_worker(pair: Pair) -> None:
     async with pair.other.borrow(pair.lent) as borrowed:
         with pytest.raises(ta.ContextLostError):
             await pair.program.ask("overwrite", borrowed)
@@ -111,7 +111,7 @@ async def test_a_world_maps_once_and_to_read(pair: Pair) -> None:
     await pair.check()
 
 
-async def test_a_world_that_ends_leaves_another_one_and_a_loan_what_they_need(pair: Pair) -> None:
+async def test_the_end_of_a_world_leaves_memory_to_another_world_and_a_loan(pair: Pair) -> None:
     arrays = [pair.lent, await pair.other.put(SECRET)]
     async with ta.open_world([pair.owner, pair.other]) as one:
         await one.all_reduce(arrays)
@@ -144,7 +144,7 @@ async def test_the_same_holds_for_the_next_workers(pair: Pair, loss: str) -> Non
     await pair.check()
 
 
-async def test_it_is_unmapped_when_an_operation_that_was_left_has_ended(pair: Pair) -> None:
+async def test_it_is_unmapped_at_the_end_of_an_abandoned_operation(pair: Pair) -> None:
     async with pair.other.borrow(pair.lent) as borrowed:
         ta.testing.inject_fault(pair.other, "arrays.sum", delay=0.3)
         with ta.cancel_grace(0.0), trio.move_on_after(0.1) as scope:

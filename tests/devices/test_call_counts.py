@@ -1,7 +1,7 @@
 """Python calls of a warm request, on the application's side: a measure without noise.
 
-Half of them are Trio's: an asker that waits for another thread, and the loop's turns until it is woken. A
-step that is computed in place waits for none.
+Half of them are Trio's, because a caller waits for another thread, and the loop turns until it is woken. A
+step computed in place waits for neither.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ async def test_a_step_takes_fewer(device: ta.Device, name: str, isolation: Isola
         "changing": lambda: changing(X, w, float(next(numbers))),
     }
     most = STEP_CALLS[name][isolation == "process"]
-    # A machine with other work to do has slow moments, after which a step goes by the thread for a while.
+    # A machine with other work has slow moments, after which a step uses the thread for a while.
     for _ in range(8):
         found = await python_calls(asks[name])
         if found <= most:

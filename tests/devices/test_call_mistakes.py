@@ -1,4 +1,4 @@
-"""Mistakes with calls: each is refused by name, says what to do, and leaves nothing behind."""
+"""Mistakes with calls: each is refused by name with a remedy, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TURNS = 3
 
 
 async def made(make: Callable[[], Any]) -> Any:
-    """What a function makes, awaited where that can be."""
+    """The result of a function, awaited if possible."""
     value = make()
     return await value if isinstance(value, Awaitable) else value
 
@@ -85,13 +85,13 @@ async def test_never_awaited(device: ta.Device) -> None:
     assert noted[0].filename == __file__
 
 
-async def test_one_whose_layout_is_refused_does_not_warn(device: ta.Device) -> None:
+async def test_a_call_with_a_refused_layout_does_not_warn(device: ta.Device) -> None:
     x = await device.put(np.ones(2))
     with pytest.raises(ValueError, match="broadcast"):
         assert (x + 1.0 + np.ones(3)).shape
 
 
-async def test_a_long_chain_that_is_never_awaited(device: ta.Device) -> None:
+async def test_a_long_chain_without_await(device: ta.Device) -> None:
     x = await device.put(np.ones(2))
     calls: list[Any] = [x]
     for _ in range(20_000):
@@ -101,7 +101,7 @@ async def test_a_long_chain_that_is_never_awaited(device: ta.Device) -> None:
     assert len(noted) == 1
 
 
-async def test_a_part_of_it_that_was_awaited_does_not_warn(device: ta.Device) -> None:
+async def test_an_awaited_part_does_not_warn(device: ta.Device) -> None:
     x = await device.put(np.ones(2))
     inner = x + 1.0
     outer = [inner * 2.0]
@@ -130,7 +130,7 @@ async def test_of_two_devices(system: ta.System, device: ta.Device) -> None:
                 r"copy it there: await x2\.copy_to\(device\)",
                 text,
             ), text
-        # Where it does make sense.
+        # Objects with which the call makes sense.
         z = (x + 1.0) * await y.copy_to(device)
         assert (await z.to_host())[0] == 2.0
 
@@ -257,7 +257,7 @@ async def test_use_without_await(device: ta.Device, kind: str) -> None:
 
 
 @pytest.mark.parametrize("mistake", [bool, float, list, np.sin, lambda call: call(), lambda call: call.mean])
-async def test_a_refused_call_can_be_awaited_as_the_error_says(
+async def test_a_refused_call_can_be_awaited_as_the_error_advises(
     device: ta.Device, mistake: Callable[[Any], Any]
 ) -> None:
     call: Any = (await device.put(np.ones(1))) + 1.0
@@ -303,7 +303,7 @@ async def test_an_awaitable_as_an_argument_is_refused_without_a_warning(
     assert re.search("Call|coroutine|list|AccelRef|NoneType", text)
 
 
-async def test_a_coroutine_that_has_begun_is_not_closed(device: ta.Device) -> None:
+async def test_a_begun_coroutine_is_not_closed(device: ta.Device) -> None:
     @types.coroutine
     def pause() -> Generator[None, None, None]:
         yield
@@ -407,7 +407,7 @@ async def test_wrong_arguments(device: ta.Device, kind: str) -> None:
 
 
 async def test_a_call_as_out(device: ta.Device) -> None:
-    """It is an array of its own by then, which is overwritten; an operand that is `out`, as without calls."""
+    """By then it is a separate array, which is overwritten; an operand equal to `out`, as without calls."""
     for turn in range(TURNS + 1):
         x = await device.put(np.full((2, 2), float(turn)))
         y = x + 1.0
@@ -450,7 +450,7 @@ async def test_singular_matrices(device: ta.Device) -> None:
     assert await blocks(device) == 1
 
 
-async def test_a_result_of_the_host_is_an_operand_beside_an_array(device: ta.Device) -> None:
+async def test_a_result_of_the_host_is_an_operand_next_to_an_array(device: ta.Device) -> None:
     x = await device.put(np.full(3, 2.0))
     for _ in range(TURNS + 1):
         assert (await arrays.add((x + 1.0).to_host(), x).to_host()).tolist() == [5.0] * 3
@@ -477,18 +477,18 @@ async def test_two_tasks_that_await_one_call(device: ta.Device) -> None:
     assert "was awaited before" in max(outcomes)
 
 
-async def test_an_index_that_is_outside(device: ta.Device) -> None:
+async def test_an_index_out_of_range(device: ta.Device) -> None:
     x, places = await device.put(np.ones((3, 2))), await device.put(np.array([0, 7]))
     text = await refused(lambda: nn.embedding(places, x * 2.0) + 1.0, ta.OutOfRangeError)
     assert text.startswith("nn.embedding: index 7 is not from 0 to 2 ("), text
-    # What was changed by then is not changed again, so the step's error it is.
+    # Completed changes are not repeated, so the call ends with the step's error.
     for _ in range(TURNS):
         with pytest.raises(ta.OutOfRangeError, match=r"\b7 is ") as caught:
             await nn.embedding(places, arrays.add(x, 1.0, out=x))
         assert "nn.embedding" in (caught.value.operation or "")
         del caught
         await x.fill(1.0)
-    # A step that is asked again has its own error: nothing keeps the arrays of the chain.
+    # A repeated step has its own error, because nothing keeps the arrays of the chain.
     for _ in range(TURNS):
         with pytest.raises(ta.OutOfRangeError) as told:
             await (nn.embedding(places, x * 2.0) @ x.T)
@@ -505,7 +505,7 @@ async def test_no_array_at_all(device: ta.Device) -> None:
     assert text.startswith("nn.glu: x must be an AccelRef or a NumPy array, got ")
 
 
-async def test_a_call_that_was_not_made_ends_in_silence(device: ta.Device) -> None:
+async def test_an_abandoned_call_ends_in_silence(device: ta.Device) -> None:
     call: Any = (await device.put(np.ones(2))) + 1.0
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -527,7 +527,7 @@ SEVERAL: dict[str, tuple[Callable[[Any], Any], str]] = {
 
 @pytest.mark.parametrize("isolation", ["inline"])
 @pytest.mark.parametrize("mistake", SEVERAL)
-async def test_results_that_are_not_one_array_of_a_device(device: ta.Device, mistake: str) -> None:
+async def test_results_other_than_one_array_of_a_device(device: ta.Device, mistake: str) -> None:
     x = await device.put(np.eye(2))
     make, text = SEVERAL[mistake]
     assert re.search(text, await refused(lambda: make(x), TypeError))

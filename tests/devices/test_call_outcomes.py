@@ -19,7 +19,7 @@ pytestmark = pytest.mark.any_backend
 RECOVERS = {"intensity": ta.Intensity(1000, 60.0), "backoff": ta.Backoff(base=0.0)}
 # A lease of an array is one of NumPy there.
 on_host = pytest.mark.skipif(BACKEND == "cuda", reason="NumPy does not write to the memory of the device")
-# After so many a chain runs by its template.
+# After this many a chain runs by its template.
 TURNS = 3
 
 
@@ -39,7 +39,7 @@ async def nothing_left(device: ta.Device, blocks: int) -> None:
 
 
 async def in_turn() -> None:
-    """Let what is ready run, and what has begun reach the device."""
+    """Let ready tasks run, and begun work reach the device."""
     for _ in range(5):
         await trio.testing.wait_all_tasks_blocked(0.001)
 
@@ -93,7 +93,7 @@ async def test_a_chain_that_waits_is_cancelled(device: ta.Device, turns: int) ->
 
 
 @on_host
-async def test_the_memory_of_a_chain_that_was_cancelled_serves_the_next(device: ta.Device) -> None:
+async def test_the_memory_of_a_cancelled_chain_serves_the_next(device: ta.Device) -> None:
     """The first one makes the memory for results in between, and is withdrawn; the second one uses it."""
     x, y = await device.put(np.ones(3)), await device.put(np.ones(3))
     for _ in range(TURNS):
@@ -112,7 +112,7 @@ async def test_the_memory_of_a_chain_that_was_cancelled_serves_the_next(device: 
 
 
 @pytest.mark.parametrize("turns", [0, 1, TURNS])
-async def test_a_deadline_that_is_over(device: ta.Device, turns: int) -> None:
+async def test_an_expired_deadline(device: ta.Device, turns: int) -> None:
     x, y = await device.put(np.ones(3)), await device.put(np.ones(3))
     for _ in range(turns):
         await arrays.add(x + 1.0, 1.0, out=y)
@@ -124,7 +124,7 @@ async def test_a_deadline_that_is_over(device: ta.Device, turns: int) -> None:
 
 
 @on_host
-async def test_a_chain_sees_what_a_lease_has_written(device: ta.Device) -> None:
+async def test_a_chain_sees_the_writes_of_a_lease(device: ta.Device) -> None:
     x = await device.put(np.zeros(3))
     for turn in range(TURNS + 1):
         async with trio.open_nursery() as nursery, x.lease(write=True) as array:
@@ -150,7 +150,7 @@ async def test_a_fault_in_a_step(device: ta.Device, turns: int) -> None:
         await chain()
     assert fault.hit == 1
     assert caught.value.operation == "linalg.Matmul"
-    # What comes after it has not run.
+    # Later steps have not run.
     assert (await y.to_host())[0, 0] == 7.0
     del caught
     for _ in range(TURNS):
@@ -199,7 +199,7 @@ async def test_a_lost_context_takes_the_arrays_and_no_structure(system: ta.Syste
         await nothing_left(device, 1)
 
 
-async def test_an_array_that_is_damaged_in_part(system: ta.System) -> None:
+async def test_a_partly_damaged_array(system: ta.System) -> None:
     options = ta.DeviceOptions(isolation="process", **RECOVERS)  # type: ignore[arg-type]
     async with system.open_device(BACKEND, options=options) as device:
         x = await device.put(np.ones((4, 6)))
@@ -296,7 +296,7 @@ async def test_an_array_that_goes_while_its_chain_is_recorded(device: ta.Device,
     await nothing_left(device, 1)
 
 
-async def test_a_chain_is_joined_though_the_one_that_would_join_it_is_cancelled(device: ta.Device) -> None:
+async def test_a_chain_is_joined_although_the_joining_call_is_cancelled(device: ta.Device) -> None:
     x = await device.put(np.ones(3))
     for turn in range(8):
         with trio.CancelScope() as scope:
@@ -321,7 +321,7 @@ async def test_a_call_that_several_tasks_share_as_an_operand(device: ta.Device) 
     )
 
 
-async def test_steps_behind_a_refused_chain_have_the_host_arrays_as_they_were(
+async def test_steps_after_a_refused_chain_have_unchanged_host_arrays(
     device: ta.Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x, host = await device.put(np.full(3, 2.0)), np.ones(3)
@@ -332,7 +332,7 @@ async def test_steps_behind_a_refused_chain_have_the_host_arrays_as_they_were(
 
     async def refuse(message: Any, **named: Any) -> Any:
         if type(message).__name__ == "RunChain":
-            # What the plan takes, which the program changes before the refusal.
+            # An operand of the plan, which the program changes before the refusal.
             message.payload = host.tobytes()
             host[...] = 1000.0
             raise ta.OutOfMemoryError("none", requested=1, free=0, total=1, device="cpu:0")

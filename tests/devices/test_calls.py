@@ -69,7 +69,7 @@ async def test_results_stay_on_the_device_as_they_do_of_steps(device: ta.Device)
         same(await ref.to_host(), expected)
 
 
-async def test_a_call_that_is_used_twice_runs_once(device: ta.Device) -> None:
+async def test_a_call_used_twice_runs_once(device: ta.Device) -> None:
     x = await device.put(np.ones(3))
     for turn in range(TURNS):
         # It changes the array, so that another run would be seen.
@@ -110,7 +110,7 @@ NUMBERS: dict[str, tuple[Any, ...]] = {
 
 
 @pytest.mark.parametrize("kind", NUMBERS)
-async def test_numbers_are_told_from_each_other(device: ta.Device, kind: str) -> None:
+async def test_calls_distinguish_numbers(device: ta.Device, kind: str) -> None:
     x = await device.put(np.array([0.0, -0.0, 1.5, -2.0], np.float32))
     expected = [
         await (await arrays.multiply(await arrays.negative(x), one)).to_host() for one in NUMBERS[kind]
@@ -120,7 +120,7 @@ async def test_numbers_are_told_from_each_other(device: ta.Device, kind: str) ->
             same(await ((-x) * one).to_host(), result)
 
 
-async def test_numbers_that_are_none_are_told_by_their_signs(device: ta.Device) -> None:
+async def test_nan_is_distinguished_by_its_sign(device: ta.Device) -> None:
     x = await device.put(np.ones(3))
     for _ in range(TURNS):
         for sign in (1.0, -1.0):
@@ -218,7 +218,7 @@ async def test_large_host_arrays_and_results_go_step_by_step(
 
 
 @pytest.mark.skipif(BACKEND == "third", reason="it has no graphs")
-async def test_the_log_says_why_a_chain_goes_step_by_step(
+async def test_the_log_explains_why_a_chain_runs_step_by_step(
     device: ta.Device, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, "trio_accel.devices")
@@ -253,14 +253,14 @@ async def test_in_place_inside_of_a_chain(device: ta.Device) -> None:
         x, y = await device.put(numbers(turn)), await device.put(numbers(turn))
         filled = (x * 2.0).fill(float(turn))
         same(await (filled + x).to_host(), turn + numbers(turn))
-        # The result is the array that was given, and no copy of it.
+        # The result is the given array, and not a copy of it.
         out = await arrays.add(x + 1.0, y, out=y)
         assert out.block is y.block
         same(await y.to_host(), numbers(turn) + 1.0 + numbers(turn))
         await (x + 1.0).assign(y)
 
 
-async def test_a_view_of_what_is_given_is_changed_alone(device: ta.Device) -> None:
+async def test_only_a_view_of_the_argument_is_changed(device: ta.Device) -> None:
     for turn in range(TURNS):
         x = await device.put(np.zeros((4, 4)))
         out = await arrays.add(np.ones((2, 2)) * turn, 1.0 + x[:2, :2], out=x[1:3, 1:3])
@@ -282,7 +282,7 @@ async def test_lists_of_calls(device: ta.Device) -> None:
         )
 
 
-async def test_results_that_are_several_arrays(device: ta.Device) -> None:
+async def test_results_of_several_arrays(device: ta.Device) -> None:
     both = ta.jit.elementwise("s = x + y; d = x - y", outputs=("s", "d"))
     for turn in range(TURNS):
         x = await device.put(numbers(turn))
@@ -356,7 +356,7 @@ async def test_calls_in_a_captured_graph(device: ta.Device) -> None:
             same(await y.to_host(), await (await step(x)).to_host())
 
 
-async def test_a_call_says_what_it_will_make(device: ta.Device) -> None:
+async def test_a_call_describes_its_result(device: ta.Device) -> None:
     x = await device.put(np.ones((2, 3), np.float32))
     call = arrays.sum((x + 1.0)[:, 1:], axis=0)
     assert (call.shape, call.dtype, call.ndim, call.size, call.nbytes) == ((2,), ta.DType.float32, 1, 2, 8)
@@ -432,14 +432,14 @@ async def test_a_chain_as_long_as_it_may_be(device: ta.Device) -> None:
     same(await y.to_host(), np.full(3, 4095.0))
 
 
-async def test_what_was_used_last_is_kept(device: ta.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_recently_used_calls_are_kept(device: ta.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device.chains.kept, "bound", 8)  # type: ignore[attr-defined]
     x = await device.put(np.ones(2))
     chains: Any = device.chains  # type: ignore[attr-defined]
     for number in range(3, 40):
         await ((x + 0.5) * 2.0)
         await ((x + 0.5) ** float(number))
-    # The one that comes again is made once, and again to join its steps; each other one is made for itself.
+    # The repeated one is made once, and again to fuse its steps; each other one is made for itself.
     assert (chains.kept.counts.recorded, chains.kept.counts.hits) == (1 + 37 + 1, 37 - 2)
     assert len(chains.kept.plans) <= 8
 
@@ -453,20 +453,20 @@ async def test_a_number_that_changes_is_handed_over(device: ta.Device, dtype: st
         expected = await arrays.subtract(x, await arrays.multiply(rate, y))
         expected = await arrays.add(0.25, await arrays.divide(expected, scale))
         same(await (0.25 + (x - rate * y) / scale).to_host(), await expected.to_host())
-    # Two with their numbers, one without, and one whose steps are joined. What is not computed in its dtype
-    # has a template for each number.
+    # Two with their numbers, one without, and one with fused steps. Operations computed in another dtype have
+    # a template for each number.
     assert (chains.kept.counts.recorded == 4) == (dtype in ("float32", "float64"))
     for number in (0.0, -0.0, float("inf"), float("-inf"), float("nan"), 1e300, 1e-300):
         same(await ((x * number) + 1.0).to_host(), await (await (await (x * number) + 1.0)).to_host())
 
 
-async def test_what_takes_any_number_is_kept(device: ta.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_call_for_any_number_is_kept(device: ta.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device.chains.kept, "bound", 8)  # type: ignore[attr-defined]
     chains: Any = device.chains  # type: ignore[attr-defined]
     x = await device.put(np.ones(3))
     for number in range(40):
         same(await ((x * (number * 0.5)) + 1.0).to_host(), np.full(3, number * 0.5 + 1.0))
-    # Two with their numbers, one without, and one whose steps are joined.
+    # Two with their numbers, one without, and one with fused steps.
     assert chains.kept.counts.recorded == 4
 
 
@@ -488,7 +488,7 @@ async def test_a_call_ends_with_its_device() -> None:
             await call
 
 
-async def test_the_reference_that_is_written_is_the_result(device: ta.Device) -> None:
+async def test_the_written_reference_is_the_result(device: ta.Device) -> None:
     x, y = await device.put(numbers(1)), await device.put(numbers(2))
     for _ in range(TURNS):
         assert await arrays.add(x * 2.0, 1.0, out=y) is y
@@ -520,7 +520,7 @@ async def test_arrays_in_other_objects(device: ta.Device) -> None:
         np.testing.assert_allclose(found, numbers(turn, 3), rtol=1e-12)
 
 
-async def test_memory_that_is_kept_for_results_in_between_makes_room(system: ta.System) -> None:
+async def test_memory_kept_for_intermediate_results_makes_room(system: ta.System) -> None:
     options = ta.DeviceOptions(memory_limit=1 << 20)
     device = await system.open_device("cpu", options=options, name="small")
     x = await device.put(np.ones(80_000, np.float32))

@@ -74,7 +74,7 @@ async def test_a_running_ask_is_awaited_until_the_device_is_done(
 ) -> None:
     x = await manual.put(np.ones(4))
     alarms = manual.dispatch.session.engine.alarms  # type: ignore[union-attr]
-    # One says that the context has been whole for a second.
+    # One reports that the context has been whole for a second.
     before = len(alarms)
     backend.device.is_held = True
     asker = start(nursery, manual, ta.linalg.Matmul(x, np.ones((4, 2))))
@@ -143,7 +143,7 @@ async def test_each_asker_has_its_own_grace(
     assert second.outcome == "cancelled"
 
 
-async def test_without_a_grace_the_asker_goes_at_once_and_the_operation_goes_on(
+async def test_without_a_grace_the_asker_leaves_at_once_and_the_operation_continues(
     system: ta.System, backend: ManualBackend, nursery: trio.Nursery
 ) -> None:
     async with system.open_device(options=ta.DeviceOptions(in_flight=1)) as device:
@@ -160,7 +160,7 @@ async def test_without_a_grace_the_asker_goes_at_once_and_the_operation_goes_on(
         await wait_all_tasks_blocked()
         statistics = await device.statistics()
         assert (statistics.in_flight, statistics.queues[BLAS].waiting) == (1, 1)
-        # It is part of what was launched.
+        # It is part of the launched work.
         is_over = trio.Event()
 
         async def synchronize() -> None:
@@ -177,7 +177,7 @@ async def test_without_a_grace_the_asker_goes_at_once_and_the_operation_goes_on(
         np.testing.assert_array_equal(await x.to_host(), np.full(4, 2.0))
 
 
-async def test_what_an_asker_has_left_is_ordered_and_released_as_ever(
+async def test_an_abandoned_request_is_ordered_and_released_as_usual(
     manual: ta.Device, backend: ManualBackend, nursery: trio.Nursery
 ) -> None:
     x = await manual.put(np.ones((4, 4)))
@@ -269,9 +269,9 @@ def test_a_grace_is_checked(seconds: object) -> None:
 
 
 class TestHostArrays:
-    """A cancelled asker may change and free its arrays: the device uses none of them any more."""
+    """A cancelled caller may change and free its arrays, because the device no longer uses them."""
 
-    async def test_a_copy_to_the_program_that_is_not_begun_does_not_take_place(
+    async def test_a_pending_copy_to_the_program_does_not_take_place(
         self, manual: ta.Device, backend: ManualBackend, nursery: trio.Nursery
     ) -> None:
         x, out = await manual.put(np.ones(4)), np.zeros(4)
@@ -287,7 +287,7 @@ class TestHostArrays:
         np.testing.assert_array_equal(out, np.zeros(4))
         np.testing.assert_array_equal(await x.to_host(), np.ones(4))
 
-    async def test_a_copy_from_the_program_that_is_not_begun_does_not_take_place(
+    async def test_a_pending_copy_from_the_program_does_not_take_place(
         self, manual: ta.Device, backend: ManualBackend, nursery: trio.Nursery
     ) -> None:
         host = np.ones(1 << 17)
@@ -305,10 +305,10 @@ class TestHostArrays:
         assert backend.device.memory().used == 0
 
     @pytest.mark.parametrize("count", [4, 1 << 17], ids=["small", "large"])
-    async def test_what_is_changed_in_place_gets_the_operand_as_it_was(
+    async def test_an_update_in_place_gets_the_operand_unchanged(
         self, manual: ta.Device, backend: ManualBackend, nursery: trio.Nursery, count: int
     ) -> None:
-        """A small operand is copied aside; with a large one the asker waits until it is copied."""
+        """A small operand is copied aside; with a large one the caller waits until it is copied."""
         x, host = await manual.put(np.ones(count)), np.full(count, 2.0)
         backend.device.is_held = True
         with ta.cancel_grace(0.0):
@@ -326,10 +326,8 @@ class TestHostArrays:
         await manual.synchronize()
         np.testing.assert_array_equal(await x.to_host(), np.full(count, 7.0))
 
-    async def test_a_copy_that_has_begun_is_awaited(
-        self, system: ta.System, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Of the CPU backend, whose stream is a thread."""
+    async def test_a_begun_copy_is_awaited(self, system: ta.System, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A copy of the CPU backend, with its stream in a thread."""
         entered, leave = threading.Event(), threading.Event()
         copy_of = HostUse.begin
 

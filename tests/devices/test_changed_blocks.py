@@ -1,7 +1,7 @@
-"""Whatever writes to an array, what was believed of its contents is believed no more.
+"""Any write to an array discards the cached facts about its contents.
 
-A sparse structure is looked at once, and then used without a look. So each way to write puts a wrong one in
-place of one that is believed.
+A sparse structure is checked once, and then used without a check. So each way to write replaces a checked
+structure by a wrong one.
 """
 
 from __future__ import annotations
@@ -126,9 +126,7 @@ async def opened(device: ta.Device) -> tuple[sparse.CsrMatrix, ta.AccelRef]:
 
 @pytest.mark.parametrize("use", USES, ids=lambda one: one.__name__)
 @pytest.mark.parametrize("write", WRITES, ids=lambda one: one.__name__)
-async def test_a_structure_that_was_believed_is_looked_at_again(
-    device: ta.Device, write: Write, use: Use
-) -> None:
+async def test_a_cached_structure_is_checked_again(device: ta.Device, write: Write, use: Use) -> None:
     if write is lease and BACKEND == "cuda" and device.isolation == "process":
         pytest.skip("the memory of a GPU is its worker's")
     matrix, x = await opened(device)
@@ -159,7 +157,7 @@ async def test_a_look_that_a_write_has_overtaken_proves_nothing(device: ta.Devic
             await multiply(matrix, x)
 
 
-async def test_a_graph_that_writes_what_it_has_looked_at(device: ta.Device) -> None:
+async def test_a_graph_writes_arrays_it_has_checked(device: ta.Device) -> None:
     matrix, x = await opened(device)
     wrong, right = [await device.put(np.array(values, np.int32)) for values in (WRONG, RIGHT)]
 

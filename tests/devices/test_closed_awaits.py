@@ -24,7 +24,7 @@ def throw(waiting: Any) -> None:
 
 
 def drop(waiting: Any) -> None:
-    """The last reference goes with the caller's."""
+    """The last reference ends with the caller's."""
 
 
 def send_nonsense(waiting: Any) -> None:
@@ -91,7 +91,7 @@ async def test_an_await_left_half_way_harms_no_later_call(device: ta.Device, nam
 
 @pytest.mark.parametrize("leave", LEAVES)
 async def test_requests_left_half_way_during_a_lease(device: ta.Device, leave: Callable[[Any], Any]) -> None:
-    """One of them polls for an answer that is due, and would poll for ever."""
+    """One of them polls for a due answer, and would poll for ever."""
     if device.isolation == "process" and device.info.backend != "cpu":
         pytest.skip("the memory of a GPU is its worker's")
     x = await device.put(np.eye(64))

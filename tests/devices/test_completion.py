@@ -91,7 +91,7 @@ async def test_a_cancelled_wait_leaves_nothing_behind(chosen: ta.Device) -> None
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES[:4], ids=NAMES[:4], indirect=True)
-async def test_the_reply_comes_after_the_work_and_not_before(
+async def test_the_reply_follows_the_work(
     system: ta.System, backend: ManualBackend, strategy: ta.HostCallbackCompletion
 ) -> None:
     async with system.open_device("manual", options=ta.DeviceOptions(completion=strategy)) as device:
@@ -121,7 +121,7 @@ async def test_a_long_operation_costs_the_waiting_thread_next_to_nothing(
 ) -> None:
     async with system.open_device("manual", options=ta.DeviceOptions(completion=strategy)) as device:
         ref = await device.put(np.ones(3))
-        # What the library imports is no wait.
+        # The imports of the library are not a wait.
         await ta.linalg.scal(1.0, ref)
         backend.device.is_held = True
         async with trio.open_nursery() as nursery:
@@ -133,12 +133,12 @@ async def test_a_long_operation_costs_the_waiting_thread_next_to_nothing(
                 await trio.sleep(0.2)
                 spent = _processor_time() - before
             backend.device.release()
-        # A fifth of what a wait of one second may cost.
+        # A fifth of the cost allowed for a wait of one second.
         assert spent < 0.05
 
 
 async def ask_held(device: ta.Device, backend: ManualBackend, ref: ta.AccelRef, seconds: float) -> None:
-    """Ask for something that takes so long."""
+    """Ask for work with this duration."""
     backend.device.is_held = True
     async with trio.open_nursery() as nursery:
         nursery.start_soon(ta.linalg.scal, 1.0, ref)
@@ -166,12 +166,12 @@ async def make_steady(
 
 
 @pytest.mark.parametrize("window", [WINDOW, 0.0])
-async def test_what_takes_as_long_as_before_is_seen_when_it_is_due_without_a_notification(
+async def test_steady_work_is_seen_when_due_without_a_notification(
     system: ta.System, backend: ManualBackend, monkeypatch: pytest.MonkeyPatch, window: float
 ) -> None:
     """Without a window it is seen when the stream notifies, and not before."""
     wakers: list[Waker] = []
-    # The watchdog's own look comes later.
+    # The watchdog's own look is later.
     monkeypatch.setattr(_context_state, "_INTERVAL", 60.0)
     strategy = ta.AdaptiveCompletion(window=window)
     async with system.open_device("manual", options=ta.DeviceOptions(completion=strategy)) as device:
@@ -248,7 +248,7 @@ class TestPolling:
         return ref
 
     async def watched(self, device: ta.Device, tasks: int, ref: ta.AccelRef) -> int:
-        """How many of ten operations of each task are left to the task that looks."""
+        """The number of operations of ten of each task left to the task that looks."""
         port = device.dispatch.session.engine.completion  # type: ignore[union-attr]
         watch, count = port.watch, itertools.count()
 
@@ -267,16 +267,16 @@ class TestPolling:
         port.watch = watch  # type: ignore[method-assign]
         return next(count)
 
-    async def test_who_asks_alone_sees_the_end_at_once(self, device: ta.Device, ref: ta.AccelRef) -> None:
+    async def test_a_lone_asker_sees_the_end_at_once(self, device: ta.Device, ref: ta.AccelRef) -> None:
         # A turn of the loop may take long here, and then nothing is known to be quick.
         assert min([await self.watched(device, 1, ref) for _ in range(5)]) <= 1
 
-    async def test_who_asks_beside_others_does_not_hold_them_up(
+    async def test_concurrent_askers_do_not_delay_each_other(
         self, device: ta.Device, ref: ta.AccelRef
     ) -> None:
         assert await self.watched(device, 2, ref) >= 18
 
-    async def test_what_takes_longer_is_left_to_the_task_and_the_next_too(
+    async def test_slower_work_is_left_to_the_task_and_so_is_the_next(
         self, device: ta.Device, backend: ManualBackend, ref: ta.AccelRef
     ) -> None:
         port = device.dispatch.session.engine.completion  # type: ignore[union-attr]
@@ -286,7 +286,7 @@ class TestPolling:
         assert time.perf_counter() - before >= 0.05
         assert not port.is_quick
 
-    async def test_what_its_asker_looks_for_is_seen_though_the_library_ends_meanwhile(
+    async def test_polled_work_is_seen_though_the_library_ends_meanwhile(
         self, device: ta.Device, backend: ManualBackend, ref: ta.AccelRef
     ) -> None:
         session = device.dispatch.session  # type: ignore[union-attr]
@@ -308,13 +308,13 @@ class TestPolling:
 
 
 class TestSpinning:
-    """A lone asker of what takes as long as that before waits for it in its own task."""
+    """A lone caller of work with a steady duration waits for it in its own task."""
 
     @pytest.fixture
     async def device(
         self, system: ta.System, backend: ManualBackend, monkeypatch: pytest.MonkeyPatch
     ) -> AsyncGenerator[ta.Device, None]:
-        # Nobody else sees the end of what is spun for: no notification, and no look of the watchdog.
+        # Nobody else sees the end of an operation under a spin: no notification, and no look of the watchdog.
         monkeypatch.setattr(_context_state, "_INTERVAL", 60.0)
         monkeypatch.setattr(_port, "LONGEST_LOOK", 10.0)
         options = ta.DeviceOptions(
@@ -331,7 +331,7 @@ class TestSpinning:
 
     @pytest.fixture
     def ends(self, device: ta.Device, ref: ta.AccelRef) -> list[bool]:
-        """For each that was spun for, whether it was so to its end."""
+        """For each spin, whether it lasted to the end."""
         port = device.dispatch.session.engine.completion  # type: ignore[union-attr]
         spin, ends = port.spin, list[bool]()
 
@@ -362,14 +362,14 @@ class TestSpinning:
         ends: list[bool],
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        """Trio tells the main task of Ctrl-C only where it is parked."""
+        """Trio reports Ctrl-C to the main task only where it is parked."""
         monkeypatch.setattr(_port, "LONGEST_LOOK", 0.02)
         for _ in range(20):
             await ask_held(device, backend, ref, 0.1)
         assert ends.count(False) >= 3
         assert True not in ends
 
-    async def test_the_rest_of_the_program_goes_on(
+    async def test_the_rest_of_the_program_continues(
         self, device: ta.Device, backend: ManualBackend, ref: ta.AccelRef, ends: list[bool]
     ) -> None:
         turns = 0
@@ -390,7 +390,7 @@ class TestSpinning:
             assert not ends
             backend.device.release()
 
-    async def test_beside_another_asker_it_is_left_to_the_task(
+    async def test_with_another_asker_it_is_left_to_the_task(
         self, device: ta.Device, backend: ManualBackend, ref: ta.AccelRef, ends: list[bool]
     ) -> None:
         backend.device.is_held = True
@@ -408,7 +408,7 @@ class TestSpinning:
         assert ends == [False]
         np.testing.assert_array_equal(await ref.to_host(), np.full(3, 6.0))
 
-    async def test_what_is_overdue_is_left_to_the_task(
+    async def test_overdue_work_is_left_to_the_task(
         self, device: ta.Device, backend: ManualBackend, ref: ta.AccelRef, ends: list[bool]
     ) -> None:
         # It is looked for until a second after it has begun.
@@ -423,7 +423,7 @@ class TestSpinning:
             assert ends == [False]
             backend.device.release()
 
-    async def test_one_that_is_cancelled_is_waited_for_while_the_grace_lasts(
+    async def test_cancelled_work_is_waited_for_while_the_grace_lasts(
         self, device: ta.Device, backend: ManualBackend, ref: ta.AccelRef, ends: list[bool]
     ) -> None:
         backend.device.is_held = True
@@ -440,7 +440,7 @@ class TestSpinning:
     async def cancel_soon(
         self, scope: trio.CancelScope, then: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
     ) -> None:
-        """Cancel when the asker spins."""
+        """Cancel when the caller spins."""
         for _ in range(50):
             await trio.lowlevel.checkpoint()
         scope.cancel()
@@ -451,7 +451,7 @@ class TestSpinning:
         await trio.sleep(seconds)
         backend.device.release()
 
-    async def test_one_that_does_not_end_within_the_grace_is_given_up(
+    async def test_work_longer_than_the_grace_is_given_up(
         self, device: ta.Device, backend: ManualBackend, ref: ta.AccelRef, ends: list[bool]
     ) -> None:
         backend.device.is_held = True
@@ -515,8 +515,8 @@ class Deaf(CompletionPort):
         pass
 
 
-async def test_what_nobody_notifies_of_is_seen_all_the_same(system: ta.System) -> None:
-    # Beside a loop that computes all the time, a thread may wait for seconds.
+async def test_unnotified_work_is_seen_all_the_same(system: ta.System) -> None:
+    # Next to a loop that computes all the time, a thread may wait for seconds.
     options = ta.DeviceOptions(isolation="inline", completion=Deaf(), stuck_after=0.2)
     async with system.open_device(BACKEND, options=options) as device:
         ref = await device.put(np.ones(3))
@@ -541,7 +541,7 @@ async def test_looking_when_it_is_due_costs_little(system: ta.System) -> None:
         assert spent < 6 * 0.012
 
 
-async def test_sync_blocks_the_loop_and_says_so(system: ta.System) -> None:
+async def test_sync_blocks_the_loop_and_warns(system: ta.System) -> None:
     async with system.open_device(
         BACKEND, options=ta.DeviceOptions(isolation="inline", completion=ta.SyncCompletion())
     ) as device:
@@ -611,5 +611,5 @@ def _processor_time() -> float:
     ("due", "end"), [(-50.0, 25.0), (12.0, 25.0), (14.0, 26.0), (25.0, 37.0), (36.0, 48.0), (38.0, 25.0)]
 )
 def test_a_poll_does_not_end_just_before_something_is_due(due: float, end: float) -> None:
-    """In microseconds from now on; a turn of the loop, which takes ten, comes behind it."""
+    """In microseconds from now on; a turn of the loop, which takes ten, follows it."""
     assert _port._end_of_poll(1.0, 1.0 + due * 1e-6) == pytest.approx(1.0 + end * 1e-6, abs=1e-9)

@@ -1,4 +1,4 @@
-"""Copies of host arrays go on while a kernel computes."""
+"""Copies of host arrays continue while a kernel computes."""
 
 from __future__ import annotations
 

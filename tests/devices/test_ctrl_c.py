@@ -20,7 +20,7 @@ PARTS = ("actors", "backends", "devices", "linalg")
 
 
 async def program() -> None:
-    """Two tasks that do everything, and one that is cancelled."""
+    """Two tasks that do everything, and one cancelled task."""
     async with (
         ta.open_system("s") as system,
         system.open_device(
@@ -63,7 +63,7 @@ def test_ctrl_c_at_any_line(caplog: pytest.LogCaptureFixture) -> None:
 
 
 async def program_by_mailbox() -> None:
-    """Two tasks whose operations go to the library's handler, as somebody observes messages."""
+    """Two tasks with operations sent to the library's handler, because somebody observes messages."""
     async with (
         ta.open_system("s") as system,
         system.open_device(
@@ -88,7 +88,7 @@ def test_ctrl_c_at_every_line_of_a_launch(caplog: pytest.LogCaptureFixture) -> N
 
 
 async def program_with_streams() -> None:
-    """A source in a thread to its end, one that is left, and an async one."""
+    """A source read in a thread to its end, an abandoned source, and an async one."""
 
     def source() -> Generator[tuple[np.ndarray[Any, Any], ...], None, None]:
         for number in range(3):
@@ -146,7 +146,7 @@ trio.run(main)
 
 @pytest.mark.skipif(BACKEND != "cpu", reason="the program names its device")
 @pytest.mark.parametrize("isolation", ["inline", pytest.param("process", marks=pytest.mark.slow)])
-def test_no_module_is_imported_where_ctrl_c_strikes(isolation: ta.Isolation) -> None:
+def test_no_module_is_imported_in_the_handler_of_ctrl_c(isolation: ta.Isolation) -> None:
     """A `KeyboardInterrupt` in a callback of the import system is printed and lost; threads get none."""
     environment = {**os.environ, "PYTHONPATH": SEARCHED}
     program = [sys.executable, "-c", FIRST_IMPORTS, isolation]

@@ -1,4 +1,4 @@
-"""Programs on a GPU: what they get, what they return, and how they fail."""
+"""Programs on a GPU: their arguments, their results, and their failures."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def test_functions_run_without_opening(system: ta.System, device: ta.Devic
         more = await ta.run(gpu_programs.declared, doubled)
         np.testing.assert_array_equal(await more.to_host(), np.arange(6.0) * 2 + 1)
     assert await ta.run(gpu_programs.add, x, number=0.5) is None
-    # Each function has a stream of its own: what comes behind the update sees it.
+    # Each function has its own stream, so later work on it sees the update.
     doubled = await ta.run(gpu_programs.doubled, x)
     np.testing.assert_array_equal(await doubled.to_host(), np.arange(6.0) * 2 + 1)
     places, most, nothing = await ta.run(gpu_programs.peaks, {"a": x, "b": np.arange(6.0)}, count=2)
@@ -62,7 +62,7 @@ async def test_a_function_that_raises_after_it_has_enqueued(
 ) -> None:
     x = await device.put(X)
     for number in range(3):
-        # Its copy on the device is the call's alone, and its memory is given back behind what is enqueued.
+        # Its copy on the device belongs only to the call, and its memory is returned after the enqueued work.
         with pytest.raises(KeyError, match="too late"):
             await ta.run(function, x, X + number)
         others = [await device.put(np.full(X.shape, 7.0)) for _ in range(4)]
@@ -87,7 +87,7 @@ async def test_methods_compute(device: ta.Device, layer: ta.programs.Program[Lay
     about = await layer.ask(Layer.about, x)
     assert about == {
         "read only": True,
-        # PyTorch takes no array that is marked so.
+        # PyTorch takes no array with this mark.
         "flag": False,
         "has stream": True,
         "weights have stream": False,
@@ -105,9 +105,7 @@ async def test_state_is_marked_as_read_only_for_methods_that_do_not_declare_it(d
             assert await program.ask(Marks.plain) == [True, True]
 
 
-async def test_results_that_are_kept_are_given_back(
-    device: ta.Device, layer: ta.programs.Program[Layer]
-) -> None:
+async def test_kept_results_are_given_back(device: ta.Device, layer: ta.programs.Program[Layer]) -> None:
     for _ in range(3):
         await layer.ask(Layer.forward, X)
     await device.synchronize()
@@ -131,7 +129,7 @@ async def test_calls_are_ordered_with_other_operations(
         np.testing.assert_array_equal(await x.to_host(), np.full(1000, 6.0 * number))
 
 
-async def test_an_error_restarts_the_program_alone(
+async def test_an_error_restarts_only_the_program(
     system: ta.System, device: ta.Device, layer: ta.programs.Program[Layer]
 ) -> None:
     x = await device.put(X)
@@ -145,15 +143,13 @@ async def test_an_error_restarts_the_program_alone(
     assert [node.restarts for node in system.tree().walk() if node.actor_class == "ProgramActor"] == [1]
 
 
-async def test_an_argument_that_is_kept_is_refused_later(
-    device: ta.Device, layer: ta.programs.Program[Layer]
-) -> None:
+async def test_a_kept_argument_is_refused_later(device: ta.Device, layer: ta.programs.Program[Layer]) -> None:
     await layer.ask(Layer.keep, await device.put(X))
     with pytest.raises(ta.ActorFailedError, match="the call is over for which the program got this array"):
         await layer.ask(Layer.use_kept)
 
 
-async def test_a_lost_context_makes_it_anew(system: ta.System, isolation: Isolation, tmp_path: Path) -> None:
+async def test_a_lost_context_makes_it_again(system: ta.System, isolation: Isolation, tmp_path: Path) -> None:
     made = tmp_path / "made"
     options = ta.DeviceOptions(
         isolation=isolation, retry=1, retry_suspects=True, backoff=ta.Backoff(base=0.0)
@@ -164,7 +160,7 @@ async def test_a_lost_context_makes_it_anew(system: ta.System, isolation: Isolat
             await program.ask(Layer.forward, X)
             ta.testing.poison(device, "for the test")
             if isolation == "inline":
-                # Its arrays are gone with the context, and so it is for good.
+                # Its arrays are lost with the context, and so it is lost for good.
                 with pytest.raises(ta.AccelError):
                     await until_it_fails(program)
                 return
@@ -185,7 +181,7 @@ async def until_it_fails(program: ta.programs.Program[Layer]) -> None:
 
 
 class _Stream:
-    """A stream of PyTorch or CuPy, which has no end of its own."""
+    """A stream of PyTorch or CuPy, without an end of its own."""
 
     def __init__(self, streams: _Streams, handle: int) -> None:
         self._streams = streams
@@ -197,7 +193,7 @@ class _Stream:
 
 
 class _Streams:
-    """What both have: the current stream of each thread, and all that were made current."""
+    """Their common state: the current stream of each thread, and all streams made current."""
 
     def __init__(self, used: list[int]) -> None:
         self.used = used
@@ -262,7 +258,7 @@ class _CupyStreams(_OldCupyStreams):
 
 
 def stand_in(name: str, streams: Callable[[list[int]], Any]) -> Any:
-    """A module that stands for PyTorch or CuPy; `used` are the streams that were current."""
+    """A module in the place of PyTorch or CuPy; `used` has the streams made current."""
     used: list[int] = []
     module: Any = types.ModuleType(name)
     module.used, module.cuda = used, streams(used)
@@ -290,7 +286,7 @@ async def test_a_program_that_imports_pytorch_has_its_own_stream_from_the_constr
     )
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     monkeypatch.setitem(sys.modules, "test_cuda_programs", sys.modules[__name__])
-    # The context's process imports it: this one has the class by its path alone.
+    # The context's process imports it: this process has the class only by its path.
     monkeypatch.setattr(ta.programs._open, "_import_path", lambda *_: "imports_torch:Program")
     try:
         async with await ta.open_program(device, _Teller) as program:
@@ -320,7 +316,8 @@ async def test_the_stream_of_the_call_is_the_current_one_of_pytorch_and_cupy(
         assert (await device.statistics()).memory.foreign == 4300
         assert await program.ask(Layer.streams, X) == [stream] * 3
         for name in ("torch", "cupy"):
-            # The constructor's own, in a thread that others use behind it; then that of the program's thread.
+            # The constructor's own, in a thread used by others after it; then the stream of the program's
+            # thread.
             first, *others = sys.modules[name].used
             assert first not in (0, stream)
             assert others == [0, stream]
@@ -352,7 +349,7 @@ async def test_a_method_that_only_enqueues_is_called_in_the_loop(
             for _ in range(4):
                 result = await program.ask(method, x)
                 np.testing.assert_array_equal(await result.to_host(), X * 2)
-        # One that takes its time goes to the thread with its next call.
+        # A slow one uses the thread with its next call.
         assert [await program.ask(Enqueues.slow, number == 2) for number in range(6)] == [
             False,
             True,
@@ -381,7 +378,7 @@ async def test_a_call_in_the_loop_fails_as_one_in_a_thread(device: ta.Device) ->
         result = await program.ask(Enqueues.checked, x, 1)
         np.testing.assert_array_equal(await result.to_host(), X * 2)
         assert (await device.statistics()).in_flight == 0
-        # What it was to change may be half changed.
+        # Its target may be half changed.
         for _ in range(3):
             await program.ask(Enqueues.doubles, x, fails=False)
         np.testing.assert_array_equal(await x.to_host(), X * 8)
@@ -391,8 +388,8 @@ async def test_a_call_in_the_loop_fails_as_one_in_a_thread(device: ta.Device) ->
             await x.to_host()
 
 
-async def test_calls_are_handed_over_ahead(device: ta.Device) -> None:
-    """Calls of many askers, those of other libraries between them, and such as must wait for one before."""
+async def test_calls_are_handed_over_in_advance(device: ta.Device) -> None:
+    """Calls of many callers, with calls of other libraries, and calls that must wait for another."""
     async with await ta.open_program(device, Enqueues) as program:
         x, kept = await device.put(X), await device.zeros(X.shape)
 
@@ -403,7 +400,7 @@ async def test_calls_are_handed_over_ahead(device: ta.Device) -> None:
                 elif number % 3 == 1:
                     result = await program.ask(Enqueues.in_thread, X)
                 else:
-                    # Its argument is computed on another stream, behind a call of this one.
+                    # Its argument is computed on another stream, after a call of this one.
                     half = await program.ask(Enqueues.in_thread, x)
                     result = await program.ask(Enqueues.in_thread, await ta.linalg.scal(0.5, half))
                 np.testing.assert_array_equal(await result.to_host(), X * 2)

@@ -1,4 +1,4 @@
-"""What is damaged of an array is what was to be written; to overwrite it makes it right again."""
+"""An operation that fails damages the elements it should write, and overwriting them repairs the array."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def test_to_overwrite_all_makes_an_array_right_again(device: ta.Device, na
         with pytest.raises(ta.StaleRefError, match="overwrite what is spoiled, by fill, assign or out="):
             await array.to_host()
     with pytest.raises(ta.StaleRefError, match=r"linalg\.scal: x: its contents were spoiled"):
-        await linalg.scal(2.0, x)  # what is updated is read
+        await linalg.scal(2.0, x)  # the updated array is also read
     await HEALS[name](x, y)
     wanted = await expected.to_host()
     np.testing.assert_array_equal(await x.to_host(), wanted)
@@ -74,7 +74,7 @@ async def test_to_overwrite_all_makes_an_array_right_again(device: ta.Device, na
     np.testing.assert_array_equal(await (await linalg.scal(2.0, x)).to_host(), 2 * wanted)
 
 
-async def test_a_write_to_a_view_damages_the_view_alone(device: ta.Device) -> None:
+async def test_a_write_to_a_view_damages_only_the_view(device: ta.Device) -> None:
     x = await device.put(HOST)
     await damage(x[1])
     np.testing.assert_array_equal(await x[2:].to_host(), HOST[2:])
@@ -82,7 +82,7 @@ async def test_a_write_to_a_view_damages_the_view_alone(device: ta.Device) -> No
     for array in (x, x[:, 2], x[1, 5]):
         with pytest.raises(ta.StaleRefError):
             await array.to_host()
-    # A part that is overwritten is right; what is left is damaged.
+    # An overwritten part is right; the rest is damaged.
     await x[1, :4].assign(7.0)
     np.testing.assert_array_equal(await x[:, 2].to_host(), [2.0, 7.0, 14.0, 20.0])
     with pytest.raises(ta.StaleRefError):
@@ -112,7 +112,7 @@ async def test_graphs_work_again_with_their_arrays(device: ta.Device) -> None:
     np.testing.assert_array_equal(await (await graph.replay()).to_host(), [2, 2, 2, 2])
 
 
-async def test_an_overwrite_that_is_lost_damages_what_it_was_to_write(device: ta.Device) -> None:
+async def test_a_lost_overwrite_damages_its_target(device: ta.Device) -> None:
     x = await device.put(HOST)
     inject_fault(device, Assign, kill=True)
     with pytest.raises(ta.ContextLostError, match="ask again, which overwrites"):
@@ -154,7 +154,7 @@ STEPS = st.lists(
 
 
 def part(index: Any, order: Any) -> tuple[Any, ArraySpec]:
-    """A view of the elements' numbers, and the same of a block that begins 8 bytes ahead of them."""
+    """A view of the elements' numbers, and the same view of a block that begins 8 bytes earlier."""
     numbers = np.arange(np.prod(SHAPE), dtype=np.int32).reshape(SHAPE)
     view = numbers.transpose(order)[(*(index[axis] for axis in order), ...)]
     start = 8 + (
@@ -164,7 +164,7 @@ def part(index: Any, order: Any) -> tuple[Any, ArraySpec]:
 
 
 def block_of(nbytes: int) -> Block:
-    """A block whose device gives nothing back."""
+    """A block of a device that returns nothing."""
     table: Any = SimpleNamespace(valid_since=0, drop=lambda block, is_free: None)
     return Block(table, nbytes, 1, 1)
 

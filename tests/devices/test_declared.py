@@ -1,4 +1,4 @@
-"""Declared operations: what a declaration refuses at import, and what all of them refuse from a caller."""
+"""Declared operations: errors of declarations at import, and errors of all operations for a caller."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_a_declaration_that_contradicts_its_function(function: Any, given: dict[
 
 @pytest.fixture
 def eighths() -> Iterator[Any]:
-    """An operation that is declared for a dtype that none of its kernels has."""
+    """An operation declared for a dtype without a kernel."""
     declared: Any = operation("a(n) -> out(n)", actor=OwnActor, dtypes=(DType.float8_e5m2,))(one)
     yield declared
     for table in (DECLARED, kernels.ALLOWED):
@@ -140,7 +140,7 @@ class SinglesActor(LibraryActor):
     dtypes = (DType.float32,)
 
 
-def test_the_dtypes_of_an_actor_are_those_of_its_operations() -> None:
+def test_the_dtypes_of_an_actor_match_its_operations() -> None:
     first: Any = operation("a(n) -> out(n)", actor=SinglesActor)(one)
 
     @operation_like(first, "a(n) -> out(n)", dtypes=(DType.float64,))
@@ -220,7 +220,7 @@ def test_a_kernel_without_a_dtype_of_its_declaration(eighths: Any) -> None:
     kernels.kernel(eighths, backend="cuda", dtypes={"out": (DType.float32,)})(compute)
 
 
-def test_a_kernel_that_was_there_before_its_declaration(eighths: Any) -> None:
+def test_a_kernel_older_than_its_declaration(eighths: Any) -> None:
     declared, name = kernels.ALLOWED, eighths.declaration.name
     wanted = declared.pop(name)
 
@@ -282,8 +282,8 @@ def test_a_message_has_the_parameters_of_its_function() -> None:
         message("a", lower=True)
 
 
-# Each operation, by the values of the parameters that its shapes depend on. What refuses matrices of several
-# arrays is tested where they are: tests/sparse.
+# Each operation, by the values of the parameters that its shapes depend on. Refusals of matrices of several
+# arrays are tested with the matrices, in tests/sparse.
 VARIANTS = [
     pytest.param(declared, key, id=f"{name}{'-' * bool(key)}{'-'.join(map(str, key))}")
     for name, declared in sorted(DECLARED.items())
@@ -330,7 +330,7 @@ async def ask(device: ta.Device, function: Any, given: dict[str, Any]) -> Any:
     result = await outcome.acapture(device.ask, function.message(**arrays))
     refusal = getattr(result, "error", None)
     if isinstance(refusal, (TypeError, ValueError)) and not isinstance(refusal, ta.AccelError):
-        # Nothing was launched for what the caller's task has refused.
+        # Refusals in the caller's task launch nothing.
         assert (await device.statistics()).launched == before
     return result.unwrap()
 
@@ -341,7 +341,7 @@ def changed(given: dict[str, Any], name: str, change: Callable[[Any], Any]) -> d
 
 @inline
 @pytest.mark.parametrize(("function", "key"), VARIANTS)
-async def test_what_each_declared_operation_refuses(
+async def test_each_declared_operation_refuses_invalid_arguments(
     device: ta.Device, function: Any, key: tuple[object, ...]
 ) -> None:
     declaration: Declaration = function.declaration
@@ -393,7 +393,7 @@ def test_annotations_of_arrays(annotation: Any) -> None:
 
 
 @pytest.mark.parametrize("module", ["__main__", "_ops", "_pk._ops"])
-def test_a_module_that_has_no_public_name_is_refused(module: str) -> None:
+def test_a_module_without_a_public_name_is_refused(module: str) -> None:
     async def own(a: Operand) -> AccelRef: ...
 
     own.__module__ = module
@@ -403,7 +403,7 @@ def test_a_module_that_has_no_public_name_is_refused(module: str) -> None:
         operation("a(n) -> out(n)", actor=OwnActor)(own)
 
 
-async def test_a_plan_that_raises_is_told_with_its_kernel(device: ta.Device) -> None:
+async def test_a_failing_plan_is_reported_with_its_kernel(device: ta.Device) -> None:
     """Also from a worker: a plan cannot be tried at import."""
     with pytest.raises(Exception, match="a plan that is broken") as caught:
         await broken_plans.planned(await device.put(np.ones(3)))

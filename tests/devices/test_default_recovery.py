@@ -63,7 +63,7 @@ async def test_losses_after_progress_never_end_the_device_and_wait_for_a_second_
         assert max(restarts.delays) <= 1.0
         assert (await device.statistics()).losses == 9
         assert device.generation == 10
-        # A context that has worked for a while is replaced at once.
+        # A context with some time of work is replaced at once.
         await trio.sleep(0.6)
         await lose(device)
         await serve(device)
@@ -82,7 +82,7 @@ async def test_losses_without_progress_end_it_as_they_did(
     assert restarts.delays == about([0.0, 0.1, 0.2])
 
 
-async def test_a_refused_request_is_no_progress(
+async def test_a_refused_request_is_not_progress(
     system: ta.System, backend: ManualBackend, autojump_clock: trio.testing.MockClock
 ) -> None:
     device = await system.open_device()
@@ -122,7 +122,7 @@ async def test_an_explicit_back_off_holds_for_every_loss(
     assert restarts.delays == [2.0, 4.0, 12.0, 30.0, 30.0]
 
 
-async def test_a_library_that_has_served_is_restarted_without_end_and_takes_no_context_along(
+async def test_a_used_library_restarts_without_a_limit_and_without_a_lost_context(
     system: ta.System, backend: ManualBackend, autojump_clock: trio.testing.MockClock
 ) -> None:
     restarts = Restarts(system)
@@ -139,7 +139,7 @@ async def test_a_library_that_has_served_is_restarted_without_end_and_takes_no_c
     assert restarts.delays == about([0.0, 0.1, 0.2, 0.4, 0.8, 1.0])
 
 
-async def test_one_that_never_serves_takes_its_context_along(
+async def test_a_library_that_never_serves_takes_its_context_along(
     system: ta.System, backend: ManualBackend, autojump_clock: trio.testing.MockClock
 ) -> None:
     async with system.open_device() as device:
@@ -153,7 +153,7 @@ async def test_one_that_never_serves_takes_its_context_along(
         assert device.generation == 2
 
 
-async def test_an_operator_is_told_of_each_loss_and_apart_of_many(
+async def test_an_operator_gets_each_loss_and_a_separate_report_of_many(
     system: ta.System,
     backend: ManualBackend,
     autojump_clock: trio.testing.MockClock,
@@ -181,7 +181,7 @@ async def test_an_operator_is_told_of_each_loss_and_apart_of_many(
     assert summary.endswith("; to have the device given up instead, set DeviceOptions.intensity")
 
 
-async def test_an_operator_is_not_told_to_set_what_is_set(
+async def test_an_operator_is_not_told_to_set_an_existing_setting(
     system: ta.System,
     backend: ManualBackend,
     autojump_clock: trio.testing.MockClock,
@@ -197,7 +197,7 @@ async def test_an_operator_is_not_told_to_set_what_is_set(
     assert told.endswith("given up instead, lower the 9 restarts within 30 s of DeviceOptions.intensity")
 
 
-async def test_giving_up_is_told(
+async def test_giving_up_is_reported(
     system: ta.System,
     backend: ManualBackend,
     autojump_clock: trio.testing.MockClock,
@@ -214,9 +214,7 @@ async def test_giving_up_is_told(
 
 @pytest.mark.parametrize("isolation", ["process"])
 @pytest.mark.skipif(BACKEND != "cpu", reason="one backend is enough")
-async def test_workers_that_have_served_are_replaced_without_end(
-    system: ta.System, isolation: Isolation
-) -> None:
+async def test_used_workers_are_replaced_without_a_limit(system: ta.System, isolation: Isolation) -> None:
     options = ta.DeviceOptions(isolation=isolation, spares=1)
     restarts = Restarts(system)
     async with system.open_device(BACKEND, options=options) as device:
@@ -246,10 +244,10 @@ async def test_workers_that_serve_nobody_are_not(system: ta.System, isolation: I
 @pytest.mark.parametrize("isolation", ["process", "inline"])
 @pytest.mark.filterwarnings("ignore:open_device. cpu.0 is open already:RuntimeWarning")
 @pytest.mark.skipif(BACKEND != "cpu", reason="its loss is made by hand")
-async def test_logs_tell_two_devices_of_one_name_apart(
+async def test_logs_distinguish_two_devices_of_one_name(
     system: ta.System, isolation: ta.Isolation, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And say once where a lost context was raised: in the tree, without a traceback beside."""
+    """And report once where a lost context was raised: in the tree, without an additional traceback."""
     options = ta.DeviceOptions(isolation=isolation)
     await system.open_device("cpu", options=options)
     second = await system.open_device("cpu", options=options)

@@ -49,7 +49,7 @@ async def test_the_order_of_a_plain_operation(manual: ta.Device, recorder: Recor
     assert recorder.phases("linalg.Matmul") == WHOLE
 
 
-async def test_the_reply_comes_with_completion_and_not_before(
+async def test_the_reply_follows_completion(
     manual: ta.Device, backend: ManualBackend, recorder: Recorder, nursery: trio.Nursery
 ) -> None:
     x = await manual.put(np.eye(3))
@@ -227,7 +227,7 @@ async def test_every_hook_sees_a_launch_that_a_hook_fails(manual: ta.Device, rec
     assert recorder.phases("linalg.Scal") == WHOLE
 
 
-async def test_a_window_that_is_full_holds_the_next_launch_back(
+async def test_a_full_window_holds_the_next_launch_back(
     system: ta.System, backend: ManualBackend, nursery: trio.Nursery
 ) -> None:
     async with system.open_device(options=ta.DeviceOptions(in_flight=2)) as device:

@@ -1,8 +1,8 @@
 """Every operation of every capability in each isolation, with operands by every way that they may take.
 
-The suites of the capabilities say what the numbers are for all dtypes and layouts; here each operation
-runs once or twice with arrays on the device, views of them, and host arrays that travel with the message
-(small) or through memory that both processes see (large).
+The suites of the capabilities test the numbers for all dtypes and layouts. Here each operation runs once or
+twice with arrays on the device, views of them, and host arrays that are sent with the message (small) or
+through memory visible to both processes (large).
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ async def test_vectors_and_triangles(device: ta.Device, n: int) -> None:
 
 
 async def _lower(device: ta.Device, ref: ta.AccelRef) -> ta.AccelRef:
-    """The lower triangle, without what lies above it."""
+    """The lower triangle, without the elements above it."""
     return await device.put(np.tril(await ref.to_host()))
 
 
@@ -301,7 +301,7 @@ async def test_a_gibibyte(device: ta.Device) -> None:
     if device.info.backend == "cpu":
         async with ref.lease() as array:
             assert np.array_equal(array, host)
-            # What is kept of a lease keeps the memory.
+            # Objects kept from a lease keep the memory.
             del array
     host[: host.size // 4] = 0
     await ref[: host.size // 4].to_host(out=host[: host.size // 4])

@@ -1,4 +1,4 @@
-"""Memory that other code still has: it is no other array's before that lets it go."""
+"""Memory still held by other code: it serves no other array before its release."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if BACKEND == "cuda":
 
 
 class _Interface:
-    """What has nothing but NumPy's protocol, and keeps the array."""
+    """An object with only NumPy's protocol, which keeps the array."""
 
     def __init__(self, array: Any) -> None:
         self._array = array
@@ -55,7 +55,7 @@ def addressed(isolation: Isolation) -> None:
 
 
 async def others(device: ta.Device) -> list[ta.AccelRef]:
-    """Take the memory that is free."""
+    """Take the free memory."""
     return [await device.put(np.full(3000, -1.0 - number)) for number in range(20)]
 
 
@@ -64,7 +64,7 @@ def bytes_of(kept: Any) -> bytes:
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_what_is_kept_of_a_lease_stays_as_it_was(device: ta.Device, way: str) -> None:
+async def test_a_kept_export_of_a_lease_is_unchanged(device: ta.Device, way: str) -> None:
     ref = await device.put(HOST)
     async with ref.lease() as array:
         kept = WAYS[way](array)
@@ -113,7 +113,7 @@ async def test_its_memory_is_given_back_when_it_is_let_go(device: ta.Device, rel
     for _ in range(2):
         assert await used(device) == before + HOST.nbytes
         await trio.to_thread.run_sync(kept.pop)
-    # The thread only tells the loop, which gives the memory back.
+    # The thread only notifies the loop, which gives the memory back.
     with trio.fail_after(60):
         while await used(device) != before:  # noqa: ASYNC110  # nobody tells of it
             await trio.sleep(0.001)

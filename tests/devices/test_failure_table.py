@@ -32,8 +32,8 @@ class Arrays:
 
     Attributes:
         device: The device.
-        kept: One that nothing writes.
-        out: What the operation that fails writes.
+        kept: An array that nothing writes.
+        out: The output of the failing operation.
     """
 
     device: ta.Device
@@ -46,15 +46,15 @@ Ask = Callable[[Arrays], Awaitable[object]]
 
 @attrs.frozen
 class Row:
-    """A row that is run here.
+    """A row whose operation runs here.
 
     Attributes:
-        asker: What the asker gets.
+        asker: The outcome for the asker.
         ask: The request that fails.
-        fault: What is injected into it.
+        fault: The injected fault.
         options: Of the device.
-        isolations: Where it happens.
-        damages: Whether the output is damaged, which its reader is told.
+        isolations: The isolations of the device.
+        damages: Whether the output is damaged, so that its reader gets an error.
         restarts: Of the library's actor.
         loses: Whether it loses the context; inline no array survives that.
     """
@@ -151,10 +151,10 @@ ELSEWHERE = {
     ),
     "The device or the system": (
         "devices/worker/test_cancel_isolated.py::"
-        "test_a_device_that_closes_lets_what_runs_finish_within_its_grace"
+        "test_a_closing_device_lets_running_work_finish_within_its_grace"
     ),
     "The caller is cancelled": (
-        "devices/worker/test_cancel_isolated.py::test_past_the_grace_the_asker_goes_and_the_operation_goes_on"
+        "devices/worker/test_cancel_isolated.py::test_after_the_grace_the_asker_leaves_and_the_operation_continues"
     ),
     "A signal kills": (
         "devices/worker/test_death_of_the_application.py::test_nothing_is_left_when_the_application_is_killed"
@@ -197,7 +197,7 @@ async def test_a_row_is_true(system: ta.System, isolation: ta.Isolation, row: Ro
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ask)
             await trio.testing.wait_all_tasks_blocked()
-            # Behind it, so queued.
+            # After it, so queued.
             other = await error_of(linalg.nrm2(arrays.kept[0]))
         (asker,) = outcome
         assert type(asker) is row.asker, asker

@@ -1,4 +1,4 @@
-"""Each fast path leads to the same results as the path that is always there, and can be turned off."""
+"""Each fast path has the same results as the general path, and can be turned off."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ async def ask_in_vain(device: ta.Device) -> None:
 
 
 async def test_turned_off_means_off(paths: FastPaths) -> None:
-    """Where it is seen without a device."""
+    """The module that shows the path without a device."""
     table = BlockTable("cpu:0", Availability())
     table.is_watched = True
     first = table.new(8)

@@ -1,4 +1,4 @@
-"""What the first operations of a program need is there before them: they import nothing, in no thread."""
+"""The first operations of a program import nothing in any thread, as their modules are imported earlier."""
 
 from __future__ import annotations
 

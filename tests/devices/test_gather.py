@@ -36,7 +36,7 @@ def same(found: Any, expected: Any) -> None:
 
 
 def numbers(turn: int, *shape: int) -> Host:
-    """Whole numbers, of which NumPy and a device make the same products; others in each turn."""
+    """Integers with equal products in NumPy and on a device; others in each turn."""
     return np.random.default_rng(turn).integers(-9, 9, shape or (3, 3)).astype(np.float64)
 
 
@@ -69,7 +69,7 @@ async def requests(device: ta.Device, ask: Callable[[], Awaitable[Any]]) -> list
     return names
 
 
-async def test_results_and_what_they_share_are_one_request(device: ta.Device) -> None:
+async def test_results_and_their_shared_operands_are_one_request(device: ta.Device) -> None:
     for turn in range(TURNS):
         host = numbers(turn)
         x = await device.put(host)
@@ -164,7 +164,7 @@ async def test_to_host_of_several(device: ta.Device) -> None:
         np.testing.assert_allclose(q @ r, host, atol=1e-13)
         same(kept, host)
         assert number == host.sum()
-        # A call that has several results by itself.
+        # A call with several results of its own.
         q, r = await linalg.qr(x + 0.0).to_host()
         np.testing.assert_allclose(q @ r, host, atol=1e-13)
         found = await arrays.top_k(x[0], 2).to_host()
@@ -194,7 +194,7 @@ async def test_large_results_are_fetched(device: ta.Device) -> None:
 
 
 async def test_a_result_that_a_later_call_changes(device: ta.Device) -> None:
-    """Its bytes are those of its turn, as they are step by step."""
+    """Its bytes belong to its turn, as in a run step by step."""
     for turn in range(TURNS):
         host = numbers(turn)
         x = await device.put(host)
@@ -241,7 +241,7 @@ async def test_calls_of_several_devices(system: ta.System, device: ta.Device) ->
         for _ in range(3):
             with pytest.raises(ValueError, match=r"^arrays\.multiply: x2 is on test/other, this runs on "):
                 await ta.gather(x + 1.0, (x + 1.0) * y)
-        # A result that was on the host in between goes anywhere.
+        # An intermediate result on the host can be used anywhere.
         a, b = await ta.gather(x + 1.0, arrays.add(y, (x * 2.0).to_host()))
         same(await b.to_host(), numbers(1) + numbers(0) * 2.0)
         with pytest.raises(TypeError, match="axis"):
@@ -371,7 +371,7 @@ KINDS = [kind for kind in STEPS if kind != "solve" and not kind.startswith(("out
 
 
 async def check(device: ta.Device, program: Program, picks: list[int]) -> None:
-    """Gather some of a program's values, and compare with each by itself."""
+    """Gather some of a program's values, and compare with each on its own."""
     for turn in range(4):
         leaves = await program.put(device, turn)
         values = program.values(leaves)

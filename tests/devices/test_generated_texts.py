@@ -1,4 +1,4 @@
-"""Text that is executed or compiled is what golden files say, so that a change of its makers is seen."""
+"""Executed and compiled sources equal golden files, so that a change of their generators is seen."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GOLDEN = HERE / "golden"
 WHAT_TO_DO = "look at the change, and if it is meant: python tests/devices/generated_texts.py --renew"
 
 
-def test_generated_texts_are_those_of_the_golden_files() -> None:
+def test_generated_sources_match_the_golden_files() -> None:
     # In a process of its own: here the operations are declared already.
     ended = subprocess.run(
         [sys.executable, str(HERE / "generated_texts.py")],

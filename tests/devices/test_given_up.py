@@ -38,7 +38,7 @@ async def change(device: Any) -> None:
 
 
 async def kill(device: Any) -> None:
-    """Kill the worker, and wait for what follows."""
+    """Kill the worker, and wait for the consequence."""
     generation, availability = device.generation, device.state.availability
     os.kill(device.dispatch.process.pid, signal.SIGKILL)
     while availability.is_ready and device.generation == generation:
@@ -49,14 +49,14 @@ async def kill(device: Any) -> None:
 async def live(device: Any, clock: MockClock, seconds: float) -> None:
     """Let time pass once the worker is whole."""
     while device.dispatch._pool not in device.dispatch._alarms:
-        # Each goes to the worker and back, and is no request that would count.
+        # Each is sent to the worker and back, and does not count as a request.
         await device.statistics()
     clock.jump(seconds)
     await wait_all_tasks_blocked()
 
 
 @needs_worker
-async def test_an_idle_worker_that_was_whole_for_a_second_may_be_killed_without_end(
+async def test_an_idle_healthy_worker_may_be_killed_without_a_limit(
     system: ta.System, mock_clock: MockClock
 ) -> None:
     async with system.open_device("cpu", options=WORKER) as device:
@@ -69,7 +69,7 @@ async def test_an_idle_worker_that_was_whole_for_a_second_may_be_killed_without_
 
 
 @needs_worker
-async def test_one_that_dies_sooner_counts(system: ta.System, mock_clock: MockClock) -> None:
+async def test_a_worker_that_dies_sooner_counts(system: ta.System, mock_clock: MockClock) -> None:
     device = await system.open_device("cpu", options=WORKER)
     for _ in range(4):
         assert device.is_ready
@@ -101,7 +101,7 @@ async def test_a_context_inline_counts_as_working_after_a_second_too(
 
 
 async def give_up(device: ta.Device) -> ta.DeviceLostError:
-    """Lose one context more than is allowed; returns what an asker gets then."""
+    """Lose one context more than allowed, and return the error of a caller then."""
     while device.outage is None:
         await lose(device)
         with trio.move_on_after(1.0):
@@ -119,7 +119,7 @@ async def reopened(device: Any) -> float:
     return trio.current_time() - began
 
 
-async def test_a_device_that_is_to_be_opened_again_refuses_until_then_and_serves(
+async def test_a_device_waiting_to_reopen_refuses_until_then_and_serves(
     system: ta.System, backend: ManualBackend, autojump_clock: MockClock
 ) -> None:
     options = ta.DeviceOptions(on_failure="reopen")
@@ -216,7 +216,7 @@ async def test_closing_it_meanwhile_waits_for_nothing(
 
 
 @needs_worker
-async def test_arrays_of_workers_outlive_the_pause_and_what_waits_is_refused(
+async def test_arrays_of_workers_outlive_the_pause_and_waiting_requests_are_refused(
     system: ta.System, mock_clock: MockClock
 ) -> None:
     options = ta.DeviceOptions(
@@ -228,7 +228,7 @@ async def test_arrays_of_workers_outlive_the_pause_and_what_waits_is_refused(
             refused: list[ta.DeviceLostError] = []
 
             async def wait() -> None:
-                # Behind the lease.
+                # Queued after the lease.
                 with pytest.raises(ta.DeviceLostError, match="opened again") as caught:
                     await kept.to_host()
                 refused.append(caught.value)
@@ -248,7 +248,9 @@ async def test_arrays_of_workers_outlive_the_pause_and_what_waits_is_refused(
 
 
 @needs_worker
-async def test_groups_and_worlds_tell_and_go_on_with_it(system: ta.System, mock_clock: MockClock) -> None:
+async def test_groups_and_worlds_report_it_and_continue_with_it(
+    system: ta.System, mock_clock: MockClock
+) -> None:
     options = ta.DeviceOptions(
         isolation="process", backoff=AT_ONCE, on_failure="reopen", intensity=ta.Intensity(0)
     )
@@ -266,7 +268,7 @@ async def test_groups_and_worlds_tell_and_go_on_with_it(system: ta.System, mock_
         assert [(await each.to_host()).tolist() for each in sums] == [[3.0] * 3] * 2
 
 
-def test_what_follows_is_a_choice_of_two() -> None:
+def test_on_failure_has_two_choices() -> None:
     with pytest.raises(ValueError, match="on_failure must be 'end' or 'reopen'"):
         ta.DeviceOptions(on_failure="never")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="pause must be a Backoff"):

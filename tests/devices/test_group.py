@@ -1,4 +1,4 @@
-"""Groups of devices: opened and closed as one, and what is placed where while devices come and go."""
+"""Groups of devices: opened and closed as one, and their placement of work while devices come and go."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trio_accel.devices import DeviceActor, DeviceLoad, Fill
 
 LIMIT = 1 << 20
 CPU = pytest.mark.skipif(BACKEND != "cpu", reason="of the processor")
-# The next context comes when the test is over.
+# The next context opens when the test is over.
 ONCE_ONLY = ta.Backoff(initial=1000.0, base=1000.0, maximum=1000.0, jitter=0.0)
 
 
@@ -45,7 +45,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 @asynccontextmanager
 async def busy(device: ta.Device, count: int) -> AsyncGenerator[None, None]:
-    """Have so many operations of a device wait for a lease of their array."""
+    """Have this many operations of a device wait for a lease of their array."""
     array = await device.zeros(4)
     async with array.lease(write=True):
         pending = [device.submit(Fill(array, 1.0)) for _ in range(count)]
@@ -59,7 +59,7 @@ async def lose(device: ta.Device) -> None:
     ta.testing.poison(device)
     with trio.fail_after(60):
         while device.is_ready:
-            # One that has not begun would wait for the next context.
+            # An opening that has not begun would wait for the next context.
             with trio.move_on_after(0.2), suppress(ta.AccelError):
                 await device.zeros(4)
 
@@ -98,7 +98,7 @@ async def test_all_devices_of_a_backend_and_of_the_machine(
         assert [device.name for device in group] == ["cpu:0"]
 
 
-async def test_a_device_that_is_open_elsewhere_is_told_of(system: ta.System) -> None:
+async def test_a_device_open_elsewhere_is_reported(system: ta.System) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         async with system.open_devices([BACKEND] * 2) as group, group.open_device(BACKEND) as third:
@@ -114,7 +114,7 @@ async def test_free_memory_is_that_of_the_limit_and_of_the_hardware(three: ta.De
     first, second, third = three
     arrays = [await first.zeros(1000), await third.zeros(2000)]
     assert [load.free for load in three.loads()] == [LIMIT - 8000, LIMIT, LIMIT - 16000]
-    # Work goes where most is free, and what needs more than there is goes nowhere.
+    # Work is sent to the device with the most free memory, and work too large for all devices is refused.
     assert three.place() is second
     assert three.place(memory=LIMIT) is second
     keep = await second.zeros(LIMIT, "uint8")
@@ -127,7 +127,7 @@ async def test_free_memory_is_that_of_the_limit_and_of_the_hardware(three: ta.De
         second.path: f"has 0 bytes free, and {LIMIT - 7999} are needed",
         third.path: f"has {LIMIT - 16000} bytes free, and {LIMIT - 7999} are needed",
     }
-    # It is as the device counts: what fits is there.
+    # The device counts it in the same way, and fitting arrays are there.
     arrays.append(await first.zeros(LIMIT - 8000, "uint8"))
     keep.release()
     assert three.place(memory=LIMIT) is second
@@ -142,7 +142,9 @@ async def test_contexts_on_one_hardware_share_its_memory(system: ta.System) -> N
         assert [load.free for load in group.loads()] == [total - array.nbytes] * 2
 
 
-async def test_work_goes_where_the_least_is_in_flight(three: ta.DeviceGroup, isolation: Isolation) -> None:
+async def test_work_is_sent_to_the_device_with_the_least_in_flight(
+    three: ta.DeviceGroup, isolation: Isolation
+) -> None:
     if isolation == "process" and BACKEND != "cpu":
         pytest.skip("arrays of GPUs are leased in their own process alone")
     first, second, third = three
@@ -201,7 +203,7 @@ async def test_a_policy_of_your_own(system: ta.System) -> None:
             [first, second],
         ]
         assert [load.name for load in seen[0]] == [f"{BACKEND}:0", f"{BACKEND}:0#2", f"{BACKEND}:0#3"]
-        # A key has its place by itself.
+        # A key chooses its device on its own.
         assert {group.place(key="a") for _ in range(3)} <= set(group)
         assert len(seen) == 2
 
@@ -228,17 +230,17 @@ async def test_a_device_without_a_context_is_left_out_while_another_has_one(
         assert [load.is_available for load in group.loads()] == [True, False, True]
         assert set(group) == {first, second, third}
         assert {group.place() for _ in range(6)} == {first, third}
-        # What is kept for a key is there, and comes back with the context.
+        # Objects cached for a key are there, and come back with the context.
         assert {key: group.place(key=key) for key in keys} == keys
         if isolation == "process":
             assert group.place(owner_of=array) is second
-        # If none has one, work waits at one of them.
+        # If all lack one, work waits at one of them.
         await lose(first)
         await lose(third)
         assert {group.place() for _ in range(6)} == {first, second, third}
 
 
-async def test_keys_of_a_device_that_is_given_up_move_and_come_back(system: ta.System) -> None:
+async def test_keys_of_a_given_up_device_move_and_come_back(system: ta.System) -> None:
     options = ta.DeviceOptions(isolation="process", intensity=ta.Intensity(0))
     async with system.open_devices([BACKEND] * 3, options=options) as group:
         first, second, third = group
@@ -266,7 +268,7 @@ async def test_keys_of_a_device_that_is_given_up_move_and_come_back(system: ta.S
             group.place(exclude=group.devices)
 
 
-async def test_a_group_knows_a_device_that_is_given_up_while_its_workers_are_ended(
+async def test_a_group_knows_a_given_up_device_while_its_workers_are_ended(
     system: ta.System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = ta.DeviceOptions(isolation="process", intensity=ta.Intensity(0))
@@ -341,7 +343,7 @@ async def test_if_one_cannot_be_opened_none_is(system: ta.System, isolation: Iso
 
 
 @CPU
-async def test_of_devices_that_are_not_named_some_may_be_left_out(
+async def test_some_unnamed_devices_may_be_left_out(
     system: ta.System, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (info,) = CpuBackend().list_devices()

@@ -43,7 +43,7 @@ class Step:
     value: float
 
     def serial(self, vectors: Vectors) -> npt.NDArray[np.complex128] | None:
-        """Do it with NumPy; what it reads to the host is returned."""
+        """Compute it with NumPy, and return the values read to the host."""
         x, y = vectors[self.i], vectors[self.j]
         match self.kind:
             case "fill":
@@ -123,7 +123,7 @@ async def run_by_hand(program: list[Step], order: random.Random) -> None:
     def move() -> None:
         streams = list(backend.device.streams)
         while any(stream.items for stream in streams):
-            # One step of any stream at a time; one that waits for another does nothing.
+            # One step of any stream at a time; a stream that waits for another does nothing.
             if not order.choice(streams).step():
                 assert any(stream.step() for stream in streams), "the streams wait in a circle"
         backend.device.is_held = False
@@ -133,7 +133,7 @@ async def run_by_hand(program: list[Step], order: random.Random) -> None:
             "trio_accel.devices.front._system.candidates", lambda spec: ((backend, backend.info),)
         )
         monkeypatch.setattr(trio.to_thread, "run_sync", backend.run_sync)
-        # No grace: a program that fails must not wait for streams that are held.
+        # No grace, because a failing program must not wait for held streams.
         options = ta.DeviceOptions(cancel_grace=0.0)
         async with ta.open_system("test") as system, system.open_device(options=options) as device:
             await run(device, program, hold=hold, move=move)
@@ -179,7 +179,7 @@ async def test_readers_do_not_wait_for_each_other(
     await ta.fft.fft(x)
     await ta.sparse.spmv(matrix, x)
     device = backend.device
-    assert all(stream.waits == 0 for stream in device.streams)  # what is done needs no waiting
+    assert all(stream.waits == 0 for stream in device.streams)  # finished work needs no waiting
     device.is_held = True
     for ask in (ta.linalg.nrm2, ta.fft.fft, lambda x: ta.sparse.spmv(matrix, x), lambda x: x.to_host()):
         nursery.start_soon(ask, x)
@@ -190,7 +190,7 @@ async def test_readers_do_not_wait_for_each_other(
     assert device.stream("blas").waits == 3  # for the readers on the other streams
     nursery.start_soon(ta.fft.fft, x)
     await wait_all_tasks_blocked()
-    assert device.stream("fft").waits == 1  # for the writer alone
+    assert device.stream("fft").waits == 1  # only for the writer
     device.release()
 
 
@@ -243,7 +243,7 @@ class TestUses:
             self.launch(0, reads=(1,), writes=(1,))
         assert self.waits() == [0, 0, 0]
 
-    def test_what_is_done_is_not_waited_for(self) -> None:
+    def test_finished_work_is_not_waited_for(self) -> None:
         self.launch(0, writes=(1,)).is_done = True
         self.launch(1, reads=(1,))
         assert self.waits() == [0, 0, 0]
@@ -253,7 +253,7 @@ class TestUses:
         self.launch(1, reads=(2,), writes=(3,))
         assert self.waits() == [0, 0, 0]
 
-    def test_a_block_that_many_streams_read_keeps_no_record_of_what_is_done(self) -> None:
+    def test_a_block_read_by_many_streams_keeps_no_record_of_finished_reads(self) -> None:
         for _ in range(50):
             stream = ManualStream("one of many", self.device)
             self.use(stream, (1,), ()).is_done = True

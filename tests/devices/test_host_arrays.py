@@ -36,7 +36,7 @@ async def _travel_both_ways(device: ta.Device, shape: Any, dtype: Any) -> None:
     assert host.flags.c_contiguous
     host[...] = np.arange(host.size).reshape(host.shape).astype(np.int8).astype(host.dtype)
     back = device.host_empty(shape, dtype)
-    # What an earlier case has left in this memory must not be taken for what arrived.
+    # Old contents of this memory from an earlier case must not be taken for arrived data.
     back[...] = -1
     assert await (await device.put(host)).to_host(out=back) is back
     assert back.tobytes() == host.tobytes()
@@ -50,13 +50,13 @@ NO_SHAPES: list[tuple[Any, type[Exception], str]] = [
 ]
 
 
-async def test_what_is_no_shape_is_refused(device: ta.Device) -> None:
+async def test_an_invalid_shape_is_refused(device: ta.Device) -> None:
     for shape, error, message in NO_SHAPES:
         with pytest.raises(error, match=message):
             device.host_empty(shape)
 
 
-async def test_what_is_no_dtype_is_refused(device: ta.Device) -> None:
+async def test_an_invalid_dtype_is_refused(device: ta.Device) -> None:
     with pytest.raises(TypeError, match="datetime64"):
         device.host_empty(3, "datetime64[s]")
 
@@ -99,7 +99,7 @@ async def test_one_made_in_another_thread_travels_like_any(device: ta.Device) ->
 
 
 class Registered:
-    """What devices are told of host memory, in the order of the calls, where only 256 MiB are kept."""
+    """The calls to devices about host memory, in their order, if only 256 MiB are kept."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(_host_pool, "total_bytes", lambda: 1 << 30)
@@ -123,11 +123,11 @@ class Registered:
             monkeypatch.setattr(cls, name, tell)
 
     def of(self, device: Any) -> list[tuple[str, int]]:
-        """What one of them was told."""
+        """The calls to one of the devices."""
         return [(name, nbytes >> 20) for name, told, nbytes in self.told if told is device]
 
     async def wait(self, count: int) -> None:
-        """Wait for so many calls."""
+        """Wait for this many calls."""
         with trio.fail_after(60):
             while len(self.told) < count:  # noqa: ASYNC110  # threads tell
                 await trio.sleep(0.001)
@@ -176,7 +176,7 @@ async def test_memory_is_forgotten_when_the_device_rests(
         while not (await device.statistics()).in_flight:
             pass
         del large
-        # What comes meanwhile is registered at once.
+        # An array made meanwhile is registered at once.
         following = device.host_empty(1 << 20, "uint8")
         await registered.wait(2)
         assert registered.of(first) == [("register_host", 300), ("register_host", 64)]
@@ -209,7 +209,7 @@ async def test_a_device_that_cannot_know_the_memory_transfers_all_the_same(
 
 
 async def test_the_same_arrays_again_and_again_with_other_numbers(device: ta.Device) -> None:
-    """A worker is told of them once, and their contents are those of each time."""
+    """A worker learns of them once, and their contents are those of each time."""
     hosts = [device.host_empty((50, 60), "float32") for _ in range(2)]
     backs = [device.host_empty((50, 60), "float32") for _ in range(2)]
     for number in range(12):

@@ -1,4 +1,4 @@
-"""The pool of host memory: regions that do not meet, and that come back when the last array is gone."""
+"""The pool of host memory: disjoint regions, which come back when the last array is released."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def array(pool: HostPool, *shape: int, dtype: str = "u1") -> np.ndarray:
     return pool.empty(shape, np.dtype(dtype))
 
 
-async def test_arrays_are_what_they_were_asked_to_be(pool: HostPool) -> None:
+async def test_arrays_have_the_requested_form(pool: HostPool) -> None:
     for dtype in ta.DType:
         made = pool.empty((3, 5), dtype.dtype)
         assert (made.shape, made.dtype) == ((3, 5), dtype.dtype)
@@ -83,7 +83,7 @@ async def test_every_view_keeps_the_memory(pool: HostPool) -> None:
     assert pool.used == 0
 
 
-async def test_an_array_is_found_whatever_part_it_is(pool: HostPool) -> None:
+async def test_an_array_is_found_by_any_of_its_views(pool: HostPool) -> None:
     first, made = array(pool, 100), array(pool, 8, 1024, dtype="f4")
     slab, start = pool.find(made) or (0, 0)
     assert (slab, start) == ((pool.find(first) or (0, 0))[0], 4096)
@@ -124,7 +124,7 @@ def test_regions_never_meet_and_all_come_back(steps: list[tuple[str, int]]) -> N
             elif kept:
                 held, stamped = kept.pop(value % len(kept))
                 if what == "view":
-                    # Its end is what is left of it.
+                    # The remainder of the slab is at its end.
                     kept.append((held[len(held) // 2 :], stamped))
             for held, stamped in kept:
                 assert held[0] == held[-1] == stamped
@@ -143,7 +143,7 @@ def test_regions_never_meet_and_all_come_back(steps: list[tuple[str, int]]) -> N
 
 
 async def test_slabs_come_and_go(pool: HostPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those for many arrays double; a large array lies alone; what is empty goes, but for a little."""
+    """Those for many arrays double; a large array has its own; empty ones are dropped but for a reserve."""
     monkeypatch.setattr(_host_pool, "available_bytes", lambda: 1 << 60)
     seen: list[tuple[str, int, int]] = []
 
@@ -161,7 +161,7 @@ async def test_slabs_come_and_go(pool: HostPool, monkeypatch: pytest.MonkeyPatch
     assert mappings() == before + 3
     kept.clear()
     pool.drain()
-    # Those that are not too large together are kept.
+    # Slabs are kept up to a total size.
     assert seen[3:] == [("dropped", 3, 700)]
     assert pool.slabs.keys() == {1, 2}
     assert mappings() == before + 2
@@ -170,7 +170,7 @@ async def test_slabs_come_and_go(pool: HostPool, monkeypatch: pytest.MonkeyPatch
     assert mappings() == before
 
 
-async def test_large_ones_come_back_by_themselves(pool: HostPool) -> None:
+async def test_large_arrays_come_back_on_their_own(pool: HostPool) -> None:
     made = [array(pool, 2 * MIB), array(pool, 100)]
     del made[0]
     await wait_all_tasks_blocked()
@@ -234,7 +234,7 @@ async def test_more_than_the_machine_has_is_refused(pool: HostPool, monkeypatch:
     assert array(pool, 10).size == 10
 
 
-async def test_where_there_is_no_shared_memory_it_is_the_process_s_own(
+async def test_without_shared_memory_it_is_the_process_s_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delattr(os, "memfd_create", raising=False)
@@ -247,7 +247,7 @@ async def test_where_there_is_no_shared_memory_it_is_the_process_s_own(
     assert made.sum() == 9000
 
 
-async def test_what_a_lost_device_may_write_to_is_not_given_out_again(pool: HostPool) -> None:
+async def test_memory_open_to_a_lost_devices_writes_is_not_given_out_again(pool: HostPool) -> None:
     before, early = array(pool, 5000), array(pool, 5000)
     kept = pool.find(before)
     del early
@@ -266,7 +266,7 @@ async def test_what_a_lost_device_may_write_to_is_not_given_out_again(pool: Host
 
 
 class Stuck:
-    """A device that ends when it is told to."""
+    """A device that ends on request."""
 
     def __init__(self) -> None:
         self.has_ended = False
@@ -285,7 +285,7 @@ class Stuck:
         return True
 
 
-async def test_a_stuck_device_keeps_what_it_may_write_to() -> None:
+async def test_a_stuck_device_keeps_memory_open_to_its_writes() -> None:
     pool = HostPool(is_shared=False)
     registrar = HostRegistrar(pool)
     async with trio.open_nursery() as nursery:
@@ -315,7 +315,7 @@ async def test_a_stuck_device_keeps_what_it_may_write_to() -> None:
 
 
 class Slow:
-    """A device that takes its time to know memory, and says what it was told."""
+    """A device that registers memory slowly, and returns the requests."""
 
     def __init__(self) -> None:
         self.told: list[str] = []
@@ -334,8 +334,8 @@ class Slow:
                 await trio.sleep(0.001)
 
 
-async def test_what_goes_before_it_is_registered_is_unregistered_after_that() -> None:
-    """Else it would be registered when it is mapped no more, and what lies there next be taken for it."""
+async def test_memory_dropped_before_its_registration_is_unregistered_after_it() -> None:
+    """Otherwise it would be registered after its unmapping, and the next memory there be taken for it."""
     pool, device = HostPool(is_shared=False), Slow()
     registrar = HostRegistrar(pool)
     async with trio.open_nursery() as nursery:
@@ -351,7 +351,7 @@ async def test_what_goes_before_it_is_registered_is_unregistered_after_that() ->
     pool.close()
 
 
-async def test_what_goes_before_a_worker_knows_it_is_forgotten_after_that() -> None:
+async def test_memory_dropped_before_a_worker_knows_it_is_forgotten_after_that() -> None:
     device, slabs = Slow(), WorkerSlabs()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(slabs.run)
@@ -364,7 +364,7 @@ async def test_what_goes_before_a_worker_knows_it_is_forgotten_after_that() -> N
         nursery.cancel_scope.cancel()
 
 
-async def test_arrays_in_a_slab_are_made_once_and_gone_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_arrays_in_a_slab_are_made_once_and_released_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_memory, "_MOST_ARRAYS", 3)
     device, slabs = Slow(), WorkerSlabs()
     device.may_go_on.set()

@@ -1,4 +1,4 @@
-"""A kernel really loses the context in a process that has CUDA itself: there is no way back in it."""
+"""A kernel really loses the context of a process that uses CUDA itself, which cannot recover."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_the_device_is_lost_for_good_and_a_worker_still_works(how: str) -> None:
     assert done.returncode == 0, done.stderr
     # An assertion speaks for itself.
     *said, worker = [line for line in done.stdout.splitlines() if "Assertion" not in line]
-    # The driver takes a while to report it; what is asked meanwhile may run.
+    # The driver reports it after a while; requests in the meantime may run.
     asked = [outcome for outcome in said if outcome != "done"]
     assert asked[0] == "ContextPoisonedError"
     assert set(asked[1:-2]) <= {"DeviceLostError", "StaleRefError"}

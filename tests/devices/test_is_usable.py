@@ -49,7 +49,7 @@ async def test_an_array_of_a_closed_device_is_not(system: ta.System) -> None:
 
 
 @needs_workers
-async def test_the_damaged_view_alone_is_not(system: ta.System) -> None:
+async def test_only_the_damaged_view_is_not_usable(system: ta.System) -> None:
     async with system.open_device(BACKEND, options=RECOVERS) as device:
         x = await device.put(HOST)
         inject_fault(device, ta.linalg.Scal, kill=True)
@@ -63,7 +63,7 @@ async def test_the_damaged_view_alone_is_not(system: ta.System) -> None:
 
 
 @pytest.mark.no_device
-async def test_an_array_that_was_lost_with_its_context_is_not(system: ta.System) -> None:
+async def test_an_array_lost_with_its_context_is_not_usable(system: ta.System) -> None:
     async with system.open_device("cpu", options=ta.DeviceOptions(isolation="inline")) as device:
         x = await device.put(HOST)
         poison(device)

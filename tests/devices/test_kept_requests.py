@@ -47,14 +47,14 @@ STRUCTURES: dict[str, Structure] = {
     "with a host array": lambda x, y, k: (x + np.full((3, 3), k)).to_host(),
     "in place": lambda x, y, k: arrays.add(x * 0.5, 1.0, out=y),
     "several": lambda x, y, k: ta.gather(x + y, x - k),
-    # A float beside integers is in the key.
+    # A float among integers is in the key.
     "no slot": lambda x, y, k: (arrays.sign(x).cast("int32") * k).to_host(),
     # Its steps look at results in between.
     "by steps": lambda x, y, k: arrays.unique_values(x + 0.0),
     "solve": lambda x, y, k: linalg.cholesky(x @ x.T + np.eye(3) * k).to_host(),
 }
 if BACKEND == "cuda":
-    # The stand-in has no solvers.
+    # The stand-in lacks solvers.
     del STRUCTURES["solve"]
 NAMES = st.sampled_from(sorted(STRUCTURES))
 NUMBERS = st.sampled_from([0.5, -2.0, 3.0, 1e-3, 7.25, 0.0, -0.0, 1e300])
@@ -115,7 +115,7 @@ class Requests(RuleBasedStateMachine):
             return
         expected = await outcome(self._by_steps(name, k))
         assert await outcome(self._call(name, k)) == expected
-        # What is written in place is the same, too.
+        # The targets of updates in place are also the same.
         assert await outcome(self.mine["y"].to_host()) == await outcome(self.plain["y"].to_host())
 
     async def _ask_alone(self, name: str, k: float) -> None:
@@ -212,7 +212,7 @@ class Requests(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(["product", "number"]), k=NUMBERS)
     def fault(self, name: str, k: float) -> None:
-        """While a fault waits, a chain goes by steps, one of which it hits."""
+        """While a fault waits, a chain runs by steps, and the fault hits one of them."""
 
         async def ask() -> None:
             for place in ("x", "y"):
@@ -279,7 +279,7 @@ class Asks:
     def find(self, chain: Any) -> Any:
         before = self.served
         plan = self._find(chain)
-        # A plan without a key goes by steps, and counts nowhere.
+        # A plan without a key runs by steps, and counts nowhere.
         self.count += bool(plan.key) or self.served != before
         return plan
 
@@ -337,7 +337,7 @@ async def search(
 
 
 @inline
-async def test_whatever_happens_to_a_plan(
+async def test_any_events_in_the_life_of_a_plan(
     system: ta.System, isolation: ta.Isolation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await search(system, isolation, 60, monkeypatch)
@@ -346,7 +346,7 @@ async def test_whatever_happens_to_a_plan(
 @isolated
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-async def test_whatever_happens_to_a_plan_in_a_worker(
+async def test_any_events_in_the_life_of_a_plan_in_a_worker(
     system: ta.System, isolation: ta.Isolation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await search(system, isolation, 20, monkeypatch)
@@ -355,7 +355,7 @@ async def test_whatever_happens_to_a_plan_in_a_worker(
 @inline
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-async def test_whatever_happens_to_a_plan_many_times(
+async def test_any_events_in_the_life_of_a_plan_many_times(
     system: ta.System, isolation: ta.Isolation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await search(system, isolation, 200, monkeypatch)

@@ -8,7 +8,7 @@ from trio_accel.devices.engine._leases import LaunchOrder
 
 
 class Waiting:
-    """What the order needs of a launch."""
+    """The attributes of a launch that the order needs."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ def test_operations_of_one_library_have_no_turns() -> None:
     assert not list(order)
 
 
-def test_one_that_is_withdrawn_leaves_what_it_was_to_make_and_keeps_the_rest_of_its_place() -> None:
+def test_a_withdrawn_operation_keeps_its_position_but_not_its_results() -> None:
     order = LaunchOrder()
     first: Any = Waiting("blas", writes=(1,))
     withdrawn: Any = Waiting("fft", reads=(1,), writes=(2,), makes=(3,))
@@ -59,7 +59,7 @@ def test_one_that_is_withdrawn_leaves_what_it_was_to_make_and_keeps_the_rest_of_
     order.leave(withdrawn)
     in_its_block: Any = Waiting("memory", makes=(3,))
     behind: Any = Waiting("memory", reads=(2,))
-    # What it was to change is behind those before it, as far as anybody knows.
+    # As far as anybody knows, its targets still hold the results of earlier operations.
     assert entered(order, in_its_block, behind) == [True, False]
     order.leave(in_its_block)
     order.leave(first)
@@ -68,7 +68,7 @@ def test_one_that_is_withdrawn_leaves_what_it_was_to_make_and_keeps_the_rest_of_
     assert order.is_clear
 
 
-def test_another_library_gives_turns_to_those_that_wait_already() -> None:
+def test_another_library_gives_turns_to_waiting_requests() -> None:
     order = LaunchOrder()
     first: Any = Waiting("blas", writes=(1,))
     second: Any = Waiting("blas", reads=(1,), writes=(2,))
@@ -83,12 +83,12 @@ def test_another_library_gives_turns_to_those_that_wait_already() -> None:
     order.leave(second)
     assert is_ready(order, third)
     order.leave(third)
-    # Nobody waits any more: of one library alone, none has a turn again.
+    # Nobody waits: a single library takes no turns.
     assert entered(order, third) == [True]
     assert not order.has_turns
 
 
-def test_a_lease_comes_after_what_was_handed_over_before_and_before_what_follows() -> None:
+def test_a_lease_follows_earlier_work_and_precedes_later_work() -> None:
     order = LaunchOrder()
     before: Any = Waiting("blas", reads=(1,))
     behind: Any = Waiting("blas", reads=(1,))
@@ -104,7 +104,7 @@ def test_a_lease_comes_after_what_was_handed_over_before_and_before_what_follows
     assert is_ready(order, behind)
 
 
-def test_a_lease_alone_is_reckoned_with() -> None:
+def test_only_a_lease_is_reckoned_with() -> None:
     order = LaunchOrder()
     lease = order.enter_lease(1, write=False)
     reader: Any = Waiting("blas", reads=(1,))
@@ -115,14 +115,14 @@ def test_a_lease_alone_is_reckoned_with() -> None:
     order.leave_lease(lease)
 
 
-def test_what_touches_no_leased_array_need_not_be_entered_while_nothing_waits() -> None:
+def test_work_on_other_arrays_need_not_be_entered_while_nothing_waits() -> None:
     order = LaunchOrder()
     leases = [order.enter_lease(1, write=False), order.enter_lease(2, write=True)]
     reader: Any = Waiting("blas", reads=(1,), makes=(3,))
     others: list[Any] = [Waiting("blas", writes=(1,)), Waiting("fft", reads=(2,)), Waiting("fft", makes=(2,))]
     assert order.admits(reader)
     assert not any(map(order.admits, others))
-    # As soon as one waits, the others come behind it.
+    # As soon as one waits, the others follow it.
     order.enter(others[0])
     assert not order.admits(reader)
     order.leave_lease(leases[0])
@@ -134,7 +134,7 @@ def test_what_touches_no_leased_array_need_not_be_entered_while_nothing_waits() 
     assert all(map(order.admits, others))
 
 
-def test_what_a_withdrawn_operation_keeps_its_place_for_is_not_free() -> None:
+def test_arrays_that_a_withdrawn_operation_keeps_its_place_for_are_not_free() -> None:
     order = LaunchOrder()
     lease = order.enter_lease(1, write=True)
     withdrawn: Any = Waiting("blas", reads=(1,), writes=(2,))

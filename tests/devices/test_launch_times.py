@@ -1,4 +1,4 @@
-"""Who sees operations is told when a worker has launched them; and the devices of a system are known."""
+"""Observers of operations get the time of the launch in a worker, and the devices of a system are known."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def unchanged(ask: Ask) -> Ask:
 
 
 @isolated
-async def test_a_worker_tells_when_it_has_launched_an_operation(system: ta.System, device: ta.Device) -> None:
+async def test_a_worker_reports_the_launch_of_an_operation(system: ta.System, device: ta.Device) -> None:
     x = await device.put(np.eye(8))
     seen: list[tuple[Phase, Launch]] = []
 
@@ -51,19 +51,19 @@ async def test_a_worker_tells_when_it_has_launched_an_operation(system: ta.Syste
 
 
 @isolated
-async def test_the_next_worker_tells_too(system: ta.System, device: ta.Device) -> None:
+async def test_the_next_worker_reports_launches_too(system: ta.System, device: ta.Device) -> None:
     x = await device.put(np.eye(8))
     launches: list[Launch] = []
     with opened(device).observed(lambda phase, launch: launches.append(launch), unchanged):
         ta.testing.inject_fault(device, ta.linalg.Matmul, kill=True)
         with pytest.raises(ta.ContextLostError):
             await ta.linalg.matmul(x, x)
-        assert launches[-1].times is None  # nobody was left to tell
+        assert launches[-1].times is None  # nobody was left to notify
         await ta.linalg.matmul(x, x)
     assert launches[-1].times is not None
 
 
-async def test_asks_pass_through_who_stands_around_them(device: ta.Device) -> None:
+async def test_asks_pass_through_their_wrappers(device: ta.Device) -> None:
     order: list[str] = []
 
     def around(name: str) -> Around:

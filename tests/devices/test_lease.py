@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-async def test_what_is_written_is_seen_by_operations_and_the_other_way_round(device: ta.Device) -> None:
+async def test_writes_are_seen_by_operations_and_the_other_way_round(device: ta.Device) -> None:
     ref = await device.zeros((3, 4))
     async with ref.lease(write=True) as array:
         array[...] = np.arange(12.0).reshape(3, 4)
@@ -129,10 +129,10 @@ async def test_an_array_released_while_its_lease_waits(manual: ta.Device, backen
 
 
 @isolated
-async def test_an_array_released_while_its_lease_waits_behind_others(
+async def test_an_array_released_while_its_lease_waits_for_others(
     system: ta.System, isolation: Isolation
 ) -> None:
-    """The worker hears of the lease when the array is gone."""
+    """The worker learns of the lease when the array is released."""
     async with system.open_device(
         BACKEND, options=ta.DeviceOptions(isolation=isolation, in_flight=1)
     ) as device:
@@ -185,9 +185,7 @@ async def test_there_are_no_streams_of_others_on_the_cpu(device: ta.Device) -> N
         assert array.tolist() == [1, 1, 1]
 
 
-async def test_one_that_waits_when_the_context_is_lost_hears_of_it(
-    manual: ta.Device, backend: ManualBackend
-) -> None:
+async def test_a_waiting_lease_fails_with_the_lost_context(manual: ta.Device, backend: ManualBackend) -> None:
     ref = await manual.put(np.ones(3))
     backend.device.is_held = True
     pending = manual.submit(ta.linalg.Scal(2.0, ref))
@@ -249,7 +247,7 @@ async def test_it_waits_for_its_turn_and_holds_later_writers_back(
 
 @isolated
 async def test_it_survives_the_death_of_the_worker(device: ta.Device) -> None:
-    """Who holds it goes on, and whoever waits for it goes on waiting, for another worker."""
+    """The holder continues, and waiting requests keep waiting, for another worker."""
     written = await device.put(np.arange(4.0))
     read = await device.put(np.arange(20_000.0))
     async with written.lease(write=True) as mine, read.lease() as shown:
@@ -271,7 +269,7 @@ async def test_it_survives_the_death_of_the_worker(device: ta.Device) -> None:
 
 
 @isolated
-async def test_one_that_waits_when_the_worker_dies_is_granted_by_the_next(device: ta.Device) -> None:
+async def test_a_waiting_lease_of_a_dead_worker_is_granted_by_the_next(device: ta.Device) -> None:
     ref = await device.put(np.ones(3))
     other = await device.put(np.ones(3))
     ta.testing.inject_fault(device, ta.fft.Fft, hang=True)

@@ -1,4 +1,4 @@
-"""Listeners whose connections have to prove themselves: so many of them, and for so many seconds."""
+"""Listeners with connections that have to prove themselves: a bounded number, and a bounded time."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ async def test_the_oldest_of_too_many_strangers_is_closed() -> None:
         for stranger in strangers[:-4]:
             assert await end_of(stranger)
         assert [await is_open(stranger) for stranger in strangers[-4:]] == [True] * 4
-        # One that was slow proves itself still.
+        # A slow one still proves itself.
         await strangers[-1].send_all(WORD[len(b"a m"[: 19 % 4]) :])
         await ask(strangers[-1])
 
@@ -127,7 +127,7 @@ async def test_a_stranger_has_so_many_seconds_and_a_member_all(
         await ask(member)
 
 
-async def test_what_fails_ends_alone(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failure_ends_only_its_own_request(caplog: pytest.LogCaptureFixture) -> None:
     async with listening() as connect:
         member, stranger, failing = await connect(WORD), await connect(b"nobody__"), await connect(WORD)
         assert await end_of(stranger)
@@ -160,7 +160,7 @@ async def test_who_is_closed_while_it_is_admitted_is_not_served() -> None:
 
 
 class Short:
-    """A listener whose process has no descriptor for a while."""
+    """A listener in a process without a descriptor for a while."""
 
     def __init__(self, number: int, streams: list[Any]) -> None:
         self.number, self.streams, self.tries = number, streams, list[float]()

@@ -66,7 +66,7 @@ def test_events_of_ones_own_work() -> None:
     ]
 
 
-def test_works_are_told_apart_also_after_errors() -> None:
+def test_operations_are_distinguished_also_after_errors() -> None:
     events: list[ta.ProgressEvent] = []
     with ta.watch_progress(events.append):
         for _ in range(2):
@@ -90,7 +90,7 @@ async def _listen(event: ta.ProgressEvent) -> None:
 
 
 @pytest.mark.parametrize("listener", [None, _listen])
-def test_listeners_are_functions_that_are_not_async(listener: Any) -> None:
+def test_listeners_must_be_synchronous_functions(listener: Any) -> None:
     with (
         pytest.raises(TypeError, match="watch_progress: listener must be a function that is not async, got"),
         ta.watch_progress(listener),
@@ -128,7 +128,7 @@ async def test_calls_of_programs(device: ta.Device) -> None:
         for value in (3, 0.5, (1, 4), "loading", {"of": "its own"}, True):
             with ta.watch_progress(events.append):
                 assert await program.ask("values", [value]) == 1
-    # The last report comes before the ask returns.
+    # The last report arrives before the ask returns.
     assert parts(events[::2]) == [(3, None), (0.5, None), (1, 4), (0, None)]
     assert [event.note for event in events[::2]] == ["", "", "", "loading"]
     assert [event.is_over for event in events] == [False, True] * 4
@@ -214,7 +214,7 @@ async def test_a_large_array_to_the_device_and_back(device: ta.Device, name: str
 
 
 @pytest.mark.usefixtures("pieces")
-async def test_the_result_of_a_chain_comes_in_pieces(device: ta.Device) -> None:
+async def test_the_result_of_a_chain_arrives_in_pieces(device: ta.Device) -> None:
     host, events = np.arange(20_000.0).reshape(200, 100), list[ta.ProgressEvent]()
     x = await device.put(host)
     with ta.watch_progress(events.append):
@@ -249,7 +249,7 @@ async def test_small_transfers_report_nothing(device: ta.Device) -> None:
 
 
 @pytest.mark.usefixtures("pieces")
-async def test_a_later_operation_changes_no_array_that_is_read_in_pieces(device: ta.Device) -> None:
+async def test_a_later_operation_changes_no_array_being_read_in_pieces(device: ta.Device) -> None:
     x, found = await device.full((4000,), 1.0), list[Any]()
 
     async def read() -> None:
@@ -292,7 +292,7 @@ async def test_a_wrong_out_is_refused_as_without_a_listener(device: ta.Device, n
 
 
 @pytest.mark.usefixtures("pieces")
-async def test_a_listener_that_fails_ends_a_transfer_which_leaves_nothing(device: ta.Device) -> None:
+async def test_a_failing_listener_ends_a_transfer_which_leaves_nothing(device: ta.Device) -> None:
     x = await device.put(HOSTS["rows"])
     used = (await device.statistics()).memory.used
 
@@ -311,7 +311,7 @@ async def test_a_listener_that_fails_ends_a_transfer_which_leaves_nothing(device
     out[:] = -1.0
     await device.synchronize()
     assert (out == -1.0).all()
-    # Pieces in flight keep the memory of an array that was given up until they have ended.
+    # Pieces in flight keep the memory of an abandoned array until they have ended.
     with trio.fail_after(60):
         while (await device.statistics()).memory.used != used:
             gc.collect()
@@ -427,7 +427,7 @@ def test_a_loop_of_much_work_keeps_few_bars(console: io.StringIO) -> None:
 
 
 class Bars:
-    """Bars of tqdm, as the guide has them."""
+    """Bars of tqdm, as in the guide."""
 
     def __init__(self) -> None:
         self.made: dict[int, Any] = {}

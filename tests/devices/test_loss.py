@@ -1,4 +1,4 @@
-"""Contexts that are lost, and operations that do not end: nothing hangs, and the device comes back."""
+"""After lost contexts and endless operations nothing hangs, and the device comes back."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def test_a_poisoned_context_hangs_no_wait(
             for outcome in outcomes:
                 # Its own event said so, or it was in flight when another's did.
                 assert "poisoned by a test" in f"{outcome} {outcome.__cause__}"
-            # Inline there is no memory that survives.
+            # Inline no memory survives.
             again = await device.put(np.arange(3.0))
             assert device.generation == 2
             with pytest.raises(ta.StaleRefError, match="lost with generation 1"):
@@ -116,7 +116,7 @@ async def test_the_next_launch_on_a_poisoned_context_is_refused_and_replaces_it(
     ta.testing.poison(device, "a stray write")
     with pytest.raises(ta.ContextLostError) as caught:
         await for_ever(lambda: ta.linalg.scal(2.0, ref))
-    # A real one is told in the driver's words.
+    # A real one is reported in the driver's words.
     why = "CUDA_ERROR" if BACKEND == "cuda" and device.isolation == "process" else "a stray write"
     assert why in f"{caught.value} {caught.value.__cause__}"
     np.testing.assert_array_equal(await (await device.put(np.ones(3))).to_host(), np.ones(3))
@@ -124,7 +124,7 @@ async def test_the_next_launch_on_a_poisoned_context_is_refused_and_replaces_it(
 
 
 @pytest.mark.parametrize("completion", STRATEGIES, ids=NAMES)
-async def test_what_is_stuck_is_given_up_and_the_device_comes_back(
+async def test_stuck_work_is_given_up_and_the_device_comes_back(
     system: ta.System, completion: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate(monkeypatch)
@@ -158,7 +158,7 @@ async def test_what_is_stuck_is_given_up_and_the_device_comes_back(
 async def test_many_short_operations_are_not_taken_for_a_stuck_one(
     autojump_clock: trio.testing.MockClock, system: ta.System, backend: ManualBackend
 ) -> None:
-    """Each waits behind the others for longer than the limit, but the stream moves all the time."""
+    """Each waits for the others for longer than the limit, but the stream moves all the time."""
     async with system.open_device(options=ta.DeviceOptions(stuck_after=0.08)) as device:
         ref = await device.put(np.ones(3))
         backend.device.is_held = True

@@ -1,4 +1,4 @@
-"""The policy of a loss as a table: what runs again, what fails, and what is to blame."""
+"""The policy of a loss as a table: requests that run again, requests that fail, and the suspects."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def policy(retry: int, *, retry_suspects: bool = False) -> LossPolicy:
 @pytest.mark.parametrize(
     ("retry", "losses", "is_repeatable", "is_again"),
     [
-        # An innocent one, whose losses do not count, runs again only where operations do.
+        # An innocent one, whose losses do not count, runs again only if operations do.
         (0, 0, True, False),
         (0, 1, True, False),
         (1, 0, True, True),
@@ -44,7 +44,7 @@ def test_without_guilt_it_runs_again_as_often_as_the_device_allows(
 @pytest.mark.parametrize(
     ("retry", "losses", "is_repeatable"), [*itertools.product((0, 1), (1, 2), (False, True))]
 )
-def test_the_one_to_blame_fails_at_once_and_is_told_what_would_have_it_run_again(
+def test_the_suspect_fails_at_once_and_learns_how_to_have_it_run_again(
     retry: int, losses: int, is_repeatable: bool
 ) -> None:
     could = retry >= losses and is_repeatable
@@ -58,11 +58,11 @@ def test_the_one_to_blame_fails_at_once_and_is_told_what_would_have_it_run_again
 
 
 @pytest.mark.parametrize(("retry", "most"), [(0, 1), (1, 1), (2, 2), (5, 5)])
-def test_a_library_may_be_opened_again_once_whatever_the_device_allows(retry: int, most: int) -> None:
+def test_a_library_may_be_opened_again_once_under_any_policy(retry: int, most: int) -> None:
     assert [policy(retry).is_opened_too_often(n) for n in (most, most + 1)] == [False, True]
 
 
-def test_the_first_of_each_library_is_suspect_and_copies_only_where_nothing_else_is() -> None:
+def test_the_first_request_of_each_library_is_suspect_and_copies_only_alone() -> None:
     def begun(*libraries: str) -> list[Any]:
         return [SimpleNamespace(library=library, number=n) for n, library in enumerate(libraries)]
 
@@ -74,7 +74,8 @@ def test_the_first_of_each_library_is_suspect_and_copies_only_where_nothing_else
     assert suspects("a", "a", "a") == [0]
     assert suspects(MEMORY, MEMORY) == [0]
     assert suspects(MEMORY, "a", "a", MEMORY) == [1]
-    # The likeliest is last: one whose library was guilty before, then one that has completed the least.
+    # The likeliest is last: an operation of a library with an earlier fault, then the one that has completed
+    # the least.
     assert suspects("a", "b", "c", done={"a": 1, "b": 9, "c": 5}) == [1, 2, 0]
     rules.guilty["b"] += 1
     assert suspects("a", "b", "c", done={"a": 1, "b": 9, "c": 5}) == [2, 0, 1]

@@ -1,4 +1,4 @@
-"""Workers whose memory ends with them: a new context follows, and its arrays are lost, as they are inline."""
+"""Workers with memory that ends with them: a new context follows, and its arrays are lost, as inline."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ async def test_large_arrays_go_by_shared_memory(device: ta.Device) -> None:
         await kill(device)
 
 
-async def test_what_waits_runs_unless_its_arrays_are_lost(system: ta.System) -> None:
+async def test_waiting_work_runs_unless_its_arrays_are_lost(system: ta.System) -> None:
     options = ta.DeviceOptions(intensity=OFTEN, in_flight=2, retry=1)
     async with system.open_device(third_backend.IN_WORKERS, options=options) as device:
         x = await device.put(np.eye(3))
@@ -123,7 +123,7 @@ async def test_what_waits_runs_unless_its_arrays_are_lost(system: ta.System) -> 
         assert set(errors) <= {ta.StaleRefError, ta.ContextLostError}
 
 
-async def test_what_was_handed_over_is_made_by_the_next_worker(system: ta.System) -> None:
+async def test_work_handed_over_is_made_by_the_next_worker(system: ta.System) -> None:
     options = ta.DeviceOptions(retry=3, intensity=OFTEN)
     async with system.open_device(third_backend.IN_WORKERS, options=options) as device:
         x = await device.put(np.eye(3))
@@ -165,7 +165,7 @@ async def test_the_host_reaches_its_memory_by_copies(device: ta.Device, system: 
         np.testing.assert_array_equal(await back.to_host(), HOST)
 
 
-async def test_a_device_that_was_given_up_leaves_nothing(system: ta.System) -> None:
+async def test_a_given_up_device_leaves_nothing(system: ta.System) -> None:
     options = ta.DeviceOptions(intensity=ta.Intensity(0, 60.0))
     device = await system.open_device(third_backend.IN_WORKERS, options=options)
     x = await device.put(HOST)

@@ -21,7 +21,7 @@ async def test_many_askers(system: ta.System, isolation: Isolation) -> None:
             first = await device.put(host)
             for _ in range(5):
                 product = await ta.linalg.matmul(first, second)
-                # Of another length, on another stream, and beside it on the same.
+                # Of another length, on another stream, and concurrently on the same.
                 tripled = await ta.linalg.scal(3.0, product)
                 np.testing.assert_allclose(await tripled.to_host(), 3 * (host @ b))
 

@@ -47,7 +47,7 @@ SHAPES: list[tuple[int, ...]] = [(), (1,), (0,), (5,), (3, 0, 2), (2, 3, 4)]
 @inline
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-async def test_every_dtype_and_shape_comes_back_bit_for_bit(
+async def test_every_dtype_and_shape_is_copied_back_bit_for_bit(
     device: ta.Device, dtype: ta.DType, shape: tuple[int, ...]
 ) -> None:
     await _check_copies(device, dtype, shape)
@@ -131,7 +131,7 @@ async def test_the_host_array_may_be_changed_after_put(device: ta.Device) -> Non
     np.testing.assert_array_equal(await ref.to_host(), np.arange(1000.0))
 
 
-async def test_what_put_takes(device: ta.Device) -> None:
+async def test_arguments_of_put(device: ta.Device) -> None:
     assert (await device.put([1, 2, 3])).dtype is ta.DType.int64
     assert (await device.put(2.5)).shape == ()
     assert await (await device.put(np.float32(2.5))).item() == 2.5
@@ -168,7 +168,7 @@ async def _check_fill(device: ta.Device, dtype: ta.DType) -> None:
 
 @inline
 @pytest.mark.parametrize("value", [np.float32(2.0), np.int8(2), 2, 2.0, True])
-async def test_what_fill_takes(device: ta.Device, value: float) -> None:
+async def test_arguments_of_fill(device: ta.Device, value: float) -> None:
     assert await (await device.full((), value, "int16")).item() == int(value)
 
 
@@ -191,12 +191,12 @@ CASTS = [
 
 @inline
 @pytest.mark.parametrize(("source", "target"), CASTS, ids=str)
-async def test_casts_are_those_of_numpy(device: ta.Device, source: str, target: str) -> None:
+async def test_casts_match_numpy(device: ta.Device, source: str, target: str) -> None:
     await _check_cast(device, source, target)
 
 
 @isolated
-async def test_casts_in_a_worker_are_those_of_numpy(device: ta.Device) -> None:
+async def test_casts_in_a_worker_match_numpy(device: ta.Device) -> None:
     for source, target in CASTS:
         await _check_cast(device, source, target)
 
@@ -208,7 +208,7 @@ async def _check_cast(device: ta.Device, source: str, target: str) -> None:
     assert same_bits(await ref.to_host(), host.astype(ta.DType.of(target).dtype))
 
 
-async def test_infinities_and_numbers_that_are_none(device: ta.Device) -> None:
+async def test_infinities_and_nan(device: ta.Device) -> None:
     x = await device.zeros(2, "float32")
     assert (await (await x.fill(-np.inf)).to_host()).tolist() == [-np.inf] * 2
     assert np.isnan(await (await device.full((), np.nan, "float16")).item())
@@ -312,13 +312,13 @@ async def _check_refusal(device: ta.Device, case: str) -> None:
         await wrong(device, x)
     await device.synchronize()
     after = await device.statistics()
-    extra = 1 if case == "cast to real" else 0  # what it makes itself
+    extra = 1 if case == "cast to real" else 0  # its own results
     assert after.launched == before.launched + extra
     assert after.generation == 1
     np.testing.assert_array_equal(await x.to_host(), np.ones(3))
 
 
-async def test_a_reference_is_no_host_array(device: ta.Device) -> None:
+async def test_a_reference_is_not_a_host_array(device: ta.Device) -> None:
     x = await device.put(np.ones((3, 2)))
     assert len(x) == 3
     with pytest.raises(TypeError, match=r"await ref\.item\(\)"):
@@ -376,7 +376,7 @@ class TestRelease:
             assert "linalg.nrm2: x: its memory was released" in str(caught[0])
             assert system.tree().find("test/manual:0/context/blas").restarts == 0
 
-    async def test_of_what_is_being_written(self, manual: ta.Device, backend: ManualBackend) -> None:
+    async def test_of_an_array_being_written(self, manual: ta.Device, backend: ManualBackend) -> None:
         x = await manual.put(np.ones(3))
         backend.device.is_held = True
         async with trio.open_nursery() as nursery:
@@ -399,7 +399,7 @@ async def small(system: ta.System, isolation: Isolation) -> AsyncGenerator[ta.De
         yield device
 
 
-async def test_too_little_memory_is_said_in_numbers_and_harms_nothing(small: ta.Device) -> None:
+async def test_too_little_memory_is_reported_in_numbers_and_harms_nothing(small: ta.Device) -> None:
     x = await small.put(np.ones(100))
     with pytest.raises(ta.OutOfMemoryError) as caught:
         await x.copy()
@@ -444,7 +444,7 @@ async def test_no_garbage_is_collected_for_more_than_all_memory(small: ta.Device
     assert kept.nbytes == 800
 
 
-async def test_memory_that_is_dropped_is_there_for_the_next(small: ta.Device) -> None:
+async def test_dropped_memory_serves_the_next_array(small: ta.Device) -> None:
     for value in range(20):
         ref = await small.full(120, value)
         assert (await ref.to_host())[0] == value
@@ -484,7 +484,7 @@ async def test_ten_thousand_operations_leave_nothing(device: ta.Device) -> None:
     if isinstance(device.dispatch, WorkerDispatch):
         assert set(device.dispatch._chunks.blocks) == {x.block.id, matrix.block.id}
         assert len(device.dispatch._requests) == 0
-        # One alarm says that the context has been whole for a second.
+        # One alarm reports that the context has been whole for a second.
         assert set(device.dispatch._alarms._alarms) <= {device.dispatch._pool}
     else:
         assert isinstance(device.dispatch, InlineDispatch)
@@ -512,7 +512,7 @@ async def test_statistics_are_the_truth(manual: ta.Device, backend: ManualBacken
     assert x.nbytes == 32
 
 
-async def test_arrays_in_reference_cycles_are_collected_before_memory_is_said_to_be_out(
+async def test_arrays_in_reference_cycles_are_collected_before_memory_runs_out(
     system: ta.System, isolation: Isolation
 ) -> None:
     options = ta.DeviceOptions(memory_limit=8000, isolation=isolation)
@@ -553,7 +553,7 @@ async def test_another_thread_is_refused_and_harms_nothing(device: ta.Device) ->
 LARGE = 1 << 20
 
 
-async def test_a_large_array_that_is_dropped_rings_unless_the_engine_looks_soon_anyway(
+async def test_a_large_dropped_array_wakes_the_engine_unless_it_looks_soon_anyway(
     manual: ta.Device, backend: ManualBackend
 ) -> None:
     notifier, device = manual.state.blocks._notifier, backend.device
@@ -569,7 +569,7 @@ async def test_a_large_array_that_is_dropped_rings_unless_the_engine_looks_soon_
     del ref
     assert notifier.notifications == 0
     await until(lambda: block in device.freed)
-    # By now nobody looks any more.
+    # By now nobody looks.
     ref = await manual.put(np.ones(LARGE))
     block = ref.block.id
     await until(lambda: not manual.state.blocks.is_watched)
@@ -578,7 +578,7 @@ async def test_a_large_array_that_is_dropped_rings_unless_the_engine_looks_soon_
     await until(lambda: block in device.freed)
 
 
-async def test_a_small_array_that_was_dropped_is_freed_when_the_engine_comes_to_rest(
+async def test_a_small_dropped_array_is_freed_when_the_engine_comes_to_rest(
     manual: ta.Device, backend: ManualBackend
 ) -> None:
     ref = await manual.put(np.ones(3))
@@ -593,7 +593,7 @@ async def test_a_small_array_that_was_dropped_is_freed_when_the_engine_comes_to_
 async def test_who_asks_again_and_again_for_something_large_rings_nobody(
     manual: ta.Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Else it may come to rest in between, on a machine that is busy.
+    # Otherwise it may come to rest in between on a busy machine.
     monkeypatch.setattr(_context_state, "_INTERVAL", 60.0)
     ref = await manual.put(np.ones(LARGE))
     notifier = manual.state.blocks._notifier

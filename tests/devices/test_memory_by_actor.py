@@ -52,7 +52,7 @@ class Maker(ta.Actor):
             nursery.start_soon(self.make, Make(message.count))
 
 
-async def test_bytes_are_those_of_the_arrays_that_each_actor_has_made(
+async def test_bytes_are_counted_by_the_actor_that_made_each_array(
     system: ta.System, isolation: Isolation
 ) -> None:
     """Against lists of sizes, while arrays come and go; and against the backend's own count."""
@@ -71,7 +71,7 @@ async def test_bytes_are_those_of_the_arrays_that_each_actor_has_made(
                 # The caller's task makes it: no actor.
                 own.append(await device.zeros(dice.choice((3, 300))))
             else:
-                # Few sizes: the place of one that was dropped is another one's next.
+                # Few sizes, because the address of a dropped array is the next one's.
                 count = dice.choice((1, 64, 64, 1000))
                 await maker.ask(Make(count))
                 sizes[maker.path].append(8 * count)
@@ -93,7 +93,7 @@ async def test_who_is_whose(system: ta.System, isolation: Isolation) -> None:
         await maker.ask(Drop())
         kept = await device.put(np.ones(2))
         assert (await device.statistics()).actors == {maker.path: 40, "": kept.nbytes}
-        # A view shares the memory. An array that is written to stays its maker's.
+        # A view shares the memory. An array written by others stays its maker's.
         view, other = kept[:1], await device.zeros(3)
         await ta.linalg.scal(2.0, other)
         assert (await device.statistics()).actors == {maker.path: 40, "": kept.nbytes + other.nbytes}
@@ -105,7 +105,7 @@ async def test_who_is_whose(system: ta.System, isolation: Isolation) -> None:
         assert view.shape == (1,)
 
 
-async def test_arrays_that_are_lost_count_no_more(system: ta.System, isolation: Isolation) -> None:
+async def test_lost_arrays_no_longer_count(system: ta.System, isolation: Isolation) -> None:
     options = ta.DeviceOptions(isolation=isolation)
     async with system.open_device(BACKEND, options=options) as device:
         x = await device.put(np.ones(100))

@@ -1,4 +1,4 @@
-"""Blocks that are freed and made in one step, and those that become others."""
+"""Blocks freed and made in one step, and blocks that become others."""
 
 from __future__ import annotations
 
@@ -86,13 +86,13 @@ def written(memory: MemoryInUse, block: int) -> Any:
     st.sets(st.integers(0, 7)),
     st.dictionaries(st.integers(10, 15), SIZES),
 )
-def test_what_is_there_afterwards(
+def test_blocks_after_an_exchange(
     sizes: dict[int, int], dropped: list[int], pinned: set[int], again: set[int], new: dict[int, int]
 ) -> None:
     device = Device()
     memory = opened(sizes, device)
     device.validated_blocks.update(sizes)
-    # What becomes another block was dropped before, and is not to be given back.
+    # A reused block was dropped before, and must not be given back.
     again = again & sizes.keys() - set(dropped)
     uses = [memory.pin(block) for block in sorted(pinned & sizes.keys())]
     wanted = {block: sizes[block] for block in again} | new
@@ -107,7 +107,7 @@ def test_what_is_there_afterwards(
     assert device.there.keys() == sizes.keys() - set(dropped) - again
 
 
-def test_what_is_given_back_makes_room_for_what_is_made() -> None:
+def test_returned_memory_makes_room_for_new_arrays() -> None:
     device = Device(limit=16)
     memory = opened({1: 16}, device)
     memory.exchange(let_go([1]), ((2, 8), (3, 8)))
@@ -115,7 +115,7 @@ def test_what_is_given_back_makes_room_for_what_is_made() -> None:
     with pytest.raises(OutOfMemoryError):
         memory.exchange(let_go([2]), ((4, 8), (5, 8)))
     assert device.there == {3: 8, 4: 8}
-    # As for any operation that fails, what it has made by then is released.
+    # As for any failing operation, its results up to then are released.
     memory.release_all((4, 5))
     assert device.there == {3: 8}
 
@@ -133,8 +133,8 @@ def test_nothing_of_the_use_of_a_block_is_left_once_it_is_another() -> None:
     assert not made.is_dropped
 
 
-def test_what_follows_on_something_in_flight_waits_for_it_and_is_not_freed_with_it() -> None:
-    """A copy for an operation that failed runs yet, into a block that was given back with it."""
+def test_work_after_an_operation_in_flight_waits_for_it_and_is_freed_later() -> None:
+    """A copy for a failed operation still runs, into a block given back with it."""
     device = Device()
     memory = opened({1: 8}, device)
     use = written(memory, 1)
@@ -145,8 +145,8 @@ def test_what_follows_on_something_in_flight_waits_for_it_and_is_not_freed_with_
     assert device.there == {1: 8}
 
 
-def test_what_is_to_be_freed_lies_nowhere_any_more() -> None:
-    """Another block may lie there by the time that somebody goes by it."""
+def test_memory_to_be_freed_has_no_address_any_more() -> None:
+    """Another block may have the address by the time that somebody uses it."""
     device = Device()
     memory = opened({1: 8, 2: 8}, device)
     use = memory.pin(1)
@@ -159,12 +159,12 @@ def test_what_is_to_be_freed_lies_nowhere_any_more() -> None:
     assert memory.placed(1) is None
 
 
-def test_what_was_made_is_fresh_until_somebody_knows_where_it_lies() -> None:
+def test_a_new_array_is_fresh_until_somebody_knows_its_address() -> None:
     memory = opened({1: 8, 2: 8}, Device())
     assert memory.fresh == {1, 2}
     memory.fresh.clear()
     memory.exchange(let_go([]), ((1, 8), (3, 8)))
-    # The first lies where it did.
+    # The first has its old address.
     assert memory.fresh == {3}
     memory.release(3)
     assert not memory.fresh

@@ -1,4 +1,4 @@
-"""Neighbours that are expressions become one launch in a chain that comes again, and keep their bits."""
+"""Neighbouring expressions of a repeated chain become one launch, and keep their bits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Chain = Callable[[Any, Any], Any]
 
 
 def numbers(dtype: str) -> npt.NDArray[Any]:
-    """Small whole numbers, fractions, and what rounds, overflows or is no number."""
+    """Small integers, fractions, and numbers that round, overflow or are NaN."""
     draw = np.random.default_rng(5)
     kind = ta.DType(dtype).dtype
     if np.dtype(kind).kind in "iu":
@@ -78,7 +78,7 @@ async def test_functions_keep_their_bits(device: ta.Device, dtype: str) -> None:
         lambda x, y: arrays.erf(x * y) - 1,
         lambda x, y: arrays.asin(arrays.erf(x)) + y,
     )
-    # On the CPU a function alone is NumPy's, and our own beside others: these are not joined.
+    # On the CPU a single function is NumPy's, and ours in company: these are not fused.
     steps = (3, 3, 3, 2) if BACKEND == "cpu" else (1, 1, 1, 1)
     for chain, count in zip(chains, steps, strict=True):
         assert (await turns(device, chain, x, x))[-1] == count
@@ -88,7 +88,7 @@ async def test_functions_keep_their_bits(device: ta.Device, dtype: str) -> None:
 async def test_a_result_in_between_is_rounded_as_if_it_were_stored(device: ta.Device) -> None:
     x = await device.put(numbers("float64"))
     rounded = await turns(device, lambda x, y: (x.cast("float16") * 3).cast("float64") - y, x, x)
-    # Conversions are no expressions; what is between them and the rest stays as it is.
+    # Conversions are not expressions; intermediate arrays around them are unchanged.
     assert rounded[-1] == rounded[0]
     low = await device.put(numbers("float16"))
     assert (await turns(device, lambda x, y: arrays.sqrt(x * 0.1) + x * y, low, low))[-1] == 1
@@ -97,13 +97,13 @@ async def test_a_result_in_between_is_rounded_as_if_it_were_stored(device: ta.De
 
 
 @inline
-async def test_what_is_not_joined(device: ta.Device) -> None:
+async def test_unfused_operations(device: ta.Device) -> None:
     x, row = await device.put(numbers("float64")), await device.put(numbers("float64")[0])
     # It would be computed again for each row.
     assert (await turns(device, lambda x, y: arrays.exp(y) + x, x, row))[-1] == 2
     # The sum is of all elements, so no element of a later result is computed with it.
     assert (await turns(device, lambda x, y: arrays.sum(x * 2.0) + 1.0, x, row))[-1] == 2
-    # What the program keeps is stored.
+    # Arrays held by the program are stored.
     kept = await device.put(np.empty((6, 8)))
     found = await turns(device, lambda x, y: arrays.add(x, 1.0, out=y) * 2.0, x, kept)
     assert found[-1] == 2
@@ -130,7 +130,7 @@ async def test_a_reduction_takes_its_values_along(device: ta.Device, name: str, 
         return REDUCED[name]((x - y) * 2 + x)
 
     found = await turns(device, chain, x, y)
-    # On the CPU exp alone is NumPy's, so softmax is not joined.
+    # On the CPU a single exp is NumPy's, so softmax is not fused.
     assert (found[0], found[-1]) == (4, 2 if name == "softmax" and BACKEND == "cpu" else 1)
 
 
@@ -147,7 +147,7 @@ async def test_a_reduction_by_a_combination_takes_its_values_along(device: ta.De
 
 
 @inline
-async def test_a_reduction_of_other_strides_reads_what_is_stored(device: ta.Device) -> None:
+async def test_a_reduction_of_other_strides_reads_stored_elements(device: ta.Device) -> None:
     """The strides decide in which order a backend adds, and so the bits."""
     x, row = await device.put(numbers("float32")), await device.put(numbers("float32")[0])
     turned = await device.put(numbers("float32").reshape(8, 6).T.copy())
@@ -162,7 +162,7 @@ async def test_an_operand_that_changes_before_the_neighbour_is_read_before(devic
     for _ in range(TURNS):
         x = await device.put(np.full(3, 2.0))
         y = await device.put(np.full(3, 5.0))
-        # The sum is made of the first contents of y, and the product behind its change.
+        # The sum is made of the first contents of y, and the product after its change.
         got = await ((x + y) * arrays.add(x, 10.0, out=y)).to_host()
         np.testing.assert_array_equal(got, np.full(3, 84.0))
         np.testing.assert_array_equal(await y.to_host(), np.full(3, 12.0))
@@ -209,7 +209,7 @@ async def test_a_result_that_elements_are_loaded_from_is_stored(device: ta.Devic
 @pytest.mark.parametrize(
     "text", ["(\U0001d4651 * 2) - \U0001d4650", "t = x1\n(out) = t - x0", "x1 * 1.e5 - x0"]
 )
-async def test_names_are_those_of_python(device: ta.Device, text: str) -> None:
+async def test_names_match_python(device: ta.Device, text: str) -> None:
     x, y = await device.put(np.arange(4.0)), await device.put(np.full(4, 10.0))
     product, last = ta.jit.elementwise("a * b"), ta.jit.elementwise(text, inputs=("x1", "x0"))
     found = await turns(device, lambda x, y: last(product(x, y), x), x, y)

@@ -22,14 +22,14 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:<Call .* was never awaited:RuntimeWarning"),
 ]
 
-# What Python says of its own objects names no way out.
+# Python's own messages about its objects name no remedy.
 OF_PYTHON = re.compile(
     r"object (is not|does not|has no)|unhashable|cannot pickle|takes \d+ positional|\bat 0x"
 )
 
 
 class Given:
-    """What the mistakes are made with."""
+    """The arguments of the mistakes."""
 
     def __init__(self, system: ta.System, device: ta.Device, x: ta.AccelRef, single: ta.AccelRef) -> None:
         self.system = system

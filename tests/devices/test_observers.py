@@ -23,7 +23,7 @@ ENDED = (ta.MessageCompleted, ta.MessageFailed, ta.MessageCancelled)
 
 
 class Heard:
-    """What an observer has heard of the operations of a device."""
+    """The reports of an observer about the operations of a device."""
 
     def __init__(self) -> None:
         self.events: list[ta.Event] = []
@@ -32,7 +32,7 @@ class Heard:
         self.events.append(event)
 
     def count(self, *kinds: type) -> Counter[tuple[str, str]]:
-        """How often, by the name of the actor and of the operation."""
+        """Counts, by the name of the actor and of the operation."""
         return Counter(
             (event.path.rpartition("/")[2], event.message_type)
             for event in self.events
@@ -77,7 +77,7 @@ async def test_each_operation_begins_and_ends_exactly_once(system: ta.System, de
     assert heard.count(*BEGUN) == expected  # the subscription is over
 
 
-async def test_a_failure_is_told_with_its_error_and_times(system: ta.System, device: ta.Device) -> None:
+async def test_a_failure_is_reported_with_its_error_and_times(system: ta.System, device: ta.Device) -> None:
     heard = Heard()
     x = await device.put(np.ones(3))
     ta.testing.inject_fault(device, ta.linalg.Scal, fail=RuntimeError("broken"))
@@ -125,16 +125,14 @@ async def test_the_tree_shows_library_actors_with_true_counts(system: ta.System,
     }
     assert shown == {
         "memory": ("MemoryActor", "running", 2, 0, 0),
-        # What the library refused was served; what the actor crashed over was not.
+        # A refusal of the library was served; a crash of the actor was not.
         "blas": ("BlasActor", "running", 6, 1, 1),
         "fft": ("FftActor", "running", 2, 0, 0),
     }
     assert nodes["blas"].last_error == "RuntimeError: broken"
 
 
-async def test_the_tree_shows_what_waits_and_what_is_in_flight(
-    system: ta.System, isolation: Isolation
-) -> None:
+async def test_the_tree_shows_waiting_and_running_requests(system: ta.System, isolation: Isolation) -> None:
     options = ta.DeviceOptions(isolation=isolation, in_flight=2)
     async with system.open_device(BACKEND, options=options) as device:
         x = await device.put(np.ones(4))
@@ -156,7 +154,7 @@ async def test_the_tree_shows_what_waits_and_what_is_in_flight(
 
 
 @isolated
-async def test_who_comes_late_hears_the_next_worker_too(system: ta.System, device: ta.Device) -> None:
+async def test_a_late_observer_gets_the_next_worker_too(system: ta.System, device: ta.Device) -> None:
     heard = Heard()
     x = await device.put(np.ones(4))
     await ta.linalg.scal(1.0, x)

@@ -60,7 +60,7 @@ async def test_a_device_is_a_block_too(system: ta.System, isolation: Isolation) 
         await device.zeros(1)
 
 
-async def test_what_the_environment_says(system: ta.System, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_settings_of_the_environment(system: ta.System, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRIO_ACCEL_BACKEND", "cpu:0")
     async with system.open_device() as device:
         assert device.name == "cpu:0"
@@ -83,7 +83,7 @@ async def test_what_the_environment_says(system: ta.System, monkeypatch: pytest.
         (b"cpu", TypeError, r"spec must be the name of a device"),
     ],
 )
-async def test_names_that_are_none(
+async def test_invalid_names_are_refused(
     system: ta.System, monkeypatch: pytest.MonkeyPatch, spec: str, error: type[Exception], message: str
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # no GPU, with a driver as without one
@@ -92,7 +92,7 @@ async def test_names_that_are_none(
     assert system.tree().children == ()
 
 
-async def test_spares_are_refused_where_there_are_no_workers(system: ta.System) -> None:
+async def test_spares_are_refused_without_workers(system: ta.System) -> None:
     with pytest.raises(ta.NotSupportedError) as caught:
         await system.open_device(BACKEND, options=ta.DeviceOptions(isolation="inline", spares=2))
     assert caught.value.message == (
@@ -102,13 +102,13 @@ async def test_spares_are_refused_where_there_are_no_workers(system: ta.System) 
     assert system.tree().children == ()
 
 
-async def test_spares_are_refused_where_inline_is_the_default(system: ta.System) -> None:
+async def test_spares_are_refused_if_inline_is_the_default(system: ta.System) -> None:
     with pytest.raises(ta.NotSupportedError, match=r"spares=1: .* the context of cpu:0 is in this process"):
         await system.open_device("cpu", options=ta.DeviceOptions(spares=1))
     assert system.tree().children == ()
 
 
-async def test_where_there_are_no_worker_processes_inline_is(
+async def test_without_worker_processes_inline_is_the_default(
     system: ta.System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(os, "memfd_create")
@@ -234,7 +234,7 @@ async def test_several_opened_at_once(system: ta.System, isolation: Isolation) -
     assert sorted(device.path for device in devices) == [f"test/{NAME}", f"test/{NAME}#2", f"test/{NAME}#3"]
 
 
-async def test_closing_finishes_what_is_in_flight(
+async def test_closing_finishes_the_work_in_flight(
     system: ta.System, backend: ManualBackend, nursery: trio.Nursery
 ) -> None:
     device = await system.open_device()
@@ -258,7 +258,7 @@ async def test_closing_finishes_what_is_in_flight(
     assert backend.device.is_closed
 
 
-async def test_requests_that_closing_finds_in_the_queue_are_told_so(
+async def test_requests_queued_at_the_closing_get_an_error(
     system: ta.System, backend: ManualBackend, nursery: trio.Nursery
 ) -> None:
     device = await system.open_device(options=ta.DeviceOptions(in_flight=1))
@@ -319,14 +319,12 @@ async def test_work_that_never_ends_is_given_up_when_the_device_closes(
 
 
 @pytest.mark.parametrize("ends", [True, False])
-async def test_a_library_is_closed_when_nothing_uses_it_any_more(
-    system: ta.System, backend: ManualBackend, ends: bool
-) -> None:
+async def test_an_unused_library_is_closed(system: ta.System, backend: ManualBackend, ends: bool) -> None:
     device = await system.open_device(options=ta.DeviceOptions(close_grace=0.1, cancel_grace=0.01))
     x = await device.put(np.eye(2))
     # The library is open, so the next ask is in flight within its time.
     await ta.linalg.matmul(x, x)
-    # Held by a fault, which the device's end lets go on, and left by its asker.
+    # Held by a fault until the end of the device, and left by its caller.
     ta.testing.inject_fault(device, ta.linalg.Matmul, delay=60)
     with trio.move_on_after(0.05):
         await ta.linalg.matmul(x, x)
@@ -345,7 +343,7 @@ async def test_closing_twice_and_at_once(system: ta.System, isolation: Isolation
     assert devices(system) == []
 
 
-async def test_after_the_end_everything_says_so(system: ta.System, isolation: Isolation) -> None:
+async def test_every_use_after_the_end_is_an_error(system: ta.System, isolation: Isolation) -> None:
     device = await system.open_device(BACKEND, options=ta.DeviceOptions(isolation=isolation))
     x = await device.put(np.ones(2))
     await device.close()
@@ -387,7 +385,7 @@ async def test_a_body_that_fails_closes_them_too(isolation: Isolation) -> None:
     assert stream_threads() == []
 
 
-async def test_opening_that_is_cancelled_leaves_nothing(system: ta.System, backend: ManualBackend) -> None:
+async def test_a_cancelled_opening_leaves_nothing(system: ta.System, backend: ManualBackend) -> None:
     backend.may_open = trio.Event()
     with trio.CancelScope() as scope:
         async with trio.open_nursery() as nursery:
@@ -419,7 +417,7 @@ async def test_opening_that_fails_leaves_nothing(system: ta.System, backend: Man
         assert await (await device.put(1.0)).item() == 1.0
 
 
-async def test_a_real_opening_that_is_cancelled(system: ta.System, isolation: Isolation) -> None:
+async def test_a_real_opening_is_cancelled(system: ta.System, isolation: Isolation) -> None:
     for delay in range(6):
         with trio.CancelScope() as scope:
             async with trio.open_nursery() as nursery:
@@ -477,7 +475,7 @@ async def test_a_device_is_not_opened_from_elsewhere(
 
 
 @pytest.mark.filterwarnings("always:open_device")
-async def test_a_second_context_of_a_device_is_told_with_where_and_what_to_do(
+async def test_a_second_context_of_a_device_is_reported_with_its_place_and_a_remedy(
     system: ta.System, isolation: Isolation
 ) -> None:
     options = ta.DeviceOptions(isolation=isolation)
@@ -496,7 +494,7 @@ async def test_a_second_context_of_a_device_is_told_with_where_and_what_to_do(
 
 
 @pytest.mark.filterwarnings("error")
-async def test_a_device_that_was_closed_is_opened_again_without_a_word(
+async def test_a_closed_device_is_opened_again_without_a_warning(
     system: ta.System, isolation: Isolation
 ) -> None:
     options = ta.DeviceOptions(isolation=isolation)
@@ -506,14 +504,14 @@ async def test_a_device_that_was_closed_is_opened_again_without_a_word(
 
 
 @pytest.mark.filterwarnings("error")
-async def test_an_actor_that_has_the_name_of_a_device(system: ta.System, isolation: Isolation) -> None:
+async def test_a_device_avoids_the_name_of_an_actor(system: ta.System, isolation: Isolation) -> None:
     class Idle(ta.Actor):
         pass
 
     await system.spawn(Idle, name=NAME)
     await system.spawn(Idle, name="launcher")
     async with system.open_device(BACKEND, options=ta.DeviceOptions(isolation=isolation)) as device:
-        # The names at the top are the program's: who comes first has them, and the device says where it is.
+        # The names at the top are the program's: the first owner has them, and the device reports its own.
         assert device.path == f"test/{NAME}#2"
         assert (await (await device.put(np.ones(2))).to_host()).sum() == 2.0
         with pytest.raises(ValueError, match=rf"has a child named '{NAME}#2' already; choose another name"):

@@ -37,7 +37,7 @@ async def device(
 
 
 async def is_opening(pipe: Path) -> int:
-    """Wait until the opening that is held has begun; gives the end that lets it go on."""
+    """Wait until the held opening has begun, and return the end that lets it continue."""
     return await trio.to_thread.run_sync(os.open, pipe, os.O_WRONLY)
 
 
@@ -48,7 +48,7 @@ def go_on(pipe: Path, end: int) -> None:
 
 
 class Transforms:
-    """Askers of transforms, each in a task of its own."""
+    """Callers of transforms, each in a task of its own."""
 
     def __init__(self, device: ta.Device, nursery: trio.Nursery) -> None:
         self.scopes: list[trio.CancelScope] = []
@@ -91,20 +91,20 @@ def transforms(device: ta.Device, nursery: trio.Nursery) -> Transforms:
     return Transforms(device, nursery)
 
 
-async def test_a_device_opens_with_its_memory_alone(manual: ta.Device, backend: ManualBackend) -> None:
+async def test_a_device_opens_with_only_its_memory(manual: ta.Device, backend: ManualBackend) -> None:
     assert [library.name for library in backend.device.opened] == ["memory"]
     await manual.ask(ta.linalg.Nrm2(np.ones(4)))
     assert [library.name for library in backend.device.opened] == ["memory", "blas"]
 
 
-async def test_only_what_needs_a_library_waits_for_it(
+async def test_only_requests_of_a_library_wait_for_it(
     device: ta.Device, noted: NotedLibraries, transforms: Transforms
 ) -> None:
     x = await device.put(np.arange(4.0))
     pipe = noted.hold("fft")
     asked = await transforms.ask()
     end = await is_opening(pipe)
-    # One that is open, one that is opened only now, and the loop.
+    # An open library, a library opened just now, and the loop.
     assert (await x.to_host()).tolist() == [0.0, 1.0, 2.0, 3.0]
     assert await (await ta.linalg.dot(x, x)).item() == 14.0
     assert transforms.outcomes == {}
@@ -127,7 +127,7 @@ async def test_several_that_ask_at_once_have_it_opened_once(
     assert noted.names().count("fft") == 1
 
 
-async def test_the_first_that_asked_is_cancelled_and_the_second_gets_what_was_opened(
+async def test_after_a_cancelled_first_request_the_second_gets_the_library(
     noted: NotedLibraries, transforms: Transforms
 ) -> None:
     pipe = noted.hold("fft")
@@ -141,7 +141,7 @@ async def test_the_first_that_asked_is_cancelled_and_the_second_gets_what_was_op
     assert noted.names().count("fft") == 1
 
 
-async def test_what_nobody_waits_for_any_more_is_there_for_the_next(
+async def test_an_abandoned_library_is_there_for_the_next_request(
     device: ta.Device, noted: NotedLibraries, transforms: Transforms
 ) -> None:
     pipe = noted.hold("fft")
@@ -155,7 +155,7 @@ async def test_what_nobody_waits_for_any_more_is_there_for_the_next(
     assert device.generation == 1
 
 
-async def test_what_nobody_takes_is_closed_with_the_device(
+async def test_an_unclaimed_library_is_closed_with_the_device(
     system: ta.System, isolation: ta.Isolation, noted: NotedLibraries, nursery: trio.Nursery
 ) -> None:
     """The fixtures see that nothing of the device is left."""
@@ -173,7 +173,7 @@ async def test_what_nobody_takes_is_closed_with_the_device(
     assert noted.names() == ["fft"]
 
 
-async def test_one_that_cannot_be_opened_concerns_its_askers_alone(
+async def test_a_library_that_cannot_be_opened_fails_only_its_askers(
     device: ta.Device, noted: NotedLibraries, transforms: Transforms
 ) -> None:
     refusal = noted.folder / "refuse-fft"
@@ -188,7 +188,7 @@ async def test_one_that_cannot_be_opened_concerns_its_askers_alone(
 
 
 @inline
-async def test_the_next_context_opens_what_the_one_before_has_used(
+async def test_the_next_context_opens_the_libraries_of_the_one_before(
     device: ta.Device, noted: NotedLibraries, transforms: Transforms
 ) -> None:
     await device.ask(ta.linalg.Nrm2(np.ones(4)))
@@ -205,7 +205,7 @@ async def test_the_next_context_opens_what_the_one_before_has_used(
 
 
 @inline
-async def test_what_cannot_be_opened_ahead_is_no_error_before_its_use(
+async def test_a_failure_to_open_in_advance_is_no_error_before_its_use(
     device: ta.Device, noted: NotedLibraries, transforms: Transforms
 ) -> None:
     assert await transforms.is_right(await transforms.ask())
@@ -221,7 +221,7 @@ async def test_what_cannot_be_opened_ahead_is_no_error_before_its_use(
 
 
 @inline
-async def test_what_is_asked_for_while_another_is_opened_ahead_does_not_wait_for_that(
+async def test_a_request_does_not_wait_for_a_library_opened_in_advance(
     device: ta.Device, noted: NotedLibraries, transforms: Transforms
 ) -> None:
     assert await transforms.is_right(await transforms.ask())
@@ -245,7 +245,7 @@ async def lose(device: ta.Device) -> None:
 
 
 async def until_opened(noted: NotedLibraries, context: int, names: list[str]) -> None:
-    """Wait until a context, the first of which is 1, has opened these first."""
+    """Wait until a context (the first is 1) has opened these libraries first."""
 
     def is_opened() -> bool:
         contexts = noted.by_context()
@@ -257,10 +257,10 @@ async def until_opened(noted: NotedLibraries, context: int, names: list[str]) ->
 
 
 @inline
-async def test_what_is_submitted_while_a_library_opens_goes_before_what_is_asked_later(
+async def test_submissions_while_a_library_opens_precede_later_requests(
     system: ta.System, isolation: ta.Isolation
 ) -> None:
-    # Which of two tasks goes on first is up to chance.
+    # Which of two tasks continues first is up to chance.
     for _ in range(10):
         async with system.open_device(BACKEND, options=ta.DeviceOptions(isolation=isolation)) as device:
             x = await device.put(np.ones(4))

@@ -86,8 +86,8 @@ async def test_all_others_are_filled(device: ta.Device) -> None:
     shape=st.lists(st.integers(0, 4), min_size=1, max_size=3),
     strides=st.lists(st.integers(-12, 12), min_size=3, max_size=3),
 )
-def test_what_is_said_to_be_apart_is(shape: list[int], strides: list[int]) -> None:
-    """Against the addresses of all bytes; the layouts that are refused without need are made by hand."""
+def test_layouts_reported_as_disjoint_are_disjoint(shape: list[int], strides: list[int]) -> None:
+    """Compared with the addresses of all bytes; layouts refused without need are made by hand."""
     steps = strides[: len(shape)]
     memory = np.zeros(1024, np.uint8)
     array = as_strided(memory[512:].view(np.int16), shape, steps)

@@ -105,13 +105,13 @@ async def test_every_declared_operation(device: ta.Device, name: str) -> None:
         whole = await device.put(around)
         out = part(whole)
         for _ in range(2):
-            # Through a worker, the second is one that was seen before.
+            # Through a worker, the second one was seen before.
             assert await device.ask(message(**given, out=out)) is out
         part(around)[...] = want
         np.testing.assert_allclose(await whole.to_host(), around, rtol=1e-12, err_msg=how)
 
 
-async def test_what_is_added_to_is_read_from_the_view(device: ta.Device) -> None:
+async def test_an_addition_reads_its_target_from_the_view(device: ta.Device) -> None:
     if IS_STAND_IN:
         pytest.skip("the stand-in has no such operation")
     matrix, old = await ta.sparse.csr(device, SPARSE), RNG.normal(size=(4, 8))

@@ -26,7 +26,7 @@ def vector(number: int, length: int = 6) -> Any:
 async def test_optional_and_many_arrays(device: ta.Device) -> None:
     bias = await device.put(np.full(6, -1.0))
     many = await vectors(device, 7)
-    # In turns: what is remembered of one is not taken for the other.
+    # In turns, so that the cached facts of one are not taken for the other.
     for count, given in itertools.product((1, 7, 2, 2), (None, bias, bias, None, None, bias)):
         array, rows = await device.ask(Stack(tuple(many[:count]), given, factor=2.0))
         expected = [2.0 * vector(number) for number in range(count)]
@@ -35,7 +35,7 @@ async def test_optional_and_many_arrays(device: ta.Device) -> None:
         assert rows == len(expected)
 
 
-async def test_an_operand_of_a_declared_operation_that_is_left_out(device: ta.Device) -> None:
+async def test_a_declared_operation_lacks_an_operand(device: ta.Device) -> None:
     """Its kernel gets None."""
     a, other = await vectors(device, 2)
     for given, expected in ((None, 0), (other, 1), (vector(1), 1), (None, 0)):
@@ -69,7 +69,7 @@ async def test_other_operands_each_time(device: ta.Device) -> None:
         assert rows == len(expected)
 
 
-async def test_submitted_replies_come_from_the_status(device: ta.Device) -> None:
+async def test_submitted_replies_are_read_from_the_status(device: ta.Device) -> None:
     terms = tuple(await vectors(device, 2))
     pending = device.submit(Stack(terms))
     with pytest.raises(RuntimeError, match="wait"):
@@ -81,7 +81,7 @@ async def test_submitted_replies_come_from_the_status(device: ta.Device) -> None
     assert [(await each.wait()).rows for each in many] == [1, 2] * 10
 
 
-async def test_what_the_status_refuses_is_the_operations_error(system: ta.System, device: ta.Device) -> None:
+async def test_a_bad_status_is_the_operations_error(system: ta.System, device: ta.Device) -> None:
     terms = tuple(await vectors(device, 2))
     for _ in range(3):
         with pytest.raises(ta.LibraryError, match="row 3 is bad") as caught:
@@ -118,8 +118,8 @@ async def test_a_reply_that_cannot_be_made(system: ta.System, device: ta.Device)
     assert (await device.statistics()).memory.blocks == 2
 
 
-async def test_it_waits_for_what_writes_its_arrays(device: ta.Device) -> None:
-    """Also of fields with many arrays and with an optional one; and what writes them later waits for it."""
+async def test_it_waits_for_writers_of_its_arrays(device: ta.Device) -> None:
+    """Also of fields with many arrays and with an optional one; and later writers wait for it."""
     first, second = await vectors(device, 2)
     await device.ask(Stack((first,), second))
     await ta.linalg.scal(1.0, first)
@@ -134,7 +134,7 @@ async def test_it_waits_for_what_writes_its_arrays(device: ta.Device) -> None:
         np.testing.assert_array_equal(await second.to_host(), vector(1) * 2.0 ** (step + 1))
 
 
-async def test_others_wait_for_what_it_writes(device: ta.Device) -> None:
+async def test_others_wait_for_its_writes(device: ta.Device) -> None:
     for role in ("arrays", "more"):
         refs = await vectors(device, 3)
         await ta.linalg.scal(1.0, refs[0])
@@ -164,7 +164,7 @@ async def test_a_launch_that_fails_changes_nothing(system: ta.System, device: ta
 
 
 @isolated
-async def test_a_loss_takes_what_was_written_and_leaves_what_was_read(device: ta.Device) -> None:
+async def test_a_loss_takes_written_arrays_and_leaves_the_others(device: ta.Device) -> None:
     terms, changed = await vectors(device, 2), await vectors(device, 3)
     untouched = await device.put(np.ones(3))
     await device.ask(Stack(tuple(terms), terms[0]))
@@ -202,7 +202,7 @@ async def test_kernels_that_fail(system: ta.System, device: ta.Device) -> None:
     assert device.generation == 1
 
 
-async def test_arrays_that_are_no_specifications(system: ta.System, device: ta.Device) -> None:
+async def test_arrays_must_be_specifications(system: ta.System, device: ta.Device) -> None:
     x, y = await vectors(device, 2)
     wrong: list[tuple[Any, Any]] = [
         ([x.spec], None),

@@ -1,4 +1,4 @@
-"""What an operation of one's own may hand to the backend: the rest is refused in the caller's task."""
+"""A custom operation may hand only some objects to the backend; others are refused in the caller's task."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Converted(Operation[LibraryActor, ta.AccelRef]):
 
 @attrs.frozen(eq=False)
 class Scaled(Operation[LibraryActor, ta.AccelRef]):
-    """``alpha * a @ a``, with what is given taken as it is."""
+    """``alpha * a @ a``, with unchecked arguments."""
 
     alpha: Any
     a: ta.AccelRef
@@ -52,7 +52,7 @@ class Scaled(Operation[LibraryActor, ta.AccelRef]):
 
 @attrs.frozen(eq=False)
 class Set(Operation[LibraryActor, ta.AccelRef]):
-    """Every element set to what is given."""
+    """Set every element to the given value."""
 
     value: Any
     a: ta.AccelRef
@@ -97,14 +97,14 @@ async def test_complex_is_not_converted_to_real(system: ta.System, device: ta.De
     assert {node.restarts for node in system.tree().walk()} == {0}
 
 
-async def test_cast_says_the_same(device: ta.Device) -> None:
+async def test_cast_reports_the_same(device: ta.Device) -> None:
     a = await device.put(np.array([1j]))
     with pytest.raises(TypeError, match=r"cast: dtype: complex128 to float32 .*to_host\(\)\)\.real"):
         await a.cast("float32")
 
 
-async def test_the_other_conversions_are_those_of_numpy(device: ta.Device) -> None:
-    """What is asked for by name: whole numbers from broken ones, and fewer digits."""
+async def test_the_other_conversions_match_numpy(device: ta.Device) -> None:
+    """Lossy conversions need an explicit request: integers from fractions, and fewer digits."""
     host = np.array([-1.5, 2.5, 1e3])
     for source, dtype in ((host, "int16"), (np.array([2**53 + 1, 2**31]), "float32"), (host, "uint8")):
         given = source if dtype != "uint8" else source[1:2]
@@ -122,7 +122,7 @@ WRONG: dict[str, tuple[Any, type[Exception], str]] = {
 }
 
 
-async def test_factors_that_are_none_are_the_callers_error(system: ta.System, device: ta.Device) -> None:
+async def test_invalid_factors_are_the_callers_error(system: ta.System, device: ta.Device) -> None:
     a = await device.put(np.eye(2))
     for factor, error, text in WRONG.values():
         with pytest.raises(error, match=text):
@@ -160,7 +160,7 @@ async def test_elements_that_an_array_cannot_hold(system: ta.System, device: ta.
     assert {node.restarts for node in system.tree().walk()} == {0}
 
 
-async def test_arrays_that_are_no_specifications(system: ta.System, device: ta.Device) -> None:
+async def test_arrays_must_be_specifications(system: ta.System, device: ta.Device) -> None:
     a = await device.put(np.eye(2))
     for spec, field in ((MatmulSpec, "a"), (linalg.axpy.spec, "x")):
         for given in (a, np.eye(2), None):

@@ -36,7 +36,7 @@ async def test_parts_are_operands_of_one_request(device: ta.Device) -> None:
     for turn in range(TURNS):
         host = symmetric(turn)
         x = await device.put(host)
-        # Their layouts are found by plans, which an observer sees, too.
+        # Their layouts are found by plans, which an observer also sees.
         w, v = linalg.eigh(x + 0.0)
         assert (w.shape, v.shape) == ((3,), (3, 3))
         call, made = ((v * w) @ v.T).to_host(), list[Any]()
@@ -116,9 +116,7 @@ async def test_parts_that_nobody_uses(device: ta.Device) -> None:
 
 @needs_solvers
 @pytest.mark.parametrize("use", USES)
-async def test_parts_that_are_never_awaited_warn_once(
-    device: ta.Device, use: Callable[[Any, Any], Any]
-) -> None:
+async def test_parts_without_await_warn_once(device: ta.Device, use: Callable[[Any, Any], Any]) -> None:
     x = await device.put(symmetric(1))
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -151,7 +149,7 @@ async def test_calls_without_parts(device: ta.Device) -> None:
 
 
 @needs_solvers
-async def test_errors_are_those_of_the_step(device: ta.Device) -> None:
+async def test_errors_belong_to_the_step(device: ta.Device) -> None:
     for turn in range(TURNS):
         good, bad = symmetric(turn), np.full((3, 3), np.nan)
         for host in (good, bad):

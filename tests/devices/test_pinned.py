@@ -27,7 +27,7 @@ def lasting(seed: int = 0, size: int = SIZE) -> npt.NDArray[Any]:
 
 @pytest.fixture
 def copies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Copies on the host, to devices that have memory of their own: the CPU's pretend to."""
+    """Copies on the host, to devices with separate memory, which the CPU's devices pretend to have."""
     if BACKEND == "cpu":
         monkeypatch.setattr(CpuBackend, "shares_memory_with_host", property(lambda self: False))
     runs: list[int] = []
@@ -74,7 +74,7 @@ async def test_the_copy_ends_with_its_array(device: Any, copies: list[int]) -> N
     del host
     pool.drain()
     assert pool.used == kept - -(-SIZE * 8 // 4096) * 4096
-    # Whatever array has its place next has no copy yet.
+    # Any array that takes its address next has no copy yet.
     others = [lasting(seed) for seed in range(20)]
     assert all([await put(device, other) for other in others])
     assert len(copies) == 21
@@ -91,14 +91,14 @@ async def test_it_outlives_a_context(device: Any, copies: list[int]) -> None:
     assert len(copies) == 1
 
 
-async def test_what_is_small_is_not_kept(device: Any, copies: list[int]) -> None:
+async def test_small_arrays_are_not_kept(device: Any, copies: list[int]) -> None:
     host = lasting(size=8192)
     assert await put(device, host)
     assert device.state.host_pool.copy_of(host) is None
     assert not copies
 
 
-async def test_what_may_change_is_refused(system: ta.System) -> None:
+async def test_changeable_memory_is_refused(system: ta.System) -> None:
     changes = np.ones((4, 5))
     view = changes[1:]
     view.flags.writeable = False
@@ -114,7 +114,7 @@ async def test_what_may_change_is_refused(system: ta.System) -> None:
         np.testing.assert_array_equal(await (await device.put(lent, pinned=True)).to_host(), lent)
 
 
-async def test_what_is_no_array_is_refused(system: ta.System, copies: list[int]) -> None:
+async def test_an_operand_must_be_an_array(system: ta.System, copies: list[int]) -> None:
     words, masked = np.array(["a"] * SIZE), np.ma.masked_array(lasting(), mask=np.zeros(SIZE))
     words.flags.writeable = masked.flags.writeable = False
     cases: list[tuple[Any, str]] = [
@@ -141,7 +141,7 @@ async def test_a_worker_is_given_the_copy(system: ta.System) -> None:
         for _ in range(3):
             assert await put(device, host)
         if BACKEND == "cpu":
-            # Its memory is that of the host: a copy would be in vain.
+            # Its memory is the host's: a copy would be in vain.
             assert device.state.host_pool is None
         else:
             assert device.state.host_pool.find(device.state.host_pool.copy_of(host)) is not None

@@ -56,7 +56,7 @@ def test_the_least_load_is_first_in_the_documented_order(
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), max_size=6), st.booleans())
 def test_who_is_able(states: list[tuple[bool, bool]], skips: bool) -> None:
-    """Of the living, those that work now; if none does, or none is skipped, all."""
+    """Of the live devices, the working ones; if none works, or none is skipped, all."""
     candidates = [Member(str(n), is_available, is_dead) for n, (is_available, is_dead) in enumerate(states)]
     alive = {one.name for one in candidates if not one.is_dead}
     working = {one.name for one in candidates if one.is_available and not one.is_dead}
@@ -74,7 +74,7 @@ def test_keys_are_spread_evenly() -> None:
     assert all(abs(number - count / size) < 4 * deviation for number in found.values())
 
 
-def test_only_keys_of_the_lost_one_move_and_they_go_to_all_others() -> None:
+def test_only_keys_of_the_lost_device_move_and_they_move_to_all_others() -> None:
     before, after = places(range(2000), members(0, 1, 2, 3)), places(range(2000), members(0, 1, 3))
     moved = Counter(after[key] for key in before if before[key] == "cuda:2")
     assert all(after[key] == before[key] for key in before if before[key] != "cuda:2")
@@ -82,7 +82,7 @@ def test_only_keys_of_the_lost_one_move_and_they_go_to_all_others() -> None:
     assert min(moved.values()) > 100
 
 
-def test_one_that_comes_takes_its_share_and_no_other_key_moves() -> None:
+def test_a_new_device_takes_its_share_and_no_other_key_moves() -> None:
     before, after = places(range(2000), members(0, 1, 2)), places(range(2000), members(0, 1, 2, 3))
     moved = [key for key in before if after[key] != before[key]]
     assert {after[key] for key in moved} == {"cuda:3"}

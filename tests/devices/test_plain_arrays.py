@@ -126,7 +126,7 @@ async def test_they_are_refused(device: ta.Device, way: str) -> None:
 
 
 @pytest.mark.parametrize("value", [np.ma.masked, MASKED[1]])
-async def test_a_masked_number_is_no_number(device: ta.Device, value: Any) -> None:
+async def test_a_masked_number_is_refused(device: ta.Device, value: Any) -> None:
     x = await ones(device, 3)
     for call in (
         x.fill(value),
@@ -151,7 +151,7 @@ async def test_a_masked_number_is_no_number(device: ta.Device, value: Any) -> No
     ],
     ids=lambda host: host.dtype.kind,
 )
-async def test_what_are_no_numbers_is_refused(device: ta.Device, host: Any) -> None:
+async def test_an_array_of_objects_is_refused(device: ta.Device, host: Any) -> None:
     for way in (
         lambda: device.put(host),
         lambda: arrays.asarray(device, host),

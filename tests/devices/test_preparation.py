@@ -1,4 +1,4 @@
-"""What a library has to plan is planned in a thread: the loop and the other libraries go on."""
+"""Plans of a library are made in a thread, so the loop and the other libraries continue."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trio_accel.devices.engine import _context_state
 
 @pytest.fixture
 def pipe(tmp_path: Path) -> Path:
-    """Where a plan comes from: whoever reads it waits until somebody has written."""
+    """The source of a plan: a reader waits until somebody has written."""
     path = tmp_path / "plan"
     os.mkfifo(path)
     return path
@@ -58,7 +58,7 @@ class Asker:
         self.is_over.set()
 
 
-async def test_others_go_on_while_one_plans(device: ta.Device, pipe: Path, nursery: trio.Nursery) -> None:
+async def test_others_continue_during_planning(device: ta.Device, pipe: Path, nursery: trio.Nursery) -> None:
     x = await device.put(np.ones(3))
     asker = Asker(nursery, device, Negate(x, pipe))
     end = await begun(pipe)
@@ -69,12 +69,12 @@ async def test_others_go_on_while_one_plans(device: ta.Device, pipe: Path, nurse
     await asker.is_over.wait()
     assert asker.outcome is x
     np.testing.assert_array_equal(await x.to_host(), -np.ones(3))
-    assert await device.ask(Negate(x, pipe)) is x  # by the plan that is there
+    assert await device.ask(Negate(x, pipe)) is x  # by the existing plan
     np.testing.assert_array_equal(await x.to_host(), np.ones(3))
 
 
 @inline
-async def test_a_plan_finds_the_memory_that_was_dropped_before(
+async def test_a_plan_finds_previously_dropped_memory(
     device: ta.Device, pipe: Path, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Nobody else gives it back meanwhile.
@@ -109,7 +109,7 @@ async def test_the_order_is_kept(device: ta.Device, pipe: Path, tmp_path: Path) 
     np.testing.assert_array_equal(await x.to_host(), np.full(3, -5.0))
 
 
-async def test_a_plan_that_is_refused_is_the_askers_problem(
+async def test_a_refused_plan_is_the_askers_problem(
     system: ta.System, device: ta.Device, pipe: Path, nursery: trio.Nursery
 ) -> None:
     x = await device.put(np.ones(3))
@@ -124,7 +124,7 @@ async def test_a_plan_that_is_refused_is_the_askers_problem(
     assert asker.outcome is x
     assert {node.restarts for node in system.tree().walk()} == {0}
     await device.synchronize()
-    assert not (await device.statistics()).queues  # nothing waits for its turn any more
+    assert not (await device.statistics()).queues  # nothing waits for its turn
 
 
 async def test_a_plan_that_breaks_restarts_its_library(
@@ -142,7 +142,7 @@ async def test_a_plan_that_breaks_restarts_its_library(
     assert system.tree().find(f"test/{device.name}/context/planning_library:PlanningActor").restarts == 1
 
 
-async def test_a_context_that_is_lost_by_planning_is_replaced(
+async def test_a_context_lost_by_planning_is_replaced(
     device: ta.Device, pipe: Path, nursery: trio.Nursery
 ) -> None:
     x = await device.put(np.ones(3))
@@ -159,7 +159,7 @@ async def test_a_context_that_is_lost_by_planning_is_replaced(
 
 
 @inline
-async def test_a_context_that_is_lost_meanwhile(device: ta.Device, pipe: Path, nursery: trio.Nursery) -> None:
+async def test_a_context_is_lost_meanwhile(device: ta.Device, pipe: Path, nursery: trio.Nursery) -> None:
     x, y = await device.put(np.ones(3)), await device.put(np.ones(3))
     asker = Asker(nursery, device, Negate(x, pipe))
     end = await begun(pipe)
@@ -179,7 +179,8 @@ async def test_a_cancelled_asker_is_let_go_when_the_plan_is_there(
     asker = Asker(nursery, device, Negate(x, pipe))
     end = await begun(pipe)
     asker.scope.cancel()
-    # One that looks for its answer by itself hears of that in its next turn, a worker before it answers this.
+    # One that looks for its answer on its own hears of that in its next turn, a worker before it answers
+    # this.
     await wait_all_tasks_blocked()
     await device.statistics()
     writer = device.submit(Fill(x, 5.0))

@@ -14,12 +14,12 @@ from isolations import inline, isolated
 
 import trio_accel as ta
 
-# What the last step does not use is not awaited.
+# Values without a use in the last step are not awaited.
 pytestmark = pytest.mark.filterwarnings("ignore:<Call .* was never awaited:RuntimeWarning")
-# Each is recorded at first, and a template then. Behind some runs its neighbours are joined. Then arrays are
+# Each is recorded at first, and a template then. After some runs its neighbours are fused. Then arrays are
 # others.
 TURNS = 9
-# The stand-in has no solvers, and a chain says so in other words.
+# The stand-in lacks solvers, and a chain reports that in other words.
 KINDS = [kind for kind in STEPS if not (IS_STAND_IN and kind == "solve")]
 
 

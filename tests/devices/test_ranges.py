@@ -22,7 +22,7 @@ from trio_accel.backends.base import Isolation
 from trio_accel.backends.base.contract.ops import FillSpec
 from trio_accel.devices import LibraryActor, Operation, Planned, Planner
 
-# Its import is noted, too.
+# Its import is also noted.
 NOTING = """
 import json, os, threading
 
@@ -52,7 +52,7 @@ Note = list[Any]
 
 @attrs.frozen
 class Noted:
-    """What the package was called for."""
+    """The purpose of the call of the package."""
 
     log: Path
 
@@ -87,7 +87,7 @@ def write_package(folder: Path, monkeypatch: pytest.MonkeyPatch, source: str) ->
     importlib.invalidate_caches()
     for name in [name for name in sys.modules if name.partition(".")[0] == "nvtx"]:
         monkeypatch.delitem(sys.modules, name)
-    # What the import leaves here goes at the end of the test.
+    # Objects that the import leaves here are removed at the end of the test.
     monkeypatch.setitem(sys.modules, "nvtx", None)
     monkeypatch.delitem(sys.modules, "nvtx")
 
@@ -113,7 +113,7 @@ async def test_each_operation_is_one_range(system: ta.System, isolation: Isolati
         for _ in range(3):
             x = await ta.linalg.matmul(x, x)
         np.testing.assert_array_equal(await x.to_host(), np.eye(3))
-        # The copies of an operand come before the range of its operation, and have none.
+        # The copies of an operand precede the range of its operation, and get no range of their own.
         np.testing.assert_array_equal(
             await (await ta.linalg.matmul(x, 2 * np.eye(3))).to_host(), 2 * np.eye(3)
         )
@@ -126,9 +126,7 @@ async def test_each_operation_is_one_range(system: ta.System, isolation: Isolati
     assert len(noted.notes("register")) == 3
 
 
-async def test_an_operation_that_is_refused_has_a_range(
-    system: ta.System, isolation: Isolation, noted: Noted
-) -> None:
+async def test_a_refused_operation_has_a_range(system: ta.System, isolation: Isolation, noted: Noted) -> None:
     async with system.open_device(BACKEND, options=options(isolation)) as device:
         x = await device.put(np.arange(3.0))
         for _ in range(2):

@@ -36,7 +36,7 @@ async def manual(system: ta.System, backend: ManualBackend) -> AsyncGenerator[ta
 
 @attrs.define(eq=False)
 class Fates:
-    """What became of asks that run at once."""
+    """The outcomes of concurrent asks."""
 
     device: ta.Device
     nursery: trio.Nursery
@@ -167,7 +167,7 @@ async def test_a_device_that_closes_waits_for_work_of_earlier_incarnations(
     assert backend.device.is_closed
 
 
-async def test_an_error_on_the_stream_spoils_what_was_updated_in_place(
+async def test_an_error_on_the_stream_invalidates_arrays_updated_in_place(
     system: ta.System, manual: ta.Device, backend: ManualBackend
 ) -> None:
     x = await manual.put(np.ones(3))
@@ -194,7 +194,7 @@ async def test_a_refusal_on_the_stream_restarts_nothing(
     assert node(system, "context/blas").restarts == 0
 
 
-async def test_work_that_reads_what_failed_fails_too(
+async def test_work_on_failed_results_fails_too(
     manual: ta.Device, backend: ManualBackend, fates: Fates
 ) -> None:
     x, apart = await manual.put(np.ones(4, complex)), await manual.put(np.ones(4, complex))
@@ -215,13 +215,13 @@ async def test_work_that_reads_what_failed_fails_too(
     for outcome in (transform, dot):
         assert isinstance(outcome, ta.InputFailedError)
         assert "linalg.Scal" in str(outcome)
-        # The asker has a copy: what others wait for does not keep the asker's frames.
+        # The caller has a copy, so that an error others wait for does not keep the caller's frames.
         assert repr(outcome.__cause__) == repr(failed)
     assert isinstance(fine, ta.AccelRef)
     assert await fine.item() == 4.0
 
 
-async def test_a_chain_of_failures_goes_through_streams(
+async def test_a_chain_of_failures_crosses_streams(
     manual: ta.Device, backend: ManualBackend, fates: Fates
 ) -> None:
     x, y = await manual.put(np.ones(4, complex)), await manual.put(np.ones(4, complex))
@@ -245,7 +245,7 @@ async def test_a_chain_of_failures_goes_through_streams(
     np.testing.assert_array_equal(await x.to_host(), np.ones(4))
 
 
-async def test_a_queued_request_is_refused_what_was_spoiled_meanwhile(
+async def test_a_queued_request_is_refused_an_array_invalidated_meanwhile(
     system: ta.System, backend: ManualBackend, nursery: trio.Nursery
 ) -> None:
     async with system.open_device(options=ta.DeviceOptions(in_flight=1, backoff=AT_ONCE)) as device:
@@ -291,7 +291,7 @@ async def test_too_many_crashes_of_a_library_cost_the_context(
     assert (await manual.statistics()).memory.used == 24
 
 
-async def test_requests_behind_the_last_crash_run_on_the_next_context(
+async def test_requests_after_the_last_crash_run_on_the_next_context(
     manual: ta.Device, backend: ManualBackend, fates: Fates
 ) -> None:
     x = await manual.put(np.ones((3, 2)))
@@ -301,7 +301,7 @@ async def test_requests_behind_the_last_crash_run_on_the_next_context(
     fates.ask(*(ta.linalg.Matmul(np.eye(3), x) for _ in range(6)))
     await wait_all_tasks_blocked()
     assert manual.generation == 2
-    # In which order they came is not told: any four met the crashes.
+    # The order of their arrival is unknown: any four met the crashes.
     count = fates.count()
     assert count["ActorFailedError"] == 4
     assert count["AccelRef"] + count["StaleRefError"] == 8
@@ -315,7 +315,7 @@ async def test_requests_behind_the_last_crash_run_on_the_next_context(
         assert isinstance(outcome, (ta.StaleRefError, ta.ActorFailedError))
 
 
-async def test_work_in_flight_at_the_loss_is_said_to_be_lost(
+async def test_work_in_flight_at_the_loss_is_reported_as_lost(
     manual: ta.Device, backend: ManualBackend, fates: Fates
 ) -> None:
     x = await manual.put(np.ones(3))
@@ -334,7 +334,7 @@ async def test_work_in_flight_at_the_loss_is_said_to_be_lost(
 
 
 @pytest.mark.slow
-async def test_who_closes_a_device_is_not_told_to_go_on(
+async def test_the_error_of_a_closing_device_gives_no_advice_to_continue(
     system: ta.System, backend: ManualBackend, nursery: trio.Nursery
 ) -> None:
     async with system.open_device(options=ta.DeviceOptions(cancel_grace=0.01)) as device:
@@ -350,7 +350,7 @@ async def test_who_closes_a_device_is_not_told_to_go_on(
     backend.device.release()
 
 
-async def test_a_context_that_is_reported_lost_is_replaced(
+async def test_a_context_reported_as_lost_is_replaced(
     system: ta.System, manual: ta.Device, backend: ManualBackend, fates: Fates
 ) -> None:
     x = await manual.put(np.ones(3))
@@ -392,7 +392,7 @@ async def test_nothing_more_is_launched_on_a_lost_context(
         await wait_all_tasks_blocked()
         assert first.enqueued.count("MatmulSpec") == 2  # the one at the start, and the one that ran
         assert backend.device.enqueued.count("MatmulSpec") == 2
-        # What ran ends with the context; what waited runs on the next.
+        # Running requests end with the context; waiting requests run on the next.
         assert fates.count() == {"AccelRef": 2, "ContextPoisonedError": 2}
 
 

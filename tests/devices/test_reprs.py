@@ -1,4 +1,4 @@
-"""What devices, groups, arrays and calls show of themselves; none of it asks a device."""
+"""The texts and notebook views of devices, groups, arrays and calls; none asks a device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from chosen import INLINE, NAME
 import trio_accel as ta
 from trio_accel.devices.front._device import OpenDevice
 
-# What a notebook calls of a value.
+# The methods of a value that a notebook calls.
 METHODS: tuple[Callable[[Any], object], ...] = (repr, str, lambda one: getattr(one, "_repr_html_", str)())
 
 

@@ -1,4 +1,4 @@
-"""Specifications of own operations whose arrays do not fit each other: refused in the caller's task."""
+"""Specifications of own operations with mismatched arrays: refused in the caller's task."""
 
 from __future__ import annotations
 

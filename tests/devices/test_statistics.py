@@ -1,4 +1,4 @@
-"""Counts that are true at every moment, and memory that is where the program left it."""
+"""Counts are true at every moment, and memory is in the place chosen by the program."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def test_counts_are_true_at_every_moment(system: ta.System, isolation: Iso
                         seen.append((blas, fft))
         full = [blas.waiting for blas, _ in seen if blas.in_flight == 2]
         assert full == sorted(full, reverse=True)
-        # The delays of two that are in flight run at the same time, so they may end together.
+        # The delays of two operations in flight run at the same time, so both may end together.
         assert {0, 2, 4, 6, 8} <= set(full)
         assert any(fft == QueueStatistics(waiting=0, in_flight=2) for _, fft in seen)
         assert seen[-1] == (NONE, NONE)
@@ -95,7 +95,7 @@ async def test_plans_and_templates_are_counted(system: ta.System, isolation: Iso
             while device.generation == 1:
                 with suppress(ta.AccelError):
                     await device.zeros(3)
-        # Another generation counts anew, but for the application.
+        # Another generation counts again, but for the application.
         x = await device.put(np.ones((8, 8), np.float32))
         await ta.linalg.matmul(x, x)
         for _ in range(4):
@@ -136,17 +136,17 @@ async def test_senders_wait_for_room_and_are_not_refused(system: ta.System, isol
         x = await device.put(np.ones(3))
         ta.testing.inject_fault(device, ta.linalg.Scal, delay=3.0)
         async with trio.open_nursery() as nursery:
-            # Fewer are all there while the first one runs, even on a machine that is busy.
+            # Fewer are all there while the first one runs, even on a busy machine.
             for _ in range(60):
                 nursery.start_soon(ta.linalg.scal, -1.0, x)
             with trio.fail_after(60):
                 while (await device.statistics()).queues.get(BLAS, NONE).waiting < 59:
                     pass
-            # A library that is full holds up no other.
+            # A full library delays no other.
             assert (
                 await (await ta.fft.fft(np.ones(3), out=await device.zeros(3, complex))).to_host() is not None
             )
-            # What is submitted does not wait: it is refused.
+            # A submission does not wait: it is refused.
             first = device.submit(ta.linalg.Scal(1.0, x))
             with pytest.raises(ta.QueueFullError, match="1 submitted operations of BlasActor are not done"):
                 device.submit(ta.linalg.Scal(1.0, x))
@@ -179,7 +179,7 @@ async def test_memory_is_counted_and_comes_back(device: ta.Device) -> None:
     assert (await device.statistics()).memory.peak == 8800
 
 
-async def test_arrays_that_are_dropped_at_once_do_not_pile_up(device: ta.Device) -> None:
+async def test_arrays_dropped_at_once_do_not_pile_up(device: ta.Device) -> None:
     for _ in range(50):
         await device.zeros(1 << 17)  # 1 MiB each
     memory = (await device.statistics()).memory
@@ -187,7 +187,7 @@ async def test_arrays_that_are_dropped_at_once_do_not_pile_up(device: ta.Device)
     assert memory.peak <= 4 << 20
 
 
-async def test_synchronize_waits_for_all_that_was_launched(device: ta.Device) -> None:
+async def test_synchronize_waits_for_all_launched_work(device: ta.Device) -> None:
     x = await device.put(np.ones(4))
     # To make a plan, a vendor's library may wait for all that runs.
     await ta.fft.fft(x)

@@ -47,11 +47,11 @@ class Case:
 
     Attributes:
         run: Asks for it, given arrays of a device.
-        good: Host arrays that it has a result for.
-        bad: The same shapes and dtypes, for which it fails; or whose result is another one.
-        expected: What it returns for the good ones, or a check of that.
+        good: Host arrays for which the operation has a result.
+        bad: The same shapes and dtypes, for which it fails, or has another result.
+        expected: The result for the good arrays, or a check of it.
         fails: Text of the error; None where `bad` has a result, `other`.
-        other: What it returns for `bad`.
+        other: The result for `bad`.
     """
 
     run: Run
@@ -292,7 +292,7 @@ def test_each_specification_with_a_status_has_a_case() -> None:
     for library in LIBRARIES:
         kernels |= set(load_library(library)[1])
     without = {name for name, cls in specs.items() if cls.operation not in kernels} - CASES.keys()
-    # The backend of the CPU has no compiled kernels to ask for, and no communicators of a vendor.
+    # The backend of the CPU lacks compiled kernels to ask for, and communicators of a vendor.
     assert without == {"CommunicatorIdSpec", "KernelInfoSpec"}
     assert set(CASES) == set(specs) - without
 

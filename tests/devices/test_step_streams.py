@@ -37,7 +37,7 @@ async def test_bits_and_actors() -> None:
 
 
 async def test_two_streams_run_at_the_same_time() -> None:
-    """A step goes on while the stream of another one is held."""
+    """A step continues while the stream of another one is held."""
     async with ta.open_system("streams") as system:
         options = ta.DeviceOptions(in_place=False, isolation="inline")
         async with system.open_device("cpu", options=options) as device:

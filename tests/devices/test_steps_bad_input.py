@@ -1,4 +1,4 @@
-"""What a step refuses, and in which words; what it does with state, many structures and losses."""
+"""The refusals of a step with their words, and its treatment of state, many structures and losses."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def named(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-async def test_generators_and_what_cannot_be_called() -> None:
+async def test_generators_and_objects_that_cannot_be_called() -> None:
     async def yields() -> Any:
         yield 1
 
@@ -86,7 +86,7 @@ async def test_a_function_that_returns_no_call(x: Any, result: object, kind: str
     )
 
 
-async def test_a_function_that_returns_a_number_beside_a_call(x: Any) -> None:
+async def test_a_function_returns_a_number_next_to_a_call(x: Any) -> None:
     def f(x: Any, scale: float) -> Any:
         return {"y": x * scale, "scale": scale}
 
@@ -109,7 +109,7 @@ async def test_a_function_that_uses_another_array(device: ta.Device, x: Any) -> 
             f"step f: the function uses an array on {device.path} that is not among its arguments; pass it "
             "as an argument, because the step would keep this array when your program makes a new one",
         )
-    # A part of an argument is an argument, and what reaches further is none.
+    # A part of an argument is an argument, and an array that extends further is not.
     part = ta.step(named("g", lambda x: (x + w[0]).to_host()))
     with pytest.raises(ValueError, match="that is not among its arguments"):
         await part(w[2:4])
@@ -174,7 +174,7 @@ async def test_state_is_read_when_it_is_traced(device: ta.Device, x: Any) -> Non
         state[0] = value
         np.testing.assert_array_equal(await step(x), np.ones(N))
     assert traced == [1.0]
-    # Another structure reads it anew.
+    # Another structure reads it again.
     np.testing.assert_array_equal(await step(await device.put(np.ones(N + 1))), np.full(N + 1, 3.0))
     assert traced == [1.0, 3.0]
 
@@ -188,7 +188,7 @@ async def test_host_arrays_of_the_closure_are_read_when_it_is_traced(x: Any) -> 
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64", "bool", "complex64", "float16", "bfloat16"])
-async def test_a_number_beside_a_dtype_that_takes_none_as_a_slot(device: ta.Device, dtype: str) -> None:
+async def test_a_number_next_to_a_dtype_without_number_slots(device: ta.Device, dtype: str) -> None:
     x = await device.put(np.ones(N, ta.DType(dtype).dtype))
     step = ta.step(lambda x, k: (x * k).to_host())
     for k in (0.5, 1.5, 2.0, 0.5):
@@ -342,7 +342,7 @@ async def test_the_table_is_bounded(device: ta.Device) -> None:
     step, x = ta.step(f), await device.put(np.ones(N))
     for k in range(64):
         np.testing.assert_array_equal(await step(x, k), np.full(N, float(k)))
-        # One that is used again and again stays.
+        # A repeatedly used one stays.
         await step(x, 0)
         assert len(kept.plans) <= 16
     # The clock's first turn passes nothing, as all were used.
@@ -377,7 +377,7 @@ async def test_arithmetic_of_numbers_fails_as_in_python(x: Any) -> None:
     ("given", "kind"),
     [({1, 2}, "set"), (object(), "object"), (lambda: 1, "function"), (iter([]), "list_iterator")],
 )
-async def test_arguments_that_are_no_part_of_a_structure(x: Any, given: object, kind: str) -> None:
+async def test_arguments_outside_the_structure(x: Any, given: object, kind: str) -> None:
     def f(x: Any, y: Any) -> Any:
         return x + 1.0
 
@@ -479,7 +479,7 @@ async def test_a_loss(system: ta.System, isolation: Isolation, when: str) -> Non
         assert device.generation == 2
 
 
-async def test_an_array_that_is_damaged_elsewhere_is_used(device: ta.Device, x: Any) -> None:
+async def test_an_array_damaged_elsewhere_is_used(device: ta.Device, x: Any) -> None:
     both = await device.put(np.arange(2.0 * N))
     step = ta.step(lambda x: (x * 2.0).to_host())
     await step(both[:N])
@@ -502,7 +502,7 @@ def test_a_static_name_of_several_arguments(name: str) -> None:
     )
 
 
-async def test_a_static_name_beside_several_arguments(x: Any) -> None:
+async def test_a_static_name_next_to_several_arguments(x: Any) -> None:
     def f(x: Any, *rest: float, k: float = 1.0) -> Any:
         return (x * rest[0] * rest[1] if k > 0 else x * rest[0]).to_host()
 

@@ -1,4 +1,4 @@
-"""Short steps are computed by their asker, where nothing could tell the difference."""
+"""Short steps are computed by their caller, if nothing could see the difference."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WARM = 200
 
 
 def place_of(device: ta.Device) -> InPlace | None:
-    """What computes steps in place; None where nothing does."""
+    """The object that computes steps in place, or None."""
     found: InPlace | None = device.dispatch.in_place(GRAPHS)  # type: ignore[attr-defined]
     return found
 
@@ -120,7 +120,7 @@ async def test_not_while_an_operation_in_flight_changes_its_arrays(device: ta.De
     await settled(device, lambda: scaled(row, one, 2.0))
 
 
-async def test_beside_an_operation_in_flight_that_only_reads_its_arrays(device: ta.Device) -> None:
+async def test_next_to_an_operation_in_flight_that_only_reads_its_arrays(device: ta.Device) -> None:
     big = await device.put(np.full((700, 700), 2.0))
     row, one = big[0, :N], await device.put(np.ones(N))
     # Its library is open.
@@ -196,7 +196,7 @@ async def test_an_injected_fault_meets_the_launch(device: ta.Device, arrays: lis
     await settled(device, lambda: scaled(*arrays, 2.0))
 
 
-async def test_one_that_is_cancelled_never_begins(device: ta.Device, arrays: list[Any]) -> None:
+async def test_a_cancelled_step_never_begins(device: ta.Device, arrays: list[Any]) -> None:
     await settled(device, lambda: sum_on_device(*arrays))
     before = computed(device)
     with trio.CancelScope() as scope:
@@ -234,7 +234,7 @@ async def test_released_arrays_are_refused(device: ta.Device, arrays: list[Any])
         await scaled(*arrays, 2.0)
 
 
-async def test_one_that_is_released_by_another_task_is_refused(device: ta.Device, arrays: list[Any]) -> None:
+async def test_an_array_released_by_another_task_is_refused(device: ta.Device, arrays: list[Any]) -> None:
     await settled(device, lambda: scaled(*arrays, 2.0))
     before = computed(device)
     # Its arguments were taken, and it is at its checkpoint.
@@ -244,8 +244,8 @@ async def test_one_that_is_released_by_another_task_is_refused(device: ta.Device
     assert computed(device) == before
 
 
-async def test_a_block_that_is_made_again_is_not_read_as_it_was(device: ta.Device) -> None:
-    """Ids and memory of dropped arrays are used again; what is bound to them sees what is there now."""
+async def test_a_remade_block_is_not_read_in_its_old_state(device: ta.Device) -> None:
+    """Ids and memory of dropped arrays are used again; a bound step sees the new contents."""
     y = await device.put(np.ones(N))
 
     async def ask(value: float) -> None:
@@ -257,7 +257,7 @@ async def test_a_block_that_is_made_again_is_not_read_as_it_was(device: ta.Devic
         if turn % 10 == 9:
             gc.collect()
             await device.synchronize()
-            # Its memory goes to an array of another size, and other memory gets its id.
+            # Its memory serves an array of another size, and other memory gets its id.
             other = await device.put(np.full(4 * N, -1.0))
             await ask(0.5 + turn)
             await other.fill(float(turn))
@@ -280,7 +280,7 @@ async def test_it_keeps_no_array_alive(device: ta.Device) -> None:
     assert (await device.statistics()).memory.blocks == 0
 
 
-async def test_work_that_is_bound_is_dropped_with_its_block(device: ta.Device) -> None:
+async def test_bound_work_is_dropped_with_its_block(device: ta.Device) -> None:
     y = await device.put(np.ones(N))
     x = await device.put(np.ones(N))
     step = ta.step(lambda x, y: (x * y).to_host())
@@ -297,7 +297,7 @@ async def test_work_that_is_bound_is_dropped_with_its_block(device: ta.Device) -
     assert bound.result is None
 
 
-async def test_an_error_in_place_is_told_by_the_launch(
+async def test_an_error_in_place_is_reported_by_the_launch(
     device: ta.Device, arrays: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await settled(device, lambda: sum_on_device(*arrays))
@@ -310,7 +310,7 @@ async def test_an_error_in_place_is_told_by_the_launch(
     np.testing.assert_array_equal(await result.to_host(), np.full(N, 3.0))
 
 
-async def test_long_work_goes_to_the_thread(device: ta.Device) -> None:
+async def test_long_work_runs_in_the_thread(device: ta.Device) -> None:
     x = await device.put(np.ones((300, 300)))
     step = ta.step(lambda x: ta.arrays.sum(x @ x @ x @ x).item())
     for _ in range(40):
@@ -365,7 +365,7 @@ async def test_another_run_of_trio_never_computes_in_place(device: ta.Device, ar
     assert computed(device) == before
 
 
-async def test_bindings_to_arrays_that_come_in_turns_do_not_add_up(device: ta.Device) -> None:
+async def test_bindings_to_alternating_arrays_do_not_add_up(device: ta.Device) -> None:
     step = ta.step(lambda x, y: (x - y).to_host())
     y, others = await device.put(np.ones(N)), [await device.put(np.full(N, float(k))) for k in range(9)]
     await settled(device, lambda: step(others[0], y))
@@ -381,8 +381,8 @@ async def test_bindings_to_arrays_that_come_in_turns_do_not_add_up(device: ta.De
     assert len(bound) < 10
 
 
-async def test_memory_that_is_short_is_made_by_the_launch(system: ta.System) -> None:
-    """What is kept for results in between goes first, and an error is that of the calls."""
+async def test_missing_memory_is_made_by_the_launch(system: ta.System) -> None:
+    """Memory kept for intermediate results is dropped first, and an error is the error of the calls."""
     size = 4096
     options = attrs.evolve(INLINE, memory_limit=6 * 8 * size)
     async with system.open_device(BACKEND, options=options) as device:

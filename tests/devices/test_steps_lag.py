@@ -1,4 +1,4 @@
-"""Steps that are computed in place leave the loop to the other tasks of the program."""
+"""Steps computed in place leave the loop to the other tasks of the program."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def request(x: Any, w: Any) -> Any:
     return ta.arrays.softmax(ta.nn.relu(x @ w) @ w, axis=1).to_host()
 
 
-async def test_the_loop_is_on_time_beside_sixteen_askers(device: ta.Device) -> None:
+async def test_the_loop_is_on_time_next_to_sixteen_askers(device: ta.Device) -> None:
     generator = np.random.default_rng(0)
     w = await device.put(generator.standard_normal((256, 256), dtype=np.float32))
     x = generator.standard_normal((8, 256), dtype=np.float32)
@@ -94,8 +94,8 @@ async def test_the_loop_is_on_time_beside_sixteen_askers(device: ta.Device) -> N
             break
     share = (place.computed - before) / asked
     print(f"p99 in ms: {late} late, {alone} without askers; {turns} of a turn; {share:.0%} in place")
-    # Most are launched, because the stream has work of other askers. A run in place waits for an idle one.
+    # Most are launched, because the stream has work of other callers. A run in place waits for an idle one.
     assert place.computed > before
     assert min(turns) <= MOST, turns
-    # Where others use the machine, a task is late without askers, too.
+    # If others use the machine, a task is late even without callers.
     assert min(late) <= MOST or alone > MOST / 4, late

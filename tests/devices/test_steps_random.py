@@ -15,9 +15,9 @@ from step_programs import Case, Checker, cases
 
 import trio_accel as ta
 
-# What the last call does not use is not awaited.
+# Values without a use in the last call are not awaited.
 pytestmark = pytest.mark.filterwarnings("ignore:<Call .* was never awaited:RuntimeWarning")
-# The stand-in has no solvers, and a chain says so in other words.
+# The stand-in lacks solvers, and a chain reports that in other words.
 KINDS = [kind for kind in STEPS if not (IS_STAND_IN and kind == "solve")]
 
 

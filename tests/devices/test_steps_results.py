@@ -53,7 +53,7 @@ async def test_host_arguments_of_any_size(device: ta.Device, size: int) -> None:
         await compared(step, calls, x, np.full(size, float(turn)), 0.5 * turn, runs=12)
 
 
-async def test_values_that_are_part_of_the_structure(device: ta.Device) -> None:
+async def test_values_within_the_structure(device: ta.Device) -> None:
     x = await device.put(np.arange(24.0).reshape(2, 3, 4))
 
     def calls(x: Any, axis: Any, options: dict[str, Any], number: Any) -> Any:
@@ -122,7 +122,7 @@ async def test_a_matrix_that_cannot_be_solved(device: ta.Device) -> None:
     await compared(step, calls, a, b)
 
 
-async def test_indices_that_are_out_of_range(device: ta.Device) -> None:
+async def test_indices_out_of_range(device: ta.Device) -> None:
     x, places = await device.put(np.arange(float(N))), await device.put(np.array([3, 0, 1]))
 
     def calls(x: Any, places: Any) -> Any:
@@ -185,7 +185,9 @@ async def test_gradients_with_a_number(device: ta.Device, slope_of: Callable[...
 
 
 @pytest.mark.parametrize("calls", [lambda x, k: x * (k * 1j), lambda x, k: x * float(f"{k}")])
-async def test_a_number_where_a_slot_fails(device: ta.Device, calls: Callable[..., Any]) -> None:
+async def test_a_step_traces_each_number_if_a_slot_fails(
+    device: ta.Device, calls: Callable[..., Any]
+) -> None:
     x = await device.put(np.ones(N))
     step = ta.step(calls)
     for number in (0.5, 2.0, 0.5):
@@ -193,7 +195,7 @@ async def test_a_number_where_a_slot_fails(device: ta.Device, calls: Callable[..
     assert repr(step).endswith("traced 2 times>")
 
 
-async def test_an_error_beside_a_number(device: ta.Device) -> None:
+async def test_an_error_next_to_a_number(device: ta.Device) -> None:
     x = await device.put(np.ones(N))
     step: Any = ta.step(lambda x, k, shape: x.reshape(shape) * k)
     for _ in range(3):
@@ -202,7 +204,7 @@ async def test_an_error_beside_a_number(device: ta.Device) -> None:
         np.testing.assert_array_equal(await (await step(x, 0.5, (N,))).to_host(), np.full(N, 0.5))
 
 
-async def test_layouts_beside_a_number(device: ta.Device) -> None:
+async def test_layouts_next_to_a_number(device: ta.Device) -> None:
     x = await device.put(np.arange(24.0).reshape(4, 6))
     traced: list[object] = []
 
@@ -232,7 +234,7 @@ async def test_a_layout_that_a_number_decides(device: ta.Device) -> None:
         await compared(step, calls, x, number, runs=2)
 
 
-async def test_what_is_written_to_is_returned(device: ta.Device) -> None:
+async def test_the_written_array_is_returned(device: ta.Device) -> None:
     x, out = await device.put(np.ones(N)), await device.put(np.zeros(N))
 
     @ta.step

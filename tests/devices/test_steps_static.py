@@ -1,4 +1,4 @@
-"""Values of the structure of a step: equal ones that are not the same value never share a plan."""
+"""Values of the structure of a step: equal but distinct values never share a plan."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ async def test_objects_without_equality_and_functions_are_themselves(device: ta.
 
 
 @pytest.mark.parametrize("isolation", ["inline"])
-async def test_a_value_that_holds_itself_and_one_that_cannot_be_copied(device: ta.Device) -> None:
+async def test_a_value_in_a_cycle_and_an_uncopyable_value(device: ta.Device) -> None:
     class Loop(Plain):
         def __init__(self) -> None:
             super().__init__(1)

@@ -130,7 +130,9 @@ def _of_main(base: type[Any]) -> Any:
     ],
     ids=["streams of main", "completion of main", "no pickle"],
 )
-async def test_what_cannot_cross_is_refused(system: ta.System, options: dict[str, Any], text: str) -> None:
+async def test_strategies_that_cannot_cross_are_refused(
+    system: ta.System, options: dict[str, Any], text: str
+) -> None:
     with pytest.raises(ta.NotSupportedError, match=text) as caught:
         await system.open_device(BACKEND, options=ta.DeviceOptions(isolation="process", **options))
     assert "isolation='inline'" in str(caught.value)

@@ -1,4 +1,4 @@
-"""Batches that are copied to a device ahead of the program: all of them, in order, in bounded memory."""
+"""Batches copied to a device in advance: all of them arrive, in order, in bounded memory."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def used(device: ta.Device) -> int:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    """Wait for what a thread does."""
+    """Wait for the action of a thread."""
     with trio.fail_after(60):
         while not holds():  # noqa: ASYNC110
             await trio.sleep(0.001)
@@ -56,7 +56,8 @@ async def test_data_may_be_larger_than_the_device(system: ta.System, isolation: 
                 total += await (await ta.arrays.sum(x)).item()
         assert total == pytest.approx(float(data.sum()), rel=1e-12)
         memory = (await device.statistics()).memory
-        # 64 MiB went through: three batches ahead, the one in use, and what a worker has not given back yet.
+        # 64 MiB were sent: three batches in advance, the one in use, and batches that a worker has not
+        # returned yet.
         assert 3 * MIB <= memory.peak <= 8 * MIB
         if isolation == "inline":
             assert memory.peak < 6 * MIB
@@ -115,7 +116,7 @@ async def test_a_channel_is_a_source(device: ta.Device) -> None:
         await receive.receive()
 
 
-async def test_tuples_and_dicts_come_as_such(device: ta.Device) -> None:
+async def test_tuples_and_dicts_keep_their_type(device: ta.Device) -> None:
     pairs = [(np.full((2, 3), number), np.array([number], "int32")) for number in range(4)]
     async with ta.stream(device, pairs) as tuples:
         number = 0
@@ -176,7 +177,7 @@ def test_shapes_dtypes_and_structures_may_change(expected: list[Any], depth: int
 
 
 @pytest.mark.parametrize("depth", [1, 3])
-async def test_so_many_batches_are_ahead_and_no_more(device: ta.Device, depth: int) -> None:
+async def test_the_number_of_batches_in_advance_is_bounded(device: ta.Device, depth: int) -> None:
     asked = made = 0
 
     def source() -> Generator[Host, None, None]:
@@ -216,14 +217,12 @@ async def test_arrays_are_the_programs_own(device: ta.Device) -> None:
 
 
 async def keep(ahead: Any, kept: list[ta.AccelRef]) -> None:
-    # Not a comprehension, whose list goes with the error.
+    # Not a comprehension, because its list would stay with the error.
     async for x in ahead:
         kept.append(x)  # noqa: PERF401
 
 
-async def test_a_program_that_keeps_all_arrays_comes_to_an_error(
-    system: ta.System, isolation: Isolation
-) -> None:
+async def test_a_program_that_keeps_all_arrays_gets_an_error(system: ta.System, isolation: Isolation) -> None:
     options = ta.DeviceOptions(memory_limit=4 * MIB, isolation=isolation)
     async with system.open_device(BACKEND, options=options) as device:
         kept: list[ta.AccelRef] = []
@@ -237,7 +236,7 @@ async def test_a_program_that_keeps_all_arrays_comes_to_an_error(
 
 
 class Closed:
-    """A source that tells when it is closed; an error comes in place of a batch."""
+    """A source that reports its end; an error takes the place of a batch."""
 
     def __init__(self, count: int, error: Exception | None = None) -> None:
         self.count, self.error = count, error
@@ -279,7 +278,7 @@ def make(request: pytest.FixtureRequest) -> Callable[[Closed], Any]:
 Make = Callable[[Closed], Any]
 
 
-async def test_an_error_of_the_source_comes_behind_the_batches_before(device: ta.Device, make: Make) -> None:
+async def test_an_error_of_the_source_follows_the_batches_before(device: ta.Device, make: Make) -> None:
     source = Closed(5, ValueError("torn file"))
     async with ta.stream(device, make(source)) as ahead:
         seen = [await (await anext(ahead)).to_host() for _ in range(5)]
@@ -293,7 +292,7 @@ async def test_an_error_of_the_source_comes_behind_the_batches_before(device: ta
     assert source.closed[-1] != threading.current_thread().name
 
 
-async def test_the_error_ends_the_program_as_it_is(device: ta.Device, make: Make) -> None:
+async def test_the_error_ends_the_program_unchanged(device: ta.Device, make: Make) -> None:
     with pytest.raises(ValueError, match="torn file"):
         async with ta.stream(device, make(Closed(2, ValueError("torn file")))) as ahead:
             await keep(ahead, [])
@@ -405,7 +404,7 @@ async def test_leaving_waits_for_the_call_that_runs(device: ta.Device) -> None:
 
 
 class Stubborn:
-    """An iterator whose end fails."""
+    """An iterator with a failing end."""
 
     def __iter__(self) -> Stubborn:
         return self
@@ -417,7 +416,7 @@ class Stubborn:
         raise OSError("cannot be closed")
 
 
-async def test_an_error_of_the_sources_end_is_told_unless_there_is_another(device: ta.Device) -> None:
+async def test_an_error_of_the_sources_end_is_raised_unless_there_is_another(device: ta.Device) -> None:
     with pytest.raises(OSError, match="cannot be closed"):
         async with ta.stream(device, Stubborn()) as ahead:
             await anext(ahead)
@@ -460,7 +459,7 @@ async def test_a_device_that_ends_is_an_error_at_its_place(device: ta.Device) ->
             await anext(ahead)
 
 
-async def test_batches_ahead_outlive_a_worker(system: ta.System) -> None:
+async def test_batches_in_advance_outlive_a_worker(system: ta.System) -> None:
     options = ta.DeviceOptions(isolation="process", retry=2)
     async with system.open_device(BACKEND, options=options) as device:
         async with ta.stream(device, batches(10)) as ahead:
@@ -483,7 +482,7 @@ async def test_a_batch_in_flight_is_lost_with_its_worker_without_retry(system: t
         assert caught.value.__notes__[-1] == "stream: it was batch 0"
 
 
-async def test_inline_batches_ahead_are_lost_by_name(system: ta.System) -> None:
+async def test_inline_batches_in_advance_are_lost_by_name(system: ta.System) -> None:
     made: list[int] = []
 
     def source() -> Generator[Host, None, None]:

@@ -1,4 +1,4 @@
-"""What is no source and no batch, and a stream that is opened in the wrong way."""
+"""Invalid sources and batches, and wrong ways to open a stream."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ NO_SOURCES: list[tuple[Any, str]] = [
 ]
 
 
-async def test_what_is_no_source_is_refused_at_once(device: ta.Device) -> None:
+async def test_an_invalid_source_is_refused_at_once(device: ta.Device) -> None:
     for source, told in NO_SOURCES:
         with pytest.raises(TypeError, match=f"stream: batches must be an iterable .* {told}$"):
             ta.stream(device, source)
@@ -73,7 +73,7 @@ NO_BATCHES: list[tuple[Any, type[Exception], str]] = [
 ]
 
 
-async def test_what_is_no_batch_comes_at_its_place(device: ta.Device) -> None:
+async def test_an_invalid_batch_fails_in_its_position(device: ta.Device) -> None:
     for source, error, told in NO_BATCHES:
         with pytest.raises(error, match=told):
             async with ta.stream(device, source) as ahead:

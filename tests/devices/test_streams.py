@@ -97,13 +97,13 @@ def test_wrong_choices_are_refused(make: Any, error: type[Exception], text: str)
 async def test_no_stream_has_more_than_256_operations_however_many_share_it(
     system: ta.System, isolation: Isolation
 ) -> None:
-    """The windows would let 400 in; those beyond wait, and all are done."""
+    """The windows would let 400 in; the others wait, and all are done."""
     options = ta.DeviceOptions(isolation=isolation, streams=ta.SingleStream(), in_flight=200)
     async with system.open_device(BACKEND, options=options) as device:
         x, y = await device.put(np.ones(4)), await device.put(np.ones(4))
         await ta.linalg.scal(1.0, x)
         await ta.fft.fft(y)
-        # The first holds the others back, so long that all are there meanwhile: on a busy machine, too.
+        # The first holds the others back long enough for all to be there meanwhile, also on a busy machine.
         for delay in (0.2, 0.8, 3.2):
             ta.testing.inject_fault(device, ta.linalg.Scal, delay=delay)
             submitted = [device.submit(ta.linalg.Scal(1.0, x)) for _ in range(200)]

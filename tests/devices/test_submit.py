@@ -100,10 +100,10 @@ async def test_a_failed_producer_fails_its_consumers(device: ta.Device) -> None:
     assert "failed" in repr(product)
 
 
-async def test_an_update_that_was_not_launched_spoils_the_array_for_what_was_submitted_after_it(
+async def test_a_refused_update_invalidates_the_array_for_later_submissions(
     device: ta.Device,
 ) -> None:
-    """The program goes on as if the array had been changed: it must not read it unchanged."""
+    """The program continues as if the array had been changed: it must not read it unchanged."""
     x = await device.put(np.ones(3))
     ta.testing.inject_fault(device, ta.linalg.Scal, fail=RuntimeError("broken"))
     update = device.submit(ta.linalg.Scal(2.0, x))
@@ -129,7 +129,7 @@ async def test_a_cancelled_wait_cancels_nothing_else(manual: ta.Device, backend:
     np.testing.assert_array_equal(await x.to_host(), [2, 2, 2])
 
 
-async def test_a_lost_context_ends_what_was_submitted(device: ta.Device) -> None:
+async def test_a_lost_context_ends_submitted_work(device: ta.Device) -> None:
     x = await device.put(np.ones(3))
     ta.testing.inject_fault(device, ta.linalg.Scal, fail=ta.ContextPoisonedError("lost"))
     lost = device.submit(ta.linalg.Scal(2.0, x))
@@ -144,7 +144,7 @@ async def test_a_lost_context_ends_what_was_submitted(device: ta.Device) -> None
     )
 
 
-async def test_what_cannot_be_submitted_is_refused_at_once(device: ta.Device) -> None:
+async def test_invalid_submissions_are_refused_at_once(device: ta.Device) -> None:
     with pytest.raises(TypeError, match="submit: 3 is not an operation"):
         device.submit(3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="axis"):
@@ -226,7 +226,7 @@ async def run_graph(device: ta.Device, program: list[Any], seed: int) -> None:
     results = [device.submit(ToHost(ref)) for ref in refs]
     for result, right in zip(results, expected, strict=True):
         np.testing.assert_allclose(await result.wait(), right, rtol=1e-9, atol=1e-9)
-    # What nothing has read may still run.
+    # Operations without a reader may still run.
     await device.synchronize()
     assert (await device.statistics()).in_flight == 0
 
@@ -234,7 +234,7 @@ async def run_graph(device: ta.Device, program: list[Any], seed: int) -> None:
 @pytest.mark.parametrize(
     "streams", [ta.SingleStream(), ta.PerActorStreams()], ids=["1 stream", "own streams"]
 )
-async def test_in_random_graphs_with_failures_only_what_depends_on_them_fails(
+async def test_in_random_graphs_only_dependents_of_failures_fail(
     system: ta.System, isolation: Isolation, streams: ta.SingleStream
 ) -> None:
     options = ta.DeviceOptions(in_flight=64, isolation=isolation, streams=streams)
@@ -265,16 +265,16 @@ async def test_in_random_graphs_with_failures_only_what_depends_on_them_fails(
 
 
 class FailingGraph:
-    """A graph in which some operations are refused by their library, beside what is right."""
+    """A graph in which some operations are refused by their library, next to what is right."""
 
     def __init__(self, device: ta.Device, seed: int) -> None:
         rng = np.random.default_rng(seed)
         self.device = device
         self.expected = [rng.uniform(-1, 1, (4, 4)) for _ in range(4)]
         self.refs = [device.submit(Put(host)).value for host in self.expected]
-        # Those that hold what an operation that failed was to write, or what depends on it.
+        # Arrays with the targets of a failed operation, or with results that depend on them.
         self.spoiled: set[int] = set()
-        # Those of them that were never made, which no write heals.
+        # Arrays among them that were never made, which no write heals.
         self.unmade: set[int] = set()
         self.good: list[ta.Pending[Any]] = []
         self.failed: list[ta.Pending[Any]] = []
@@ -304,7 +304,7 @@ class FailingGraph:
             message, [name], compute = STEPS[kind](*(self.refs[index] for index in order))
             target, result = names[name], compute(*(self.expected[index] for index in order))
             used = {0: set(order[:2]), 1: set(order[:2]), 2: {order[0]}, 3: set[int](), 4: set(order)}[kind]
-            # What is only overwritten may be spoiled, but not missing.
+            # Overwritten arrays may be invalid, but not missing.
             used |= self.unmade & {target}
         will_fail = bool(used & self.spoiled)
         if is_refused and not will_fail:
@@ -331,7 +331,7 @@ class FailingGraph:
             self.spoiled.discard(target)
 
 
-def test_the_order_forgets_what_is_over() -> None:
+def test_the_order_forgets_finished_work() -> None:
     order = SubmissionOrder()
     writer = order.enter(frozenset(), frozenset({1}))
     readers = [order.enter(frozenset({1}), frozenset({2 + number})) for number in range(3)]

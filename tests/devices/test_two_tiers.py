@@ -19,7 +19,7 @@ GAP = ta.Backoff(initial=0.4, base=0.4, jitter=0.0)
 
 
 async def lose(device: ta.Device) -> None:
-    """Have the context lost, and wait until that is known."""
+    """Have the context lost, and wait until the loss is known."""
     if isinstance(device.dispatch, WorkerDispatch):
         assert device.dispatch.process is not None
         device.dispatch.process.kill()
@@ -130,7 +130,7 @@ async def test_an_array_of_before(system: ta.System, isolation: Isolation) -> No
 
 
 @pytest.mark.skipif(BACKEND != "cpu", reason="one backend is enough")
-async def test_the_fourth_loss_in_the_window_is_the_end_where_every_loss_counts(system: ta.System) -> None:
+async def test_the_fourth_loss_in_the_window_is_the_end_if_every_loss_counts(system: ta.System) -> None:
     options = ta.DeviceOptions(isolation="process", intensity=ta.Intensity(3, 60.0))
     device = await system.open_device(BACKEND, options=options)
     x = await device.put(np.ones(3))

@@ -1,4 +1,4 @@
-"""Libraries that cannot be opened: whose problem that is, and what becomes of the device."""
+"""Libraries that cannot be opened: the requests that fail, and the state of the device."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def test_a_library_that_cannot_be_opened_is_the_askers_problem(
     assert system.tree().find("test/manual:0/context").restarts == 0
 
 
-async def test_what_is_submitted_to_a_library_that_finds_the_context_lost(
+async def test_submissions_to_a_library_that_finds_the_context_lost(
     manual: ta.Device, backend: ManualBackend
 ) -> None:
     backend.device.refuse_library = ta.ContextPoisonedError("an illegal address")

@@ -76,7 +76,7 @@ async def test_two_actors_of_one_library_live_side_by_side(system: ta.System, de
     await ta.linalg.scal(3.0, x)
     np.testing.assert_array_equal(await x.to_host(), -3.0 * np.eye(2))
     actors = {node.name: node.actor_class for node in system.tree().find(f"test/{NAME}/context").children}
-    # Whatever is used first, the names of the device's own are theirs.
+    # The device's own actors have their names in any order of first use.
     assert actors == {"memory": "MemoryActor", f"{__name__}:MyActor": "MyActor", "blas": "BlasActor"}
     ta.testing.inject_fault(device, Negate, fail=RuntimeError("broken"))
     with pytest.raises(ta.ActorFailedError):

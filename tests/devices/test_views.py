@@ -23,7 +23,7 @@ def _numbers(shape: tuple[int, ...]) -> np.ndarray:
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(data=st.data(), shape=SHAPES)
-async def test_chains_of_views_show_what_numpy_shows(data: st.DataObject, shape: tuple[int, ...]) -> None:
+async def test_chains_of_views_match_numpy(data: st.DataObject, shape: tuple[int, ...]) -> None:
     host = _numbers(shape)
     async with ta.open_system("views") as system, system.open_device(BACKEND, options=INLINE) as device:
         ref = await device.put(host)
@@ -50,7 +50,7 @@ async def test_reshape(device: ta.Device) -> None:
             np.testing.assert_array_equal(await ref.reshape(*shape).to_host(), host.reshape(shape))
 
 
-async def test_a_reshape_that_needs_a_copy_says_so(device: ta.Device) -> None:
+async def test_a_reshape_reports_that_it_needs_a_copy(device: ta.Device) -> None:
     ref = await device.put(_numbers((3, 4)))
     with pytest.raises(ValueError, match=r"cannot be viewed as shape \(12,\); reshape a copy"):
         ref.T.reshape(12)
@@ -92,7 +92,7 @@ WHOLE += [np.array(2, np.uint8), np.array(-1, np.int8), np.int64(-3)]
 
 @pytest.mark.parametrize("whole", WHOLE, ids=lambda one: f"{type(one).__name__} {one!r}")
 async def test_an_integer_of_any_type_is_an_index(device: ta.Device, whole: Any) -> None:
-    """NumPy copies by an integer in an array, so a view that is read off its copy is elsewhere."""
+    """NumPy copies for an integer in an array, so a view read off its copy has another address."""
     host, number = _numbers((3, 4, 5)), int(whole)
     ref = await device.put(host)
     for index, plain in (

@@ -74,7 +74,8 @@ async def test_the_steps_grow_with_the_operands(form: str) -> None:
     make, expected = FORMS[form]
     async with ta.open_system("s") as system, system.open_device(BACKEND, options=INLINE) as device:
         x = await device.put(np.array([1.0, 2.0]))
-        # What any call needs once is there by then. The calls below are recorded, as they are new chains.
+        # Requirements of any call are there by then. The calls below are recorded, because they are new
+        # chains.
         await make(x, FEW // 2)
         counted: dict[int, int] = {}
         for number in (FEW, MANY):

@@ -1,4 +1,4 @@
-"""A program whose methods have status words: results that are not declared, long ones, and items."""
+"""A program whose methods have status words: undeclared results, long results, and items."""
 
 from __future__ import annotations
 

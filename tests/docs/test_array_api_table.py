@@ -1,4 +1,4 @@
-"""The tables of the array API standard show what its suite has said, and why tests of it fail."""
+"""The tables of the array API standard match the results of its suite, and explain its failures."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ BACKENDS = pytest.mark.parametrize(("backend", "record"), SUITE, ids=[backend fo
 
 
 @BACKENDS
-def test_what_fails_has_a_reason(backend: str, record: dict[str, Any]) -> None:
+def test_failures_have_a_reason(backend: str, record: dict[str, Any]) -> None:
     assert [name for name in record["failed"] if table.reason_of(name) is None] == [], backend
     assert table.totals(record)["failed"] == len(record["failed"]) < 30
     assert table.totals(record)["passed"] > 1300
 
 
 @BACKENDS
-def test_what_is_missing_has_a_reason(backend: str, record: dict[str, Any]) -> None:
+def test_missing_functions_have_a_reason(backend: str, record: dict[str, Any]) -> None:
     assert len(record["missing"]) <= 15, backend
     assert set(record["missing"]) <= set(table.REASONS)
-    # The suite tests a function that is not there by its name, its signature and more.
+    # The suite tests a missing function by its name, its signature and more.
     assert bool(record["missing"]) == bool(table.totals(record)["missing"])
 
 
@@ -48,7 +48,7 @@ def test_the_page_shows_the_counts(backend: str, record: dict[str, Any]) -> None
 
 
 @pytest.mark.parametrize("record", [record for _, record in SUITE + CALLERS])
-def test_a_record_says_when(record: dict[str, Any]) -> None:
+def test_a_record_has_a_time(record: dict[str, Any]) -> None:
     assert date(2026, 1, 1) <= date.fromisoformat(record["date"]) <= datetime.now(UTC).date()
     assert "Python" in record["versions"]
 

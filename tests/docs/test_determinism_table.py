@@ -1,4 +1,4 @@
-"""The table of functions that are not deterministic names public functions, each with its reason."""
+"""The table of nondeterministic functions names public functions, each with its reason."""
 
 from __future__ import annotations
 

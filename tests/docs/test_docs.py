@@ -15,7 +15,7 @@ LONGEST_SENTENCE = 30
 # The reference has the sentences of the docstrings.
 PAGES_BY_HAND = [page for page in PAGES if page.parent != REFERENCE]
 
-# What Sphinx and MyST would take for more than text, and the marks of a merge that was not finished.
+# Text that Sphinx and MyST would take for markup, and the marks of an unfinished merge.
 _MARKUP = re.compile(r"^\s*(`{3,}|:{3,})\{|\{[\w:.+-]+\}`|^\s*:: |^\.\. \w|^(<{7} |={7}$|>{7} )")
 _LINK = re.compile(r"(?<!!)\[((?:[^\[\]`]|`[^`]*`|\[[^\]]*\])*)\]\(([^)\s]*)\)")
 _IMAGE = re.compile(r"!\[([^\]]*)\]\(([^)\s]*)\)")
@@ -58,16 +58,16 @@ def test_every_link_has_a_text_and_leads_somewhere(page: Path) -> None:
     assert wrong == []
 
 
-# Pages that nobody renders but a forge, too.
+# Including pages that only a forge renders.
 EVERY_PAGE = sorted({*PAGES, *ROOT.glob("*.md"), *ROOT.glob("examples/**/*.md"), *ROOT.glob("changes/*.md")})
-# Of ordered lists, only one that begins with 1 may follow a paragraph without an empty line.
+# Only an ordered list that begins with 1 may follow a paragraph without an empty line.
 _ITEM = re.compile(r" *([*+-]|1[.)]) +\S")
 _NESTED = re.compile(r" *([*+-]|\d+[.)]) +\S")
 _CODE = re.compile(r"(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)", re.DOTALL)
 
 
 def damage(page: Path) -> list[str]:
-    """What formatters make of a page: blocks that are joined to the text before or after them."""
+    """Effects of formatters on a page: blocks joined to the text before or after them."""
     found: list[str] = []
     paragraph: list[str] = []
     before, fences = "", 0
@@ -126,7 +126,7 @@ def joined(before: str, text: str) -> list[str]:
 
 
 def unclosed(paragraph: list[str], end: int) -> list[str]:
-    """Look for code that is begun in a paragraph, and not ended; empties the list."""
+    """Look for code begun in a paragraph, and not ended; empties the list."""
     text = "\n".join(paragraph)
     paragraph.clear()
     return [f"{end}: code without an end above"] if "`" in _CODE.sub("", text) else []
@@ -134,7 +134,7 @@ def unclosed(paragraph: list[str], end: int) -> list[str]:
 
 @pytest.mark.parametrize("page", EVERY_PAGE, ids=name_of)
 def test_no_block_is_joined_to_another(page: Path) -> None:
-    # The lines of a skill's head are no text.
+    # The lines of a skill's head are not text.
     assert [one for one in damage(page) if not (page.name == "SKILL.md" and one.startswith("5: "))] == []
 
 
@@ -176,7 +176,7 @@ def test_sentences_are_short(page: Path) -> None:
 
 
 def sentences(page: Path) -> list[str]:
-    """The sentences of a page's prose, each paragraph and item of a list by itself."""
+    """The sentences of a page's prose, each paragraph and item of a list on its own."""
     paragraphs = [""]
     for line in prose(page):
         text = line.text.strip().lstrip("> ")
@@ -189,7 +189,7 @@ def sentences(page: Path) -> list[str]:
 
 
 def test_every_page_can_be_reached() -> None:
-    """From the README, by links alone."""
+    """From the README, only by links."""
     reached, waiting = set[Path](), [ROOT / "README.md"]
     while waiting:
         page = waiting.pop()
@@ -203,7 +203,7 @@ def test_every_page_can_be_reached() -> None:
 
 
 @pytest.mark.parametrize("folder", ["guide", "reference"])
-def test_an_index_lists_every_page_and_names_what_is_there(folder: str) -> None:
+def test_an_index_lists_every_page_and_names_existing_pages(folder: str) -> None:
     """Each page once, under its own title; a name in its row is one of the page."""
     index = ROOT / "docs" / folder / "index.md"
     rows = re.findall(

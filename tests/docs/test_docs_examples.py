@@ -1,7 +1,7 @@
-"""The programs in the documentation run and print what the pages say.
+"""The programs in the documentation run and print the output on the pages.
 
-The Python blocks of a page run in order, in one namespace. What one of them prints is the text block that
-follows it. A comment on the line above a block says otherwise:
+The Python blocks of a page run in order, in one namespace. The output of a block is the text block after it.
+A comment on the line above a block may change that:
 
 * ``<!-- not run -->``: a fragment of a program;
 * ``<!-- from examples/name.py -->``: a part of that file, which has a test of its own;
@@ -36,10 +36,10 @@ def python_blocks(page: Path) -> list[Block]:
 
 
 def expected(page: Path) -> Iterator[tuple[Block, str]]:
-    """Each block that runs, with what it has to print."""
+    """Each block that runs, with its required output."""
     for block, following in itertools.pairwise([*blocks(page), Block("", 0, "", "", "")]):
         if block.language == "python" and not block.mark:
-            # Only a word such as "prints" stands between a program and its output.
+            # Only a word such as "prints" is between a program and its output.
             is_output = following.language == "text" and following.before in {"", "prints", "It prints"}
             yield block, following.text if is_output else ""
 
@@ -47,7 +47,7 @@ def expected(page: Path) -> Iterator[tuple[Block, str]]:
 @pytest.mark.parametrize(
     "page", [page for page in PAGES_WITH_PROGRAMS if any(True for _ in expected(page))], ids=name_of
 )
-def test_the_programs_of_a_page_print_what_it_says(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_programs_of_a_page_print_the_shown_output(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if sys.platform != "linux" and 'isolation="process"' in page.read_text(encoding="utf-8"):
         pytest.skip("there are worker processes on Linux only")
     module = types.ModuleType(f"page_{page.stem}")
@@ -115,7 +115,7 @@ def test_the_library_of_two_files_works(isolation: str, tmp_path: Path) -> None:
     assert (done.stdout, done.stderr, done.returncode) == (output.text, "", 0)
 
 
-def test_every_mark_is_one_that_is_known() -> None:
+def test_every_mark_is_known() -> None:
     unknown = [
         f"{name_of(page)}:{block.number}: {block.mark}"
         for page in PAGES_WITH_PROGRAMS
@@ -125,7 +125,7 @@ def test_every_mark_is_one_that_is_known() -> None:
     assert unknown == []
 
 
-def test_what_is_said_to_be_from_a_file_is_in_it() -> None:
+def test_quotations_of_a_file_are_in_it() -> None:
     shown = [
         (page, block) for page in PAGES_WITH_PROGRAMS for block in blocks(page) if block.mark.startswith(FROM)
     ]

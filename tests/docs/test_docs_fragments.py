@@ -1,4 +1,4 @@
-"""Fragments of pages that are not run: what they name is there, and takes the arguments that they give."""
+"""Fragments of pages that do not run: their names exist, and accept the arguments."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OF_SPAWN = frozenset(inspect.signature(ta.System.spawn).parameters)
 def fragments() -> Iterator[tuple[str, ast.Module]]:
     for page in sorted((ROOT / "docs").rglob("*.md")):
         for number, found in enumerate(FRAGMENT.finditer(page.read_text("utf-8"))):
-            # An `await` stands in a function.
+            # An `await` is in a function.
             code = "async def fragment():\n" + textwrap.indent(found[1], "    ")
             yield f"{page.relative_to(ROOT)}-{number}", ast.parse(code)
 
@@ -40,10 +40,10 @@ FRAGMENTS = dict(fragments())
 
 
 def named(node: ast.expr) -> Any:
-    """Find what an expression names: of the package, or of one that a page imports from; None elsewhere.
+    """Find the object named by an expression: of the package, or of an import of the page; None elsewhere.
 
     Raises:
-        AttributeError: There is no such name.
+        AttributeError: The name does not exist.
     """
     if isinstance(node, ast.Name):
         if node.id == "ta":
@@ -68,7 +68,7 @@ def parameters(function: Any) -> frozenset[str] | None:
 
 
 @pytest.mark.parametrize("name", FRAGMENTS)
-def test_a_fragment_names_what_is_there(name: str) -> None:
+def test_a_fragment_names_existing_things(name: str) -> None:
     for node in ast.walk(FRAGMENTS[name]):
         if isinstance(node, ast.Attribute):
             named(node)

@@ -31,7 +31,7 @@ def test_the_programs_of_the_pages_are_typed(tmp_path: Path) -> None:
     for page in PAGES:
         text = "" if page.parent == REFERENCE else extracted(page)
         if text.strip():
-            # A name that is no module's, so that no page hides a package.
+            # A name without a module, so that no page hides a package.
             name = "page_" + re.sub(r"\W", "_", page.relative_to(ROOT).with_suffix("").as_posix())
             files[f"{name}.py"] = page
             (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")

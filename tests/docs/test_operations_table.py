@@ -24,7 +24,7 @@ PAGE = REFERENCE / "operations.md"
 TABLE = r"^### (.+) on (\w+)\n\n((?:\|.*\n?)+)"
 DTYPES = {str(dtype) for dtype in DType}
 RECORDS = list(table.records().items())
-# Each in its own way: the second asks and does not look, the third fails, the fourth looks at what it gave.
+# Each in its own way: the second asks and does not look, the third fails, the fourth looks at its input.
 WRITTEN = """
 import numpy as np
 import pytest
@@ -66,7 +66,7 @@ def marked() -> dict[str, set[tuple[str, str]]]:
     return found
 
 
-def test_the_page_shows_what_has_passed_and_no_more() -> None:
+def test_the_page_shows_the_passed_tests_and_no_more() -> None:
     recorded = {
         backend.upper(): {
             (name, dtype) for name, one in record["operations"].items() for dtype in one["passed"].split()
@@ -84,7 +84,7 @@ def test_without_a_record_nothing_has_passed() -> None:
         assert not any(cell == table.PASSED for cells in rows.values() for cell in cells.values())
 
 
-def test_every_function_that_is_declared_has_a_row() -> None:
+def test_every_declared_function_has_a_row() -> None:
     # Other tests of this process may have declared operations of their own.
     declared = {name for name, one in DECLARED.items() if one.__module__.startswith("trio_accel.")}
     page = read(PAGE)
@@ -107,7 +107,7 @@ def test_every_function_that_is_declared_has_a_row() -> None:
 
 
 @pytest.mark.parametrize(("backend", "record"), RECORDS, ids=[backend for backend, _ in RECORDS])
-def test_a_record_says_when_and_where(backend: str, record: dict[str, Any]) -> None:
+def test_a_record_has_a_time_and_a_device(backend: str, record: dict[str, Any]) -> None:
     for run in record["runs"]:
         assert date(2026, 1, 1) <= date.fromisoformat(run["date"]) <= datetime.now(UTC).date()
         assert run["hardware"]
@@ -131,7 +131,7 @@ def test_a_record_agrees_with_the_declarations(backend: str, record: dict[str, A
 
 @pytest.mark.slow
 @pytest.mark.skipif(IS_STAND_IN, reason="a record is refused there")
-def test_a_run_records_what_was_compared_in_tests_that_passed(tmp_path: Path) -> None:
+def test_a_run_records_the_comparisons_of_passed_tests(tmp_path: Path) -> None:
     (tmp_path / "arrays").mkdir()
     (tmp_path / "arrays" / "test_written.py").write_text(WRITTEN)
     (tmp_path / "pages.json").write_text('{"other": {"tests": 3}}')

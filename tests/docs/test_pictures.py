@@ -25,7 +25,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("pictures.drawn_terminal")
 
 
-def test_the_readme_shows_what_the_project_is_for() -> None:
+def test_the_readme_shows_the_purpose_of_the_project() -> None:
     assert ROOT / "docs/pictures/recover.svg" in shown()
 
 
@@ -48,7 +48,7 @@ def test_the_picture_is_of_a_run_that_lost_nothing() -> None:
     assert "all 6 checks hold" in last
 
 
-def test_what_is_in_reverse_has_a_ground(make: ModuleType) -> None:
+def test_inverted_text_has_a_background(make: ModuleType) -> None:
     terminal = make.Terminal("test", 80, 2)
     screen = make.Screen(0.0, ("\x1b[7mab\x1b[0m c", ""))
     root = ET.fromstring(make.draw([screen], terminal, "a command"))

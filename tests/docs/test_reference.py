@@ -68,7 +68,7 @@ def test_every_name_of_the_package_has_an_entry() -> None:
 @pytest.mark.parametrize(
     "name", ["poll_once_more", "idle_actor", "validated", "after_enqueue", "fail_as_crash", "launch_here"]
 )
-def test_what_the_runtime_keeps_for_itself_has_none(name: str) -> None:
+def test_internals_of_the_runtime_have_no_entry(name: str) -> None:
     assert not re.search(rf"^#+ (\w+\.)?{name}$", text(), re.MULTILINE)
 
 
@@ -128,13 +128,13 @@ def test_types_in_tables_lead_to_their_entries(page: str, line: str) -> None:
         ("trio_accel.programs.open_program", "ta.open_program"),
     ],
 )
-def test_the_inventory_has_what_programs_write(name: str, other: str) -> None:
-    """`docs/conf.py` takes these, and refuses a build that has no object for one."""
+def test_the_inventory_has_the_names_that_programs_write(name: str, other: str) -> None:
+    """`docs/conf.py` takes these, and refuses a build without an object for one."""
     assert other in objects()[name]
 
 
 def test_an_object_has_one_name_of_the_package() -> None:
-    """`ta.System` is the class of devices, not that of actors."""
+    """`ta.System` is the class of devices, and not the class of actors."""
     assert "ta.System" not in objects()["trio_accel.actors.ActorSystem"]
     others = [other for names in objects().values() for other in names]
     assert len(others) == len(set(others))
@@ -142,7 +142,7 @@ def test_an_object_has_one_name_of_the_package() -> None:
 
 @pytest.mark.slow
 def test_sphinx_makes_objects_and_links_of_a_page(tmp_path: Path) -> None:
-    """A build of one page alone: the whole reference takes a minute."""
+    """A build of a single page, because the whole reference takes a minute."""
     page = generated(DomainWriter)[REFERENCE / "weights.md"]
     (tmp_path / "index.md").write_text(page, encoding="utf-8")
     out = tmp_path / "out"

@@ -56,7 +56,7 @@ def encoder(weights: dict[str, Any], shape: Shape) -> Encoder:
     st.lists(st.lists(st.integers(0, 10), min_size=1, max_size=9), min_size=1, max_size=4),
     st.integers(0, 1000),
 )
-def test_each_sentence_of_a_batch_is_what_float64_makes_of_it_alone(
+def test_each_sentence_of_a_batch_matches_float64_on_its_own(
     shape: Shape, sentences: list[list[int]], seed: int
 ) -> None:
     weights = random_weights(shape, seed)
@@ -109,7 +109,7 @@ def test_the_carried_text_is_cut_into_sentences() -> None:
     assert (name, len(sentences)) == ("sense_and_sensibility.txt", 148)
     assert sentences[0] == "The family of Dashwood had long been settled in Sussex."
     assert all(sentence == sentence.strip() and sentence for sentence in sentences)
-    # None ends behind a title, and no letter is lost.
+    # None ends after a title, and no letter is lost.
     assert not any(sentence.endswith(("Mr.", "Mrs.")) for sentence in sentences)
     text = (Path(minilm_files.__file__).parent / name).read_text()
     assert "".join(sentences).replace(" ", "") == "".join(text.split())
@@ -145,7 +145,7 @@ def failed_checks(step: dict[str, Any]) -> list[str]:
     return [check["name"] for check in step["checks"] if not check["ok"]]
 
 
-def test_the_nearest_sentences_are_those_of_float64(
+def test_the_nearest_sentences_match_float64(
     step: Callable[..., dict[str, Any]], model: Path, text: Path
 ) -> None:
     queries = ["A child and a noise.", "money money"]
@@ -208,7 +208,7 @@ def test_every_request_has_an_outcome_under_faults(step: Callable[..., dict[str,
 
 
 @pytest.mark.usefixtures("_quick")
-def test_what_a_person_reads_of_faults(cli: Cli, model: Path) -> None:
+def test_a_persons_view_of_faults(cli: Cli, model: Path) -> None:
     done = cli("--backend", "cpu", "--model", model, "--faults", "--rounds", "2")
     assert (done.code, done.err) == (0, "")
     lines = [line.strip() for line in done.out.splitlines()]
@@ -276,7 +276,9 @@ def test_wrong_embeddings_are_found(
     assert failed_checks(found) == ["difference from NumPy in float64"]
 
 
-def test_without_the_extra_it_says_what_to_install(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_it_names_the_package_to_install(
+    refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found: set[str] = set()
 
     def only(name: str) -> Any:
@@ -318,7 +320,7 @@ def test_options_that_cannot_be_used(
     assert said in capsys.readouterr().err
 
 
-def test_a_device_that_is_not_there(refused: Refused, model: Path) -> None:
+def test_a_missing_device(refused: Refused, model: Path) -> None:
     assert refused("--backend", "bogus", "--model", model).startswith("cannot open a device: ")
 
 
@@ -341,9 +343,7 @@ def test_a_device_that_is_not_there(refused: Refused, model: Path) -> None:
         ({"vocab_size": 5}, "tokens, more than the model: 5"),
     ],
 )
-def test_a_model_that_is_not_what_it_claims(
-    refused: Refused, model: Path, change: dict[str, Any], said: str
-) -> None:
+def test_a_model_with_false_claims(refused: Refused, model: Path, change: dict[str, Any], said: str) -> None:
     (model / "config.json").write_text(json.dumps({**CONFIG, **change}))
     assert said in refused("--model", model)
 

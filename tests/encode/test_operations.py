@@ -28,7 +28,7 @@ import trio_accel as ta
 
 pytestmark = pytest.mark.examples
 
-# Of embeddings, which have length 1; the weights are rounded, too.
+# Of embeddings, which have length 1; the weights are also rounded.
 TOLERANCES = {"float32": 1e-5, "float16": 1e-2, "bfloat16": 1e-1}
 
 
@@ -49,7 +49,7 @@ SENTENCES = [np.arange(count) % SHAPE.words for count in (3, 1, 17, 40, 9)]
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("way", [attention, fused_attention])
-async def test_embeddings_are_those_of_float64(
+async def test_embeddings_match_float64(
     device: ta.Device, path: Path, dtype: str, way: minilm_operations.Attention
 ) -> None:
     encoder = await load_encoder(device, path, SHAPE, dtype=dtype, attention=way)
@@ -150,7 +150,7 @@ def test_a_model_is_served(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_requests_that_fail_are_counted(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    # A batch that is to blame for a loss would be divided by the batcher, and asked again.
+    # A batch to blame for a loss would be divided by the batcher, and asked again.
     inject = ta.testing.inject_fault
     monkeypatch.setattr(ta.testing, "inject_fault", lambda *given, poison: inject(*given, kill=poison))
     monkeypatch.setattr(encode_operations, "OPTIONS", attrs.evolve(encode_operations.OPTIONS, retry=0))
@@ -160,7 +160,7 @@ def test_requests_that_fail_are_counted(cli: Cli, monkeypatch: pytest.MonkeyPatc
     assert re.search(r" requests answered, [1-9][0-9]* ContextLostError, again after", done.out), done.out
 
 
-def test_what_does_not_hold_is_told() -> None:
+def test_violations_are_reported() -> None:
     good = Served(
         requests=9, answered=9, errors={}, change=1e-7, same=8, seconds=1.0, losses=2, recoveries=[0.1, 0.3]
     )
@@ -170,14 +170,14 @@ def test_what_does_not_hold_is_told() -> None:
         assert sum(not check.is_ok for check in attrs.evolve(good, **change).checks()) == 1
 
 
-def test_a_model_that_is_not_there(cli: Cli, tmp_path: Path) -> None:
+def test_a_missing_model(cli: Cli, tmp_path: Path) -> None:
     pytest.importorskip("tokenizers")
     done = cli("--model", tmp_path / "missing")
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith("encode_operations: cannot read ")
 
 
-def test_a_device_that_is_not_there(cli: Cli) -> None:
+def test_a_missing_device(cli: Cli) -> None:
     done = cli("--random", 1, "--backend", "bogus")
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith("encode_operations: cannot open a device: ")

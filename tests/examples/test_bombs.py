@@ -30,11 +30,11 @@ from benchmarks._bombs import FORMS, Bomb, Place, body_bombs, head_bombs, places
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SIZE = 1 << 18
-# Seconds of processor time: of a step of the loop, and of a request of that size. The largest step takes
+# Seconds of processor time: for a step of the loop, and for a request of that size. The largest step takes
 # 0.03 s, and the longest request 0.08 s. Without their bounds, a list of modalities took 0.29 s, and the
 # spaces in a header took 1.3 s.
 LONGEST_STEP, LONGEST_REQUEST = 0.1, 0.25
-# Seconds for each further one of pipelined requests; Hypercorn alone takes 0.6 to 1 ms.
+# Seconds for each further pipelined request; Hypercorn's own part is 0.6 to 1 ms.
 EACH_REQUEST = 1e-3
 # The processor time of many requests, as a multiple of Hypercorn's own. It is 1.2.
 MOST_TIMES_HYPERCORN = 1.4
@@ -151,7 +151,7 @@ async def text_service(system: ta.System, device: ta.Device) -> AsyncGenerator[S
 
 
 @pytest.mark.parametrize("form", FORMS)
-async def test_a_field_of_the_text_service_costs_what_its_size_costs(
+async def test_a_field_of_the_text_service_costs_in_proportion_to_its_size(
     system: ta.System, device: ta.Device, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("benchmarks._bombs.FORMS", {form: FORMS[form]})
@@ -163,13 +163,13 @@ async def test_a_field_of_the_text_service_costs_what_its_size_costs(
             assert await check_costs(body_bombs(path, places, [SIZE]), asked(application)) == []
 
 
-def test_bombs_are_in_the_fields_of_fields_too() -> None:
+def test_bombs_are_also_in_the_fields_of_fields() -> None:
     pytest.importorskip("pydantic", reason="pip install '.[generate]'")
     names = {place.name for place in places_of(importlib.import_module("asked").AskedChat)}
     assert {"messages.role", "messages.content", "messages.content.text", "unknown"} <= names
 
 
-async def test_a_field_of_the_agent_costs_what_its_size_costs(tmp_path: Path) -> None:
+async def test_a_field_of_the_agent_costs_in_proportion_to_its_size(tmp_path: Path) -> None:
     flow, store = ta.agents.Workflow("answers"), ta.cluster.SqliteStore(str(tmp_path / "runs"))
 
     @flow.step()
@@ -183,7 +183,7 @@ async def test_a_field_of_the_agent_costs_what_its_size_costs(tmp_path: Path) ->
     await store.aclose()
 
 
-async def test_two_numbers_of_any_form_cost_what_their_size_costs() -> None:
+async def test_two_numbers_of_any_form_cost_in_proportion_to_their_size() -> None:
     """FastAPI reads them as in the service of one file."""
     point = importlib.import_module("serve_a_model").Point
     app = FastAPI(exception_handlers=ta.http.errors(ValueError))
@@ -281,7 +281,7 @@ async def of_a_simulation(system: ta.System) -> AsyncGenerator[int, None]:
 
 
 @pytest.mark.parametrize("serve", [of_the_dashboard, of_the_edge, of_the_events, of_a_simulation])
-async def test_what_a_page_is_sent_costs_what_its_size_costs(serve: Any, system: ta.System) -> None:
+async def test_input_of_a_page_costs_in_proportion_to_its_size(serve: Any, system: ta.System) -> None:
     async with serve(system) as port:
         await sent(port, b"GET / HTTP/1.0\r\nHost: localhost\r\n\r\n")
         heads, bodies = head_bombs("/", fields=FIELDS), body_bombs("/", [Place("body", "", "")], [SIZE])

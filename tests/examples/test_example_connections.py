@@ -1,4 +1,4 @@
-"""HTTP connections: strangers, slow clients, lengths that are said twice, and the streams of an example."""
+"""HTTP connections: strangers, slow clients, duplicate lengths, and the streams of an example."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _folders(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Application(Starlette):
-    """Answers with what it was sent, and notes it."""
+    """Answers with its input, and notes it."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, bytes]] = []
@@ -91,7 +91,7 @@ async def all_of(stream: trio.SocketStream) -> bytes:
 
 
 async def told(port: int, data: bytes, *, is_open: bool = True) -> bytes:
-    """What a client is told until the server ends the connection."""
+    """The answers to a client until the server ends the connection."""
     async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
         await stream.send_all(data)
         if not is_open:
@@ -127,7 +127,7 @@ async def test_clients_that_send_headers_slowly_take_no_place(mock_clock: MockCl
 
 
 @pytest.mark.parametrize("chunked", [b"chunked", b"Chunked"])
-async def test_a_request_whose_length_is_said_twice_ends_the_connection(chunked: bytes) -> None:
+async def test_a_request_with_two_lengths_ends_the_connection(chunked: bytes) -> None:
     application = Application()
     hidden = b"GET /hidden HTTP/1.1\r\nHost: a\r\n\r\n"
     request = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: " + chunked
@@ -196,7 +196,7 @@ async def test_a_client_that_reads_slowly_is_given_up(
 
 
 POST = b"POST / HTTP/1.1\r\nHost: a\r\n"
-# What a stranger sends, and the statuses of which one is the answer, where there is an answer.
+# A stranger's bytes, and the possible statuses of the answer, if there is one.
 STRANGE = [
     (b"", b"408 503"),
     (POST + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\nab", b"400"),
@@ -311,7 +311,7 @@ async def test_a_client_that_leaves_ends_its_stream() -> None:
         assert trio.lowlevel.current_statistics().tasks_living == before
 
 
-async def test_a_client_that_leaves_cancels_what_was_begun_for_it() -> None:
+async def test_a_leaving_client_cancels_its_begun_work() -> None:
     application = Application()
     async with served(application) as port:
         async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
@@ -328,7 +328,7 @@ async def test_a_connection_serves_requests_one_after_another() -> None:
         served(application) as port,
         await trio.open_tcp_stream("127.0.0.1", port) as stream,
     ):
-        # Two at once, and a body that comes in parts, after a while.
+        # Two at once, and a body that arrives in parts, after a while.
         await stream.send_all(GET + chunks[:70])
         await wait_all_tasks_blocked(0.001)
         await stream.send_all(chunks[70:])
@@ -402,7 +402,7 @@ def events() -> Any:
     return importlib.import_module("server_sent_events")
 
 
-async def test_events_are_those_of_the_computation(system: ta.System, events: Any) -> None:
+async def test_events_match_the_computation(system: ta.System, events: Any) -> None:
     matrix = np.array([[2.0, 1.0], [1.0, 3.0]])
     async with system.open_device("cpu") as device:
         held = await device.put(matrix)

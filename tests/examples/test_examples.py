@@ -44,7 +44,7 @@ ISOLATED = (
     "digits_cnn.py",
     "hash_join.py",
 )
-# Modules that a program beside them uses.
+# Modules used by a program in the same folder.
 USED = {
     "bag_of_words.py": "embeddings.py",
     "own_operation.py": "decay.py",
@@ -61,20 +61,20 @@ LONGEST = {
     # It draws a picture, and fits twice.
     "fit_simulation.py": 105,
     "own_kernel.py": 120,
-    # It has the compiler's command, a fault and a comparison, too.
+    # It also has the compiler's command, a fault and a comparison.
     "cutlass_gemm.py": 150,
-    # It checks what addresses do not say.
+    # It checks facts that addresses do not show.
     "tensorrt_engine.py": 85,
-    # It is a module with a kernel, too.
+    # It is also a module with a kernel.
     "all_reduce.py": 95,
-    # It has the connections, too.
+    # It also has the connections.
     "server_sent_events.py": 100,
-    # They explain a pattern, which has no page of its own.
+    # They explain a pattern, which lacks a page of its own.
     "mixture_of_experts.py": 130,
     "speculative_decoding.py": 135,
-    # It has its reference, too.
+    # It also has its reference.
     "hash_join.py": 95,
-    # What the examples of training share: faults, a curve, a command line.
+    # Shared parts of the examples of training: faults, a curve, a command line.
     "training.py": 110,
 }
 
@@ -442,7 +442,7 @@ def test_a_model_is_served_from_a_copy_of_its_file(tmp_path: Path, checks_first:
             assert ask("[3, 4]") == right
             assert ask("[3, 4]", x_deadline="0.000001") == (504, {"error": "the deadline has passed"})
             check_bad(ask, checks_first=checks_first)
-            # Protocols that are none end their own connection.
+            # Invalid protocols end their own connection.
             for data in (b"\0" * 99, b"GET / HTTP/1.1\r\nUpgrade: h2c\r\nHTTP2-Settings: AAAA\r\n\r\n"):
                 with socket.create_connection(("127.0.0.1", port), 5) as client:
                     client.sendall(data)
@@ -455,7 +455,7 @@ def test_a_model_is_served_from_a_copy_of_its_file(tmp_path: Path, checks_first:
             assert (shown["status"], shown["faults"]) == ("alive", [])
             [device] = shown["devices"].values()
             assert device["pid"] in workers_of(process.pid)
-            # The spare may have taken over before it was killed, too.
+            # The spare may also have taken over before it was killed.
             assert device["generation"] in (2, 3)
             check_given_up(process.pid, port)
             if not checks_first:
@@ -496,7 +496,7 @@ def copy_the_service(path: Path, *, checks_first: bool) -> None:
     if not checks_first:
         # Then the model meets the bad rows, and refuses them.
         source = source.replace("tuple[FiniteFloat, FiniteFloat]", "list[FiniteFloat]")
-        # And it has a bug, of which it does not tell.
+        # And it has a bug, which it does not mention.
         source = source.replace(
             "        return ((np", "        assert rows != [[0.0, 0.0]]\n        return ((np"
         )
@@ -504,7 +504,7 @@ def copy_the_service(path: Path, *, checks_first: bool) -> None:
 
 
 def check_bad(ask: Callable[..., tuple[int, object]], *, checks_first: bool) -> None:
-    """Send bodies that are no points: FastAPI refuses them by 422, and the model by 400."""
+    """Send bodies without points: FastAPI refuses them by 422, and the model by 400."""
     assert ask("1" * 501)[0] == 413
     assert ask("[3, 4]", x_deadline="soon")[0] == 400
     assert ask("[1, 2, 3]")[0] == (422 if checks_first else 400)
@@ -521,7 +521,7 @@ def check_end(ask: Callable[[str], tuple[int, object]], port: int) -> None:
 
 
 def check_given_up(pid: int, port: int) -> None:
-    """Kill each worker before it is whole, until the device is given up; it comes back by itself."""
+    """Kill each worker before it is whole, until the device is given up; it comes back on its own."""
 
     def health() -> httpx2.Response:
         return httpx2.get(f"http://127.0.0.1:{port}/health", trust_env=False)

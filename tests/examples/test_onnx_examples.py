@@ -1,4 +1,4 @@
-"""The program of ``onnx_model.py`` with bad input: what who asks gets, and what becomes of the program."""
+"""The program of ``onnx_model.py`` with bad input: the errors of its callers, and the program's state."""
 
 from __future__ import annotations
 
@@ -80,14 +80,14 @@ async def test_a_bad_request_is_refused(device: ta.Device, x: Any, text: str) ->
     assert device.generation == 1
 
 
-async def test_a_model_whose_input_has_another_name_refuses_all(device: ta.Device) -> None:
+async def test_a_model_with_an_input_of_another_name_refuses_all(device: ta.Device) -> None:
     async with ta.open_program(device, OnnxModel, renamed("x", "z"), intensity=NEVER) as program:
         for _ in range(3):
             with pytest.raises(ValueError, match=r"Required inputs \(\['z'\]\) are missing"):
                 await program.ask(OnnxModel.predict, X)
 
 
-async def test_what_a_node_refuses_restarts_the_program(device: ta.Device) -> None:
+async def test_a_refusal_of_a_node_restarts_the_program(device: ta.Device) -> None:
     async with ta.open_program(device, OnnxModel, renamed("4", "columns")) as program:
         with pytest.raises(ta.ActorFailedError, match="MatMul dimension mismatch"):
             await program.ask(OnnxModel.predict, np.ones((5, 5), np.float32))
@@ -104,7 +104,9 @@ async def test_no_rows_and_rows_with_gaps(device: ta.Device) -> None:
 
 
 @pytest.mark.parametrize(("model", "text"), [(b"no model", "InvalidProtobuf"), ("none.onnx", "NoSuchFile")])
-async def test_what_is_no_model_is_told_when_it_is_opened(device: ta.Device, model: Any, text: str) -> None:
+async def test_an_invalid_model_is_reported_when_it_is_opened(
+    device: ta.Device, model: Any, text: str
+) -> None:
     with pytest.raises(RuntimeError, match=text):
         await ta.open_program(device, OnnxModel, model)
 
@@ -118,8 +120,8 @@ async def test_a_file_is_read_again_by_the_next_worker(device: ta.Device, tmp_pa
     assert device.generation == 2
 
 
-def test_a_provider_that_is_not_there_is_an_error() -> None:
-    # ONNX Runtime itself warns, and goes on by the CPU.
+def test_a_missing_provider_is_an_error() -> None:
+    # ONNX Runtime itself warns, and continues by the CPU.
     with (
         pytest.warns(UserWarning, match="CUDAExecutionProvider"),
         pytest.raises(RuntimeError, match="does not support CUDA here"),
@@ -127,7 +129,7 @@ def test_a_provider_that_is_not_there_is_an_error() -> None:
         OnnxModel(network(), gpu=0)
 
 
-def test_a_missing_package_is_told_in_one_line(tmp_path: Path) -> None:
+def test_a_missing_package_is_reported_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "onnxruntime.py").write_text(
         "raise ModuleNotFoundError(\"No module named 'onnxruntime'\")", encoding="utf-8"
     )

@@ -1,4 +1,4 @@
-"""``tensorrt_engine.py`` with a stand-in for TensorRT, whose device memory is the host's."""
+"""``tensorrt_engine.py`` with a stand-in for TensorRT, with device memory on the host."""
 
 from __future__ import annotations
 

@@ -37,10 +37,10 @@ def result_dtype(kind: str, dtype: str) -> str:
 
 
 def reference(kind: str, a: Array, **options: Any) -> Array:
-    """NumPy where it has the transform, else SciPy: the Hermitian ones of several axes."""
+    """NumPy if it has the transform, else SciPy: the Hermitian transforms of several axes."""
     wide = a.astype(complex if a.dtype.kind == "c" else float)
     if options.get("s") is not None and options.get("axes", ()) is None:
-        options["axes"] = tuple(range(a.ndim - len(options["s"]), a.ndim))  # NumPy will want to be told
+        options["axes"] = tuple(range(a.ndim - len(options["s"]), a.ndim))  # NumPy will require it
     function = getattr(np.fft, kind, None) or getattr(scipy.fft, kind)
     result: Array = function(wide, **options)
     return result

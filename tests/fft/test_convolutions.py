@@ -187,7 +187,7 @@ def test_next_fast_len() -> None:
     for real in (False, True):
         for target in (1, 7, 11, 1021, 8193):
             assert fft.next_fast_len(target, real) == scipy.fft.next_fast_len(target, real)
-    # Up to SciPy's limit, and beyond it.
+    # Up to SciPy's limit, and above it.
     for target in (10**6 + 3, 2**31 - 1, 10**12 + 39, 2**58 + 1, (2**64 - 1) // 22):
         for real in (False, True):
             assert fft.next_fast_len(target, real) == scipy.fft.next_fast_len(target, real)

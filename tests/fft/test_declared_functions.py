@@ -1,4 +1,4 @@
-"""Functions whose signature is declared once are functions like any other."""
+"""Functions with a signature declared once are functions like any other."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_these_are_all() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(_SIGNATURES))
-async def test_what_is_seen_of_one(name: str) -> None:
+async def test_the_trace_of_one(name: str) -> None:
     function = getattr(ta.fft, name)
     signature = inspect.signature(function)
     bare = [part.replace(annotation=part.empty) for part in signature.parameters.values()]
@@ -64,12 +64,12 @@ async def test_what_is_seen_of_one(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(_SIGNATURES))
-async def test_what_one_asks_for(name: str) -> None:
+async def test_requests_of_one(name: str) -> None:
     function, device = getattr(ta.fft, name), Recorder()
     operand, out = OnDevice(device), OnDevice(device)
     message = await function(operand, 8 if name[-1] == "t" else (8, 4), norm="ortho", out=out)
     assert device.asked == [message]
-    # Some of these classes have a public name, too.
+    # Some of these classes also have a public name.
     assert type(message) is function.message is getattr(ta.fft, name.capitalize(), function.message)
     assert function.message.__name__ == name.capitalize()
     assert function.message.__module__ == function.__module__

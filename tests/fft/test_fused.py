@@ -87,7 +87,7 @@ async def test_arguments_of_launches_in_a_row_are_their_own(device: ta.Device) -
     np.testing.assert_array_equal(await held.to_host(), x)
 
 
-async def test_results_go_to_views_and_sources_are_left_alone(device: ta.Device) -> None:
+async def test_results_are_written_to_views_and_sources_are_unchanged(device: ta.Device) -> None:
     spectrum = normal((4, 9), "complex128")
     source, whole = await device.put(spectrum), await device.zeros((4, 32), "float64")
     made = await fft.fused(fft.irfft, epilog="y * gain")(source, 2.0, out=whole[:, ::2])
@@ -129,14 +129,14 @@ async def test_no_elements(device: ta.Device) -> None:
         (lambda: fft.fused(fft.fft, "x +"), ValueError, "x +"),
     ],
 )
-def test_what_is_refused_when_it_is_declared(
+def test_invalid_declarations_are_refused(
     make: Callable[[], object], error: type[Exception], told: str
 ) -> None:
     with pytest.raises(error, match=told):
         make()
 
 
-async def test_what_is_refused(device: ta.Device) -> None:
+async def test_invalid_arguments_are_refused(device: ta.Device) -> None:
     spectrum = fft.fused(fft.rfft, "x * w", "abs(y)")
     assert repr(spectrum) == "<FusedTransform fft.fused_rfft(x, w)>"
     x, w = await device.put(normal((3, 8), "float64")), await device.put(np.ones(7))

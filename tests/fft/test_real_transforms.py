@@ -201,7 +201,7 @@ async def test_refused_before_anything_is_launched(device: ta.Device, case: str)
     assert (await device.statistics()).launched == before
 
 
-async def test_half_precision_is_refused_with_what_to_do(device: ta.Device) -> None:
+async def test_half_precision_is_refused_with_a_remedy(device: ta.Device) -> None:
     x = await device.put(np.ones(8, np.float16))
     for name in ("dct", "fft", "rfft"):
         with pytest.raises(TypeError, match=r"got float16; convert it first: await a\.cast\('float32'\)"):

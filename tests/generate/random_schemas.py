@@ -10,7 +10,7 @@ import numpy as np
 
 
 def random_schema(rng: np.random.Generator, depth: int = 2) -> dict[str, Any]:
-    """A schema whose texts are short."""
+    """A schema with short texts."""
     kinds = ["integer", "string", "pattern", "enum", "boolean", "null", "number", "const"]
     kinds += ["object", "array", "any", "reference"] * (depth > 0)
     kind = str(rng.choice(kinds)) if depth < 2 else "object"
@@ -46,7 +46,7 @@ def random_schema(rng: np.random.Generator, depth: int = 2) -> dict[str, Any]:
 
 
 def check_answer(text: str, schema: dict[str, Any]) -> None:
-    """Refuse a text that is no JSON by a schema, or has spaces between its parts."""
+    """Refuse a text by a schema if it is not JSON, or has spaces between its parts."""
     import jsonschema
 
     found = json.loads(text)

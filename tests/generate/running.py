@@ -42,7 +42,7 @@ async def generate(
     samplings: Sequence[Sampling] | None = None,
     late: int = 0,
 ) -> list[list[int]]:
-    """Run sequences together, pages in any order, and each `late` steps behind the one before."""
+    """Run sequences together, pages in any order, and each `late` steps after the one before."""
     pages, size = model.caches[0].shape[:2]
     free = np.random.default_rng(seed).permutation(pages).tolist()
     running: list[Sequenced] = []

@@ -1,8 +1,8 @@
 """The tokens of a text by the rule that llama.cpp calls "smollm", in plain Python.
 
-Each character of \\p{N} is a word by itself. What is between is cut by GPT-2's pattern, which is
-``'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+``.
-The bytes of a word are merged in the order of the merges.
+Each character of \\p{N} is a word on its own. What is between is cut by GPT-2's pattern, which is
+``'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+``. The bytes of a word
+are merged in the order of the merges.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def length_of_white(text: str, at: int) -> int:
     end = at
     while end < len(text) and kind(text[end]) == "white":
         end += 1
-    # The last one belongs to what follows, unless it is alone.
+    # The last one belongs to the next, unless it is alone.
     return end - at - (end < len(text) and end - at > 1)
 
 

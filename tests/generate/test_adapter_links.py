@@ -17,7 +17,7 @@ SECRET = b"root:$6$secret"
 
 
 def make_links(folder: Path) -> dict[str, bool]:
-    """Make links in a folder; return whether each of them leads out of it."""
+    """Make links in a folder; return for each whether it leads out of the folder."""
     outside = folder.parent / f"{folder.name} outside"
     outside.mkdir()
     write(outside / "one", 1)

@@ -1,4 +1,4 @@
-"""`examples/generate/adapters.py`: adapters that are swapped while texts are made, and what is refused."""
+"""`examples/generate/adapters.py`: adapters swapped while texts are made, and the refusals."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def changed(path: Path) -> dict[str, Any]:
-    """The weights with an adapter, by NumPy alone."""
+    """The weights with an adapter, only by NumPy."""
     found: dict[str, Any] = import_module("safetensors.numpy").load_file(path)
     weights = dict(LOADED.weights)
     for name, a in found.items():
@@ -120,7 +120,7 @@ async def ask(made: Generation, number: int) -> tuple[int, ...]:
 async def alone(
     weights: Mapping[str, Any], forward: str = "numpy", exact: int = 8, count: int = STREAMS
 ) -> list[tuple[int, ...]]:
-    """The texts of a model that is never disturbed and never changed."""
+    """The texts of a model without disturbances and changes."""
     async with (
         ta.open_system("alone") as system,
         system.open_device("cpu", options=INLINE) as device,
@@ -189,7 +189,7 @@ async def swaps_under_kills(folder: Path, texts: Any, forward: str, ahead: bool)
                 for number in numbers:
                     names.append(adapters.state()["adapter"])
                     nursery.start_soon(read, number)
-                # They begin before the next swap, and end behind it.
+                # They begin before the next swap, and end after it.
                 while min(len(found[number]) for number in numbers) < 2:  # noqa: ASYNC110  # nobody tells
                     await trio.sleep(0.001)
                 fault = ta.testing.inject_fault(device, made.model.operation, kill=True)
@@ -234,7 +234,7 @@ async def test_each_forward_has_the_weights_of_the_adapter(
             await adapters.swap(None if name else path)
 
 
-async def test_pages_are_shared_by_equal_weights_alone(
+async def test_pages_are_shared_only_by_equal_weights(
     system: ta.System, device: ta.Device, folder: Path, texts: Any
 ) -> None:
     def shared() -> int:
@@ -279,7 +279,7 @@ async def test_a_text_that_waits_begins_with_the_new_weights(
         assert found == {1: texts["one"][1]}
 
 
-# What is refused, over the interface.
+# The refusals, over the interface.
 
 
 def device_of(adapters: Adapters) -> ta.Device:
@@ -345,7 +345,7 @@ def error_of(answer: tuple[int, Any]) -> tuple[int, str, str]:
     return status, found["error"]["code"], found["error"]["message"]
 
 
-async def test_requests_that_are_not_the_administrations(folder: Path) -> None:
+async def test_requests_other_than_the_administrations(folder: Path) -> None:
     async with admin(folder) as (send, adapters):
         for method, key in (
             ("GET", None),
@@ -417,7 +417,7 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-async def test_files_that_are_no_adapter_of_the_model(tmp_path: Path, texts: Any) -> None:
+async def test_files_other_than_adapters_of_the_model(tmp_path: Path, texts: Any) -> None:
     write(tmp_path / "one", 1)
     async with admin(tmp_path) as (send, adapters):
         device = device_of(adapters)
@@ -429,7 +429,7 @@ async def test_files_that_are_no_adapter_of_the_model(tmp_path: Path, texts: Any
             assert (status, code) == (400, "unusable_adapter"), name
             assert message.startswith(f"the adapter {name} cannot be used: "), message
             assert says in message
-            # It does not tell where the folder is.
+            # It does not reveal the place of the folder.
             assert str(tmp_path) not in message
         status, code, message = error_of(await send("POST", {"adapter": "none"}))
         assert (status, code) == (404, "adapter_not_found")
@@ -516,7 +516,7 @@ async def test_a_swap_while_faults_are_counted(folder: Path) -> None:
 
 
 async def test_a_device_without_memory_for_a_second_set(folder: Path) -> None:
-    """Arrays of processors are in shared memory: where its file system is full, this is the error, too."""
+    """Arrays of processors are in shared memory, so a full file system of it is also this error."""
     async with admin(folder, exact=0) as (send, adapters):
         used = (await device_of(adapters).statistics()).memory.used
         text = await ask(adapters.generation, 0)
@@ -541,9 +541,7 @@ async def test_a_first_adapter_that_cannot_be(system: ta.System, device: ta.Devi
                     pass
 
 
-async def test_what_is_merged_is_what_pytorch_adds(
-    system: ta.System, device: ta.Device, folder: Path
-) -> None:
+async def test_merged_adapters_match_pytorch(system: ta.System, device: ta.Device, folder: Path) -> None:
     torch: Any = pytest.importorskip("torch", reason="PyTorch is not installed")
     path = folder / "two"
     found = await read_adapter(device, path, TINY, LOADED.weights)

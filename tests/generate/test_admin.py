@@ -57,7 +57,7 @@ def test_a_swap_between_two_tokens(folder: Path) -> None:
         stream = iter(chat(client, max_tokens=30, stream=True))
         begun = [next(stream), next(stream)]
         assert ask(service, "POST", {"adapter": "one.safetensors"})[0] == 200
-        # The text that had begun has the old weights, and the next one the new ones.
+        # The begun text has the old weights, and the next one the new ones.
         adapted = text_of(service.client("client"))
         parts = [*begun, *stream]
         assert "".join(part.choices[0].delta.content or "" for part in parts) == plain

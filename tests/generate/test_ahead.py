@@ -1,4 +1,4 @@
-"""`examples/generate`: steps that are asked for while the one before them runs, with tokens on the device."""
+"""`examples/generate`: steps requested while the one before them runs, with tokens on the device."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def together(made: Generation, pause: float = 0.0) -> list[tuple[int, ...]
 
 
 @pytest.mark.parametrize("forward", FORWARDS)
-async def test_tokens_are_those_of_single_steps(system: ta.System, device: ta.Device, forward: str) -> None:
+async def test_tokens_match_single_steps(system: ta.System, device: ta.Device, forward: str) -> None:
     async with open_model(device, TINY, LOADED.weights, pages=60, size=4, forward=forward) as model:
         expected = await alone(model)
         async with open_generation(system, model, LOADED, positions=70, ahead=True) as made:
@@ -74,7 +74,7 @@ async def test_tokens_are_those_of_single_steps(system: ta.System, device: ta.De
 async def test_more_sequences_than_a_step_ahead_may_have(
     system: ta.System, device: ta.Device, forward: str
 ) -> None:
-    """Tokens stay on the device for so many sequences only, so these steps leave none there."""
+    """Tokens stay on the device for this many sequences only, so these steps leave none there."""
     opening = open_model(device, TINY, LOADED.weights, pages=60, size=4, forward=forward, width=2)
     async with opening as model:
         expected = await alone(model)
@@ -184,7 +184,7 @@ async def test_a_step_ahead_has_no_more_sequences_than_the_device_keeps_tokens_o
                     nursery.start_soon(made.batcher.ask, Submit(prompt))
 
 
-def test_a_checksum_tells_tokens_apart() -> None:
+def test_a_checksum_distinguishes_tokens() -> None:
     tokens = np.arange(64)
     made = packed(np.append(tokens, (tokens * multipliers(64)).sum()))
     assert np.frombuffer(made[:-8], np.int32).tolist() == tokens.tolist()
@@ -211,8 +211,8 @@ async def test_a_step_may_have_sequences_that_the_one_before_it_has_not(
             made._check(before, tokens, sources, checksum(np.array([5, 8])))
 
 
-async def test_draws_of_a_step_that_is_repeated(system: ta.System, device: ta.Device) -> None:
-    """Its company may have been made by the step ahead of it."""
+async def test_draws_of_a_repeated_step(system: ta.System, device: ta.Device) -> None:
+    """Its company may have been made by the step before it."""
     async with (
         open_model(device, TINY, LOADED.weights, pages=40, size=4, forward="numpy") as model,
         open_generation(system, model, LOADED, positions=70, ahead=True) as made,
@@ -227,7 +227,7 @@ async def test_draws_of_a_step_that_is_repeated(system: ta.System, device: ta.De
         sequence.state.close()
 
 
-def test_draws_of_many_positions_are_those_of_each() -> None:
+def test_draws_of_many_positions_match_single_draws() -> None:
     for position in (0, 1, 63, 1 << 40):
         found = HOT.draws(position, 70)
         assert found.tolist() == [HOT.draw(position + place) for place in range(70)]

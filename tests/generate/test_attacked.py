@@ -1,7 +1,7 @@
 """`examples/generate/serve.py` in a hostile world: good clients get the answers of an undisturbed run.
 
-The worker is killed again and again, and the cache is too small for all. Beside the good clients some hang up
-in the middle of a stream, read nothing, or send half of a request.
+The worker is killed again and again, and the cache is too small for all. Next to the good clients some hang
+up in the middle of a stream, read nothing, or send half of a request.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Attack:
     def kill(self) -> None:
         while not self.over.wait(2.0):
             [device] = json.loads(self.service.get("/health"))["devices"].values()
-            # A worker that was killed just now has no follower yet.
+            # A worker killed just now has no follower yet.
             with suppress(TypeError, ProcessLookupError):
                 os.kill(device["pid"], signal.SIGKILL)
                 self.count("kill")
@@ -134,7 +134,7 @@ class Attack:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rounds", [1, 8])
-def test_good_clients_beside_bad_ones_and_kills(rounds: int) -> None:
+def test_good_clients_next_to_bad_clients_and_kills(rounds: int) -> None:
     with serving(*OPTIONS) as service:
         calls = [(good, number) for number in range(2) for good in GOOD]
         client = service.client(timeout=150.0)

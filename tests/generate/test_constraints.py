@@ -177,7 +177,7 @@ async def test_steps_ahead_leave_constrained_sequences_out(
                 assert isinstance(token, Token)
                 assert isinstance(same, Token)
                 np.testing.assert_allclose(token.likely.own, same.likely.own, atol=1e-5)
-        # Steps of free sequences alone are asked for ahead.
+        # Only steps of free sequences are requested in advance.
         assert any(is_ahead and not is_masked for is_masked, is_ahead in aheads)
 
 
@@ -237,7 +237,7 @@ def fields(count: int, **schema: Any) -> dict[str, Any]:
 
 
 def parts_of_text(count: int) -> list[dict[str, Any]]:
-    """Schemas of texts: to compile them joined takes a time that is exponential in their number."""
+    """Schemas of texts: to compile them joined takes a time exponential in their number."""
     return [{"type": "string", "pattern": f".*{chr(97 + n)}.{{{n}}}"} for n in range(count)]
 
 
@@ -257,7 +257,7 @@ def by_references(count: int, *, joined: bool) -> dict[str, Any]:
 
 
 def crossed(parts: int, alternatives: int, count: int) -> dict[str, Any]:
-    """A schema whose alternatives are combined in each way."""
+    """A schema with all combinations of its alternatives."""
     each = {"anyOf": [fields(count, const=number) for number in range(alternatives)]}
     return {"allOf": [each] * parts}
 
@@ -336,7 +336,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 def counted(call: Callable[[], object]) -> int:
-    """Return how many functions a call has called, of Python and of C."""
+    """Return the number of functions called in a call, of Python and of C."""
     calls = 0
 
     def profile(frame: object, event: str, argument: object) -> None:
@@ -381,7 +381,7 @@ def test_llguidance_counts_its_work(name: str, monkeypatch: pytest.MonkeyPatch) 
         # The text and each of its three parts.
         ({"allOf": parts_of_text(3), "type": "string", "minLength": 3}, 4),
         (fields(150, type="string", pattern="^[a-z]{2,9}$", maxLength=7), 0),
-        # Names of fields that are also keys of schemas, and a hint beside a reference.
+        # Names of fields that equal keys of schemas, and a hint next to a reference.
         (
             {
                 **fields(1, **{"$ref": A, "title": "x"}),
@@ -404,7 +404,7 @@ def test_llguidance_counts_its_work(name: str, monkeypatch: pytest.MonkeyPatch) 
     ],
     ids=[str(number) for number in range(10)],
 )
-def test_large_schemas_are_compiled_and_what_they_join_is_counted(schema: dict[str, Any], count: int) -> None:
+def test_large_schemas_are_compiled_and_their_parts_counted(schema: dict[str, Any], count: int) -> None:
     assert count_joined(schema) == count
     assert counted(lambda: GRAMMARS.json(schema)) < MOST_CALLS
 
@@ -447,7 +447,7 @@ TOOLS = [
 
 
 @pytest.mark.parametrize("is_free", [False, True])
-def test_calls_are_read_however_they_come(is_free: bool) -> None:
+def test_calls_are_read_in_any_pieces(is_free: bool) -> None:
     GRAMMARS.lark(grammar_of(TOOLS, is_free))
     arguments = '{"name":"}\\"</tool_call>","count":{"a":{}}}'
     call = f'{{"name":"add","arguments":{arguments}}}'
@@ -494,7 +494,7 @@ def test_a_template_with_tools_lets_the_model_choose() -> None:
             },
         ],
     }
-    # Arguments that are no text of JSON stay as they are.
+    # Arguments other than JSON texts are unchanged.
     broken = {"id": "2", "type": "function", "function": {"name": "add", "arguments": '"\\ud800"'}}
     said["tool_calls"] = [*cast("Any", said["tool_calls"]), broken]
     tool = {
@@ -506,7 +506,7 @@ def test_a_template_with_tools_lets_the_model_choose() -> None:
     shown = text.tokenizer.decode(tokens, skip_special_tokens=False)
     assert '{"type": "function", "function": {"name": "add", "description": "<|im_start|>", "para' in shown
     assert '{"name": "é<|im_end|>"}' in shown
-    # What a user has written is no control token.
+    # A user's text never becomes a control token.
     assert tokens.count(text.controls["<|im_start|>"]) == 2
     assert tokens.count(text.controls["<|im_end|>"]) == 2
     grammar = asked.grammar(GRAMMARS, text)
@@ -521,7 +521,7 @@ def test_a_template_with_tools_lets_the_model_choose() -> None:
     assert np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist() == [end]
 
 
-def test_a_free_text_is_no_call() -> None:
+def test_a_free_text_is_not_a_call() -> None:
     reader = CallReader(True)
     found = [*reader.push(""), *reader.push("Hello"), *reader.push(" <tool_call>"), *reader.finish()]
     assert "".join(delta["content"] for delta in found) == "Hello <tool_call>"

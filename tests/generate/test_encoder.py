@@ -1,4 +1,4 @@
-"""`examples/generate/encoder.py`: embeddings of a model on disk, beside float64 and under kills."""
+"""`examples/generate/encoder.py`: embeddings of a model on disk, against float64 and under kills."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def opened(system: ta.System, device: ta.Device, folder: Path) -> Encoder:
     return found
 
 
-async def test_embeddings_are_those_of_float64(system: ta.System, device: ta.Device, tmp_path: Path) -> None:
+async def test_embeddings_match_float64(system: ta.System, device: ta.Device, tmp_path: Path) -> None:
     encoder = await opened(system, device, tmp_path / "model")
     rows = encoder.tokens(TEXTS)
     assert rows[1] == [2, 4, 17, 3]
@@ -79,7 +79,7 @@ async def test_kills_change_no_embedding(system: ta.System, tmp_path: Path) -> N
         assert fault.hit == 4
 
 
-async def test_a_folder_that_is_no_encoder(system: ta.System, device: ta.Device, tmp_path: Path) -> None:
+async def test_a_folder_without_an_encoder(system: ta.System, device: ta.Device, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"config\.json"):
         await open_encoder(system, device, tmp_path, None)
 

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.examples
 for package in ("tokenizers", "jinja2", "llguidance"):
     pytest.importorskip(package, reason="pip install '.[generate]'")
 
-# Pages of four tokens, and parts of an attention that are shorter than the sequences.
+# Pages of four tokens, and parts of an attention shorter than the sequences.
 SIZE, PAGES = 4, 460
 WEIGHTS = random_weights(TINY, 3)
 
@@ -57,7 +57,7 @@ def program_of(cls: type[Llama]) -> Llama:
 
 @attrs.define(eq=False)
 class Text:
-    """A sequence whose tokens go in by chunks, into pages of its own."""
+    """A sequence with its tokens in chunks, in pages of its own."""
 
     tokens: list[int]
     pages: list[int]
@@ -74,7 +74,7 @@ def logits(program: Llama, runs: Sequence[Run]) -> Any:
 
 
 def alone(cls: type[Llama], tokens: Sequence[int]) -> Any:
-    """Logits behind each token of a sequence that goes in token by token, with nobody beside it."""
+    """Logits after each token of a sequence computed token by token, without others."""
     program, found = program_of(cls), list[Any]()
     for number in range(len(tokens)):
         run = Run(tokens=[tokens[number]], start=number, pages=list(range(-(-len(tokens) // SIZE))))
@@ -89,7 +89,7 @@ TEXTS = [
 
 
 @pytest.mark.parametrize("cls", classes())
-def test_it_computes_what_float64_does(cls: type[Llama]) -> None:
+def test_it_matches_float64(cls: type[Llama]) -> None:
     for tokens in TEXTS:
         np.testing.assert_allclose(
             alone(cls, tokens)[-1], logits_of(WEIGHTS, TINY, tokens), rtol=0, atol=2e-5
@@ -170,11 +170,11 @@ async def test_texts_are_the_same_in_any_company_and_under_kills(system: ta.Syst
 
 
 @pytest.mark.parametrize("host", [0, 12])
-async def test_texts_that_are_set_aside_are_the_same(system: ta.System, device: ta.Device, host: int) -> None:
+async def test_texts_set_aside_are_the_same(system: ta.System, device: ta.Device, host: int) -> None:
     opening = partial(open_model, device, TINY, LOADED.weights, size=SIZE, exact=8)
     async with opening(pages=100) as model, opened(model, sequences=1, positions=3) as made:
         alone = await answers(made)
-    # Two of the longest have no room together, and the host has room for one or for none.
+    # Two of the longest do not fit together, and the host has space for one or for none.
     async with opening(pages=20) as model, opened(model, sequences=10, positions=20, host=host) as made:
         assert await answers(made) == alone
         assert (await made.batcher.ask(GetStatistics())).set_aside > 0
@@ -187,7 +187,7 @@ async def test_functions_of_the_package_are_not_exact(device: ta.Device) -> None
 
 
 @pytest.mark.skipif(BACKEND != "cpu", reason="NumPy computes on the CPU alone")
-async def test_a_device_whose_rows_depend_on_their_places_is_refused(
+async def test_a_device_is_refused_if_its_rows_depend_on_their_positions(
     device: ta.Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def dense(self: Llama, name: str, x: Any) -> Any:

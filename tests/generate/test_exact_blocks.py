@@ -34,7 +34,7 @@ async def likely(model: Model, runs: Sequence[Run]) -> list[Any]:
 
 
 async def check_company(rows: int) -> None:
-    """Each text has the same likelihoods alone, token by token, and among the others, in any chunks."""
+    """Each text has the same likelihoods on its own, token by token, and among the others, in any chunks."""
     async with (
         ta.open_system("blocks") as system,
         system.open_device("cpu", options=INLINE) as device,

@@ -1,4 +1,4 @@
-"""`examples/generate/faults.py`: a stream may differ by rounding, and must have no wrong token."""
+"""`examples/generate/faults.py`: a stream may differ by rounding, and must not have a wrong token."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def test_a_stream_that_ends_early_has_an_end_there(device: ta.Device) -> N
 
 
 @given(st.integers(0, 1000), st.sampled_from([0.3, 1.0, 2.0]), st.sampled_from([0.1, 0.9, 1.0]))
-def test_what_is_drawn_from_rounded_logits_is_possible(seed: int, temperature: float, top_p: float) -> None:
+def test_draws_from_rounded_logits_are_possible(seed: int, temperature: float, top_p: float) -> None:
     rng, rounding = np.random.default_rng(seed), 1e-2
     logits = rng.standard_normal(50).astype(np.float32)
     moved = (logits + rng.uniform(-rounding, rounding, 50)).astype(np.float32)
@@ -66,7 +66,7 @@ def test_what_is_drawn_from_rounded_logits_is_possible(seed: int, temperature: f
     sampling = np.array([temperature, top_p, how.draw(7)], np.float32)
     assert is_possible(logits, int(_draw(moved, *sampling)), how, 7, rounding)
     assert is_possible(logits, int(moved.argmax()), GREEDY, 7, rounding)
-    # Without rounding few tokens are possible: the one that is drawn, and its neighbours at an edge.
+    # Without rounding few tokens are possible: the drawn one, and its neighbours at an edge.
     exact = [token for token in range(50) if is_possible(logits, token, how, 7, 0.0)]
     assert int(_draw(logits, *sampling)) in exact
     assert len(exact) <= 2

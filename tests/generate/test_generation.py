@@ -47,7 +47,7 @@ async def test_equal_beginnings_share_pages(system: ta.System, device: ta.Device
             await made.batcher.stop(drain=True)
 
 
-async def test_a_token_that_ends_an_answer_is_no_part_of_it(system: ta.System, device: ta.Device) -> None:
+async def test_a_token_that_ends_an_answer_is_not_part_of_it(system: ta.System, device: ta.Device) -> None:
     async with open_model(device, TINY, LOADED.weights, pages=40, size=4, forward="operations") as model:
         [tokens] = await generate(model, [SYSTEM], 6)
         end = next(token for place, token in enumerate(tokens) if token not in tokens[:place] and place > 1)
@@ -67,7 +67,7 @@ async def test_a_reader_that_leaves_gives_its_pages_back(system: ta.System, devi
         async with open_parts(made.batcher, prompt(SYSTEM, 80)) as stream:
             await anext(stream)
             assert made.pages.used > 0
-        # Another sequence gets its first token when the step is over that was under way.
+        # Another sequence gets its first token at the end of the current step.
         async with open_parts(made.batcher, prompt([1])) as stream:
             await anext(stream)
             assert made.pages.used == 1

@@ -153,7 +153,7 @@ def in_both_forms(client: Any) -> bool:
 
 
 def without_client(client: Any, body: Any, **options: Any) -> Any:
-    """What an async client gets."""
+    """The answers of an async client."""
 
     async def main() -> Any:
         # The client runs on asyncio.
@@ -437,7 +437,7 @@ def test_a_call_that_works(service: Serving, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_call_that_is_refused_by_name(service: Serving, name: str) -> None:
+def test_a_call_refused_by_name(service: Serving, name: str) -> None:
     row = REFUSED[name]
     with pytest.raises(openai.APIStatusError) as caught:
         row.call(service.client())
@@ -461,7 +461,7 @@ def soon(client: Any, **headers: str) -> Any:
     return chat(client, max_tokens=4000, extra_headers={"X-Deadline": "0.01", **headers})
 
 
-# Errors of the server, which no code of the service sees, and of the service: all have one form.
+# Errors of the server, outside the code of the service, and of the service: all have one form.
 TYPED: dict[str, tuple[Callable[[Any], Any], type[Any], int, str]] = {
     "a large body": (
         lambda c: chat(c, [{"role": "user", "content": A_MEGABYTE + A_MEGABYTE}]),
@@ -515,7 +515,7 @@ def test_each_error_has_the_form_and_the_class_of_its_kind(service: Serving, nam
     assert has_form(caught.value)
 
 
-def test_a_service_whose_places_are_taken_says_when_to_come_again(service: Serving) -> None:
+def test_a_full_service_reports_when_to_ask_again(service: Serving) -> None:
     asked = b"GET /v1/completions?prompt=a&max_tokens=4000 HTTP/1.1\r\nHost: x\r\n\r\n"
     held = [service.send(asked) for _ in range(256)]
     try:
@@ -556,7 +556,7 @@ def test_a_client_that_leaves_gives_all_pages_back(service: Serving, options: di
 @pytest.mark.parametrize(
     "value", ["[" * 5000, '{"a":' * 900 + "1" + "}" * 900, '{"items":' * 300 + "{}" + "}" * 300]
 )
-def test_schemas_that_are_nested_too_deeply(service: Serving, value: str) -> None:
+def test_deeply_nested_schemas(service: Serving, value: str) -> None:
     body = json.dumps({**BODY, **schema(x=5)}).replace('{"x": 5}', value)
     status, answer = post(service, "/v1/chat/completions", body)
     assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
@@ -584,14 +584,14 @@ def test_values_of_logprobs_sum_to_less_than_one(service: Serving) -> None:
         assert 0 < np.exp(values).sum() <= 1
 
 
-def test_a_key_that_asks_for_too_much_does_not_lock_others_out() -> None:
+def test_a_key_with_too_many_requests_does_not_lock_others_out() -> None:
     many = json.dumps({"model": "random", "prompt": ["a"] * 128, "max_tokens": 4000, "stream": True})
     with serving(*RANDOM, "--sequences", "4", GENERATE_KEYS="gold=3, free") as service:
         key = "Authorization: bearer gold"
         head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\n{key}\r\nContent-Length: {len(many)}\r\n\r\n"
         clients = [service.send((head + many).encode()) for _ in range(9)]
         try:
-            # Eight of them are served, slowly, and the ninth is told to come later.
+            # Eight of them are served, slowly, and the ninth should come later.
             until(lambda: any(b" 503 " in head for head in heads_of(clients)), 20)
             assert is_answered(service.client("free"))
             # Keys are secrets.
@@ -603,7 +603,7 @@ def test_a_key_that_asks_for_too_much_does_not_lock_others_out() -> None:
 
 
 def heads_of(clients: list[socket.socket]) -> list[bytes]:
-    """The first bytes of the answers that have begun."""
+    """The first bytes of the begun answers."""
     found, _, _ = select.select(clients, [], [], 0.1)
     return [sock.recv(40, socket.MSG_PEEK) for sock in found]
 

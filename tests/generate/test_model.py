@@ -54,7 +54,7 @@ def classes() -> list[Any]:
 
 
 @pytest.mark.parametrize("cls", classes())
-def test_logits_of_a_mixed_batch_are_those_of_float64(cls: type[Llama]) -> None:
+def test_logits_of_a_mixed_batch_match_float64(cls: type[Llama]) -> None:
     pages, size = 12, 4
     caches = [np.zeros(TINY.cache_shape(pages, size), np.float32) for _ in range(TINY.layers)]
     program = cls(WEIGHTS, caches, config=attrs.asdict(TINY))
@@ -76,7 +76,7 @@ def test_logits_of_a_mixed_batch_are_those_of_float64(cls: type[Llama]) -> None:
         np.testing.assert_allclose(row, logits_of(WEIGHTS, TINY, tokens), rtol=0, atol=2e-5)
 
 
-async def test_each_sequence_is_what_float64_makes_of_it_alone(
+async def test_each_sequence_matches_float64_on_its_own(
     device: ta.Device, forward: str, expected: list[list[int]]
 ) -> None:
     async with open_model(device, TINY, WEIGHTS, pages=40, size=4, forward=forward) as model:
@@ -86,7 +86,7 @@ async def test_each_sequence_is_what_float64_makes_of_it_alone(
             assert await generate(model, PROMPTS, 6, chunk=chunk, late=late, seed=chunk) == expected
 
 
-async def test_draws_depend_on_seed_and_position_alone(device: ta.Device, forward: str) -> None:
+async def test_draws_depend_only_on_seed_and_position(device: ta.Device, forward: str) -> None:
     hot = [Sampling(temperature=0.8, top_p=0.9, seed=number) for number in range(3)]
     samplings = [*hot, Sampling(), hot[0]]
     async with open_model(device, TINY, WEIGHTS, pages=40, size=4, forward=forward) as model:
@@ -149,7 +149,7 @@ def mask_of(allowed: list[int]) -> Any:
 async def test_masks_and_logarithms_of_probabilities(device: ta.Device, forward: str) -> None:
     hot = Sampling(temperature=5.0, seed=4)
     async with open_model(device, TINY, WEIGHTS, pages=60, size=4, forward=forward) as model:
-        # First the prompts without their last tokens; then these, each alone in its sequence.
+        # First the prompts without their last tokens; then these, each on its own in its sequence.
         pages = [list(range(11 * number, 11 * number + 11)) for number in range(len(PROMPTS))]
         whole = [Run(tokens=prompt, start=0, pages=own) for prompt, own in zip(PROMPTS, pages, strict=True)]
         last = [

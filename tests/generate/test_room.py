@@ -1,4 +1,4 @@
-"""`examples/generate` where the cache is full: texts are those of a run with room for all."""
+"""`examples/generate` with a full cache: texts equal those of a run with space for all."""
 
 from __future__ import annotations
 
@@ -76,13 +76,13 @@ async def count(made: Generation) -> ContinuousStatistics:
     return seen
 
 
-# Copied to the host; computed again, as it has no room; or both. And copied only.
+# Copied to the host; computed again, without space; or both. And only copied.
 WAYS = [{"host": 1000}, {}, {"host": 12}, {"host": 1000, "recompute": False}]
 
 
 @pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("way", WAYS, ids=str)
-async def test_texts_are_those_of_a_run_with_room(
+async def test_texts_match_a_run_with_room(
     system: ta.System, device: ta.Device, way: dict[str, Any], ahead: bool
 ) -> None:
     expected = await alone(device)
@@ -110,7 +110,7 @@ async def test_kills_change_no_token_while_sequences_are_set_aside(
 
 
 @pytest.mark.parametrize("fits", [0, 1, 2])
-async def test_texts_are_computed_again_where_pinned_memory_is_full(
+async def test_texts_are_computed_again_if_pinned_memory_is_full(
     system: ta.System, device: ta.Device, monkeypatch: pytest.MonkeyPatch, fits: int
 ) -> None:
     """The machine has less than `host`, which only the spill finds out."""
@@ -150,7 +150,7 @@ async def test_a_client_that_leaves_while_it_is_set_aside(system: ta.System, dev
         assert made.pages.statistics().spilled == 0
 
 
-async def test_the_short_text_beside_two_of_the_longest(system: ta.System, device: ta.Device) -> None:
+async def test_a_short_text_next_to_two_of_the_longest(system: ta.System, device: ta.Device) -> None:
     """Each long one may need all but two of the pages."""
     async with opened(device, system, host=1000) as made:
         model, steps = made.model, 0
@@ -182,7 +182,7 @@ async def test_the_short_text_beside_two_of_the_longest(system: ta.System, devic
         assert (await count(made)).set_aside > 0
 
 
-async def test_tenants_share_no_pages_unless_they_are_told_to(system: ta.System, device: ta.Device) -> None:
+async def test_tenants_share_no_pages_unless_so_configured(system: ta.System, device: ta.Device) -> None:
     for shares in (False, True):
         async with ta.open_system(f"{shares}") as other, opened(device, other, shares=shares) as made:
             for tenant in ("one", "two"):

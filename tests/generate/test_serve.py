@@ -72,7 +72,7 @@ def running() -> Iterator[Serving]:
 
 @pytest.fixture(scope="module", autouse=True)
 def late(running: Serving) -> Iterator[socket.socket]:
-    """A client whose body never ends. It waits beside all tests: its time runs out meanwhile."""
+    """A client with an endless body. It waits during all tests: its time runs out meanwhile."""
     with running.send(HALF) as sock:
         yield sock
 
@@ -107,7 +107,7 @@ def test_a_chat_is_the_same_whole_and_in_parts(service: Serving) -> None:
     assert len(list(chat(client, stream=True))[-1].choices) == 1
 
 
-def test_a_text_goes_on(service: Serving) -> None:
+def test_a_text_continues(service: Serving) -> None:
     client = service.client()
 
     def complete(prompt: Any, **options: Any) -> Any:
@@ -184,7 +184,7 @@ def test_contents_may_be_parts_and_fields_may_ask_for_nothing(service: Serving) 
         ({"messages": [{"role": "user", "content": "x" * 5000}]}, "messages", "at most 4800"),
     ],
 )
-def test_what_cannot_be_served_is_named(
+def test_an_unservable_model_is_named(
     service: Serving, options: dict[str, Any], param: str, says: str
 ) -> None:
     with pytest.raises(openai.BadRequestError, match=re.escape(says)) as caught:
@@ -194,14 +194,14 @@ def test_what_cannot_be_served_is_named(
 
 
 @pytest.mark.parametrize("prompt", ["", [], [-1], [49152], ["a", ""], [[1, 2], []], {"a": 1}, 5, "\ud800"])
-def test_prompts_that_are_none(service: Serving, prompt: Any) -> None:
+def test_invalid_prompts(service: Serving, prompt: Any) -> None:
     body = json.dumps({"model": "random", "prompt": prompt})
     status, answer = post(service, "/v1/completions", body)
     assert (status, answer["error"]["param"]) == (400, "prompt")
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000, b'{"a": NaN}'])
-def test_bodies_that_are_no_requests(service: Serving, body: bytes) -> None:
+def test_invalid_bodies(service: Serving, body: bytes) -> None:
     status, answer = post(service, "/v1/chat/completions", body)
     assert status in {400, 404}
     assert answer["error"]["type"] == "invalid_request_error"
@@ -210,7 +210,7 @@ def test_bodies_that_are_no_requests(service: Serving, body: bytes) -> None:
 @pytest.mark.parametrize(
     ("name", "param"), [("\ud800", "'\\ud800'"), ("", ""), ("x" * 100, "x" * 80), ("messages", "messages")]
 )
-def test_a_field_that_is_not_here_is_named_before_others(service: Serving, name: str, param: str) -> None:
+def test_an_unsupported_field_is_named_before_others(service: Serving, name: str, param: str) -> None:
     status, answer = post(service, "/v1/completions", json.dumps({"model": "random", name: HELLO}))
     assert (status, answer["error"]["code"]) == (400, "unsupported_parameter")
     assert answer["error"]["param"] == param
@@ -233,7 +233,7 @@ def test_other_paths_methods_and_models(service: Serving) -> None:
     assert post(service, "/v1/completions", b"x" * (1 << 20))[0] == 400
 
 
-def test_fifty_at_once_get_what_each_gets_alone(service: Serving) -> None:
+def test_fifty_at_once_get_the_same_as_each_alone(service: Serving) -> None:
     client = service.client()
 
     def ask(number: int) -> str:
@@ -261,13 +261,13 @@ def test_a_client_that_leaves_gives_its_pages_back(service: Serving) -> None:
     ) as sock:
         assert b" 200 " in sock.recv(65536)
     until(lambda: service.pages() == 0, 1.0)
-    # One that hangs up without a stream, too.
+    # Also a client that hangs up without a stream.
     with pytest.raises(openai.APITimeoutError):
         chat(service.client(timeout=0.3), max_tokens=4000)
     until(lambda: service.pages() == 0, 1.0)
 
 
-def test_half_a_request_is_none(service: Serving, late: socket.socket) -> None:
+def test_half_a_request_is_not_served(service: Serving, late: socket.socket) -> None:
     with service.send(HALF) as sock:
         sock.shutdown(socket.SHUT_WR)
         answer = b""
@@ -290,7 +290,7 @@ def test_curl_sees_the_end(service: Serving) -> None:
     assert json.loads(events[-3].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
 
 
-def test_parameters_of_a_query_are_those_of_a_body(service: Serving) -> None:
+def test_parameters_of_a_query_match_a_body(service: Serving) -> None:
     fields = {"prompt": "5 + é", "max_tokens": 6, "temperature": 1.5, "top_p": 0.9, "seed": -7, "user": "1"}
     _, posted = post(service, "/v1/completions", json.dumps({"model": "random", **fields}))
     got = json.loads(service.get(f"/v1/completions?{urlencode(fields)}"))
@@ -370,7 +370,7 @@ def test_kept_connections_serve_each_request(service: Serving) -> None:
 
 
 def rounds_rows_alike() -> bool:
-    """Tell whether a row of a product has the same bits beside few rows and beside many."""
+    """Return whether a row of a product has the same bits among few rows and among many."""
     rng = np.random.default_rng(0)
     rows, weights = (rng.standard_normal(shape).astype(np.float32) for shape in ((64, 576), (576, 576)))
     whole = rows @ weights
@@ -396,7 +396,7 @@ def test_kills_and_a_drain_change_no_token(forward: tuple[str, ...]) -> None:
             assert found[1] == "0"
             lost, rounds = lost + int(found[2]), rounds + 1
         assert lost >= 3
-        # Workers are killed before the signal and, when the service has said that it ends, behind it.
+        # Workers are killed before the signal and, when the service has reported its end, after it.
         client = service.client("gold")
         streams = [iter(chat(client, max_tokens=40, stream=True)) for _ in range(3)]
         begun = [next(stream).choices[0].delta.content for stream in streams]
@@ -416,10 +416,10 @@ def test_kills_and_a_drain_change_no_token(forward: tuple[str, ...]) -> None:
 
 
 def kill_workers(service: Serving) -> None:
-    """Kill the worker and the one that stands ready: what a process of the service has forked."""
+    """Kill the worker and the spare: the forks of a process of the service."""
     [launcher] = children(service.process.pid)
     deadline = time.monotonic() + 60
-    while not (workers := children(launcher)):  # one that was killed just now has no follower yet
+    while not (workers := children(launcher)):  # a worker killed just now has no follower yet
         assert time.monotonic() < deadline
         time.sleep(0.01)
     for worker in workers:
@@ -444,7 +444,7 @@ def children(process: int) -> list[int]:
         (b"\xff\n", "only ASCII characters"),
     ],
 )
-def test_keys_that_are_wrong(tmp_path: Path, keys: bytes, says: str) -> None:
+def test_wrong_keys(tmp_path: Path, keys: bytes, says: str) -> None:
     (tmp_path / "keys").write_bytes(keys)
     with pytest.raises(InputError, match=re.escape(says)):
         keys_of(tmp_path / "keys")
@@ -485,7 +485,7 @@ def test_an_option_out_of_range_is_named(name: str, value: str, capsys: pytest.C
         (("--host", "192.0.2.1"), "cannot listen on 192.0.2.1, port 0: "),
     ],
 )
-def test_what_a_user_can_do_something_about(tmp_path: Path, options: tuple[str, ...], says: str) -> None:
+def test_errors_a_user_can_correct(tmp_path: Path, options: tuple[str, ...], says: str) -> None:
     command = (sys.executable, str(ROOT / "examples" / "generate" / "serve.py"), "--port", "0", *options)
     environment = {**os.environ, "PYTHONPATH": SEARCHED}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)

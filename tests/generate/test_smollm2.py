@@ -119,7 +119,7 @@ async def test_sequences_together_have_the_tokens_of_transformers(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-async def test_each_alone_has_the_tokens_of_transformers(device: ta.Device, forward: str) -> None:
+async def test_each_text_on_its_own_matches_transformers(device: ta.Device, forward: str) -> None:
     model = loaded()
     async with open_model(device, model.config, model.weights, pages=16, forward=forward) as opened:
         for number, one in enumerate(PROMPTS):
@@ -127,8 +127,8 @@ async def test_each_alone_has_the_tokens_of_transformers(device: ta.Device, forw
 
 
 @pytest.mark.timeout(120)
-async def test_one_alone_has_the_tokens_of_transformers(device: ta.Device, forward: str) -> None:
-    """What the sample runs: a short answer up to its end."""
+async def test_a_single_text_matches_transformers(device: ta.Device, forward: str) -> None:
+    """The answers of the sample: a short answer up to its end."""
     await check(device, forward, [min(PROMPTS, key=lambda one: len(one["greedy"]))])
 
 

@@ -66,5 +66,5 @@ async def test_a_sequence_more_takes_few_calls(system: ta.System, device: ta.Dev
     async with ta.open_system("many") as other:
         many = await calls_of_a_step(other, device, 64)
     assert 50 < one < 300
-    # Of 32 calls, Trio takes 14 to wake a reader. A sequence gets pages now and then, too.
+    # Of 32 calls, Trio takes 14 to wake a reader. A sequence also gets pages now and then.
     assert (many - one) / 63 < 34

@@ -1,4 +1,4 @@
-"""Long tests for the hardware: they run where they are asked for, and leave nothing behind."""
+"""Long tests for the hardware: they run on request, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-# Test folders are no packages: what several modules share is imported by its own name.
+# Test folders are not packages, so modules import their shared code by its own name.
 sys.path.insert(0, str(Path(__file__).parents[1] / "devices" / "worker"))
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -20,7 +20,7 @@ from chosen import BACKEND
 
 FOLDER = Path(__file__).parent
 _SETTLE = 10.0
-# What the driver keeps: of this process, once it had a device inline, 102 MiB (H200, driver 580).
+# Memory kept by the driver: of this process, once it had a device inline, 102 MiB (H200, driver 580).
 _KEPT = 128 << 20
 
 

@@ -1,4 +1,4 @@
-"""What the driver says by itself, asked in a process of its own: this one never loads it."""
+"""The driver's own reports, asked in a separate process, because this one never loads it."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def check(result: tuple) -> object:
 
 
 def use() -> object:
-    """Make a context, and have it current."""
+    """Make a context, and make it current."""
     check(driver.cuInit(0))
     device = check(driver.cuDeviceGet(0))
     check(driver.cuCtxSetCurrent(check(driver.cuDevicePrimaryCtxRetain(device))))

@@ -1,4 +1,4 @@
-"""A sentence encoder as a program under load: what losses of its context cost, and what it costs to be one.
+"""A sentence encoder in a program under load: the costs of lost contexts, and the cost of the program.
 
 The model has the shape of all-MiniLM-L6-v2 and random weights. It is PyTorch's on CUDA, and NumPy's on the
 CPU backend.
@@ -38,7 +38,7 @@ SMALL = attrs.evolve(MINILM, layers=2, width=48, inner=64, words=100)
 CLIENTS = 32
 # Sentences and tokens of a request under load.
 REQUEST = 4, 32
-# Requests that are alike would hide one that got the answer of another.
+# Equal requests would hide a request with the answer of another.
 REQUESTS = 16
 
 _PLAIN_LOOP = Path(__file__).with_name("plain_loop.py")
@@ -48,15 +48,15 @@ Strike = Callable[[EncodeLoad], Awaitable[None]]
 
 @attrs.define
 class Report:
-    """What rounds of one fault came to.
+    """The results of the rounds of one fault.
 
     Attributes:
         name: The fault.
-        rounds: How often it came.
+        rounds: The number of faults.
         requests: Requests meanwhile.
         lost: Requests without an answer, or with two, or with an error.
-        unlike: Embeddings that are not those from before the faults, bit for bit.
-        changed: Arrays of weights that were lost or changed.
+        unlike: Embeddings that differ from those before the faults.
+        changed: Lost or changed arrays of weights.
         from_strike: Seconds from the fault to the first right answer of the next context.
         from_seen: Seconds from the moment when the program knows of the loss.
     """
@@ -89,7 +89,7 @@ class Stand:
         weights: Its weights.
         program: The encoder.
         cls: The encoder's class.
-        shape: What it is like.
+        shape: The shape of the encoder.
     """
 
     device: ta.Device
@@ -160,7 +160,7 @@ def batch(shape: Shape, sentences: int, tokens: int, seed: int) -> Batch:
 
 
 def batches_of(shape: Shape, tokens: int) -> list[Batch]:
-    """Those whose rate is measured."""
+    """Rounds with a measured rate."""
     return [batch(shape, 32, tokens, seed) for seed in range(4)]
 
 
@@ -179,11 +179,11 @@ async def play(stand: Stand, name: str, strike: Strike, rounds: int, *, spares: 
     """Strike under load, round after round.
 
     Args:
-        stand: Who is struck.
+        stand: The struck device.
         name: The fault.
         strike: Makes it happen.
         rounds: How often.
-        spares: Workers that must stand ready before each.
+        spares: Spare workers required before each.
     """
     report = Report(name, rounds)
     batches = [batch(stand.shape, *REQUEST, seed) for seed in range(REQUESTS)]
@@ -193,7 +193,7 @@ async def play(stand: Stand, name: str, strike: Strike, rounds: int, *, spares: 
     async with trio.open_nursery() as nursery:
         load.start(nursery, CLIENTS)
         for _ in range(rounds):
-            # What was hit once is over, and everybody has asked again.
+            # A fault that hit once is over, and everybody has asked again.
             await load.wait_settled(0.0)
             await _wait_spares(stand.device, spares)
             await _strike(load, strike, report)
@@ -275,8 +275,8 @@ async def measure_throughput(
     """Take turns with the plain loop, which has the same class and batches in a process of its own.
 
     Args:
-        stand: Who is asked.
-        backend: Which backend that is.
+        stand: The asked device.
+        backend: The backend's name.
         tokens: Of each sentence.
         batches: In each turn.
         pairs: Turns of each.
@@ -316,7 +316,7 @@ async def measure_throughput(
 
 
 class _Plain:
-    """The encoder without anything around it, in a process: what PyTorch keeps of the GPU ends with it.
+    """The encoder on its own, in a process: memory that PyTorch keeps on the GPU ends with it.
 
     Args:
         backend: Which backend's class.
@@ -335,7 +335,7 @@ class _Plain:
         )
 
     def run(self, count: int) -> float:
-        """So many batches; returns batches per second."""
+        """Run this many batches; returns batches per second."""
         print(count, file=self._process.stdin, flush=True)
         assert self._process.stdout is not None
         return float(self._process.stdout.readline())

@@ -1,4 +1,4 @@
-"""What processes hold at one moment, to see whether it grows."""
+"""Resources of processes at one moment, to see whether they grow."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 @attrs.frozen(kw_only=True)
 class Holdings:
-    """What an open device's processes hold.
+    """Resources of an open device's processes.
 
     Attributes:
         descriptors: That are open.
-        threads: That live, but for those that Trio keeps in reserve for ten seconds.
+        threads: Live threads, except those that Trio keeps in reserve for ten seconds.
         mappings: Of memory.
         resident: Bytes in physical memory, by process: a worker that took another's place is another.
         processes: The application, the launcher and the workers.
@@ -71,7 +71,7 @@ def _pids(device: ta.Device) -> list[int]:
 
 
 def _threads(pid: int) -> int:
-    """So many that do something: an idle one of Trio's says so by its name."""
+    """The number of working threads: Trio's idle ones are known by their names."""
     names: list[str] = []
     for task in Path(f"/proc/{pid}/task").iterdir():
         with suppress(FileNotFoundError, ProcessLookupError):

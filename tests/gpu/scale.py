@@ -1,4 +1,4 @@
-"""How much is done: all of it, or so little that a stand-in for the hardware can do it, too."""
+"""The amount of work: all of it, or little enough for a stand-in for the hardware."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ IS_SMALL = os.environ.get(VARIABLE) == "small"
 
 
 def scaled(full: ValueT, small: ValueT) -> ValueT:
-    """What the environment asks for."""
+    """The scale requested by the environment."""
     return small if IS_SMALL else full
 
 

@@ -1,4 +1,4 @@
-"""What comes back after a fault, and the loop meanwhile, keep their bounds."""
+"""The recovery after a fault, and the loop meanwhile, keep their bounds."""
 
 from __future__ import annotations
 

@@ -19,14 +19,14 @@ WARM_UP = scaled(2_000, 200)
 LOSSES = scaled(20, 3)
 ASKERS = 8
 MIB = 1 << 20
-# The allocators of the C library and of Python keep some of what they were given back.
+# The allocators of the C library and of Python keep some of the returned memory.
 ROOM = 4 * MIB
 # Trio keeps threads in reserve, in each process; each has up to four mappings.
 THREADS = 8
 
 
 async def operate(device: ta.Device, count: int) -> None:
-    """Do so many operations of all libraries, several at a time."""
+    """Do this many operations of all libraries, several at a time."""
     x = await device.put(np.ones((16, 16), np.float32))
     large = np.ones(MIB // 4, np.float32)
 
@@ -52,7 +52,7 @@ def check_flat(before: Holdings, after: Holdings) -> None:
     assert after.threads <= before.threads + THREADS
     assert after.mappings <= before.mappings + 4 * THREADS
     assert after.reserved <= before.reserved
-    # Of a worker that has taken another's place there is no figure before.
+    # A worker that has replaced another lacks an earlier figure.
     both = before.resident.keys() & after.resident.keys()
     grown = {pid: after.resident[pid] - before.resident[pid] for pid in both}
     assert len(grown) >= min(2, after.processes)

@@ -32,9 +32,9 @@ import trio_accel as ta
 
 STUCK_AFTER = scaled(1.0, 3.0)
 MOST_AFTER_SEEN = 0.1
-# The watchdog of the worker sees a fault within so long.
+# The watchdog of the worker sees a fault within this time.
 LOOKS = 0.05
-# The system takes so long, or less, to end a process with a context; until then it may write to host arrays.
+# The system takes at most this time to end a process with a context; until then it may write to host arrays.
 TO_DIE = 0.15
 
 
@@ -45,11 +45,11 @@ class Kind:
     Attributes:
         name: Its name.
         strike: Makes it happen, when the load has been handed over.
-        heads: What befalls the first operation on each stream.
+        heads: The fate of the first operation on each stream.
         is_hang: The device does not report it.
         seen: Waits until it can be seen by the application.
-        reported: What the driver reports, if it reports anything.
-        lost: Class of the error of those in flight.
+        reported: The driver's report, if any.
+        lost: Class of the error of requests in flight.
     """
 
     name: str
@@ -149,7 +149,7 @@ def check_times(kind: Kind, times: Times) -> None:
 
 @pytest.mark.timeout(600)
 async def test_much_memory_survives(system: ta.System) -> None:
-    """64 GiB, or what the device has."""
+    """64 GiB, or all memory of the device."""
     sizes = sizes_from_to(64, *scaled((1024 * MIB, 1024 * MIB), (MIB, MIB)))
     async with system.open_device(BACKEND, options=options(ADDRESS, 0)) as device:
         witnesses = await Witnesses.put(device, sizes)

@@ -33,7 +33,7 @@ import trio_accel as ta
 SECONDS = float(os.environ.get("TRIO_ACCEL_SOAK_SECONDS", scaled(480.0, 8.0)))
 PARTS = 6
 MIB = 1 << 20
-# What is added to the faults of any backend: those of kernels.
+# Additions to the faults of any backend: faults of kernels.
 KERNELS = {
     "trap": {"poison": True, "how": "trap"},
     "assert": {"poison": True, "how": "assert"},
@@ -84,7 +84,7 @@ async def test_minutes_of_everything(system: ta.System, monkeypatch: pytest.Monk
                 await _everything(device)
             await until(lambda: len(workers(launcher())) == 2 and device.dispatch.spares == 1, 30)
             with trio.fail_after(60):
-                # What a killed worker may write to is kept until it is dead.
+                # Memory open to a killed worker is kept until the worker is dead.
                 while (await device.statistics()).memory.blocks:
                     gc.collect()
                     await trio.sleep(0.01)
@@ -98,9 +98,9 @@ async def test_minutes_of_everything(system: ta.System, monkeypatch: pytest.Monk
 
 
 async def _everything(device: ta.Device) -> None:
-    """Do some of everything: a worker that has just begun holds less than one that has loaded and planned it.
+    """Do some of everything, because a new worker holds less than a worker with loaded and planned libraries.
 
-    A fault that waits for its operation may end that worker, too.
+    A fault that waits for its operation may also end that worker.
     """
     while True:
         client = Client(device, random.Random(1), Counter())
@@ -113,7 +113,7 @@ async def _everything(device: ta.Device) -> None:
 
 
 async def _check_arrays(clients: list[Client]) -> None:
-    """What was not damaged is as it must be; then nobody holds any."""
+    """Undamaged arrays are as expected; then nobody holds any."""
     for client in clients:
         for array in client.arrays:
             if "damaged" not in repr(array.ref):

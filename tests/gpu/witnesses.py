@@ -1,4 +1,4 @@
-"""Arrays that no operation uses, and what was in them."""
+"""Arrays that no operation uses, and their contents."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ import trio_accel as ta
 MIB = 1 << 20
 _AT_ONCE = 8
 _STEP = 512
-# By number, size and the size of the largest, which together tell the contents.
+# By number, size and the size of the largest, which together determine the contents.
 _known: dict[tuple[int, int, int], str] = {}
 
 
 def sizes_from_to(count: int, least: int, most: int) -> list[int]:
-    """So many sizes, each power of two in turn."""
+    """This many sizes, each power of two in turn."""
     powers = [least << shift for shift in range((most // least).bit_length())]
     return [powers[number % len(powers)] for number in range(count)]
 
 
 @attrs.define(eq=False)
 class Witnesses:
-    """Arrays on a device, with the hashes of what was put there.
+    """Arrays on a device, with the hashes of their contents.
 
     Attributes:
         refs: The arrays.
@@ -39,7 +39,7 @@ class Witnesses:
 
     @classmethod
     async def put(cls, device: ta.Device, sizes: Sequence[int]) -> Witnesses:
-        """Put arrays of so many bytes, each of different contents."""
+        """Put arrays of this many bytes, each of different contents."""
         content = np.frombuffer(np.random.default_rng(7).bytes(max(sizes)), np.uint64).copy()
         refs, digests = [], []
         for number, nbytes in enumerate(sizes):

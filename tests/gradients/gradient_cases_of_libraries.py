@@ -248,7 +248,7 @@ CASES_OF_LIBRARIES: dict[str, Case | list[Case]] = {
         ]
         for name in ("maximum", "minimum", "median")
     },
-    # Weights are functions of differences that are rounded to bins, and the gradient is that of fine ones.
+    # Weights are functions of differences rounded to bins, and the gradient belongs to exact differences.
     "ndimage.bilateral_filter": [
         *[
             Case(lambda x, mode=mode: i_.bilateral_filter(x, 3, 0.7, 0.8, 10**13, mode, 0.3), ((5, 6),), -1.0)

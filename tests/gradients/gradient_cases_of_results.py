@@ -97,7 +97,7 @@ def _lstsq(x: Any, b: Any) -> Any:
 
 
 def _schur(x: Any, output: str = "real") -> Any:
-    """What does not depend on phases, and on the order of both columns of a block."""
+    """Values independent of phases, and of the order of both columns of a block."""
     form, z = la.schur(x, output)
     values = la.diagonal(form)
     parts = [a.sum(a.abs(form) ** 4, axis=(-2, -1)), a.sum(a.abs(z) ** 4, axis=-1)]
@@ -110,7 +110,7 @@ def _hessenberg(x: Any) -> Any:
 
 
 def _full(x: Any) -> Any:
-    """What is unique of the full matrices."""
+    """The unique part of the full matrices."""
     u, s, vh = la.svd(x)
     return joined([s, (vh if x.shape[-2] > x.shape[-1] else u) ** 2])
 

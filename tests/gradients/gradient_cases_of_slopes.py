@@ -1,4 +1,4 @@
-"""Cases of gradients: training, and the gradients of `nn`, whose gradients are second derivatives."""
+"""Cases of gradients: training, and the gradients of `nn`, with second derivatives for gradients."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ WITH_OPTIONS: dict[str, list[Case]] = {
 
 
 def of_attention(*shapes: tuple[int, ...], **how: Any) -> Case:
-    """The gradients of an attention, whose result and logarithms follow from its arguments."""
+    """The gradients of an attention, with a result and logarithms that follow from its arguments."""
 
     def f(g: Any, q: Any, k: Any, v: Any) -> Any:
         made = n.scaled_dot_product_attention(q, k, v, **how, return_lse=True)

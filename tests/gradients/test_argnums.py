@@ -1,4 +1,4 @@
-"""An argument that is selected twice, and one array or call for two arguments."""
+"""An argument selected twice, and one array or call for two arguments."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ async def test_a_quotient_and_a_remainder(device: ta.Device) -> None:
 
 @pytest.mark.parametrize("size", [1e-30, 1.0, 1e30])
 async def test_angles_of_small_and_large_numbers(device: ta.Device, size: float) -> None:
-    """The squares of these numbers are no float32."""
+    """The squares of these numbers do not fit into float32."""
     hosts = [np.array([0.0, sign * size], "float32") for sign in (3.0, -4.0)]
     y, x = [await device.put(host) for host in hosts]
     by_y, by_x = await ta.grad(lambda y, x: a.sum(a.atan2(y, x)) * size, argnums=(0, 1))(y, x)
@@ -212,7 +212,7 @@ async def test_a_value_without_a_gradient_is_refused(device: ta.Device, function
             await make(function)(x)
 
 
-async def test_a_whole_value_has_no_vjp(device: ta.Device) -> None:
+async def test_an_integer_value_has_no_vjp(device: ta.Device) -> None:
     x = await device.put(np.eye(3))
     value, pull = await ta.gradients.vjp(a.argmax, x)
     with pytest.raises(TypeError, match=r"vjp: the function must return float or complex numbers"):

@@ -61,7 +61,7 @@ OF_TWO: list[Callable[[Any, Any], Any]] = [
 
 
 def composed(seed: int) -> Callable[[Any, Any], Any]:
-    """Compose some functions, of two matrices and of what was computed before."""
+    """Compose some functions, of two matrices and of earlier results."""
     rng = np.random.default_rng(seed)
     plan: list[tuple[Any, list[int]]] = []
     for count in range(2, 2 + int(rng.integers(2, 7))):

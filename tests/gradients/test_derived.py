@@ -138,7 +138,7 @@ LOADS = {
     "a column": "out = w * x[i(0), 0] * x[i(0), i(1)]",
     "one element": "out = w * x[2, 1]",
 }
-# Loads whose gradients are gathers. `n` and `m` are the extents.
+# Loads with gathers for gradients. `n` and `m` are the extents.
 WRAPS = {
     "by numbers": "out = w * x[(i(0) + 1) % 3, (i(1) - 1) % 4] * x[(1 + i(0)) % 3, i(1)]",
     "by arguments": "out = w * x[(i(0) - (-1)) % n, (i(1) - (2)) % m] ** 2",
@@ -227,7 +227,7 @@ async def test_gradients_of_shifted_loads_are_gathers(
 @pytest.mark.parametrize(
     "index", ["minimum(i(0) + 1, n - 1) % n", "(i(0) + 1) % (n + 1)", "i(0) + n - 1", "int64(i(0) + 1.5)"]
 )
-async def test_indices_that_are_no_shifts(device: ta.Device, index: str) -> None:
+async def test_indices_other_than_shifts(device: ta.Device, index: str) -> None:
     """They look like shifts, and have other values at an edge."""
     rng = np.random.default_rng(4)
     hosts = {"x": rng.uniform(0.3, 0.9, 5), "w": rng.uniform(-0.9, 0.9, 5)}
@@ -268,7 +268,7 @@ async def test_a_gather_by_indices_of_an_array(device: ta.Device) -> None:
     np.testing.assert_allclose(await of_w.to_host(), x[np.clip(j, -9, 8)] ** 2)
 
 
-async def test_a_loop_whose_length_elements_decide_is_refused_for_loads(device: ta.Device) -> None:
+async def test_a_loop_with_a_data_dependent_length_is_refused_for_loads(device: ta.Device) -> None:
     kernel = ta.jit.elementwise("sum(x[k] for k in range(0, n))", inputs=["x", "n"], name="partial")
     x, n = await device.put(np.arange(4.0)), await device.put(np.array([1, 3]))
     with pytest.raises(
@@ -306,7 +306,7 @@ async def test_second_derivatives(device: ta.Device, text: str) -> None:
 
 
 async def test_ties_and_bounds(device: ta.Device) -> None:
-    """Equal arrays share the gradient; at a bound that is a number it is 0, as in PyTorch."""
+    """Equal arrays share the gradient; at a constant bound it is 0, as in PyTorch."""
     host = np.array([0.0, 1.0, -1.0, 0.5, np.nan])
     x, y = await device.put(host), await device.put(np.array([0.0, 1.0, 1.0, 0.5, 0.0]))
     for f, want in (
@@ -389,7 +389,7 @@ async def test_rules_of_gathers_by_sorted_places(device: ta.Device, monkeypatch:
 
 
 @given(function=st.sampled_from(["+", "-", "*"]), number=st.integers(-LARGEST, LARGEST))
-def test_integers_of_loops_that_are_written_out_wrap_around_as_in_numpy(function: str, number: int) -> None:
+def test_integers_of_unrolled_loops_wrap_around_as_in_numpy(function: str, number: int) -> None:
     text = f"t = x\nfor k in range(-2, 3):\n    t = t + x * (k {function} ({number}))\nout = t"
     program = unrolled(typed(parse(text, ("x",)), (F,)))
     made = gradient(program, 1, 0, has_result=False)

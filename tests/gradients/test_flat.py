@@ -53,12 +53,12 @@ async def test_it_has_the_bits_of_value_and_grad(device: ta.Device) -> None:
 
 
 def asked(device: Any) -> int:
-    """Count the chains that were asked as one request."""
+    """Count the chains asked as one request."""
     counts = device.chains.kept.counts
     return int(counts.hits + counts.recorded)
 
 
-async def test_what_follows_is_part_of_the_request(device: ta.Device) -> None:
+async def test_later_steps_are_part_of_the_request(device: ta.Device) -> None:
     parameters, x = await given(device)
     made: Any = device
     found: list[Any] = []
@@ -99,7 +99,7 @@ async def test_a_host_array_that_a_rule_reads_counts_each_time(device: ta.Device
         np.testing.assert_allclose(await found.to_host(), expected)
 
 
-async def test_numbers_that_change_are_those_of_each_call(device: ta.Device) -> None:
+async def test_changing_numbers_belong_to_each_call(device: ta.Device) -> None:
     x = await device.put(HOST)
     for number in range(8):
         found = await ta.grad(lambda x, k=float(number): a.sum(x * k * x))(x)
@@ -149,7 +149,7 @@ async def test_it_is_part_of_a_graph(device: ta.Device) -> None:
     np.testing.assert_array_equal(await (await graph()).to_host(), expected)
 
 
-async def test_what_it_refuses(device: ta.Device) -> None:
+async def test_it_refuses_invalid_functions(device: ta.Device) -> None:
     x, whole = await device.put(HOST), await device.put(np.arange(3))
     for _ in range(2):
         with pytest.raises(ValueError, match=r"the value must be a scalar, got shape \(6,\)"):

@@ -44,12 +44,12 @@ def test_each_function_with_a_gradient_has_a_case() -> None:
 
 
 @pytest.mark.parametrize(("name", "number"), NUMBERED)
-async def test_gradients_are_those_of_differences(device: ta.Device, name: str, number: int) -> None:
+async def test_gradients_match_differences(device: ta.Device, name: str, number: int) -> None:
     cases = CASES[name]
     case = cases[number] if isinstance(cases, list) else cases
     values = case.values()
     try:
-        # Views of arrays are arrays, which are no calls.
+        # Views of arrays are arrays, and not calls.
         shape = (await (case.f(*[await device.put(one) for one in values]) * 1.0)).shape
     except ta.NotSupportedError as error:
         if BACKEND == "cpu":
@@ -81,7 +81,7 @@ async def total(device: ta.Device, case: Case, values: list[Any], weights: Any) 
 
 
 async def test_products_with_sparse_matrices(device: ta.Device) -> None:
-    """The matrix is no array of the tape; the dense factor is."""
+    """The matrix is not an array of the tape; the dense factor is."""
     dense = np.array([[0.0, 2.0, 0.0], [1.0, 0.0, 3.0]])
     matrix = await ta.sparse.csr(device, scipy.sparse.csr_array(dense))
     weights = numbers((2, 4))
@@ -114,7 +114,7 @@ async def test_a_spline_has_the_derivative_of_its_pieces(device: ta.Device) -> N
     np.testing.assert_allclose(await found.to_host(), await want.to_host())
 
 
-async def test_parameters_in_dicts_and_lists_that_are_used_twice_or_never(device: ta.Device) -> None:
+async def test_parameters_in_dicts_and_lists_used_twice_or_never(device: ta.Device) -> None:
     given = {
         "w": [await device.put(numbers((3,))), await device.put(numbers((3,), 1))],
         "never": await device.put(Y),
@@ -136,7 +136,7 @@ async def test_parameters_in_dicts_and_lists_that_are_used_twice_or_never(device
 
 @pytest.mark.filterwarnings("error:.*was never awaited:RuntimeWarning")
 async def test_nothing_is_left_of_calls_that_nobody_else_has_made(device: ta.Device) -> None:
-    """Neither by gradients of some arguments alone, nor by a refusal after some of them were made."""
+    """Neither by gradients of only some arguments, nor by a refusal after some of them were made."""
     x, w, v = [await device.put(numbers(shape, 1)) for shape in ((3, 4), (4, 4), (4,))]
     hosts = [numbers(shape, 2) for shape in ((3, 4), (4, 4), (4,))]
     for f, given in (

@@ -34,7 +34,7 @@ async def test_dropout_has_the_gradient_of_its_mask(device: ta.Device, kind: Any
 
 @each_kind
 async def test_a_gradient_draws_one_mask(device: ta.Device, kind: Any) -> None:
-    """To look for a layout draws nothing, so that the state of a generator is that of one call."""
+    """Looking for a layout draws nothing, so the state of a generator is the state after one call."""
     x = await device.put(HOST)
     other, generator = [ta.random.Generator(device, kind, seed=7) for _ in range(2)]
     await n.dropout(x, 0.3, generator=other)

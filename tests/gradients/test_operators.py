@@ -13,13 +13,13 @@ import trio_accel as ta
 
 a: Any = ta.arrays
 
-# Powers whose base is 0, negative or positive, with exponents of any sign.
+# Powers with a base of 0, negative or positive, with exponents of any sign.
 BASES = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 2.0, 2.0, 3.0, -2.0, -2.0])
 EXPONENTS = np.array([0.0, 1.0, 2.0, 0.5, 3.0, -1.0, 0.0, -1.5, 2.5, 0.0, 3.0])
 
 
 def slopes_of_powers(a: Any, b: Any) -> tuple[Any, Any]:
-    """The derivatives of a ** b, as PyTorch has them: a power of 0 does not change with its exponent."""
+    """PyTorch's derivatives of a ** b: a power of 0 does not change with its exponent."""
     with np.errstate(all="ignore"):
         of_base = np.where(b == 0, 0.0, b * a ** (b - 1))
         of_exponent = np.where((a == 0) & (b >= 0), 0.0, a**b * np.log(a))
@@ -61,7 +61,7 @@ OPERATORS = ["add", "sub", "mul", "truediv", "pow", "mod", "matmul"]
 
 @pytest.mark.parametrize("is_reflected", [False, True])
 @pytest.mark.parametrize("name", OPERATORS)
-async def test_operators_with_what_is_on_the_host(device: ta.Device, name: str, is_reflected: bool) -> None:
+async def test_operators_with_operands_on_the_host(device: ta.Device, name: str, is_reflected: bool) -> None:
     f, host = getattr(operator, name), numbers((3, 3), 1, 0.3, 2.0)
     x, direction = await device.put(host), numbers((3, 3), 2)
     for other in (

@@ -1,4 +1,4 @@
-"""`grad`, `value_and_grad`, `vjp`, `custom_gradient`, `stop_gradient` and `slopes=`, and what they refuse."""
+"""`grad`, `value_and_grad`, `vjp`, `custom_gradient`, `stop_gradient` and `slopes=`, and their refusals."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ async def test_slopes_by_hand(device: ta.Device) -> None:
         ),
     ],
 )
-def test_slopes_that_are_refused(options: dict[str, Any], kind: type[Exception], says: str) -> None:
+def test_refused_slopes(options: dict[str, Any], kind: type[Exception], says: str) -> None:
     text = "y = x * x; z = x" if "outputs" in options else "y = x * x"
     with pytest.raises(kind, match=says):
         ta.jit.elementwise(text, **options)
@@ -154,7 +154,7 @@ async def test_custom_gradient(device: ta.Device) -> None:
         (lambda g, y, x: (g, g), ValueError, "a gradient or None for each of 1 arguments, got 2"),
     ],
 )
-async def test_rules_that_are_wrong(device: ta.Device, rule: Any, kind: type[Exception], says: str) -> None:
+async def test_wrong_rules(device: ta.Device, rule: Any, kind: type[Exception], says: str) -> None:
     f = ta.custom_gradient(a.floor, rule)
     x = await device.put(HOST)
     with pytest.raises(kind, match=says):
@@ -186,14 +186,16 @@ async def test_rules_that_are_wrong(device: ta.Device, rule: Any, kind: type[Exc
     ],
 )
 @pytest.mark.filterwarnings("error:.*was never awaited:RuntimeWarning")
-async def test_what_is_refused(device: ta.Device, f: Any, kind: type[Exception], says: str) -> None:
+async def test_invalid_arguments_are_refused(
+    device: ta.Device, f: Any, kind: type[Exception], says: str
+) -> None:
     x = await device.put(HOST)
     with pytest.raises(kind, match=says):
         await ta.value_and_grad(f)(x)
     gc.collect()
 
 
-async def test_arguments_that_have_no_gradient(device: ta.Device) -> None:
+async def test_arguments_without_a_gradient(device: ta.Device) -> None:
     for host, says in (
         (np.arange(3), "arguments with gradients must be floating, got int64"),
         (np.array([True]), "must be floating, got bool"),
@@ -213,7 +215,7 @@ async def test_arguments_that_have_no_gradient(device: ta.Device) -> None:
         ta.grad(a.sum, argnums="x")  # type: ignore[arg-type]
 
 
-async def test_complex_numbers_between_real_ones(device: ta.Device) -> None:
+async def test_complex_numbers_between_real_numbers(device: ta.Device) -> None:
     """The gradient of a real value by real arrays passes complex arrays."""
     x = await device.put(HOST)
 

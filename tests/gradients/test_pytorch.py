@@ -1,4 +1,4 @@
-"""Gradients against those of PyTorch in float64, where it is installed and has the function."""
+"""Gradients against PyTorch's in float64, if it is installed and has the function."""
 
 from __future__ import annotations
 
@@ -444,7 +444,7 @@ TORCH: dict[str, Callable[..., Any] | list[Callable[..., Any] | None]] = {
 
 
 def twins() -> list[tuple[str, int]]:
-    """Return the names and numbers of cases that PyTorch has, too."""
+    """Return the names and numbers of cases that PyTorch also has."""
     return [
         (name, number)
         for name, torchs in sorted(TORCH.items())
@@ -453,7 +453,7 @@ def twins() -> list[tuple[str, int]]:
 
 
 @pytest.mark.parametrize(("name", "number"), twins())
-async def test_gradients_are_those_of_pytorch(device: ta.Device, name: str, number: int) -> None:
+async def test_gradients_match_pytorch(device: ta.Device, name: str, number: int) -> None:
     ours, torchs = CASES[name], TORCH[name]
     case: Case = ours[number] if isinstance(ours, list) else ours
     f: Any = torchs[number] if isinstance(torchs, list) else torchs

@@ -1,4 +1,4 @@
-"""Gradients of `jit.reduction`, and of loops whose loads do not depend on the element."""
+"""Gradients of `jit.reduction`, and of loops with loads that do not depend on the element."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def test_refusals_name_the_reason(device: ta.Device) -> None:
 
 
 async def test_each_element_loads_the_same_elements_in_a_loop(device: ta.Device) -> None:
-    """The places of the gradient vary with the iteration alone, and its values with the element alone."""
+    """The indices of the gradient vary only with the iteration, and its values only with the element."""
     kernel = ta.jit.elementwise(
         "y = 0.0\nfor j in range(k):\n    y = y + x[j]", inputs=["x", "k"], outputs="y"
     )

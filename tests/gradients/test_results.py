@@ -69,7 +69,7 @@ async def test_kernels_of_several_results(device: ta.Device, kind: str, use: str
         np.testing.assert_allclose((await slope.to_host() * direction).sum(), want, rtol=1e-7, atol=1e-8)
 
 
-async def test_a_rule_of_ones_own_gets_a_gradient_for_each_result(device: ta.Device) -> None:
+async def test_a_custom_rule_gets_a_gradient_for_each_result(device: ta.Device) -> None:
     host = numbers((3, 4))
     x = await device.put(host)
     both: Any = ta.jit.elementwise("s = x * x; p = sin(x)", inputs=["x"], outputs=["s", "p"], name="both")
@@ -121,7 +121,7 @@ async def test_parts_that_nobody_uses_get_no_gradient(device: ta.Device) -> None
 
 
 @needs_solvers
-async def test_a_part_that_is_used_twice(device: ta.Device) -> None:
+async def test_a_part_used_twice(device: ta.Device) -> None:
     host = symmetric()
     x = await device.put(host)
 
@@ -202,7 +202,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
 
 
 @needs_solvers
-async def test_singular_values_that_are_equal_have_a_polar_factor(device: ta.Device) -> None:
+async def test_equal_singular_values_have_a_polar_factor(device: ta.Device) -> None:
     """Sums of singular values divide, and not their gaps: the factor of the identity turns with it."""
     x, weights = await device.put(np.eye(3)), numbers((3, 3))
     found = await ta.grad(lambda x: a.sum(la.polar(x)[0] * weights))(x)
@@ -218,8 +218,8 @@ async def test_equal_eigenvalues_without_vectors(device: ta.Device) -> None:
 
 
 @needs_solvers
-async def test_a_number_next_to_arrays_is_no_operand(device: ta.Device) -> None:
-    """The arrays are, whose layouts are those of full rank."""
+async def test_a_number_next_to_arrays_is_not_an_operand(device: ta.Device) -> None:
+    """The arrays are, with the layouts of full rank."""
     x, b = await device.put(numbers((5, 3))), await device.put(numbers((5,)))
     made = la.lstsq(x, b)
     solution, residuals, rank, values = made
@@ -251,7 +251,7 @@ async def test_long_recursions_are_refused(device: ta.Device) -> None:
 
 @needs_solvers
 @pytest.mark.parametrize("kind", REFUSED)
-async def test_what_has_no_gradient(device: ta.Device, kind: str) -> None:
+async def test_functions_without_a_gradient(device: ta.Device, kind: str) -> None:
     f, text = REFUSED[kind]
     x = await device.put(symmetric() + 9.0 * np.eye(4))
     with pytest.raises(ta.NotSupportedError, match=text):

@@ -19,7 +19,7 @@ SMOOTH = (
     "celu", "elu", "gelu", "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "log_sigmoid",
     "mish", "relu", "relu6", "selu", "sigmoid", "silu", "softplus", "softshrink", "softsign", "tanhshrink",
 )  # fmt: skip
-# The limits of slopes that are not 0 or 1 at 0.
+# The limits of slopes other than 0 and 1 at 0.
 AT_ZERO = {
     "sigmoid": 0.25,
     "log_sigmoid": 0.5,
@@ -41,7 +41,7 @@ async def slope(device: ta.Device, f: Any, points: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", SMOOTH)
-async def test_derived_slopes_are_those_by_hand(device: ta.Device, name: str) -> None:
+async def test_derived_slopes_match_slopes_by_hand(device: ta.Device, name: str) -> None:
     """The derived gradient is the function `nn` has for it, also where a branch of the expression ends."""
     found = await slope(device, getattr(n, name), POINTS)
     x = await device.put(POINTS)
@@ -54,7 +54,7 @@ async def test_derived_slopes_are_those_by_hand(device: ta.Device, name: str) ->
 
 
 @pytest.mark.parametrize("name", SMOOTH)
-async def test_slopes_between_the_bounds_are_those_of_differences(device: ta.Device, name: str) -> None:
+async def test_slopes_between_the_bounds_match_differences(device: ta.Device, name: str) -> None:
     """A slope is between the differences on both sides of each point."""
     points = POINTS[:12]
     f = getattr(n, name)
@@ -69,7 +69,7 @@ async def test_slopes_between_the_bounds_are_those_of_differences(device: ta.Dev
     "name", ["expit", "log_expit", "sinc", "logaddexp2", "lerp", "xlogy", "entr", "logaddexp"]
 )
 async def test_slopes_of_functions_with_branches(device: ta.Device, name: str) -> None:
-    """Where the branches of an expression meet, the slope is that of the function."""
+    """At the border of two branches of an expression, the slope is the function's."""
     points = np.array([0.0, 1e-8, -1e-8, 0.05, 1.0, -1.0, 30.0, -700.0])
     functions: dict[str, tuple[Any, Any]] = {
         "expit": (a.expit, 1 / (2 + 2 * np.cosh(points))),
@@ -89,7 +89,7 @@ async def test_slopes_of_functions_with_branches(device: ta.Device, name: str) -
 
 
 async def test_nan_stays_nan_or_has_no_slope(device: ta.Device) -> None:
-    """The slope of NaN is NaN, or that of the branch which a comparison with a bound chooses."""
+    """The slope of NaN is NaN, or the slope of the branch chosen by a comparison with a bound."""
     for name in SMOOTH:
         found = await slope(device, getattr(n, name), np.array([np.nan]))
         assert np.isnan(found[0]) or 0 <= found[0] <= 1, (name, found)
@@ -104,7 +104,7 @@ async def test_equal_elements_have_a_deviation_without_slope(device: ta.Device) 
 
 
 async def test_a_second_where_keeps_nan_out_of_the_gradient(device: ta.Device) -> None:
-    """The branch that was not chosen has the gradient 0 * inf, unless its argument is another one."""
+    """The branch not chosen has the gradient 0 * inf, unless its argument is another one."""
     x = np.array([0.0, 4.0])
 
     def good(x: Any) -> Any:
@@ -125,7 +125,7 @@ async def test_a_second_where_keeps_nan_out_of_the_gradient(device: ta.Device) -
         ("where(x > 0, float64(sqrt(x)), 0)", [0.0, 4.0], [0.0, 0.25]),
     ],
 )
-async def test_a_branch_that_was_not_chosen_adds_nothing(
+async def test_an_unchosen_branch_adds_nothing(
     device: ta.Device, text: str, points: list[float], want: list[float]
 ) -> None:
     """In one expression, an infinite derivative of the other branch is not multiplied by 0."""
@@ -154,7 +154,7 @@ async def test_branches_choose_between_signs_of_zero(device: ta.Device) -> None:
     ],
 )
 async def test_bounds_of_bounds(device: ta.Device, text: str) -> None:
-    """The gradient is 0 at both bounds, beyond them, and at NaN."""
+    """The gradient is 0 at both bounds, outside them, and at NaN."""
     kernel: Any = ta.jit.elementwise(text if "y = " in text else f"y = {text}", inputs=None)
     points = np.array([-9.0, -1.0, -0.5, 0.0, 1.5, 2.0, 9.0, np.nan])
     low = {"low": -1.0} if "low" in text else {}

@@ -38,7 +38,7 @@ NUMBERED = [
 
 
 @pytest.mark.parametrize(("name", "number"), NUMBERED)
-async def test_second_derivatives_are_those_of_differences(device: ta.Device, name: str, number: int) -> None:
+async def test_second_derivatives_match_differences(device: ta.Device, name: str, number: int) -> None:
     cases = CASES[name]
     case: Case = cases[number] if isinstance(cases, list) else cases
     hosts = case.values()

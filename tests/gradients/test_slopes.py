@@ -71,7 +71,7 @@ OTHERS = {
     *("dropout", "embedding", "linear_input", "linear_weight", "scaled_dot_product_attention"),
 }
 SCALE, ALPHA = 1.0507009873554805, 1.6732632423543772
-# The functions whose slope is derived, in NumPy. Decision 155 has the others, with reasons.
+# The functions with a derived slope, in NumPy. Decision 155 has the others, with reasons.
 DERIVED: dict[str, Callable[..., Any]] = {
     "elu": lambda g, x, alpha=1.0: np.where(x > 0, g, g * alpha * np.exp(np.minimum(x, 0))),
     "hardshrink": lambda g, x, lambd=0.5: np.where(np.abs(x) <= lambd, 0, g),
@@ -105,7 +105,7 @@ def pairs(name: str) -> list[Any]:
 
 
 async def by_tape_of(f: Any, x: Any, *args: Any, **named: Any) -> Any:
-    """Return the slopes of a function by `ta.grad`; the other arguments have none."""
+    """Return the slopes of a function by `ta.grad`, without the other arguments."""
 
     def total(x: Any) -> Any:
         return a.sum(f(x, *args, **named))

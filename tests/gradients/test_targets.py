@@ -1,4 +1,4 @@
-"""Gradients of losses by their targets, and by other arguments behind the prediction."""
+"""Gradients of losses by their targets, and by other arguments after the prediction."""
 
 from __future__ import annotations
 

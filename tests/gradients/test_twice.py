@@ -70,7 +70,7 @@ def everywhere(f: Callable[..., Any], count: int) -> F:
 
 
 def found_cases() -> dict[str, tuple[F, tuple[int, ...], float, float]]:
-    """Return functions with shapes and ranges: `OF_ONE`, and all of `CASES` whose operands share a shape."""
+    """Return functions with shapes and ranges: `OF_ONE`, and all of `CASES` with operands of one shape."""
     found = {name: (f, shape, 0.5, 2.0) for name, (f, shape) in OF_ONE.items()}
     for name, cases in sorted(CASES.items()):
         for number, case in enumerate(cases if isinstance(cases, list) else [cases]):
@@ -118,7 +118,7 @@ async def test_second_derivatives_count_each_place_once(device: ta.Device) -> No
 
 
 async def test_a_gaussian_process_reaches_its_optimum(device: ta.Device) -> None:
-    """The negative log likelihood by ``dot(a, a)``, whose gradient by the amplitude has a closed form."""
+    """The negative log likelihood by ``dot(a, a)``: its gradient by the amplitude has a closed form."""
     points = np.linspace(0.0, 1.0, 12)
     kernel = np.exp(-8.0 * (points[:, None] - points) ** 2) + 0.1 * np.eye(12)
     y = np.sin(6.0 * points)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-# Test folders are no packages: what several modules of this one share is imported by its own name.
+# Test folders are not packages, so modules of this folder import their shared code by its own name.
 sys.path.insert(0, str(Path(__file__).parent))
 
 from trio_accel.backends.base import Isolation

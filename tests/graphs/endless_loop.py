@@ -1,4 +1,4 @@
-"""A loop that never ends: the device gives it up, and comes back. It is a program, too."""
+"""A loop that never ends: the device gives it up, and comes back. It is also a program."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ AT_ONCE = ta.Backoff(initial=0.0, base=0.0, jitter=0.0)
 
 
 async def comes_back(system: ta.System, backend: str, isolation: Any, before: int) -> None:
-    """Replay a loop so many times that ends after a turn, and then once when it never ends."""
+    """Replay a loop that ends after a turn this many times, and then once when it never ends."""
     options = ta.DeviceOptions(isolation=isolation, stuck_after=0.3, backoff=AT_ONCE)
     async with system.open_device(backend, options=options) as device:
         go, once = await device.put(np.bool_(True)), await device.put(np.bool_(True))

@@ -25,7 +25,7 @@ async def put(device: ta.Device, *seeds: int, n: int = N) -> list[ta.AccelRef]:
 
 
 async def close(ref: ta.AccelRef, expected: Any) -> None:
-    """Fail unless an array is what is expected."""
+    """Fail unless an array equals the expected one."""
     np.testing.assert_allclose(await ref.to_host(), expected, rtol=1e-12, atol=1e-12)
 
 

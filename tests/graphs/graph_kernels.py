@@ -1,4 +1,4 @@
-"""A kernel that a graph has, and what computes it on the CPU backend."""
+"""A kernel of a graph, and its computation on the CPU backend."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ halves = jit.Kernel(
 
 
 def halves_cpu(n: np.int64, x: npt.NDArray[Any], y: npt.NDArray[Any]) -> None:
-    """What the kernel computes."""
+    """The result of the kernel."""
     y[...] = 0.5 * x + 1.0

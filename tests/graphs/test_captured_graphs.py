@@ -1,4 +1,4 @@
-"""Graphs of the driver: when a chain is captured, what it uses then, and what happens if it cannot be."""
+"""Graphs of the driver: the time of a chain's capture, its resources, and its behaviour without a capture."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def test_there_are_not_too_many(device: ta.Device, spy: Spy) -> None:
     graph = await graphs.capture(device, sums, many[0], many[1])
     await graph.replay()
     made, destroyed = spy("cuGraphInstantiate"), spy("cuGraphExecDestroy")
-    # Those that are in use stay; then others are.
+    # Graphs in use stay; then others are in use.
     for others in ((1, 3), (5, 7)):
         for _ in range(24):
             for number in range(0, 160, 2):
@@ -78,7 +78,7 @@ async def test_there_are_not_too_many(device: ta.Device, spy: Spy) -> None:
 
 
 async def test_workspace_that_moves(device: ta.Device, spy: Spy) -> None:
-    """A chain whose operations need more and more of it, and one that has needed less before."""
+    """A chain with operations that need more and more of it, and a chain that needed less before."""
 
     async def packs(x: ta.AccelRef, y: ta.AccelRef) -> ta.AccelRef:
         out = await y.copy()
@@ -100,7 +100,7 @@ async def test_workspace_that_moves(device: ta.Device, spy: Spy) -> None:
     assert captures.count > len(made)
 
 
-async def test_what_cannot_be_captured_is_replayed_one_by_one(device: ta.Device, spy: Spy) -> None:
+async def test_uncapturable_graphs_are_replayed_one_by_one(device: ta.Device, spy: Spy) -> None:
     (x,) = await put(device, 1)
     sparse = await ta.sparse.csr(device, scipy.sparse.eye_array(N, format="csr") * 3.0)
 
@@ -130,7 +130,7 @@ async def test_a_sparse_product_is_captured_while_its_structure_is_known(device:
 
     graph = await graphs.capture(device, step, *await arrays(N - 1))
     for turn in range(1, 4):
-        # They are where those before were, and nobody has looked at what is there now.
+        # They have the addresses of the old ones, and nobody has looked at the contents.
         given = await arrays(N - 1)
         for _ in range(6):
             await graph(*given)
@@ -174,7 +174,7 @@ async def test_the_driver_refuses_a_launch(device: ta.Device, spy: Spy) -> None:
     assert launches.count == 1
 
 
-async def test_an_operation_that_is_refused_in_the_middle(device: ta.Device) -> None:
+async def test_an_operation_refused_in_the_middle(device: ta.Device) -> None:
     x, y = await put(device, 1, 2)
     bits = await x.cast("float8_e4m3fn")
 
@@ -186,7 +186,7 @@ async def test_an_operation_that_is_refused_in_the_middle(device: ta.Device) -> 
     graph = await graphs.capture(device, step, x, y)
     with pytest.raises(ta.NotSupportedError, match=r"node 1 of the graph, linalg.Matmul: .*float8"):
         await graph.replay()
-    # It was being changed when that was found.
+    # It was being changed at that time.
     with pytest.raises(ta.StaleRefError, match=r"spoiled by graphs.Replay"):
         await y.to_host()
     good = await graphs.capture(device, sums, x, (await put(device, 2))[0])
@@ -195,7 +195,7 @@ async def test_an_operation_that_is_refused_in_the_middle(device: ta.Device) -> 
 
 
 @pytest.mark.parametrize("before", [0, 5])
-async def test_an_operation_that_is_refused_in_a_branch(device: ta.Device, before: int) -> None:
+async def test_an_operation_refused_in_a_branch(device: ta.Device, before: int) -> None:
     """Also after the chain was to be captured; while the branch is not taken, nothing is refused."""
     x, y = await put(device, 1, 2)
     bits = await x.cast("float8_e4m3fn")
@@ -252,7 +252,7 @@ async def looped(device: ta.Device) -> tuple[graphs.Graph[ta.AccelRef], ta.Accel
 
 
 async def run_loop(device: ta.Device, turns: list[int]) -> Callable[[int], Awaitable[None]]:
-    """Replay such a graph so many turns each, and give what replays it once more."""
+    """Replay such a graph this many turns each, and return a function that replays it once more."""
     graph, n, total = await looped(device)
     run = 0
 
@@ -269,12 +269,12 @@ async def run_loop(device: ta.Device, turns: list[int]) -> Callable[[int], Await
 
 
 async def test_a_loop_is_one_launch(device: ta.Device, spy: Spy) -> None:
-    """The driver goes through all turns by itself; before, the host reads the condition for each."""
+    """The driver goes through all turns on its own; before, the host reads the condition for each."""
     handles, parts = spy("cuGraphConditionalHandleCreate"), spy("cuStreamBeginCaptureToGraph")
     replay = await run_loop(device, [2, 0, 1])
     assert (handles.count, parts.count) == (0, 0)
     await replay(3)
-    # Into the part, and behind it.
+    # Into the part, and after it.
     assert (handles.count, parts.count) == (1, 2)
     launches, reads, graph_ends = spy("cuGraphLaunch"), spy("cuMemcpyDtoHAsync"), spy("cuGraphDestroy")
     for turns in (0, 1, 100, 7):
@@ -312,7 +312,7 @@ async def test_a_graph_in_a_graph_is_one_launch(device: ta.Device, spy: Spy) -> 
 async def test_a_driver_without_conditions(
     device: ta.Device, spy: Spy, caplog: pytest.LogCaptureFixture, name: str, answer: tuple[Any, ...]
 ) -> None:
-    """The host goes on to read the condition; what was begun is ended, so that other chains are captured."""
+    """The host continues to read the condition; begun work is ended, so that other chains are captured."""
     from cuda.bindings import driver
 
     caplog.set_level(logging.INFO, "trio_accel.devices")
@@ -350,7 +350,7 @@ async def test_a_compiler_without_conditions(
     await replay(2)
 
 
-async def test_what_a_branch_needs_is_found_when_it_is_captured(device: ta.Device, spy: Spy) -> None:
+async def test_the_needs_of_a_branch_are_found_when_it_is_captured(device: ta.Device, spy: Spy) -> None:
     """It has never run by then: its workspace is taken while it is captured, and it is captured once more."""
     x, small = await device.put(matrix(1, 96, 96)), await device.put(np.zeros((48, 48)))
     out, flag = await device.put(np.ones(N)), await device.put(np.bool_(False))

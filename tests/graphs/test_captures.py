@@ -1,4 +1,4 @@
-"""Capturing: what is recorded, what is refused, and what a graph shows of itself."""
+"""Capturing: the recorded operations, the refusals, and the texts of a graph."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def test_two_captures_and_other_work_at_once(device: ta.Device) -> None:
         nursery.start_soon(one)
         await turns[0].wait()
         await wait_all_tasks_blocked()
-        # This task is none of those that capture.
+        # This task is not one of the capturing tasks.
         await close(await linalg.matmul(x, y), matrix(1) @ matrix(2))
         turns[1].set()
     for graph in made:
@@ -95,7 +95,7 @@ async def refused(
     assert caught.value.operation
 
 
-async def test_what_a_graph_cannot_have(device: ta.Device) -> None:
+async def test_a_graph_refuses_unsupported_operations(device: ta.Device) -> None:
     (x,) = await put(device, 1)
     sparse = await ta.sparse.csr(device, scipy.sparse.eye_array(N, format="csr"))
 
@@ -245,7 +245,7 @@ async def test_dot(device: ta.Device) -> None:
         ("3", "linalg.Scal"),
     ]
     edges = set(re.findall(r"n(\d+) -> n(\d+);", text))
-    # The sum needs the second product; the array that both products read is changed behind them.
+    # The sum needs the second product; the array that both products read is changed after them.
     assert {("0", "1"), ("1", "2"), ("1", "3")} <= edges
     assert ("2", "3") not in edges
     assert text.startswith("digraph")

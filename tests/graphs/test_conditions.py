@@ -1,4 +1,4 @@
-"""Branches and loops of graphs: what runs, how often, and what is refused."""
+"""Branches and loops of graphs: the bodies that run, their counts, and the refusals."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def roots(a: Any, bound: float) -> tuple[Any, int]:
 
 
 async def test_newtons_iteration_until_the_residual_is_small(device: ta.Device) -> None:
-    """Arguments of the body, arrays that it uses besides, and results in between within it."""
+    """Arguments of the body, other arrays that it uses, and intermediate results within it."""
     residual = await device.put(np.float64(0.0))
 
     async def body(x: ta.AccelRef, a: ta.AccelRef, go: ta.AccelRef) -> None:
@@ -129,7 +129,7 @@ async def test_turns_are_counted_and_limited(device: ta.Device) -> None:
 
 
 async def test_one_of_two(device: ta.Device) -> None:
-    """A branch that was never taken before a graph of the driver was captured, and one that needs memory."""
+    """A branch never taken before a graph of the driver was captured, and a branch that needs memory."""
     x, y, out = await device.put(matrix(1)), await device.put(matrix(2)), await device.put(matrix(3))
     condition = await device.put(np.int32(0))
 
@@ -203,7 +203,7 @@ async def test_one_of_several(device: ta.Device) -> None:
     for value in (2, 2, 2, 2, 0, 1, 3, -1, 1 << 30, 1):
         await number.fill(value)
         await graph.replay()
-        # The one that changes the number does not choose another one by it.
+        # The branch that changes the number does not choose another branch by it.
         host = host * {0: 2.0, 1: 5.0, 2: 7.0}.get(value, 1.0)
         assert await number.item() == (2 if value == 1 else value)
         np.testing.assert_array_equal(await x.to_host(), host)
@@ -234,14 +234,14 @@ async def test_outside_of_a_step(device: ta.Device) -> None:
         await skipped.wait()
         assert await pending.value.item() == 1
         np.testing.assert_array_equal(await x.to_host(), np.full(N, 4.0 ** (turn + 1)))
-    # The same graph twice; and arrays of the host that are only read.
+    # The same graph twice; and arrays of the host for reading only.
     add_host = await graphs.capture(device, _both, await x.copy(), x)
     await device.ask(graphs.If(go, add_host, (np.ones(N), x), add_host))
     np.testing.assert_array_equal(await x.to_host(), np.full(N, 4.0**REPLAYS + 2))
 
 
 async def test_a_loop_in_the_middle_of_other_work(device: ta.Device) -> None:
-    """Hazards: what writes to arrays of a body comes before or after the loop, on other streams."""
+    """Hazards: writers of a body's arrays come before or after the loop, on other streams."""
     graph, x, n, _ = await countdown(device)
     await n.fill(0)
     host = np.ones(N)
@@ -336,7 +336,7 @@ def collatz(n: int) -> int:
     return steps
 
 
-async def test_what_a_body_makes_is_of_no_use_outside(device: ta.Device) -> None:
+async def test_results_of_a_body_are_useless_outside(device: ta.Device) -> None:
     x, go = await device.put(np.ones(N)), await flag(device, True)
     made: list[ta.AccelRef] = []
 
@@ -434,7 +434,7 @@ async def _with_released(device: ta.Device, body: Callable[[ta.AccelRef], Awaita
     await graphs.if_(condition, graph, await flag(device))
 
 
-async def test_what_a_body_cannot_have(device: ta.Device) -> None:
+async def test_a_body_refuses_unsupported_operations(device: ta.Device) -> None:
     go, spd = await flag(device, True), await device.put(np.eye(N))
     for body, text in (
         (spd.to_host, "to_host: .* array of the host"),
@@ -488,7 +488,7 @@ async def test_a_loop_that_never_ends_is_stuck(system: ta.System, isolation: Any
     if (BACKEND, isolation) != ("cuda", "inline"):
         await endless_loop.comes_back(system, BACKEND, isolation, before)
         return
-    # What the device gives up in its own process may stay there.
+    # Memory given up by the device in its own process may stay there.
     program = [sys.executable, endless_loop.__file__, BACKEND, isolation, str(before)]
     done = await trio.run_process(program, capture_stdout=True)
     assert done.stdout == b"it has come back\n"

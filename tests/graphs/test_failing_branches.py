@@ -1,4 +1,4 @@
-"""What fails within a branch or a loop of a graph: how it is told, and what is left of the arrays."""
+"""Failures within a branch or a loop of a graph: their reports, and the state of the arrays."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ less = jit.elementwise("left = left - 1", name="less")
 
 
 class Case:
-    """A graph whose body doubles x, multiplies it by a matrix that may be broken, and triples y.
+    """A graph with a body that doubles x, multiplies it by a possibly broken matrix, and triples y.
 
     Another body, which does not run, changes another array.
     """
@@ -85,7 +85,7 @@ class Case:
 
 
 async def spoiled(*refs: ta.AccelRef) -> list[bool]:
-    """Which arrays have no contents any more since a replay failed."""
+    """The arrays without contents since a replay failed."""
     found = []
     for ref in refs:
         try:
@@ -96,7 +96,7 @@ async def spoiled(*refs: ta.AccelRef) -> list[bool]:
     return found
 
 
-# What the condition holds, so that the body in question runs.
+# The contents of the condition, so that the body in question runs.
 KINDS = {"if": 1, "orelse": 0, "switch": 1, "nested": 1, "while": 3}
 # The way to the operation.
 WAYS = {
@@ -118,14 +118,14 @@ async def case(request: pytest.FixtureRequest, device: ta.Device) -> Case:
 
 @on_the_cpu
 async def test_an_operation_that_fails_in_a_body_is_named(case: Case) -> None:
-    """What the graph may have changed is spoiled, of bodies that did not run too. It goes on with others."""
+    """The graph's targets are invalid, also those of bodies that did not run. It continues with others."""
     await case.check()
     await case.break_matrix(is_broken=True)
     go, x, y, other = await case.arrays()
     with pytest.raises(ta.LibraryError, match=f"node 0 of the graph, {WAYS[case.kind]}") as caught:
         await case.graph(go, x, y, other)
     assert "of the graph, sparse.Spmv: indptr" in str(caught.value)
-    # The condition of a branch is read alone, and the loop has one body.
+    # The condition of a branch is only read, and the loop has one body.
     is_loop = case.kind == "while"
     assert await spoiled(go, x, y, other) == [is_loop, True, True, not is_loop]
     with pytest.raises(ta.StaleRefError, match=r"spoiled by graphs\.Replay"):
@@ -136,7 +136,7 @@ async def test_an_operation_that_fails_in_a_body_is_named(case: Case) -> None:
 
 
 @on_the_cpu
-async def test_what_follows_a_failed_branch_fails_with_it(device: ta.Device) -> None:
+async def test_work_after_a_failed_branch_fails_with_it(device: ta.Device) -> None:
     case = Case(device, "while")
     await case.open()
     await case.break_matrix(is_broken=True)
@@ -153,7 +153,7 @@ async def test_what_follows_a_failed_branch_fails_with_it(device: ta.Device) -> 
     await case.check()
 
 
-async def test_a_replay_with_branches_that_is_refused_has_changed_nothing(case: Case) -> None:
+async def test_a_refused_replay_with_branches_has_changed_nothing(case: Case) -> None:
     go, x, y, other = await case.arrays()
     fault = inject_fault(case.device, graphs.Replay, fail=ta.LibraryError("no", library="graphs", code="x"))
     with pytest.raises(ta.LibraryError, match="no"):
@@ -165,8 +165,8 @@ async def test_a_replay_with_branches_that_is_refused_has_changed_nothing(case: 
 
 @pytest.mark.parametrize("fault", [{"poison": True}, {"kill": True}], ids=["poison", "kill"])
 @pytest.mark.parametrize("kind", ["if", "while"])
-async def test_a_context_that_is_lost_in_a_branch(system: ta.System, kind: str, fault: Any) -> None:
-    """Such a graph changes arrays that were there, so that `retry` does not run it again."""
+async def test_a_context_lost_in_a_branch(system: ta.System, kind: str, fault: Any) -> None:
+    """Such a graph changes existing arrays, so that `retry` does not run it again."""
     options = ta.DeviceOptions(isolation="process", backoff=AT_ONCE, retry=1)
     async with system.open_device(BACKEND, options=options) as device:
         case = Case(device, kind)
@@ -185,7 +185,7 @@ async def test_a_context_that_is_lost_in_a_branch(system: ta.System, kind: str, 
 
 @on_the_cpu
 async def test_a_constant_that_a_body_has_spoiled_is_named(device: ta.Device) -> None:
-    """A graph that is captured anew, with a new one, goes on."""
+    """A graph captured again, with a new one, continues."""
     case = Case(device, "if")
     await case.open()
     go, x, y, _ = await case.arrays()

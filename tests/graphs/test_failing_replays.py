@@ -61,7 +61,7 @@ async def test_a_refused_replay(device: ta.Device) -> None:
         pytest.raises(ta.LibraryError, match="no"),
     ):
         await graph.replay()
-    # What it was to change is as it was; what it was to write is not there.
+    # Arrays updated in place are unchanged; outputs are missing.
     await close(y, matrix(2) / 2)
     with pytest.raises(ta.StaleRefError, match=r"spoiled by graphs.Replay"):
         await out.to_host()
@@ -138,7 +138,7 @@ async def test_a_cancelled_replay_keeps_its_memory_until_it_ends(device: ta.Devi
     assert (await device.statistics()).memory.used == 0
 
 
-async def test_a_cancelled_replay_that_was_never_begun(device: ta.Device) -> None:
+async def test_a_replay_cancelled_before_its_beginning(device: ta.Device) -> None:
     x, y = await put(device, 1, 2)
     graph = await graphs.capture(device, halved, x, y)
     with trio.CancelScope() as scope:
@@ -204,7 +204,7 @@ async def test_after_a_loss_it_is_captured_again(system: ta.System, isolation: I
     "fault", [{"poison": True}, {"kill": True}, {"segfault": True}], ids=["poison", "kill", "segfault"]
 )
 async def test_a_replay_runs_again_after_a_loss(system: ta.System, isolation: Isolation, fault: Any) -> None:
-    """With `retry`, unless it changes an array that was there before."""
+    """With `retry`, unless it changes an array from before."""
     async with opened(system, isolation, retry=1, retry_suspects=True) as device:
         x, y = await put(device, 1, 2)
         graph = await graphs.capture(device, products, x, y)
@@ -235,7 +235,7 @@ async def test_a_worker_that_dies_between_replays(system: ta.System, isolation: 
 
 
 async def test_a_capture_while_the_context_is_lost(system: ta.System, isolation: Isolation) -> None:
-    """A capture needs no context: what it records is launched by the next one."""
+    """A capture needs no context: the next context launches the recorded operations."""
     async with opened(system, isolation) as device:
         (x,) = await put(device, 1)
 

@@ -1,4 +1,4 @@
-"""Capturing and replaying: what is checked, what is kept, what is refused."""
+"""Capturing and replaying: the checks, the caches, and the refusals."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def test_in_place_and_on_other_arrays(device: ta.Device) -> None:
     a, b = matrix(3), matrix(4)
     await close(new, a @ b @ b + 2 * a)
     await close(others[1], b / 2)
-    # Neither the arrays of the capture nor those of the replay in place have changed.
+    # Neither the arrays of the capture nor the arrays of the replay in place have changed.
     np.testing.assert_array_equal(await out.to_host(), kept)
     np.testing.assert_array_equal(await x.to_host(), matrix(1))
     newer = await graph(*others)
@@ -86,7 +86,7 @@ async def test_submitted_replays_follow_one_another(device: ta.Device) -> None:
 
 
 async def test_hazards_with_single_operations(device: ta.Device) -> None:
-    """Of other libraries, on other streams, before and behind replays, without a wait in between."""
+    """Of other libraries, on other streams, before and after replays, without a wait in between."""
     x, y = await put(device, 1, 2)
     graph = await graphs.capture(device, affine, x, y)
     a, b = matrix(1), matrix(2)
@@ -105,7 +105,7 @@ async def test_hazards_with_single_operations(device: ta.Device) -> None:
     await close(y, b)
 
 
-async def test_what_a_step_returns(device: ta.Device) -> None:
+async def test_results_of_a_step(device: ta.Device) -> None:
     x, y = await put(device, 1, 2)
 
     async def step(x: ta.AccelRef, y: ta.AccelRef) -> dict[str, Any]:
@@ -287,7 +287,7 @@ async def test_a_graph_keeps_its_arrays(device: ta.Device) -> None:
     assert (await device.statistics()).memory.used >= 3 * 8 * N * N
 
 
-async def test_arrays_that_were_released(device: ta.Device) -> None:
+async def test_released_arrays(device: ta.Device) -> None:
     x, y, weights = await put(device, 1, 2, 3)
 
     async def step(x: ta.AccelRef) -> ta.AccelRef:
@@ -296,7 +296,7 @@ async def test_arrays_that_were_released(device: ta.Device) -> None:
     graph = await graphs.capture(device, step, x)
     out = await graph.replay()
     out.release()
-    # What it makes is made again.
+    # Its results are made again.
     await close(await graph.replay(), matrix(1) @ matrix(3))
     x.release()
     with pytest.raises(ta.StaleRefError, match="x: its memory was released"):
@@ -315,7 +315,7 @@ async def test_memory_is_counted_and_given_back(device: ta.Device) -> None:
     assert (await device.statistics()).memory.used == before
     await graph(x, y)
     await device.synchronize()
-    # One product in between, in memory that is kept.
+    # One intermediate product, in kept memory.
     assert graph.nbytes == 512
     assert (await device.statistics()).memory.used == before + 512
     out = await graph.replay()

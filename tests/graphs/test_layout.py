@@ -1,4 +1,4 @@
-"""What a graph does with each array, and where results in between lie."""
+"""A graph's use of each array, and the places of intermediate results."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_places() -> None:
     ]
     recorded = Recorded(nodes, (Y, X), {}, {MADE: 16, OTHER: 16, 22: 16})
     layout = lay_out(recorded, [("y", vector(3, 2)), ("x", vector(4, 2, 48))], [OTHER, OTHER])
-    # x is read, y is updated; then comes what is returned, and the memory of the others.
+    # x is read, y is updated; then follow the results, and the memory of the others.
     first, second, third, last = [node.spec for node in layout.recipe.nodes]
     assert first == CopySpec(vector(0, 2, 16), vector(3, 2))
     assert second == CopySpec(vector(3, 2), vector(2, 2))
@@ -117,7 +117,7 @@ def test_a_binding_ends_with_the_place_of_a_block() -> None:
 
 
 def test_results_in_between_share_memory() -> None:
-    """Each at an aligned offset, in the first gap among those that are used before and later."""
+    """Each at an aligned offset, in the first gap among the arrays used before and later."""
 
     def copies(*pairs: tuple[int, int]) -> list[GraphNode]:
         return [GraphNode("test", "blas", CopySpec(vector(one, 1), vector(other, 1))) for one, other in pairs]

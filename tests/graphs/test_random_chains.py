@@ -26,11 +26,11 @@ class Step:
     """One operation of a chain, on arrays by their numbers modulo how many there are.
 
     Attributes:
-        kind: What it does.
+        kind: The kind of step.
         first: An operand.
-        second: The other one, or the array that is changed.
+        second: The other one, or the array to change.
         factor: A number.
-        drops: Whether the first array that is no argument and no constant is let go afterwards.
+        drops: Whether the first array besides arguments and constants is dropped afterwards.
     """
 
     kind: str
@@ -101,7 +101,7 @@ def steps() -> st.SearchStrategy[Step]:
 
 
 async def run_step(step: Step, arrays: list[ta.AccelRef]) -> None:
-    """Ask for an operation; what it makes goes to the end of the list."""
+    """Ask for an operation; its results are appended to the list."""
     x, y = arrays[step.first % len(arrays)], arrays[step.second % len(arrays)]
     if step.kind in MAKE:
         arrays.append(await MAKE[step.kind](step, x, y))
@@ -154,7 +154,7 @@ async def check(device: ta.Device, program: list[Step], n: int) -> None:
         for turn in range(4):
             expected = await run_chain(program, plain[-1], *plain[:INPUTS])
             if turn % 2:
-                # On other arrays, which begin as those of the capture: the constant is one.
+                # On other arrays, with the initial contents of the capture: the constant is one.
                 given = [await device.put(host) for host in await read(mine[:INPUTS])]
                 found = await graph(*given)
                 mine_now = [*given, mine[-1]]

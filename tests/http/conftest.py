@@ -1,4 +1,4 @@
-"""The application of each framework, and what it has seen."""
+"""The application of each framework, and its record of requests."""
 
 from __future__ import annotations
 

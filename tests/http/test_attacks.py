@@ -1,4 +1,4 @@
-"""What rude clients do to `trio_accel.http`, and that others do not notice."""
+"""Attacks of rude clients on `trio_accel.http`, which others do not notice."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ async def test_bodies_together_have_a_limit(app: Any, seen: Seen) -> None:
 
 @pytest.mark.parametrize("size", [100, 9000])
 async def test_unfinished_bodies_do_not_keep_others_out(app: Any, seen: Seen, size: int) -> None:
-    """The largest unfinished body goes first, and bodies of running requests stay."""
+    """The largest unfinished body is dropped first, and bodies of running requests stay."""
     limits = Limits(body=10_000, bodies=640_000, wait=60.0)
     async with serving(app, limits=limits) as port:
         running = await connect(port, post("/slow", b"x" * 9500))
@@ -290,7 +290,7 @@ async def test_a_client_that_leaves_cancels_its_request(app: Any, seen: Seen, da
         await stream.aclose()
 
 
-async def test_what_follows_an_answer_goes_on_when_the_client_leaves(app: Any, seen: Seen) -> None:
+async def test_requests_after_an_answer_continue_when_the_client_leaves(app: Any, seen: Seen) -> None:
     async with serving(app) as port:
         assert await status(port, get("/background")) == 200
         await seen.until(lambda them: them.running == 1)
@@ -305,7 +305,7 @@ async def test_what_follows_an_answer_goes_on_when_the_client_leaves(app: Any, s
         assert seen.cancelled == 0
 
 
-async def test_work_after_an_answer_ends_beside_the_next_request(app: Any, seen: Seen) -> None:
+async def test_work_after_an_answer_ends_next_to_the_next_request(app: Any, seen: Seen) -> None:
     async with serving(app) as port:
         stream = await connect(port, get("/background") + get("/slow"))
         await seen.until(lambda them: them.running == 2)
@@ -423,7 +423,7 @@ async def test_an_answer_has_a_deadline(app: Any, seen: Seen) -> None:
     async with serving(app, limits=Limits(answer=0.2)) as port:
         assert await status(port, get("/slow")) == 504
         assert seen.cancelled == 1
-        # A stream that has begun goes on, but for one whose client asks for its end.
+        # A begun stream continues, unless its client asks for its end.
         assert (await ask(port, get("/sse?n=6&s=0.05", "Connection: close"))).count(b"data:") == 7
         cut = await ask(port, get("/sse?n=1000&s=0.05", "X-Deadline: 0.1"))
         assert cut.startswith(b"HTTP/1.1 200 ")
@@ -442,13 +442,13 @@ async def test_an_answer_has_a_deadline(app: Any, seen: Seen) -> None:
 
 
 @pytest.mark.parametrize(("path", "expected"), [("/boom", 500), ("/boom_late", 200), ("/bad_length", 200)])
-async def test_an_error_is_its_clients_alone(
+async def test_an_error_affects_only_its_client(
     app: Any, path: str, expected: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with serving(app) as port:
         found = await ask(port, get(path, "Connection: close"))
         assert int(found.split()[1]) == expected
-        # What has begun and cannot end is told to be cut: by its length, or without the last chunk.
+        # A begun answer without a possible end is visibly cut: by its length, or without the last chunk.
         assert not found.endswith(b"0\r\n\r\n")
         assert await status(port, get("/ping")) == 200
     assert [record.message for record in caplog.records] == [f"GET {path} failed"]
@@ -553,7 +553,7 @@ async def test_rude_clients_leave_nothing_behind(
 
 
 @pytest.mark.parametrize("size", [1 << 30, 1000])
-async def test_a_client_that_ends_during_a_refusal_is_no_error(
+async def test_a_client_that_ends_during_a_refusal_is_not_an_error(
     app: Any, size: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with serving(app, limits=Limits(body=100)) as port:
@@ -578,7 +578,7 @@ async def test_an_application_that_does_not_answer_is_a_500() -> None:
             assert await status(port, get(path)) == 500
 
 
-async def test_the_application_is_told_of_the_end() -> None:
+async def test_the_application_learns_of_the_end() -> None:
     told: list[str] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:

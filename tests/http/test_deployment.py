@@ -68,7 +68,7 @@ def test_the_container_has_the_packages_that_its_program_imports() -> None:
 def test_the_program_of_the_container_listens_on_all_addresses() -> None:
     _, arguments = of_the_image()
     with serving([*arguments, "--port", "0"]) as port:
-        # Another address of this machine than the one that programs listen on by default.
+        # Another address of this machine than the default address of programs.
         socket.create_connection(("127.0.0.2", port), 5).close()
 
 
@@ -120,7 +120,7 @@ def test_nginx_publishes_the_service_without_its_probes(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
-def test_the_unit_is_as_hardened_as_the_page_says(tmp_path: Path) -> None:
+def test_the_unit_is_as_hardened_as_documented(tmp_path: Path) -> None:
     unit = tmp_path / "service.service"
 
     def exposure(text: str) -> float:

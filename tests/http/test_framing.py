@@ -19,7 +19,7 @@ bodies = st.binary(max_size=300)
 
 @st.composite
 def requests(draw: st.DrawFn) -> bytes:
-    """A request that is right, with any body."""
+    """A correct request, with any body."""
     body = draw(bodies)
     line = draw(st.sampled_from([b"\r\n", b"\n"]))
     more = draw(st.sampled_from([b"", b"X: \t  y  z \r\n", b"Upgraded: TLS/1.0\r\n", b"a:\r\n"]))
@@ -43,7 +43,7 @@ def cut(data: bytes, places: list[int]) -> list[bytes]:
 
 
 def take_all(framing: Framing, parts: list[bytes]) -> list[bytes]:
-    """What is taken after each part was fed, joined by requests."""
+    """The requests taken after each part was fed, joined."""
     found = [b""]
     for part in parts:
         framing.feed(part)
@@ -65,7 +65,7 @@ def body_by_h11(request: bytes) -> bytes:
 
 
 @given(st.lists(requests(), min_size=1, max_size=3), st.lists(st.integers(0, 1200), max_size=8))
-def test_each_request_comes_alone_and_unchanged(asked: list[bytes], places: list[int]) -> None:
+def test_each_request_arrives_separately_and_unchanged(asked: list[bytes], places: list[int]) -> None:
     *found, rest = take_all(Framing(), cut(b"".join(asked), places))
     assert (found, rest) == (asked, b"")
     for request in asked:

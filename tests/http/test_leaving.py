@@ -42,7 +42,7 @@ async def leave(stream: trio.SocketStream, how: str) -> None:
         await stream.aclose()
 
 
-async def send_what_fits(stream: trio.SocketStream, data: bytes) -> None:
+async def send_until_full(stream: trio.SocketStream, data: bytes) -> None:
     """Send until the server's buffers are full."""
     with trio.move_on_after(0.05):
         await stream.send_all(data)
@@ -56,7 +56,7 @@ def app(seen: Seen) -> Any:
 
 @HOW
 @pytest.mark.parametrize("count", [300, 4000])
-async def test_requests_of_a_client_that_has_left_are_not_served(how: str, count: int) -> None:
+async def test_requests_of_a_client_after_it_left_are_not_served(how: str, count: int) -> None:
     served = 0
 
     async def counts(scope: Any, receive: Any, send: Any) -> None:
@@ -69,7 +69,7 @@ async def test_requests_of_a_client_that_has_left_are_not_served(how: str, count
     async with serving(counts, limits=SOON) as port:
         before = files()
         stream = await connect(port)
-        await send_what_fits(stream, get("/") * count)
+        await send_until_full(stream, get("/") * count)
         left = served
         await leave(stream, how)
         await until_files(before + (how == "shut"), 5)
@@ -92,7 +92,7 @@ async def test_a_full_backlog_does_not_hide_that_the_client_has_left(
         before = files()
         stream = await connect(port, get(path))
         await seen.until(lambda them: them.running == 1)
-        await send_what_fits(stream, get("/ping") * 400_000)
+        await send_until_full(stream, get("/ping") * 400_000)
         await leave(stream, how)
         assert await seen.until(lambda them: them.running == 0, 5) < 2
         await stream.aclose()
@@ -204,7 +204,7 @@ async def test_descriptors_of_clients_are_released(app: Any, seen: Seen, data: b
         for how in ("close", "reset", "shut", "silent"):
             for pause in (0.0, 0.01):
                 stream = await connect(port)
-                await send_what_fits(stream, data)
+                await send_until_full(stream, data)
                 # clock: any moment will do
                 await trio.sleep(pause)
                 if how != "silent":
@@ -222,9 +222,7 @@ async def test_descriptors_of_clients_are_released(app: Any, seen: Seen, data: b
 
 
 @pytest.mark.parametrize(("stall", "expected"), [(10.0, (5, 3, 10_000)), (1e9, (16_384, 8192, 32_767_000))])
-async def test_the_kernel_gives_up_a_machine_that_has_vanished(
-    stall: float, expected: tuple[int, int, int]
-) -> None:
+async def test_the_kernel_gives_up_a_vanished_machine(stall: float, expected: tuple[int, int, int]) -> None:
     """Such a machine ends no connection, so only the kernel can notice it."""
 
     async def no_answer(connection: Connection, head: bytes) -> None:

@@ -44,7 +44,7 @@ async def test_a_cluster_without_nodes_is_not_ready(system: ta.System, is_of_sys
             # A new process would not have more nodes.
             assert (await asked(port, "/health"))[0] == 200
     if is_of_system:
-        # A closed cluster is no part of the program.
+        # A closed cluster is not part of the program.
         async with serving(nothing, system=system) as port:
             assert (await asked(port, "/ready"))[0] == 200
 
@@ -69,7 +69,7 @@ async def test_own_checks_are_asked() -> None:
     async with serving(nothing, checks=checks) as port:
         assert await asked(port, "/ready") == (200, {"status": "ready"})
         assert (await asked(port, "/health"))[1] == {"status": "alive", "faults": [], "devices": {}}
-        # What blocks does not hold the loop.
+        # Blocking work does not hold the loop.
         assert threading.main_thread() not in threads
         for given, reason in (
             (False, "failed"),
@@ -110,7 +110,7 @@ async def test_a_check_has_a_bounded_time() -> None:
     assert count == 1
 
 
-async def test_devices_and_what_has_devices_are_asked(system: ta.System) -> None:
+async def test_devices_and_their_owners_are_asked(system: ta.System) -> None:
     class Training:
         devices: tuple[ta.Device, ...] = ()
 

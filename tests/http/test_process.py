@@ -1,4 +1,4 @@
-"""A whole process that serves beside a worker: its end, its files and memory, and its health under attack."""
+"""A whole process that serves with a worker: its end, its files and memory, and its health under attack."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ async def many(port: int) -> None:
 
 
 def http_2() -> bytes:
-    """Make a request by HTTP/2 whose path is not ASCII, which ends `hypercorn.trio.serve`."""
+    """Make a request by HTTP/2 with a path outside ASCII, which ends `hypercorn.trio.serve`."""
     config = h2.config.H2Configuration(
         header_encoding=None, validate_outbound_headers=False, normalize_outbound_headers=False
     )
@@ -257,9 +257,9 @@ ATTACKS: dict[str, Attack] = {
     "200 exceptions after the head": lambda port: in_turn(port, get("/boom_late"), 200),
 }
 
-# Seconds for attacks that take longer beside busy loops. Each of 400 new connections costs 1500 Python calls,
-# nearly all in Trio, Hypercorn and h11, and a probe waits for its turn behind them. With a third of a core,
-# the longest answer took 1.33 s.
+# Seconds for attacks that take longer on a machine with busy loops. Each of 400 new connections costs 1500
+# Python calls, nearly all in Trio, Hypercorn and h11, and a probe waits for its turn after them. With a third
+# of a core, the longest answer took 1.33 s.
 BESIDE_LOOPS = {"400 slow requests at once": 2.0}
 
 PROBE = """

@@ -1,4 +1,4 @@
-"""How `trio_accel.http.serve` begins and ends, and what it says of a system."""
+"""The begin and end of `trio_accel.http.serve`, and its reports of a system."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ async def test_cancelling_it_cuts_everything(app: Any, seen: Seen) -> None:
     await seen.until(lambda them: them.running == 0)
 
 
-async def test_a_port_that_is_taken_is_one_error() -> None:
+async def test_an_occupied_port_is_one_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         started: list[str] = []
@@ -260,7 +260,7 @@ async def test_a_signal_cancels_a_start_that_does_not_end(seen: Seen) -> None:
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(stop)
-            # The program goes on as if the signal had come after the start.
+            # The program continues as if the signal had come after the start.
             port = await nursery.start(partial(serve, app, listeners=listeners, signals=STOP))
             assert port > 0
     assert (seen.cancelled, seen.running, requests) == (1, 0, 0)
@@ -302,7 +302,7 @@ async def test_an_operator_sees_the_system(app: Any, system: ta.System, device: 
             assert await status(port, post("/health", b"")) == 404  # which is the application's
 
 
-async def test_a_device_that_is_being_opened_is_no_fault(app: Any, system: ta.System) -> None:
+async def test_an_opening_device_is_not_a_fault(app: Any, system: ta.System) -> None:
     async with serving(app, system=system) as port, trio.open_nursery() as nursery:
         opening = trio.Event()
 
@@ -325,7 +325,7 @@ async def test_without_a_system_the_routes_are_the_applications(app: Any) -> Non
         assert [await status(port, get(path)) for path in ("/health", "/ready", "/metrics")] == [404] * 3
 
 
-async def test_a_program_that_has_ended_is_seen(app: Any, system: ta.System, device: ta.Device) -> None:
+async def test_an_ended_program_is_seen(app: Any, system: ta.System, device: ta.Device) -> None:
     never = ta.Intensity(0, 60.0)
     program = await ta.open_program(device, Doubler, 2.0, name="doubler", intensity=never)
     async with serving(app, system=system) as port:
@@ -346,12 +346,12 @@ async def test_a_program_that_has_ended_is_seen(app: Any, system: ta.System, dev
         assert (await json_of(port, "/health"))[0] == 200
 
 
-async def test_a_device_that_is_given_up_is_seen(app: Any, system: ta.System) -> None:
+async def test_a_given_up_device_is_seen(app: Any, system: ta.System) -> None:
     options = ta.DeviceOptions(intensity=ta.Intensity(0, 60.0), isolation="inline")
     device = await system.open_device("cpu", options=options, name="fragile")
     async with serving(app, system=system) as port:
         async with system.open_device("cpu", name="other"):
-            pass  # closed, which is no fault
+            pass  # closed, which is not a fault
         assert (await json_of(port, "/health"))[0] == 200
         ta.testing.poison(device)
         for lost in (ta.ContextPoisonedError, ta.DeviceLostError):
@@ -376,7 +376,7 @@ async def test_a_handler_that_holds_the_loop_is_warned_of_once(
                     while system.loop_holds.seconds < 0.7:  # noqa: ASYNC110  # nobody is told
                         await trio.sleep(0.01)
                 metrics = (await ask(port, get("/metrics", "Connection: close"))).decode()
-    # On a machine that is busy other lines may hold the loop, too.
+    # On a busy machine other lines may also hold the loop.
     [record] = [each for each in caplog.records if "in blocked:" in each.message]
     assert record.levelno == logging.WARNING
     assert f"attacked.py:{line}, in blocked: no other task ran; move such work to a thread" in record.message
@@ -433,7 +433,7 @@ async def test_errors_become_answers(kind: str) -> None:
         ("[1]", 1, "Field required", [1]),
     ],
 )
-async def test_the_answer_names_a_number_that_is_not_finite(
+async def test_the_answer_names_an_infinite_or_nan_number(
     refused: tuple[type[Exception], ...], body: str, field: int, message: str, value: object
 ) -> None:
     app = FastAPI(exception_handlers=errors(*refused))
@@ -510,7 +510,7 @@ async def test_arguments_are_checked(options: dict[str, Any], error: type[Except
         await serve(given.pop("app"), **given)
 
 
-async def test_it_says_that_another_thread_has_no_signals(app: Any) -> None:
+async def test_it_reports_that_another_thread_has_no_signals(app: Any) -> None:
     def elsewhere() -> None:
         with pytest.raises(RuntimeError, match="main thread"):
             trio.run(partial(serve, app, port=0))
@@ -573,7 +573,7 @@ def test_a_program_file_serves_from_a_worker_until_sigterm(tmp_path: Path, way: 
             process.kill()
 
 
-def test_a_main_function_of_another_module_runs_as_it_is() -> None:
+def test_a_main_function_of_another_module_runs_unchanged() -> None:
     async def main(number: int) -> int:
         await trio.lowlevel.checkpoint()
         return number + 1

@@ -2,10 +2,10 @@
 
     python tests/interop/array_api_callers.py [--record FILE] [NAME...]
 
-prints a JSON document. Of each function it has the outcome: "device" (computed by functions of the namespace
-alone), "partly" (some of it by NumPy, from copies on the host), "host" (the result is NumPy's), or the error.
-``--record`` writes it in place of that of the same backend, with the date and the versions; the pages show
-``docs/array_api_callers.json``.
+prints a JSON document. For each function it has the outcome: "device" (computed only by functions of the
+namespace), "partly" (some of it by NumPy, from copies on the host), "host" (the result is NumPy's), or the
+error. ``--record`` writes it in place of the record of the same backend, with the date and the versions; the
+pages show ``docs/array_api_callers.json``.
 """
 
 from __future__ import annotations
@@ -251,7 +251,7 @@ class Space:
         setattr(Array, "__array__", counted)  # noqa: B010  # it is not meant to be replaced
 
     def parts(self, result: Any) -> list[Any]:
-        """Return the arrays and numbers of a result: one, several, or an object that has them."""
+        """Return the arrays and numbers of a result: one, several, or an object with them."""
         if isinstance(result, (tuple, list)):
             return [part for one in result for part in self.parts(one)]
         if isinstance(result, (self.array, np.ndarray, np.generic, int, float, complex)):
@@ -260,7 +260,7 @@ class Space:
         return [part for one in public for part in self.parts(one)]
 
     def outcome_of(self, call: Call, given: dict[str, Any]) -> str:
-        """Ask with NumPy's arrays and with a device's, and say where the second was computed."""
+        """Ask with NumPy's arrays and with a device's, and return where the second was computed."""
         wanted = self.parts(call(SimpleNamespace(**given)))
         on_device = {name: self.xp.asarray(array) for name, array in given.items()}
         self.copies = 0
@@ -277,7 +277,7 @@ class Space:
 
 
 def main() -> None:
-    """Ask what the command line says, or all."""
+    """Ask the requests of the command line, or all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--record", type=Path, default=None)
     parser.add_argument("names", nargs="*")

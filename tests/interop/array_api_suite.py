@@ -3,8 +3,8 @@
     python tests/interop/array_api_suite.py CHECKOUT [--examples N] [--report FILE] [--record FILE] [...]
 
 CHECKOUT is a folder with https://github.com/data-apis/array-api-tests and its submodule. The report has the
-outcome and the error of each test. The record has the counts, in place of those of the same backend; the
-pages show ``docs/array_api.json``. Other arguments go to pytest.
+outcome and the error of each test. The record has the counts, in place of the record of the same backend; the
+pages show ``docs/array_api.json``. Other arguments are passed to pytest.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import pytest
 TESTS = Path(__file__).parents[1]
 STANDARD = "2025.12"
 BACKEND = os.environ.get("TRIO_ACCEL_BACKEND", "").partition(":")[0] or "cpu"
-# How the suite and the namespace say that there is no such name.
+# The errors of the suite and the namespace for a missing name.
 _MISSING = re.compile(
     r"is not there|is not defined in|not found in (array module|\w+ extension|array object)"
 )
@@ -35,7 +35,7 @@ _WITH = ("trio", "numpy", "scipy", "hypothesis")
 
 
 class Outcomes:
-    """What pytest tells of each test."""
+    """Pytest's report of each test."""
 
     def __init__(self) -> None:
         self.tests: dict[str, dict[str, str]] = {}
@@ -64,14 +64,14 @@ def run_suite(checkout: Path, arguments: list[str]) -> dict[str, dict[str, str]]
 
 
 def record_of(checkout: Path, tests: dict[str, dict[str, str]], examples: int) -> dict[str, Any]:
-    """Count the outcomes of each module of the suite, and say when, where and with what it ran."""
+    """Count the outcomes of each module of the suite, and return its time, place and versions."""
     import trio_accel as ta
 
     device = next(one for one in ta.list_devices() if one.backend == BACKEND)
     areas: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for name, test in tests.items():
         areas[Path(name.partition("::")[0]).stem.removeprefix("test_")][test["outcome"]] += 1
-    # The names of the standard are those of its stubs, which the suite has imported.
+    # The names of the standard are the names of its stubs, which the suite has imported.
     stubs: Any = sys.modules["array_api_tests.stubs"]
     xp: Any = sys.modules["array_api_tests"].xp
     names = {one.__name__: xp for group in stubs.category_to_funcs.values() for one in group}
@@ -101,7 +101,7 @@ def _revision(checkout: Path) -> str:
 
 
 def main() -> None:
-    """Run the suite as the command line says."""
+    """Run the suite by the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("checkout", type=Path)
     parser.add_argument("--report", type=Path, default=None)

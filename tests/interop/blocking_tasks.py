@@ -17,7 +17,7 @@ WAIT = 20.0  # seconds, for what happens in an instant
 
 
 def late_interrupt() -> None:
-    """Send a Ctrl-C that does not wake up the main thread, as one that arrives just before a wait."""
+    """Send a Ctrl-C that does not wake up the main thread, like an interrupt just before a wait."""
     signal.pthread_kill(threading.get_ident(), signal.SIGINT)
 
 
@@ -43,7 +43,7 @@ class Task:
             await trio.sleep_forever()
         finally:
             self.is_cancelled.set()
-            # A thread that has not waited for the end of the task would be ahead of it here.
+            # A thread that did not wait for the end of the task would be too early here.
             with trio.CancelScope(shield=True):
                 for _ in range(5):
                     await trio.lowlevel.checkpoint()

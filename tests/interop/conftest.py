@@ -1,4 +1,4 @@
-"""What tests of other libraries share."""
+"""Shared fixtures of tests of other libraries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trio_accel.interop import BlockingDevice
 if TYPE_CHECKING:
     from foreign_library import Library
 
-# Test folders are no packages: what several modules of this one share is imported by its own name.
+# Test folders are not packages, so modules of this folder import their shared code by its own name.
 sys.path.insert(0, str(Path(__file__).parent))
 
 
@@ -29,7 +29,7 @@ def _open() -> Library:
 
 @pytest.fixture(scope="module")
 def the_driver_is_open() -> Generator[None, None, None]:
-    """What a driver keeps of its first use until the process ends is there before the first test."""
+    """A driver's caches of its first use, which stay until the process ends, exist before the first test."""
     library = _open()
     yield
     library.close()

@@ -95,7 +95,7 @@ class Library:
     def array(
         self, shape: tuple[int, ...], *, stream: int = _LEGACY, named: dict[str, Any] | None = None
     ) -> Array:
-        """An array of its own, of float32, computed on a stream; `named` is what it says otherwise."""
+        """A float32 array of its own, computed on a stream; `named` replaces parts of its description."""
         self._memory.append(int(call(driver.cuMemAlloc(4 * int(np.prod(shape))))))
         return Array(self._memory[-1], shape, stream, named or {"version": 3, "stream": stream})
 
@@ -145,7 +145,7 @@ class _Versioned(ctypes.Structure):
 
 @attrs.frozen
 class Tensor:
-    """What a DLPack capsule says, with strides in bytes."""
+    """The contents of a DLPack capsule, with strides in bytes."""
 
     address: int
     device: tuple[int, int]

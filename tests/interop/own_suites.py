@@ -24,7 +24,7 @@ Tests = dict[str, dict[str, Any]]
 
 @attrs.frozen
 class Refused:
-    """Tests that a device does not pass: which, how many they are, why, and how it is said."""
+    """Tests that a device does not pass: their names, their number, the reason, and the text."""
 
     tests: str
     count: int
@@ -33,7 +33,7 @@ class Refused:
 
 
 def run_suite(script: str, folder: Path, names: Sequence[str], deadline: float) -> Tests:
-    """Run tests by a script that is beside this file; returns what it reports of each."""
+    """Run tests by a script next to this file, and return its report of each."""
     for name in names:
         package = name.partition("::")[0].rpartition(".")[0]
         if importlib.util.find_spec(package) is None:
@@ -47,7 +47,7 @@ def run_suite(script: str, folder: Path, names: Sequence[str], deadline: float) 
         text=True,
         timeout=deadline,
         check=False,
-        # Unset, SciPy's tests are those of NumPy arrays, and not of the other array libraries.
+        # Unset, SciPy's tests use NumPy arrays, and not the other array libraries.
         env={key: value for key, value in os.environ.items() if key != "SCIPY_ARRAY_API"}
         | {"PYTHONPATH": os.pathsep.join([*paths, str(HERE.parents[1])])},
     )
@@ -57,14 +57,14 @@ def run_suite(script: str, folder: Path, names: Sequence[str], deadline: float) 
 
 
 def refused(name: str, entries: Iterable[Refused]) -> Refused | None:
-    """Return the entry of a test that is listed."""
+    """Return the entry of a listed test."""
     return next((entry for entry in entries if re.fullmatch(entry.tests, name)), None)
 
 
 def failures(
     tests: Tests, entries: Iterable[Refused], allowed: Sequence[str] = ("passed",)
 ) -> dict[str, str]:
-    """Return the errors of the tests that are not listed, and have another outcome."""
+    """Return the errors of the unlisted tests with another outcome."""
     return {
         name: test["error"]
         for name, test in tests.items()
@@ -73,7 +73,7 @@ def failures(
 
 
 def check_refused(tests: Tests, entry: Refused) -> None:
-    """Check that all tests of an entry are there, and fail as it says."""
+    """Check that all tests of an entry exist, and fail as described."""
     listed = {name: test for name, test in tests.items() if re.fullmatch(entry.tests, name)}
     assert len(listed) == entry.count
     assert {name for name, test in listed.items() if test["outcome"] != "failed"} == set()
@@ -81,7 +81,7 @@ def check_refused(tests: Tests, entry: Refused) -> None:
 
 
 def check_counts(tests: Tests, entries: Sequence[Refused], area: str) -> None:
-    """Check the row of an area in the guide's table: tests that passed by a device, and that are listed."""
+    """Check the row of an area in the guide's table: tests passed by a device, and listed tests."""
     page = (HERE.parents[1] / "docs" / "guide" / "transforms.md").read_text(encoding="utf-8")
     of_version = re.search(r"SciPy (\S+)'s own tests", page)
     assert of_version is not None

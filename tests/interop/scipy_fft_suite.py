@@ -22,7 +22,7 @@ import trio_accel as ta
 
 
 class Recorder:
-    """What pytest tells of each test, and the backend's calls during it."""
+    """Pytest's report of each test, and the backend's calls during it."""
 
     def __init__(self, backend: ta.interop.ScipyFftBackend) -> None:
         self.tests: dict[str, dict[str, object]] = {}
@@ -44,7 +44,7 @@ class Recorder:
 
 def _name(test: pytest.Item | pytest.TestReport) -> str:
     name = test.nodeid.partition("::")[2]
-    # The library whose arrays are used is the first parameter, the last, or none, as SciPy's release has it.
+    # The library of the arrays is the first parameter, the last, or none, depending on SciPy's release.
     name = name.replace("[numpy-", "[").replace("-numpy]", "]").replace("[numpy]", "")
     return f"{Path(test.location[0]).stem}::{name}"
 
@@ -75,7 +75,7 @@ async def main(report: str, *modules: str) -> None:
 
 
 if __name__ == "__main__":
-    # What a test starts is a fresh interpreter with SciPy's own backend, as SciPy's tests want it from 1.17
-    # on: a device is of no use to a process that is forked, and its backend says so.
+    # A test starts a fresh interpreter with SciPy's own backend, as SciPy's tests require from 1.17 on: a
+    # device is of no use to a forked process, and its backend says so.
     multiprocessing.set_start_method("forkserver")
     trio.run(main, *sys.argv[1:])

@@ -3,8 +3,8 @@
     python scipy_ndimage_suite.py REPORT [TESTS]...
 
 writes a JSON document to REPORT: for each test its outcome, its error, and how many functions of the device
-it called. A function takes NumPy's arrays and blocks, as SciPy's does: what a test gives as `output` is
-filled. A refusal is all of the exceptions that SciPy raises in such cases. Without TESTS all are run.
+it called. A function takes NumPy's arrays and blocks, as SciPy's does: the `output` of a test is filled. A
+refusal is all of the exceptions that SciPy raises in such cases. Without TESTS all are run.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ARRAYS = ("input", "mask")
 
 
 class RefusedError(ValueError, TypeError, RuntimeError):
-    """What SciPy raises as one of these."""
+    """SciPy's error as one of these."""
 
 
 def _native(given: Any) -> Any:
@@ -108,7 +108,7 @@ class Suite:
 
     @staticmethod
     def _filled(filled: dict[str, Any], results: dict[str, Any]) -> Any:
-        """Write results to the arrays that were given for them; those that were not are returned."""
+        """Write results to the given arrays, and return the others."""
         for key, target in filled.items():
             made = results.pop(key)
             if target.shape != made.shape or (key != "output" and target.dtype != made.dtype):

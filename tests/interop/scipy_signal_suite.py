@@ -24,7 +24,7 @@ from scipy_fft_suite import Recorder
 import trio_accel as ta
 
 OF_SIGNAL = ("lfilter", "sosfilt", "resample", "welch", "stft")
-# What is the same whether it is said or not.
+# Options that do not change the result.
 DEFAULTS: dict[str, tuple[object, ...]] = {
     "average": ("mean",),
     "boundary": ("zeros",),
@@ -91,7 +91,7 @@ class Shim:
 
 
 def spline_of(shim: Shim) -> type[scipy.interpolate.CubicSpline]:
-    """Make a class of splines whose coefficients are made by a device."""
+    """Make a class of splines with coefficients from a device."""
 
     class CubicSpline(scipy.interpolate.CubicSpline):
         def __init__(

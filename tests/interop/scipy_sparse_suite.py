@@ -33,7 +33,7 @@ from trio_accel import sparse
 PACKAGE = "scipy.sparse.linalg"
 ITERATIVE = {"cg": sparse.cg, "bicgstab": sparse.bicgstab, "gmres": sparse.gmres, "minres": sparse.minres}
 
-# Tests of functions that stay SciPy's; the last one iterates with a function that is not linear.
+# Tests of functions that stay SciPy's; the last one iterates with a nonlinear function.
 OTHERS = (
     r"\b(bicg|cgs|gcrotmk|lgmres|qmr|tfqmr)\b|nonsymmetric|eigs_|"
     r"TestQMR|TestSplu|TestFactorized|TestGstrs|reentering"
@@ -41,7 +41,7 @@ OTHERS = (
 
 
 def has_none_of(**given: Any) -> None:
-    """Skip a test that asks for what there is not."""
+    """Skip a test of a missing function."""
     for name, value in given.items():
         if value is not None and value is not False:
             pytest.skip(f"there is no {name}")
@@ -236,7 +236,7 @@ def replace(solvers: Solvers) -> None:
 
 
 class Selection:
-    """Leaves tests out that are of other functions by their names."""
+    """Leaves out tests of other functions by their names."""
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         others = [item for item in items if re.search(OTHERS, item.nodeid)]

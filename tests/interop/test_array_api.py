@@ -148,7 +148,7 @@ async def test_operators_in_place_change_the_memory_and_no_dtype(xp: ArrayApi) -
         part = x[1:4]
         part += 10
         assert np.asarray(x).tolist() == [0, 11, 12, 13, 4, 5]
-        # What overlaps is read as it was before.
+        # Overlapping elements are read in their old state.
         x[1:] += x[:-1]
         assert np.asarray(x).tolist() == [0, 11, 23, 25, 17, 9]
         with pytest.raises(TypeError, match=r"multiply in place: .*int64 .*which the array of int32"):
@@ -217,7 +217,7 @@ async def test_indexing_by_arrays(data: st.DataObject, shape: tuple[int, ...], s
         await in_thread(work)
 
 
-async def test_values_of_several_axes_go_where_arrays_point(xp: ArrayApi) -> None:
+async def test_values_of_several_axes_are_placed_by_index_arrays(xp: ArrayApi) -> None:
     x = np.zeros((3, 4, 5))
     rows, columns = np.array([0, 2]), np.array([[4], [1]])
     keys: list[tuple[Any, ...]] = [
@@ -289,7 +289,7 @@ async def test_one_element_is_a_number_of_python(xp: ArrayApi) -> None:
         assert (int(x), float(x), complex(x), operator.index(x), bool(x)) == (3, 3.0, 3 + 0j, 3, True)
         assert [1, 2, 3, 4][x] == 4
         assert np.arange(5)[1 : int(x)].tolist() == [1, 2]
-        # A bound may be an array, too.
+        # A bound may also be an array.
         assert xp.arange(5)[xp.asarray(1) : x[0, 0]].shape == (2,)
         assert int(xp.asarray(2.7)) == 2
         for convert, array in (
@@ -319,11 +319,11 @@ async def test_lengths_and_iteration(xp: ArrayApi) -> None:
 
 
 async def test_the_repr_of_an_array_in_trios_thread(xp: ArrayApi, device: ta.Device) -> None:
-    """It would block the loop there, so it has no numbers."""
+    """It would block the loop there, so it refuses to convert to numbers."""
     assert repr(await in_thread(xp.asarray, [1.0])) == f"<Array float64 (1,) on {device.path}>"
 
 
-async def test_what_an_array_tells_of_itself(xp: ArrayApi, device: ta.Device) -> None:
+async def test_attributes_of_an_array(xp: ArrayApi, device: ta.Device) -> None:
     def work() -> None:
         x = xp.asarray(np.zeros((2, 3), np.float32))
         assert (x.dtype, x.shape, x.ndim, x.size, x.device) == (xp.float32, (2, 3), 2, 6, device)
@@ -399,12 +399,12 @@ async def test_memory_is_shared_by_dlpack(xp: ArrayApi) -> None:
         same[0] = 5
         assert float(x[0]) == 5
 
-    # The host addresses the memory of the CPU's workers, too.
+    # The host also addresses the memory of the CPU's workers.
     await in_thread(check_views if BACKEND == "cpu" else check_copies)
     await in_thread(check_own)
 
 
-async def test_arrays_are_made_of_what_there_is(xp: ArrayApi) -> None:
+async def test_arrays_are_made_from_existing_objects(xp: ArrayApi) -> None:
     def work() -> None:
         for what, dtype in (
             (True, "bool"),
@@ -442,7 +442,7 @@ async def test_arrays_are_made_of_what_there_is(xp: ArrayApi) -> None:
     await in_thread(work)
 
 
-async def test_functions_that_are_made_of_others(xp: ArrayApi) -> None:
+async def test_functions_composed_of_others(xp: ArrayApi) -> None:
     x = np.array([[3, 1, 2], [5, 4, 1]])
 
     def work() -> None:
@@ -476,7 +476,7 @@ async def test_functions_that_are_made_of_others(xp: ArrayApi) -> None:
     await in_thread(work)
 
 
-async def test_what_takes_several_steps_is_one_request(xp: ArrayApi, device: ta.Device) -> None:
+async def test_functions_of_several_steps_are_one_request(xp: ArrayApi, device: ta.Device) -> None:
     chains: Any = device.chains  # type: ignore[attr-defined]  # an open device has them
 
     def work() -> None:
@@ -541,7 +541,7 @@ async def test_dtypes(xp: ArrayApi) -> None:
     assert not xp.can_cast(xp.int8, xp.float32)
 
 
-async def test_the_namespace_tells_of_itself(xp: ArrayApi, device: ta.Device) -> None:
+async def test_attributes_of_the_namespace(xp: ArrayApi, device: ta.Device) -> None:
     await trio.lowlevel.checkpoint()
     info = xp.__array_namespace_info__()
     assert info.devices() == (info.default_device(),) == (device,)
@@ -569,7 +569,7 @@ async def test_the_protocol(xp: ArrayApi) -> None:
     await in_thread(work)
 
 
-async def test_what_is_not_there_says_so(xp: ArrayApi) -> None:
+async def test_missing_functions_are_reported(xp: ArrayApi) -> None:
     await trio.lowlevel.checkpoint()
     with pytest.raises(ta.NotSupportedError, match=r"array_api\.no_such_function is not there"):
         _ = xp.no_such_function
@@ -653,7 +653,7 @@ async def test_nothing_stays_on_the_device(xp: ArrayApi, device: ta.Device) -> N
 
 @pytest.fixture(scope="module")
 def callers() -> dict[str, str]:
-    """Where functions of SciPy and scikit-learn were computed; they read the environment when imported."""
+    """The place where functions of SciPy and scikit-learn compute; they read the environment at import."""
     done = subprocess.run(
         [sys.executable, str(HERE / "array_api_callers.py"), *CALLERS],
         env={**os.environ, "PYTHONPATH": SEARCHED},

@@ -31,7 +31,7 @@ VARIABLE: contextvars.ContextVar[str] = contextvars.ContextVar("tests.blocking",
 # Results
 
 
-def test_results_are_those_of_numpy(b: BlockingDevice, x: ta.AccelRef) -> None:
+def test_results_match_numpy(b: BlockingDevice, x: ta.AccelRef) -> None:
     host = b.get(x)
     w = b.xp.asarray(host) * 2
     np.testing.assert_allclose(b.get(x @ x), host @ host, rtol=1e-12)
@@ -47,7 +47,7 @@ def test_a_call_with_several_results(b: BlockingDevice, x: ta.AccelRef) -> None:
     np.testing.assert_allclose(q @ r, b.get(x), rtol=1e-10)
 
 
-def test_layouts_of_calls_that_have_not_run(b: BlockingDevice, x: ta.AccelRef) -> None:
+def test_layouts_of_calls_before_they_run(b: BlockingDevice, x: ta.AccelRef) -> None:
     """In any thread; a run of Trio must not block."""
     host = b.get(x)
     product = x @ x
@@ -78,7 +78,7 @@ def test_functions_get_their_arguments(b: BlockingDevice) -> None:
     assert b.wait(b.device.statistics).generation == 1
 
 
-def test_the_error_of_a_function_comes_as_it_is(b: BlockingDevice) -> None:
+def test_the_error_of_a_function_is_raised_unchanged(b: BlockingDevice) -> None:
     async def fail(error: BaseException) -> None:
         raise error
 
@@ -95,7 +95,7 @@ async def numbers() -> AsyncGenerator[int, None]:
 
 # None is followed by a warning that a call or a coroutine was never awaited: warnings are errors here.
 @pytest.mark.parametrize("ask", ["wait", "submit"])
-def test_what_cannot_be_awaited(b: BlockingDevice, x: ta.AccelRef, ask: str) -> None:
+def test_objects_that_cannot_be_awaited(b: BlockingDevice, x: ta.AccelRef, ask: str) -> None:
     for wrong in (3, None, np.ones(2), b, numbers(), iter([x]), [x + 1.0]):
         with pytest.raises(TypeError) as error:
             getattr(b, ask)(wrong)
@@ -107,13 +107,13 @@ def test_what_cannot_be_awaited(b: BlockingDevice, x: ta.AccelRef, ask: str) -> 
         getattr(b, ask)(never_run(), never_run())
 
 
-def test_functions_that_are_not_async(b: BlockingDevice) -> None:
+def test_synchronous_functions(b: BlockingDevice) -> None:
     for function, args in ((len, ["abc"]), (numbers, []), (lambda: iter([1]), []), (range, [3])):
         with pytest.raises(TypeError, match=r"wait: <.*> is not an async function: it has returned"):
             b.wait(function, *args)
 
 
-def test_get_takes_arrays_alone(b: BlockingDevice, x: ta.AccelRef) -> None:
+def test_get_accepts_only_arrays(b: BlockingDevice, x: ta.AccelRef) -> None:
     for wrong in (np.ones(2), never_run, numbers(), b.submit(trio.sleep, 0)):
         for given in (wrong, [wrong, x + 1.0]):
             with pytest.raises(TypeError) as error:
@@ -189,7 +189,7 @@ def test_a_future_cancels_its_task(b: BlockingDevice) -> None:
     assert task.has_ended.is_set()
 
 
-def test_a_future_that_is_done_is_not_cancelled(b: BlockingDevice) -> None:
+def test_a_finished_future_is_not_cancelled(b: BlockingDevice) -> None:
     future = b.submit(trio.sleep, 0)
     assert future.result(WAIT) is None
     assert not future.cancel()
@@ -209,7 +209,7 @@ def test_asyncio(b: BlockingDevice, x: ta.AccelRef) -> None:
     assert task.has_ended.wait(WAIT)
 
 
-# Where it refuses
+# Its refusals
 
 
 async def test_in_a_trio_task(b: BlockingDevice, x: ta.AccelRef) -> None:
@@ -257,7 +257,7 @@ def test_in_a_listener_of_progress(b: BlockingDevice, x: ta.AccelRef) -> None:
     )
 
 
-async def test_a_refused_call_can_be_awaited_as_the_error_says(own: BlockingDevice) -> None:
+async def test_a_refused_call_can_be_awaited_as_the_error_advises(own: BlockingDevice) -> None:
     x = await trio.to_thread.run_sync(own.wait, own.device.put(np.ones(2)))
     call = x + 1.0
     assert "await the call itself, or call it in a thread" in refused(own.get, call)

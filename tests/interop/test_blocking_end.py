@@ -80,7 +80,7 @@ def test_ctrl_c_during_a_transfer(b: BlockingDevice) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         b.wait(put)
-    host[:] = 0  # nothing reads it any more
+    host[:] = 0  # nothing reads it
     assert b.get(b.wait(b.device.put(host[:3]))).tolist() == [0, 0, 0]
     gc.collect()
     assert b.wait(b.device.statistics).memory.used < host.nbytes
@@ -104,7 +104,7 @@ def test_ctrl_c_in_the_middle_of_a_large_transfer(
     with pytest.raises(KeyboardInterrupt), ta.watch_progress(watch):
         b.wait(x.to_host(out=out) if is_to_host else b.device.put(host))
     assert 0 < seen[-1].done <= host.nbytes
-    out[:] = host[:] = 0  # nothing reads or writes them any more
+    out[:] = host[:] = 0  # nothing reads or writes them
     b.wait(b.device.synchronize)
     assert not out.any()
     gc.collect()
@@ -222,7 +222,7 @@ def test_after_the_close() -> None:
     assert repr(b) == f"<BlockingDevice <Device {b.device.path}, closed, generation 1>>"
 
 
-def test_close_cancels_what_is_in_flight() -> None:
+def test_close_cancels_the_work_in_flight() -> None:
     b, task, asked = ta.blocking(NAME, options=INLINE), Task(), Task()
     future = b.submit(task.run)
     with ThreadPoolExecutor(1) as pool:
@@ -258,7 +258,7 @@ def test_a_task_submitted_while_it_closes(own: BlockingDevice) -> None:
         try:
             await trio.sleep_forever()
         finally:
-            # The nursery is closed when its last task has ended; this comes after it.
+            # The nursery is closed when its last task has ended; this is later.
             call_soon = trio.lowlevel.current_trio_token().run_sync_soon
             call_soon(lambda: call_soon(lambda: told.set_result(own.submit(trio.sleep, 0))))
 
@@ -269,7 +269,7 @@ def test_a_task_submitted_while_it_closes(own: BlockingDevice) -> None:
         told.result(WAIT).result(WAIT)
 
 
-def test_what_cannot_be_opened() -> None:
+def test_devices_that_cannot_be_opened() -> None:
     with pytest.raises(ValueError, match="nothing"):
         ta.blocking("nothing")
     with pytest.raises(TypeError, match="options must be DeviceOptions"):
@@ -289,7 +289,7 @@ def test_a_run_that_cannot_begin(monkeypatch: pytest.MonkeyPatch) -> None:
         ta.blocking(NAME)
 
 
-def test_the_end_of_its_run_is_told() -> None:
+def test_the_end_of_its_run_is_reported() -> None:
     b = ta.blocking(NAME, options=INLINE)
 
     async def fail() -> None:
@@ -375,7 +375,7 @@ def test_tasks_keep_a_device() -> None:
 
 
 @pytest.mark.parametrize("place", ["result", "add_done_callback"])
-def test_ctrl_c_behind_a_lock(
+def test_ctrl_c_while_waiting_for_a_lock(
     b: BlockingDevice, x: ta.AccelRef, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     """Between the lock and the body of its `with`, so that nothing else releases the lock."""

@@ -1,4 +1,4 @@
-"""A device for code that blocks: results of mixed kinds, and mistakes whose errors say what to write."""
+"""A device for blocking code: results of mixed kinds, and mistakes with errors that give a remedy."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_options_without_their_class() -> None:
         ta.blocking(NAME, isolated=True)  # type: ignore[arg-type]
 
 
-def test_the_error_of_a_lost_device_says_what_to_do_in_blocking_code() -> None:
+def test_the_error_of_a_lost_device_gives_a_remedy_for_blocking_code() -> None:
     with ta.blocking(NAME, options=INLINE) as b:
         x, a = b.wait(b.device.put(np.ones(2))), b.xp.ones(2)
 

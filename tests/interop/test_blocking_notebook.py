@@ -225,7 +225,7 @@ def test_gradients_of_arrays_of_the_namespace(b: BlockingDevice, a: Array) -> No
     np.testing.assert_array_equal(gradients["w"][0], np.full((2, 2), 3.0))
 
 
-def test_a_reference_is_no_array_of_the_standard(b: BlockingDevice, x: ta.AccelRef) -> None:
+def test_a_reference_is_not_an_array_of_the_standard(b: BlockingDevice, x: ta.AccelRef) -> None:
     for array in (x, x + 1.0):
         with pytest.raises(TypeError, match=r"pass b\.xp\.asarray\("):
             array.__array_namespace__()

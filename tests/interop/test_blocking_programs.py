@@ -73,7 +73,7 @@ def processes(request: pytest.FixtureRequest) -> Generator[Processes, None, None
 
 @attrs.frozen
 class Script:
-    """A script behind `SETUP`, and its end."""
+    """A script after `SETUP`, and its end."""
 
     text: str
     prints: str
@@ -214,7 +214,7 @@ class Terminal:
             self._reap()
 
     def expect(self, wanted: str) -> str:
-        """Read up to a text; a terminal that never has it is closed by the test's time limit."""
+        """Read up to a text; if it never appears, the test's time limit closes the terminal."""
         seen = ""
         while wanted not in seen:
             seen += os.read(self._end, 4096).decode()
@@ -269,7 +269,7 @@ def test_the_interpreter_in_a_terminal(processes: Processes) -> None:
 
 @slow
 def test_the_interpreter_of_asyncio(processes: Processes) -> None:
-    # Its greeting has a prompt, too.
+    # Its greeting also has a prompt.
     with Terminal(processes, "-m", "asyncio", first="import asyncio\r\n>>> ") as terminal:
         for line in (*SETUP.splitlines(), "import asyncio"):
             terminal.ask(line)
@@ -302,7 +302,7 @@ from concurrent.futures import ThreadPoolExecutor
 with ThreadPoolExecutor(8) as pool:
     print(len(set(pool.map(lambda n: float(b.get(x @ x * float(n)).sum()), range(100)))))
 """
-# Of each cell its text, and a part of what it shows.
+# For each cell its text, and a part of its output.
 CELLS = [
     (SETUP + "b", "ready"),
     ("x", "<AccelRef float64 (2, 2)"),

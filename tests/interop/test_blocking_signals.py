@@ -42,7 +42,7 @@ Alarm = Callable[[BaseException], Callable[[], None]]
 
 @pytest.fixture
 def alarm() -> Generator[Alarm, None, None]:
-    """Make functions that have a handler raise an error in the main thread."""
+    """Make functions with a handler raise an error in the main thread."""
     errors: list[BaseException] = []
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -162,7 +162,7 @@ def test_the_error_ends_the_opening(monkeypatch: pytest.MonkeyPatch, alarm: Alar
     assert {thread for thread in threading.enumerate() if "trio_accel" in thread.name} <= threads
 
 
-def test_the_own_timeout_of_a_task_is_raised_as_it_is(b: BlockingDevice) -> None:
+def test_the_own_timeout_of_a_task_is_raised_unchanged(b: BlockingDevice) -> None:
     own = TimeoutError("its own")
 
     async def fail() -> None:

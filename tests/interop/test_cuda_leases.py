@@ -35,7 +35,7 @@ if BACKEND == "cuda":
 
 @pytest.fixture
 async def device(library: Library, system: ta.System) -> AsyncGenerator[ta.Device, None]:
-    # Opened with the device: to open a library beside what is held would take as long as that.
+    # Opened with the device, because opening a library next to a held stream would take as long as the hold.
     options = attrs.evolve(INLINE, libraries=("trio_accel.linalg:BlasActor",))
     async with system.open_device("cuda", options=options) as device:
         (await ones(device)).release()
@@ -48,7 +48,7 @@ async def ones(device: ta.Device, count: int = 1000) -> ta.AccelRef:
 
 
 async def elsewhere(device: ta.Device) -> None:
-    """The loop and other streams go on; what does not wait has long been done by then."""
+    """The loop and other streams continue; work without a wait has long been done by then."""
     other = await device.put(np.arange(4.0))
     for _ in range(20):
         other = await other.copy()
@@ -75,7 +75,7 @@ class LikePyTorch:
 
 class TestOrder:
     @pytest.mark.parametrize("form", [int, WithProtocol, LikeCuPy, LikePyTorch])
-    async def test_later_operations_follow_what_was_enqueued_meanwhile(
+    async def test_later_operations_follow_work_enqueued_meanwhile(
         self, device: ta.Device, library: Library, form: Callable[[int], object]
     ) -> None:
         await self._follow(device, library, library.stream(), form)
@@ -134,7 +134,7 @@ class TestOrder:
         assert library.read(copied, 1000, stream) == [1.0] * 1000
         assert (await ref.to_host()).tolist() == [5.0] * 1000
 
-    async def test_the_next_lease_waits_for_what_the_last_has_enqueued(
+    async def test_the_next_lease_waits_for_enqueued_work_of_the_last(
         self, device: ta.Device, library: Library
     ) -> None:
         ref, first, second = await ones(device), library.stream(), library.stream()
@@ -154,7 +154,7 @@ class TestOrder:
             library.gate.open()
         assert seen == [3.0] * 1000
 
-    async def test_readers_are_there_together_and_a_writer_comes_after_them(
+    async def test_readers_overlap_and_a_writer_follows_them(
         self, device: ta.Device, library: Library
     ) -> None:
         ref, stream = await ones(device), library.stream()
@@ -176,7 +176,7 @@ class TestOrder:
     async def test_leases_on_different_streams_do_not_wait_for_each_other(
         self, device: ta.Device, library: Library
     ) -> None:
-        """What is slow at the end of one lease holds back nobody at the end of another."""
+        """A slow end of one lease does not delay the end of another."""
         first, second = await ones(device), await ones(device)
         slow, quick = library.stream(), library.stream()
         async with first.lease(write=True, stream=slow) as array:
@@ -191,7 +191,7 @@ class TestOrder:
 
 
 class TestMemory:
-    async def test_it_is_kept_until_what_was_enqueued_is_done(
+    async def test_it_is_kept_until_its_enqueued_work_is_done(
         self, device: ta.Device, library: Library
     ) -> None:
         ref, stream = await ones(device), library.stream()
@@ -239,7 +239,7 @@ class TestMemory:
 
 
 class TestEnds:
-    async def test_an_error_in_the_body_leaves_the_order_as_it_is(
+    async def test_an_error_in_the_body_leaves_the_order_unchanged(
         self, device: ta.Device, library: Library
     ) -> None:
         ref, stream = await ones(device), library.stream()
@@ -258,7 +258,7 @@ class TestEnds:
         library.gate.open()
         assert (await ref.to_host()).tolist() == [6.0] * 1000
 
-    async def test_a_body_that_is_cancelled(self, device: ta.Device, library: Library) -> None:
+    async def test_a_cancelled_body(self, device: ta.Device, library: Library) -> None:
         ref, stream = await ones(device), library.stream()
         with trio.CancelScope() as scope:
             async with ref.lease(write=True, stream=stream) as array:
@@ -283,13 +283,13 @@ class TestEnds:
         await ta.linalg.scal(2.0, ref)
         assert (await ref.to_host()).tolist() == [6.0] * 1000
 
-    async def test_a_context_that_is_lost_meanwhile(self, device: ta.Device, library: Library) -> None:
+    async def test_a_context_lost_meanwhile(self, device: ta.Device, library: Library) -> None:
         ref, other, stream = await ones(device), await ones(device), library.stream()
         async with ref.lease(write=True, stream=stream) as array:
             ta.testing.poison(device, "by a test")
             with pytest.raises(ta.ContextLostError):
                 await ta.linalg.scal(1.0, other)
-            # It is nobody else's, so what comes too late does no harm.
+            # It is nobody else's, so a late write does no harm.
             library.fill(array, 3.0, stream)
         with pytest.raises(ta.StaleRefError, match="lost with generation 1"):
             async with ref.lease():
@@ -307,10 +307,10 @@ class TestEnds:
         with trio.fail_after(60):
             while not lost.is_closed:  # noqa: ASYNC110  # it has no event
                 await trio.sleep(0.001)
-        # What comes too late writes to memory that is still there.
+        # A late write reaches memory that still exists.
         assert not lost.close(0.1)
         assert lost.memory().blocks == 1
-        # The libraries of the next context wait for what runs.
+        # The libraries of the next context wait for the running work.
         library.gate.open()
         with trio.fail_after(60):
             async with aclosing(device.watch_generation()) as generations:
@@ -327,7 +327,9 @@ class TestEnds:
         await elsewhere(device)
         assert device.generation == 3
 
-    async def test_one_that_waits_when_the_context_is_lost(self, device: ta.Device, library: Library) -> None:
+    async def test_a_waiting_lease_when_the_context_is_lost(
+        self, device: ta.Device, library: Library
+    ) -> None:
         ref, stream = await ones(device), library.stream()
         async with ref.lease(write=True, stream=stream) as array:
             library.gate.hold(stream)
@@ -364,7 +366,7 @@ class TestStreamsThatAreNone:
     @pytest.mark.parametrize(
         "stream", ["0", 1.0, True, object(), np.arange(3)], ids=lambda value: type(value).__name__
     )
-    async def test_what_is_no_stream(self, device: ta.Device, stream: object) -> None:
+    async def test_invalid_streams(self, device: ta.Device, stream: object) -> None:
         ref = await ones(device)
         with pytest.raises(TypeError, match="lease: stream must be a handle, or an object with"):
             async with ref.lease(stream=stream):
@@ -377,9 +379,7 @@ class TestStreamsThatAreNone:
             async with ref.lease(stream=-1):
                 pass
 
-    async def test_one_that_is_refused_is_refused_at_once(
-        self, device: ta.Device, refusing: list[int]
-    ) -> None:
+    async def test_a_refused_lease_is_refused_at_once(self, device: ta.Device, refusing: list[int]) -> None:
         ref = await ones(device)
         refusing.append(1)
         with pytest.raises(DriverError, match="CUDA_ERROR_INVALID_HANDLE"):
@@ -388,9 +388,7 @@ class TestStreamsThatAreNone:
         assert (await ref.to_host()).sum() == 1000.0
 
     @pytest.mark.parametrize("write", [False, True])
-    async def test_one_that_is_gone_at_the_end(
-        self, device: ta.Device, refusing: list[int], write: bool
-    ) -> None:
+    async def test_a_lease_gone_at_the_end(self, device: ta.Device, refusing: list[int], write: bool) -> None:
         """Nobody knows when its work is over: the memory is not given to anybody else, nor its contents."""
         ref = await ones(device)
         with pytest.raises(DriverError, match="CUDA_ERROR_INVALID_HANDLE"):
@@ -433,7 +431,7 @@ class TestPut:
         theirs = library.array((4, 5), stream=library.stream())
         put: list[ta.AccelRef] = []
         other = await device.put(np.arange(4.0))
-        # What is used for the first time may be loaded only when nothing is held.
+        # Code used for the first time may be loaded only when nothing is held.
         await ta.linalg.scal(1.0, other)
         (await device.put(theirs)).release()
         library.gate.hold(theirs.stream)
@@ -469,7 +467,7 @@ class TestPut:
             library.gate.open()
         assert (await (await device.put(theirs)).to_host()).tolist() == [7.0] * 1000
 
-    async def test_one_that_names_no_stream_is_not_waited_for(
+    async def test_a_lease_without_a_stream_is_not_waited_for(
         self, device: ta.Device, library: Library
     ) -> None:
         theirs = library.array((10,), named={"version": 3, "stream": None})
@@ -487,7 +485,7 @@ class TestPut:
         assert copied.spec.block != ref.spec.block
         np.testing.assert_array_equal(await copied.to_host(), VIEWS[view](host))
 
-    async def test_what_is_refused(self, device: ta.Device, library: Library) -> None:
+    async def test_invalid_leases_are_refused(self, device: ta.Device, library: Library) -> None:
         theirs = library.array((4,))
         with pytest.raises(TypeError, match="masked arrays are not supported"):
             await device.put(library.array((4,), named={"version": 3, "mask": theirs}))
@@ -498,7 +496,7 @@ class TestPut:
         assert (await device.statistics()).memory.blocks == 0
 
     @pytest.mark.parametrize("where", ["cpu", "cuda"])
-    async def test_where_the_memory_is_another(self, system: ta.System, library: Library, where: str) -> None:
+    async def test_another_kind_of_memory(self, system: ta.System, library: Library, where: str) -> None:
         options = ta.DeviceOptions(isolation="process" if where == "cuda" else "inline")
         async with system.open_device(where, options=options) as device:
             with pytest.raises(NotSupportedError, match='isolation="inline"'):

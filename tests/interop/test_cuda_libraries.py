@@ -22,7 +22,7 @@ pytestmark = [
 
 # A third of a second or more on any GPU of today.
 CYCLES = 1_000_000_000
-# Types that each library has, of those that have a name in NumPy.
+# The types of each library that have a name in NumPy.
 TYPES = [str(dtype) for dtype in ta.DType if "float8" not in str(dtype) and dtype != "bfloat16"]
 TORCHS = [name for name in TYPES if name not in ("uint16", "uint32", "uint64")]
 
@@ -48,7 +48,7 @@ def cupy() -> Generator[Any, None, None]:
     if BACKEND != "cuda":
         pytest.skip("no CUDA")
     cupy = pytest.importorskip("cupy")
-    # What the library and the driver keep of their first use is there before a test looks.
+    # Caches of the library's and the driver's first use exist before a test looks.
     cupy.zeros(1).sum().item()
     yield cupy
     cupy.get_default_memory_pool().free_all_blocks()
@@ -83,7 +83,7 @@ class TestCuPy:
         host[::-1, 1:3].T[...] += 100
         np.testing.assert_array_equal(await ref.to_host(), host)
 
-    async def test_what_is_only_read(self, cupy: Any, device: ta.Device) -> None:
+    async def test_read_only_arrays(self, cupy: Any, device: ta.Device) -> None:
         ref = await device.put(values("float64"))
         async with ref.lease() as array:
             assert float(cupy.asarray(array).sum()) == 66.0
@@ -184,8 +184,8 @@ class TestPyTorch:
         host[1:, ::2].T[...] += 100
         np.testing.assert_array_equal(await ref.to_host(), host)
 
-    async def test_what_is_only_read(self, torch: Any, device: ta.Device) -> None:
-        """It has no arrays that are read-only: it refuses them by one protocol, and not by the other."""
+    async def test_read_only_arrays(self, torch: Any, device: ta.Device) -> None:
+        """It has no read-only arrays: it refuses them by one protocol, and not by the other."""
         ref = await device.put(values("float64"))
         async with ref.lease() as array:
             with pytest.raises(TypeError, match="read only flag"):

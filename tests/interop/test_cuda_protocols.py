@@ -1,4 +1,4 @@
-"""Leases of CUDA arrays by the protocols of other libraries: types, layouts, and what is refused."""
+"""Leases of CUDA arrays by the protocols of other libraries: types, layouts, and refusals."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def test_element_types(device: ta.Device, name: str) -> None:
 
 
 @pytest.mark.parametrize("view", VIEWS)
-async def test_views_lie_where_those_of_numpy_do(device: ta.Device, view: str) -> None:
+async def test_views_have_the_addresses_of_numpys_views(device: ta.Device, view: str) -> None:
     host = np.arange(20, dtype=np.float32).reshape(4, 5)
     base = await device.put(host)
     ref, expected = VIEWS[view](base), VIEWS[view](host)
@@ -118,7 +118,7 @@ async def test_an_array_without_elements(device: ta.Device) -> None:
         assert Tensor.of(array).shape == (0, 3)
 
 
-async def test_a_lease_for_reading_says_so_or_refuses(device: ta.Device) -> None:
+async def test_a_lease_for_reading_is_marked_so_or_refused(device: ta.Device) -> None:
     ref = await ones(device)
     async with ref.lease() as array:
         assert array.is_read_only

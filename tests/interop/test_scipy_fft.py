@@ -1,4 +1,4 @@
-"""The backend of scipy.fft: results, where it may be called, and what it refuses."""
+"""The backend of scipy.fft: results, the places of its calls, and its refusals."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def backend(device: ta.Device) -> ScipyFftBackend:
 
 
 async def in_thread(backend: ScipyFftBackend, function: Callable[[], Any], **options: bool) -> Any:
-    """Call a function in a worker thread, with the backend as the only one unless told otherwise."""
+    """Call a function in a worker thread, with the backend as the only one unless requested otherwise."""
 
     def work() -> Any:
         with scipy.fft.set_backend(backend, **(options or {"only": True})):
@@ -57,7 +57,7 @@ def arrays(kind: str) -> Iterator[np.ndarray]:
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("norm", [None, "ortho", "forward"])
-async def test_results_are_those_of_scipy(backend: ScipyFftBackend, name: str, norm: str | None) -> None:
+async def test_results_match_scipy(backend: ScipyFftBackend, name: str, norm: str | None) -> None:
     await trio.lowlevel.checkpoint()  # the linter does not know that there are arrays
     function = getattr(scipy.fft, name)
     for calls, x in enumerate(arrays(name), 1):
@@ -104,7 +104,7 @@ async def test_code_that_calls_scipy_fft_itself(backend: ScipyFftBackend) -> Non
     assert backend.calls == 3
 
 
-async def test_the_source_is_left_alone_and_nothing_stays_on_the_device(
+async def test_the_source_is_unchanged_and_nothing_stays_on_the_device(
     backend: ScipyFftBackend, device: ta.Device
 ) -> None:
     x = np.random.default_rng(3).normal(size=100) + 0j
@@ -116,7 +116,7 @@ async def test_the_source_is_left_alone_and_nothing_stays_on_the_device(
     assert (await device.statistics()).memory.used == 0
 
 
-async def test_what_is_not_there_is_left_to_scipy(backend: ScipyFftBackend) -> None:
+async def test_unsupported_calls_are_left_to_scipy(backend: ScipyFftBackend) -> None:
     x = np.arange(8.0)
     expected = scipy.fft.fht(x, 0.1, 0.5)
     found = await in_thread(backend, lambda: scipy.fft.fht(x, 0.1, 0.5), only=False)

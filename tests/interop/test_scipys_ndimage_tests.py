@@ -24,7 +24,7 @@ REFUSED = (
     ),
     Refused(
         rf"{FILTERS}(filter_(tuple_length_mismatch|invalid_axes|invalid_footprint_ndim)\[.*\]"
-        # An axis that is there twice.
+        # A repeated axis.
         r"|filter_axes\[axes(8|13|17)-.*\]|filter_axes_kwargs\[axes(2|7|11)-.*\]"
         r"|derivative_filter_axes\[(laplace|gaussian_laplace)-.*\])",
         152,
@@ -55,12 +55,12 @@ def tests(tmp_path_factory: pytest.TempPathFactory) -> Tests:
     return run_suite("scipy_ndimage_suite.py", tmp_path_factory.mktemp("suite"), names, DEADLINE)
 
 
-def test_all_pass_but_those_that_are_listed(tests: Tests) -> None:
+def test_all_pass_except_the_listed_tests(tests: Tests) -> None:
     assert failures(tests, REFUSED, ("passed", "skipped")) == {}
 
 
 @pytest.mark.parametrize("entry", REFUSED, ids=lambda entry: entry.tests)
-def test_what_is_listed_is_refused_for_the_reason_given(tests: Tests, entry: Refused) -> None:
+def test_listed_tests_are_refused_for_the_given_reason(tests: Tests, entry: Refused) -> None:
     check_refused(tests, entry)
 
 

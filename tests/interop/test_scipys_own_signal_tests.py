@@ -1,7 +1,7 @@
 """SciPy's own tests of those functions that `ta.signal` has, run with a device in SciPy's place.
 
-They come with the installed SciPy, and run in one process of their own (`scipy_signal_suite.py`). A test that
-asks for something that the functions do not have, such as a window of `resample`, is told so by the shim.
+They come with the installed SciPy, and run in one process of their own (`scipy_signal_suite.py`). The shim
+refuses a test that asks for a missing feature of the functions, such as a window of `resample`.
 """
 
 from __future__ import annotations
@@ -97,12 +97,12 @@ def tests(tmp_path_factory: pytest.TempPathFactory) -> Tests:
     return run_suite("scipy_signal_suite.py", tmp_path_factory.mktemp("suite"), names, DEADLINE)
 
 
-def test_all_pass_but_those_that_are_listed(tests: Tests) -> None:
+def test_all_pass_except_the_listed_tests(tests: Tests) -> None:
     assert failures(tests, REFUSED) == {}
 
 
 @pytest.mark.parametrize("entry", REFUSED, ids=lambda entry: entry.tests)
-def test_what_is_listed_is_refused_for_the_reason_given(tests: Tests, entry: Refused) -> None:
+def test_listed_tests_are_refused_for_the_given_reason(tests: Tests, entry: Refused) -> None:
     check_refused(tests, entry)
 
 

@@ -46,16 +46,16 @@ def tests(tmp_path_factory: pytest.TempPathFactory) -> Tests:
     return run_suite("scipy_fft_suite.py", tmp_path_factory.mktemp("suite"), names, DEADLINE)
 
 
-def test_all_pass_but_those_that_are_listed(tests: Tests) -> None:
+def test_all_pass_except_the_listed_tests(tests: Tests) -> None:
     assert failures(tests, REFUSED) == {}
 
 
 @pytest.mark.parametrize("entry", REFUSED, ids=lambda entry: entry.tests)
-def test_what_is_listed_is_refused_for_the_reason_given(tests: Tests, entry: Refused) -> None:
+def test_listed_tests_are_refused_for_the_given_reason(tests: Tests, entry: Refused) -> None:
     check_refused(tests, entry)
 
 
-def test_every_one_that_passes_used_the_device(tests: Tests) -> None:
+def test_every_passing_test_used_the_device(tests: Tests) -> None:
     passed = {name: test for name, test in tests.items() if test["outcome"] == "passed"}
     assert {name for name, test in passed.items() if not test["calls"]} == {
         name for name in passed if re.fullmatch(WITHOUT_A_TRANSFORM, name)
@@ -65,7 +65,7 @@ def test_every_one_that_passes_used_the_device(tests: Tests) -> None:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_the_suite_was_there(tests: Tests, module: str) -> None:
-    # A suite that was not collected is no success.
+    # A suite without collected tests is not a success.
     passed = [
         name for name, test in tests.items() if name.startswith(f"{module}::") and not refused(name, REFUSED)
     ]

@@ -1,7 +1,7 @@
 """SciPy's own tests of scipy.sparse.linalg, with solvers of a device in place of SciPy's.
 
 Nobody here wrote them: they come with the installed SciPy. They run in one process of their own, in a worker
-thread of a Trio run (`scipy_sparse_suite.py`). A test that asks for what there is not is skipped by name.
+thread of a Trio run (`scipy_sparse_suite.py`). A test of a missing function is skipped by name.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ REFUSED = (
     ),
 )
 
-# They ask no solver of ours: they look at arguments, at what is printed, and at SciPy's own parts.
+# They ask no solver of ours: they look at arguments, at printed text, and at SciPy's own parts.
 WITHOUT_A_SOLUTION = (
     "bad_kwargs",
     "bad_shapes",
@@ -93,18 +93,18 @@ def tests(tmp_path_factory: pytest.TempPathFactory) -> Tests:
 
 
 @pytest.mark.slow
-def test_all_pass_but_those_that_are_listed(tests: Tests) -> None:
+def test_all_pass_except_the_listed_tests(tests: Tests) -> None:
     assert failures(tests, REFUSED, ("passed", "skipped")) == {}
     passed = {name: test for name, test in tests.items() if test["outcome"] == "passed"}
     idle = [name for name, test in passed.items() if not test["calls"]]
     assert [name for name in idle if not any(part in name for part in WITHOUT_A_SOLUTION)] == []
     counts = Counter(name.partition("::")[0] for name, test in passed.items() if test["calls"])
-    # A suite that was not collected is no success.
+    # A suite without collected tests is not a success.
     least = {"test_iterative": 220, "test_linsolve": 280, "test_arpack": 40, "test_minres": 4}
     assert {module: count for module, count in least.items() if counts[module] < count} == {}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("entry", REFUSED, ids=lambda entry: entry.tests)
-def test_what_is_listed_fails_for_the_reason_given(tests: Tests, entry: Refused) -> None:
+def test_listed_tests_fail_for_the_given_reason(tests: Tests, entry: Refused) -> None:
     check_refused(tests, entry)

@@ -1,4 +1,4 @@
-"""Views of a matrix that have layouts of their own."""
+"""Views of a matrix with layouts of their own."""
 
 from __future__ import annotations
 

@@ -1,3 +1,3 @@
-"""A module that ends whatever imports it, unless that is prepared for it."""
+"""A module that ends an importing process unless the process is prepared for it."""
 
 raise SystemExit("no such machine")

@@ -25,7 +25,7 @@ def _identity(dtype: np.dtype[Any], *, is_least: bool) -> Any:
 
 def _folded(combine: Callable[[Any, Any], Any], first: Callable[[Any], Any]) -> Callable[..., Any]:
     def fold(values: Iterable[Any]) -> Any:
-        # What there is of no values follows from their dtype, which only the expression knows.
+        # Results of no values follow from their dtype, which only the expression knows.
         every = [*values]
         return functools.reduce(combine, every, first(every[0])) if every else None
 
@@ -33,7 +33,7 @@ def _folded(combine: Callable[[Any, Any], Any], first: Callable[[Any], Any]) -> 
 
 
 def _widened(value: Any) -> Any:
-    """NumPy's dtype of a sum: 64 bits for whole numbers."""
+    """NumPy's dtype of a sum: 64 bits for integers."""
     if isinstance(value, np.generic) and value.dtype.kind in "biu":
         return np.uint64(0) if value.dtype.kind == "u" else np.int64(0)
     return 0
@@ -50,7 +50,7 @@ REDUCTIONS: dict[str, Callable[..., Any]] = {
 
 
 class _Loaded:
-    """An array whose indices are nearest where they are outside, and which is a number without any."""
+    """An array that takes the nearest index for an index out of range, and acts as a number without any."""
 
     def __init__(self, array: Array) -> None:
         self._array = array
@@ -73,15 +73,15 @@ def by_python(
     """Run the text for each element.
 
     Args:
-        text: Statements, or one expression, whose result is ``out``.
-        arguments: Arrays that are read element by element, and numbers.
+        text: Statements, or one expression with the result ``out``.
+        arguments: Arrays to read element by element, and numbers.
         outputs: Names of the results.
         loaded: Arrays that elements are loaded from.
-        shape: Of the result, where there is no array of elements.
+        shape: Of the result, if there is no array of elements.
         names: More names.
 
     Returns:
-        For each element, in C order, the results; None where no value says the dtype.
+        For each element, in C order, the results; None if no value determines the dtype.
     """
     text = textwrap.dedent(text).strip("\n")
     if "\n" not in text and "=" not in text.replace("==", "").replace("<=", "").replace(">=", ""):

@@ -210,7 +210,7 @@ def samples() -> st.SearchStrategy[Sample]:
 
 
 def values_of(arguments: Sequence[Argument], seed: int) -> list[Any]:
-    """Return small numbers for arguments; those of integers may be the bounds of loops."""
+    """Return small numbers for arguments; integers may be the bounds of loops."""
     rng = np.random.default_rng(seed)
     made: list[Any] = []
     for argument in arguments:
@@ -264,7 +264,7 @@ def computed(
 
 
 def exact(program: TypedExpression) -> object:
-    """Return a program in a form whose equality looks at the kinds and bits of numbers."""
+    """Return a program in a form with an equality that includes the kinds and bits of numbers."""
     steps = [(step.function, step.dtype, step.steps, bits(step.value)) for step in program.steps]
     return steps, attrs.evolve(program, steps=(), bounds=())
 

@@ -1,7 +1,7 @@
 """One language, several executors: each finds the dtypes (NEP 50) and the values that NumPy finds.
 
 The table is NumPy's: the results of each function of two arguments at special values, for each pair of types;
-and each cast. What differs on purpose is in `EXCEPTIONS`.
+and each cast. Intended differences are in `EXCEPTIONS`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ Executor: TypeAlias = "Callable[[Sequence[str], Any, Any], Awaitable[list[ta.Acc
 
 
 def special(name: str) -> Numbers:
-    """Where a function could go wrong."""
+    """Error-prone arguments of a function."""
     dtype = ta.DType(name)
     if dtype.kind == "bool":
         return np.array([False, True])
@@ -75,7 +75,7 @@ def special(name: str) -> Numbers:
 
 
 def by_numpy(function: str, x: Numbers, y: Any) -> Numbers | None:
-    """The entry of the table; None where NumPy has none, or it is an exception."""
+    """The entry of the table; None if it is missing in NumPy, or an exception."""
     if type(y) is float and x.dtype == ta.DType.bfloat16:
         y = np.asarray(y, x.dtype)  # EXCEPTIONS["bfloat16"]
     try:
@@ -98,7 +98,7 @@ _ORDER = ("greater", "greater_equal", "less", "less_equal")
 
 
 def differs(function: str, got: Numbers, want: Numbers, x: Numbers, y: Numbers) -> str:
-    """What is wrong with a result; empty where nothing is."""
+    """The faults of a result; empty if there are none."""
     if got.dtype != want.dtype:
         return f"{got.dtype} in place of {want.dtype}"
     chosen = np.ones(want.shape, bool)
@@ -139,13 +139,13 @@ async def in_a_graph(texts: Sequence[str], x: Any, y: Any) -> list[ta.AccelRef]:
 
 
 async def by_reductions(texts: Sequence[str], x: Any, y: Any) -> list[ta.AccelRef]:
-    """Each row has one element, which is the largest one of it."""
+    """Each row has one element, which is its largest."""
     rows = [each.reshape(-1, 1) if isinstance(each, ta.AccelRef) else each for each in (x, y)]
     return [await jit.reduction(text, "max", inputs=("x", "y"))(*rows, axis=1) for text in texts]
 
 
 async def by_rows(texts: Sequence[str], x: Any, y: Any) -> list[ta.AccelRef]:
-    """A condition that is reduced chooses between twice the same."""
+    """A reduced condition chooses between twice the same."""
     rows = [each.reshape(-1, 1) if isinstance(each, ta.AccelRef) else each for each in (x, y)]
     made: list[ta.AccelRef] = []
     for text in texts:
@@ -157,7 +157,7 @@ async def by_rows(texts: Sequence[str], x: Any, y: Any) -> list[ta.AccelRef]:
 
 
 def _loaded(texts: Sequence[str], y: Any) -> tuple[list[str], str]:
-    """The texts with other names, and what these are: elements that the index k of a loop says."""
+    """The sources with other names, and their values: elements selected by the index k of a loop."""
     names = {"x": "u", "y": "v"} if isinstance(y, ta.AccelRef) else {"x": "u"}
     loads = "; ".join(f"{name} = {of}[k]" for of, name in names.items())
     return [re.sub(r"\b[xy]\b", lambda found: names.get(found[0], found[0]), text) for text in texts], loads
@@ -175,7 +175,7 @@ async def in_a_loop(texts: Sequence[str], x: Any, y: Any) -> list[ta.AccelRef]:
 
 
 async def over_ranges(texts: Sequence[str], x: Any, y: Any) -> list[ta.AccelRef]:
-    """The largest one of a range of one."""
+    """The largest element of a range of one."""
     loads = {"x": "x[k]", "y": "y[k]" if isinstance(y, ta.AccelRef) else "y"}
     values = [re.sub(r"\b[xy]\b", lambda found: loads[found[0]], text) for text in texts]
     lines = [f"o{n} = max({value} for k in range(i(0), i(0) + 1))" for n, value in enumerate(values)]
@@ -186,7 +186,7 @@ async def over_ranges(texts: Sequence[str], x: Any, y: Any) -> list[ta.AccelRef]
 
 EXECUTORS: list[Executor] = [elementwise, in_a_graph, by_reductions, by_rows, in_a_loop, over_ranges]
 SINGLE = (by_reductions, by_rows)
-# On a processor, too, each of these is compiled.
+# On a processor each of these is also compiled.
 COMPILED = (in_a_loop, over_ranges)
 
 
@@ -205,7 +205,7 @@ def others_of(name: str, executor: Executor) -> list[str]:
 @pytest.mark.parametrize("isolation", ["inline"])
 @pytest.mark.parametrize("executor", EXECUTORS, ids=lambda one: one.__name__)
 @pytest.mark.parametrize("name", DTYPES)
-async def test_dtypes_and_special_values_are_those_of_numpy(
+async def test_dtypes_and_special_values_match_numpy(
     device: ta.Device, name: str, executor: Executor
 ) -> None:
     wrong: list[str] = []
@@ -220,7 +220,7 @@ async def test_dtypes_and_special_values_are_those_of_numpy(
         if executor in (by_reductions, over_ranges):
             wanted = {function: want for function, want in wanted.items() if want.dtype.kind != "c"}
         if executor is over_ranges:
-            # The largest one of truths is a whole number.
+            # The largest of booleans is an integer.
             wanted = {function: want for function, want in wanted.items() if want.dtype.kind != "b"}
         if BACKEND != "cpu" and executor in SINGLE:
             wanted = dict([*wanted.items()][DTYPES.index(name) % 5 :: 5])
@@ -252,7 +252,7 @@ def cast_by_numpy(x: Numbers, to: ta.DType) -> tuple[Numbers, npt.NDArray[np.boo
 @pytest.mark.parametrize("isolation", ["inline"])
 @pytest.mark.parametrize("executor", EXECUTORS, ids=lambda one: one.__name__)
 @pytest.mark.parametrize("name", DTYPES)
-async def test_casts_are_those_of_numpy(device: ta.Device, name: str, executor: Executor) -> None:
+async def test_casts_match_numpy(device: ta.Device, name: str, executor: Executor) -> None:
     x, wrong = special(name), list[str]()
     table = {other: cast_by_numpy(x, ta.DType(other)) for other in DTYPES}
     wanted = {other: found for other, found in table.items() if found is not None}
@@ -276,14 +276,14 @@ async def test_casts_are_those_of_numpy(device: ta.Device, name: str, executor: 
 
 @pytest.mark.parametrize("isolation", ["inline"])
 @pytest.mark.parametrize("name", ["complex64", "complex128"])
-async def test_complex_powers_are_those_of_numpy_whatever_is_infinite(device: ta.Device, name: str) -> None:
+async def test_complex_powers_match_numpy_at_all_infinities(device: ta.Device, name: str) -> None:
     parts = [0.0, -0.0, 1.0, -1.0, 2.5, -3.0, np.inf, -np.inf, np.nan]
     numbers = np.array([complex(real, imaginary) for real in parts for imaginary in parts], name)
     x, y = np.repeat(numbers, len(numbers)), np.tile(numbers, len(numbers))
     with np.errstate(all="ignore"):
         wanted = np.power(x, y)
     got = await (await ta.arrays.pow(await device.put(x), await device.put(y))).to_host()
-    # A part that is small beside the other one has the other one's rounding.
+    # A part much smaller than the other one has the other one's rounding.
     sizes = np.where(np.isfinite(wanted), np.abs(wanted), 0.0)
     for part in ("real", "imag"):
         found, want = getattr(got, part), getattr(wanted, part)

@@ -1,4 +1,4 @@
-"""If and else in expressions, nested in each other: the numbers are those of Python's own branches."""
+"""If and else in expressions, nested in each other: the numbers match Python's own branches."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ def by_python(text: str, name: str) -> list[float]:
 
 @settings(max_examples=300, deadline=None)
 @given(PROGRAMS)
-def test_branches_are_those_of_python(text: str) -> None:
-    """What is taken has Python's numbers for all names that it reads or returns."""
+def test_branches_match_python(text: str) -> None:
+    """The taken branch has Python's numbers for all names that it reads or returns."""
     text = f"{text}\nout = x + y + {' + '.join(sorted(assigned(text)))}"
     try:
         expression = parse(text, ("x", "y"), ("out",))
@@ -124,7 +124,7 @@ async def test_both_branches_in_a_loop_have_no_value_of_the_round_before(device:
     np.testing.assert_array_equal(await found.to_host(), by_python(text, "z"))
 
 
-def test_an_argument_that_one_branch_changes_is_read_behind_it() -> None:
+def test_an_argument_changed_by_one_branch_is_read_after_it() -> None:
     assert parse("if x > 1:\n    x = 2.0\nz = x", ("x",)).outputs == ("z",)
 
 
@@ -152,7 +152,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("text", "told"), REFUSED.items())
-def test_a_refusal_says_what_to_write(text: str, told: str) -> None:
+def test_a_refusal_gives_a_remedy(text: str, told: str) -> None:
     with pytest.raises(ValueError) as info:  # noqa: PT011  # what it says is compared
         parse(text)
     assert told in str(info.value)

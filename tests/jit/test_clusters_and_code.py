@@ -1,4 +1,4 @@
-"""Clusters of blocks, shared memory, code in other forms, and what a compilation leaves alone."""
+"""Clusters of blocks, shared memory, code in other forms, and the parts untouched by a compilation."""
 
 from __future__ import annotations
 
@@ -72,7 +72,9 @@ async def test_a_grid_is_whole_clusters(device: ta.Device) -> None:
 
 @on_cuda
 @inline
-async def test_a_device_without_clusters_says_so(device: ta.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_device_without_clusters_is_reported(
+    device: ta.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from cuda.bindings import driver
 
     attribute = driver.cuDeviceGetAttribute
@@ -96,7 +98,7 @@ async def test_the_occupancy_of_blocks_that_no_device_runs(device: ta.Device, bl
 
 @on_cuda
 @inline
-async def test_others_go_on_while_a_kernel_is_compiled(
+async def test_others_continue_while_a_kernel_is_compiled(
     device: ta.Device, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
     from trio_accel.backends.cuda.libraries import compiled as library
@@ -128,7 +130,7 @@ async def test_others_go_on_while_a_kernel_is_compiled(
 
 
 def compiled(text: str, form: str) -> bytes:
-    """What NVRTC makes of a source."""
+    """NVRTC's result for a source."""
     from cuda.core import Program, ProgramOptions
 
     linked = {"link_time_optimization": True, "relocatable_device_code": True} if form == "ltoir" else {}
@@ -137,7 +139,7 @@ def compiled(text: str, form: str) -> bytes:
 
 
 @on_hardware
-async def test_ptx_and_code_that_is_linked(device: ta.Device) -> None:
+async def test_linked_ptx_and_code(device: ta.Device) -> None:
     for code in (jit.ptx(compiled(FILLED, "ptx")), jit.ltoir(compiled(FILLED, "ltoir"))):
         (out,) = await one("filled", code)(await device.zeros(8))
         np.testing.assert_array_equal(await out.to_host(), 2.0 * np.arange(8))

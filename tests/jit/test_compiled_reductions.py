@@ -52,7 +52,7 @@ async def results(
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-async def test_bits_are_those_of_numpy(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bits_match_numpy(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     by_numpy = await results(shape, "never", monkeypatch)
     before = counts.compiled
     compiled = await results(shape, "always", monkeypatch)
@@ -65,7 +65,7 @@ async def test_bits_are_those_of_numpy(shape: tuple[int, ...], monkeypatch: pyte
 
 
 @pytest.mark.skipif(not has_fma(), reason="functions of our own take a processor with fused multiplication")
-async def test_softmax_keeps_what_it_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_softmax_keeps_its_intermediate_results(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRIO_ACCEL_CPU_COMPILED", "always")
     options = ta.DeviceOptions(isolation="inline")
     async with ta.open_system("rows") as system, system.open_device("cpu", options=options) as device:
@@ -88,8 +88,8 @@ async def test_softmax_keeps_what_it_computed(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("columns", [2, 3])
-async def test_long_columns_are_added_as_others(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    # So long that a piece of NumPy's executor has one column: a single one would be added in pairs.
+async def test_long_columns_are_added_like_others(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Long enough for one column in a piece of NumPy's executor: a single one would be added in pairs.
     x = np.random.default_rng(10).standard_normal(((1 << 18) + 1, columns))
     made = list[npt.NDArray[Any]]()
     options = ta.DeviceOptions(isolation="inline")

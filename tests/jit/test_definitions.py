@@ -1,4 +1,4 @@
-"""What a launch is made of: definitions as texts, scalars as bytes, names of kernels in a source."""
+"""The parts of a launch: definitions as texts, scalars as bytes, names of kernels in a source."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ async def test_a_result_over_other_elements_of_an_argument_is_refused(device: ta
         await both(x[0], out=(y, y))
 
 
-async def test_results_are_converted_to_what_is_asked_for(device: ta.Device) -> None:
+async def test_results_are_converted_to_the_requested_dtype(device: ta.Device) -> None:
     x = await device.put(np.arange(5, dtype=np.float32))
     assert (await ta.jit.elementwise("x / 3", dtypes="float16")(x)).dtype == "float16"
     halved = ta.jit.elementwise("a = x / 2; b = x > 2", outputs=("a", "b"), dtypes={"b": "int8"})
@@ -114,7 +114,7 @@ async def test_results_are_converted_to_what_is_asked_for(device: ta.Device) -> 
         ("x if 0 < x < 9 else -x", "int16", lambda x: np.where((x > 0) & (x < 9), x, -x)),
     ],
 )
-async def test_dtypes_are_those_of_numpy(device: ta.Device, text: str, dtype: str, numpy: Any) -> None:
+async def test_dtypes_match_numpy(device: ta.Device, text: str, dtype: str, numpy: Any) -> None:
     x: npt.NDArray[Any] = RNG.integers(0 if dtype[0] in "ub" else -20, 20, 100).astype(dtype)
     if dtype.startswith("complex"):
         x = x + (1j * RNG.normal(size=100)).astype(dtype)
@@ -168,7 +168,7 @@ async def test_wrong_calls_are_refused(device: ta.Device) -> None:
         await ta.jit.elementwise("x + 1")(await device.zeros(3, "float8_e4m3fn"))
 
 
-async def test_numbers_alone_are_asked_of_a_device(device: ta.Device) -> None:
+async def test_numbers_without_arrays_are_asked_of_a_device(device: ta.Device) -> None:
     f = ta.jit.elementwise("sqrt(a) + b")
     assert await host(await device.ask(f.compute(4.0, 1))) == 3.0
 

@@ -1,4 +1,4 @@
-"""Kernels that lose the context, and others beside them: through a worker, with and without a retry."""
+"""Kernels that lose the context, and concurrent ones: through a worker, with and without a retry."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def test_an_injected_fault_hits_the_kernel_of_that_name(device: ta.Device)
     await saxpy(4, 1.0, x, await device.zeros(4, "float32"))
 
 
-async def test_a_launch_that_is_lost_is_made_again_if_it_changes_nothing_in_place(system: ta.System) -> None:
+async def test_a_lost_launch_is_repeated_if_it_changes_nothing_in_place(system: ta.System) -> None:
     options = ta.DeviceOptions(isolation="process", retry=1, retry_suspects=True)
     async with system.open_device(BACKEND, options=options) as device:
         x = np.arange(500, dtype=np.float32)
@@ -38,7 +38,7 @@ async def test_a_launch_that_is_lost_is_made_again_if_it_changes_nothing_in_plac
         (out,) = await kernel(2.0, refs, refs, n=500)
         assert device.generation == 2
         np.testing.assert_array_equal(await out.to_host(), 5 * x)
-        # What is added to in place cannot be added to again.
+        # A target of additions in place cannot be added to again.
         inject_fault(device, "jit.saxpy", poison=True)
         with pytest.raises(
             ta.ContextLostError, match="make the arrays that it was to change again"
@@ -51,7 +51,7 @@ async def test_a_launch_that_is_lost_is_made_again_if_it_changes_nothing_in_plac
 @isolated
 @pytest.mark.skipif(BACKEND != "cuda", reason="runs CUDA code")
 async def test_a_kernel_that_writes_out_of_bounds_is_named(device: ta.Device) -> None:
-    # The stand-in driver cannot tell by the address, so there the name says that it fails.
+    # The stand-in driver cannot see it by the address, so the name requests the failure.
     name = "fault_illegal_address"
     wild = one(name, f'extern "C" __global__ void {name}(double* x) {{ x[1ll << 42] = 1; }}')
     x = await device.put(np.arange(100, dtype=np.float32))
@@ -60,7 +60,7 @@ async def test_a_kernel_that_writes_out_of_bounds_is_named(device: ta.Device) ->
     with pytest.raises(ta.ContextLostError) as caught:
         await wild(await device.zeros(8))
     assert (caught.value.operation, caught.value.generation) == (f"jit.{name}", 1)
-    # The next worker compiles it again, and the arrays are what they were.
+    # The next worker compiles it again, and the arrays are unchanged.
     await saxpy(100, 1.0, x, y)
     assert device.generation == 2
     np.testing.assert_array_equal(await y.to_host(), 3 * np.arange(100))
@@ -79,7 +79,7 @@ async def test_a_copy_is_updated_in_place_of_an_argument(system: ta.System) -> N
         numbers = np.arange(500, dtype=np.float32)
         x, y = await device.put(numbers), await device.put(np.repeat(numbers, 2))
         for view in (y[:500], y[::2]):
-            # A launch that is lost has made all that it writes.
+            # A lost launch has made all its outputs.
             inject_fault(device, "jit.saxpy", kill=True)
             (made,) = await kernel(500, 2.0, x, view)
             np.testing.assert_array_equal(await made.to_host(), 2 * numbers + await view.to_host())
@@ -142,7 +142,7 @@ async def test_a_function_that_numba_has_compiled(device: ta.Device) -> None:
     np.testing.assert_array_equal(await y.to_host(), 3 * x)
 
 
-async def test_an_expression_that_is_lost_is_computed_again_unless_it_works_in_place(
+async def test_a_lost_expression_is_computed_again_unless_it_works_in_place(
     system: ta.System,
 ) -> None:
     options = ta.DeviceOptions(isolation="process", retry=1, retry_suspects=True)

@@ -89,7 +89,7 @@ async def test_flip_and_roll(rows: int, columns: int, shift: int, dtype: str, se
         return await flip(await device.put(x), columns, shape=x.shape)
 
     async def rolled(device: ta.Device) -> ta.AccelRef:
-        # A view is loaded from as it lies.
+        # A view is loaded from in place.
         on = (await device.put(x.T)).T
         return await roll(on, shift, columns, shape=x.shape)
 
@@ -154,7 +154,7 @@ async def test_an_index_outside_of_an_array_is_the_nearest_one_inside(device: ta
     np.testing.assert_array_equal(await found.to_host(), [[0, 1, 2, 3, 3, 3]] * 2)
 
 
-async def test_an_argument_is_read_as_it_is_and_loaded_from(device: ta.Device) -> None:
+async def test_an_argument_is_read_directly_and_loaded_from(device: ta.Device) -> None:
     x = np.random.default_rng(1).normal(size=(300, 1000)).astype(np.float32)
     on = await device.put(x)
     # More than the processor's backend computes at a time.
@@ -170,7 +170,7 @@ async def test_an_argument_is_read_as_it_is_and_loaded_from(device: ta.Device) -
     np.testing.assert_array_equal(await far.to_host(), x[rows // 2, np.arange(7)] + rows)
 
 
-async def test_three_axes_and_a_result_that_is_given(device: ta.Device) -> None:
+async def test_three_axes_and_a_given_result(device: ta.Device) -> None:
     x = np.arange(24).reshape(2, 3, 4)
     out = await device.zeros((3, 4, 2), "int64")
     assert await transpose(await device.put(x), out=out) is out
@@ -184,7 +184,7 @@ async def test_three_axes_and_a_result_that_is_given(device: ta.Device) -> None:
     assert none.shape == (3, 0, 2)
 
 
-async def test_what_does_not_fit_is_refused(device: ta.Device) -> None:
+async def test_mismatched_arguments_are_refused(device: ta.Device) -> None:
     x = await device.zeros((4, 3))
     load = ta.jit.elementwise("x[i(0), 0]", name="column")
     with pytest.raises(
@@ -228,7 +228,7 @@ async def test_what_does_not_fit_is_refused(device: ta.Device) -> None:
         ("shape + 1", "the name shape"),
     ],
 )
-def test_indices_that_are_none_are_refused(text: str, reason: str) -> None:
+def test_invalid_indices_are_refused(text: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         ta.jit.elementwise(text)
 
@@ -255,7 +255,7 @@ async def test_an_index_of_the_result_is_the_nearest_one_inside(
         np.testing.assert_array_equal(await found.to_host(), want)
 
 
-async def test_what_no_result_needs_is_not_loaded(device: ta.Device) -> None:
+async def test_unused_elements_are_not_loaded(device: ta.Device) -> None:
     x = await device.put(np.arange(3.0))
     function = Elementwise[tuple[ta.AccelRef, ...]](
         "y = x[9]; z = x[i(0)]", inputs=("x",), outputs=("z",), operation="test.checked", is_checked=True

@@ -76,7 +76,7 @@ async def test_packed_arrays_are_copied_there_and_back(device: ta.Device) -> Non
     np.testing.assert_array_equal(await out.to_host(), expected)
 
 
-async def test_a_packed_array_that_is_updated_keeps_the_rest(device: ta.Device) -> None:
+async def test_an_updated_packed_array_keeps_the_rest(device: ta.Device) -> None:
     kernel = one(
         "tail",
         'extern "C" __global__ void tail(double* x, int n) { if (threadIdx.x < n) x[threadIdx.x] += 10; }',
@@ -90,7 +90,7 @@ async def test_a_packed_array_that_is_updated_keeps_the_rest(device: ta.Device) 
     np.testing.assert_array_equal(await x.to_host(), expected)
 
 
-async def test_an_array_of_any_layout_is_passed_as_it_lies(device: ta.Device) -> None:
+async def test_an_array_of_any_layout_is_passed_without_a_copy(device: ta.Device) -> None:
     kernel = jit.Kernel(
         "diagonal",
         'extern "C" __global__ void diagonal(const double* x, long long step, double* out) {'
@@ -116,7 +116,7 @@ async def test_an_array_without_axes(device: ta.Device) -> None:
     assert await out.to_host() == 12.5
 
 
-async def test_an_empty_array_launches_nothing_if_that_is_declared(device: ta.Device) -> None:
+async def test_an_empty_array_launches_nothing_if_so_declared(device: ta.Device) -> None:
     x, y = await device.zeros(0, "float32"), await device.zeros(0, "float32")
     (same,) = await saxpy(0, 1.0, x, y)
     assert same is y
@@ -140,7 +140,7 @@ SCALARS = {
 
 
 async def test_scalars_arrive_as_they_were_declared(device: ta.Device) -> None:
-    # In an order in which each has to be aligned anew.
+    # In an order in which each has to be aligned again.
     order = [
         "int8",
         "float64",
@@ -190,7 +190,7 @@ async def test_macros_dialect_and_headers_of_a_folder(device: ta.Device, tmp_pat
 
 @on_cuda
 @pytest.mark.parametrize("isolation", ["inline"])
-async def test_headers_of_cuda_are_found_behind_the_folders_that_are_given(
+async def test_headers_of_cuda_are_found_after_the_given_folders(
     device: ta.Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from trio_accel.backends.cuda.runtime import _compiler
@@ -220,7 +220,7 @@ async def test_a_kernel_without_c_linkage_is_found_by_its_name(device: ta.Device
 
 
 @on_cuda
-async def test_a_kernel_that_was_compiled_elsewhere(device: ta.Device) -> None:
+async def test_a_kernel_compiled_elsewhere(device: ta.Device) -> None:
     from cuda.core import Program, ProgramOptions
 
     text = 'extern "C" __global__ void filled(double* x) { x[threadIdx.x] = 2 * threadIdx.x; }'

@@ -1,4 +1,4 @@
-"""Bounded loops: beside what Python runs, bit for bit, on every backend; and what is refused."""
+"""Bounded loops: compared with Python, bit for bit, on every backend; and the refusals."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def bodies(draw: st.DrawFn, depth: int, indent: str) -> list[str]:  # noqa: C901
 
 @settings(max_examples=150 if BACKEND == "cpu" else 6, deadline=None)
 @given(bodies(1, "    "), st.sampled_from(["m", "6", "n, 5"]), st.integers(0, 99))
-async def test_random_loops_are_what_python_makes_of_them(body: list[str], over: str, seed: int) -> None:
+async def test_random_loops_match_python(body: list[str], over: str, seed: int) -> None:
     text = "\n".join(["a = x * 1.0", "b = y + x", "n = m + 0", f"for k1 in range({over}):", *body])
     draw = np.random.default_rng(seed)
     x, y = draw.normal(size=(2, 12))
@@ -130,7 +130,7 @@ async def test_values_are_carried(device: ta.Device) -> None:
     gcd = "for k in range(100):\n    if b == 0: break\n    r = a % b\n    a = b\n    b = r"
     (found,) = await both(device, gcd, ("a",), a=n * 6, b=n[::-1] * 4)
     np.testing.assert_array_equal(found, np.gcd(n * 6, n[::-1] * 4))
-    # Scalars alone, and a shape.
+    # Only scalars, and a shape.
     one = await device.ask(ta.jit.elementwise(text, outputs=("a",)).compute(10))
     assert (await one[0].to_host()) == 55
 
@@ -167,7 +167,7 @@ async def test_conditions_have_two_sides(device: ta.Device) -> None:
 
 
 @inline
-async def test_types_of_what_a_loop_carries(device: ta.Device) -> None:
+async def test_types_of_loop_variables(device: ta.Device) -> None:
     x = await device.put(np.full(3, 0.1, np.float32))
     for text, dtype in (
         ("s = 0\nfor k in range(3): s += x", "float32"),
@@ -196,7 +196,7 @@ WIDER = {
 
 @inline
 @pytest.mark.parametrize("text", WIDER)
-async def test_what_would_widen_a_value_is_refused(device: ta.Device, text: str) -> None:
+async def test_a_widened_value_is_refused(device: ta.Device, text: str) -> None:
     with pytest.raises((TypeError, ValueError)) as caught:
         await ta.jit.elementwise(text)(await device.zeros(3))
     assert WIDER[text] in str(caught.value)
@@ -239,7 +239,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("text", REFUSED)
-def test_what_is_no_bounded_loop_is_refused_with_its_place(text: str) -> None:
+def test_an_unbounded_loop_is_refused_with_its_place(text: str) -> None:
     line, column, reason = REFUSED[text]
     with pytest.raises(ValueError, match=r"in line \d+, column \d+") as caught:
         ta.jit.elementwise(text)
@@ -247,7 +247,7 @@ def test_what_is_no_bounded_loop_is_refused_with_its_place(text: str) -> None:
     assert f"in line {line}, column {column}\n" in str(caught.value)
 
 
-# Loads beyond the array, and the result where no iteration makes them, or else the index that is told.
+# Loads beyond the array, and the result if no iteration makes them, or else the reported index.
 CHECKED: dict[str, tuple[str, list[float] | int]] = {
     "an empty range": ("sum(x[5] for k in range(n[i(0)] - 1))", [0, 0, 0]),
     "a range that falls": ("sum(x[5] for k in range(4, n[i(0)]))", [0, 0, 0]),
@@ -271,7 +271,7 @@ CHECKED: dict[str, tuple[str, list[float] | int]] = {
 
 @inline
 @pytest.mark.parametrize("name", CHECKED)
-async def test_an_index_is_checked_where_an_iteration_runs(device: ta.Device, name: str) -> None:
+async def test_an_index_is_checked_if_an_iteration_runs(device: ta.Device, name: str) -> None:
     text, want = CHECKED[name]
     given = {"x": np.arange(1.0, 4.0)} | ({"n": np.array([1, 0, 0])} if "n[" in text else {})
     function = Elementwise[ta.AccelRef](text, inputs=tuple(given), operation="test.checked", is_checked=True)
@@ -288,7 +288,7 @@ async def test_an_index_is_checked_where_an_iteration_runs(device: ta.Device, na
 async def test_neighbours_with_loops_are_joined_and_keep_their_bits(device: ta.Device) -> None:
     draw = np.random.default_rng(4)
     x, table = await device.put(draw.normal(size=50)), await device.put(draw.normal(size=9))
-    # Names of indices are those that a joined expression gives to values.
+    # Names of indices are names that a fused expression gives to values.
     over = ta.jit.elementwise("sum(table[x0] * x for x0 in range(9))")
     loop = ta.jit.elementwise("s = x\nfor t0_0 in range(5):\n    s = s * 0.5 + t0_0\n    if s > 2: break")
     found = set[bytes]()
@@ -331,14 +331,14 @@ async def test_loops_in_graphs_in_place_and_in_reductions(device: ta.Device) -> 
 
 
 @inline
-async def test_an_index_that_is_checked_is_checked_in_loops(device: ta.Device) -> None:
+async def test_a_checked_index_is_checked_in_loops(device: ta.Device) -> None:
     x, n = await device.put(np.arange(5.0)), np.array([0, 5, 3])
     over = Elementwise[ta.AccelRef]("sum(x[k] for k in range(n))", operation="test.over", is_checked=True)
     got = await over(x, await device.put(n))
     assert (await got.to_host()).tolist() == [0, 10, 3]
     with pytest.raises(ta.OutOfRangeError, match="5 is outside axis 0 of x, which has length 5"):
         await (await over(x, await device.put(n + 1))).to_host()
-    # What is behind an early end is not read.
+    # Elements after an early end are not read.
     ends = Elementwise[ta.AccelRef](
         "s = 0.0\nfor k in range(99):\n    if k == 5 - n: break\n    s += x[k + n]",
         operation="test.ends",

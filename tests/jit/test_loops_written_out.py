@@ -78,7 +78,7 @@ def test_a_loop_of_constant_bounds_is_written_out(name: str) -> None:
 
 
 @pytest.mark.no_device
-def test_the_longest_text_of_loops_is_no_longer_than_others() -> None:
+def test_the_longest_source_of_loops_is_no_longer_than_others() -> None:
     nest = "".join(f"{'    ' * depth}for k{depth} in range(32):\n" for depth in range(3))
     steps = steps_of(f"s = x\n{nest}{'    ' * 3}s = s + k0")
     assert sum(step.function == "loop" for step in steps) == 2
@@ -90,7 +90,7 @@ def test_the_longest_text_of_loops_is_no_longer_than_others() -> None:
 
 
 @pytest.mark.no_device
-def test_iterations_share_what_is_equal() -> None:
+def test_iterations_share_equal_subexpressions() -> None:
     steps = steps_of("s = sum(x[(i(0) + a) % 9, (i(1) + b) % 7] for a in range(-1, 2) for b in range(-1, 2))")
     assert sum(step.function == "remainder" for step in steps) == 6
     assert sum(step.function == "load" for step in steps) == 9
@@ -99,7 +99,7 @@ def test_iterations_share_what_is_equal() -> None:
 @pytest.mark.conformance
 @inline
 @pytest.mark.parametrize("name", LOOPS)
-async def test_values_are_those_of_python(device: ta.Device, name: str) -> None:
+async def test_values_match_python(device: ta.Device, name: str) -> None:
     text, _ = LOOPS[name]
     x = np.array([0.25, -1.5, 3.0, 0.0])
     names = parse(text, None, ("s",)).inputs
@@ -128,7 +128,7 @@ values = st.sampled_from(
 
 @st.composite
 def bodies(draw: st.DrawFn, depth: int = 0) -> list[str]:
-    """Draw loops in loops, whose bounds are constants, numbers and elements; some have a `break`."""
+    """Draw nested loops, with constants, numbers and elements for bounds; some have a `break`."""
     indent, lines = "    " * (depth + 1), [f"{'    ' * depth}for k{depth} in range({draw(bounds)}):"]
     for _ in range(draw(st.integers(1, 3))):
         kind = draw(st.sampled_from(["add", "add", "swap", "choose", "break", "for", "for"]))
@@ -181,7 +181,7 @@ async def test_random_loops(body: list[str], seed: int) -> None:
         ("sum(x[9] for k in range(2) for j in range(1, 1))", None),
     ],
 )
-async def test_an_index_is_checked_in_a_loop_that_is_written_out(
+async def test_an_index_is_checked_in_an_unrolled_loop(
     device: ta.Device, text: str, want: int | None
 ) -> None:
     array = (

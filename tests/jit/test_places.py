@@ -1,4 +1,4 @@
-"""What is refused is told by its name, and by its line and column in the user's own source text."""
+"""A refusal gives the name, and the line and column in the user's own source text."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ NAMED = {
 @pytest.mark.parametrize("text", NAMED)
 @pytest.mark.no_device
 @pytest.mark.one_backend
-def test_what_is_refused_has_its_name_and_place(text: str) -> None:
+def test_a_refusal_has_a_name_and_a_place(text: str) -> None:
     column = max(text.find("?"), 0) + 1
     with pytest.raises(ValueError, match=re.escape(NAMED[text])) as caught:
         ta.jit.elementwise(text.replace("?", ""))
@@ -116,7 +116,7 @@ def test_a_place_is_that_of_the_users_own_text(text: str) -> None:
     ],
 )
 @pytest.mark.parametrize("isolation", ["inline"])
-async def test_a_type_error_is_told_where_the_user_wrote_it(
+async def test_a_type_error_gives_the_place_in_the_users_source(
     device: ta.Device, text: str, place: tuple[int, int]
 ) -> None:
     x = await device.put(np.arange(3, dtype=np.int32))
@@ -126,7 +126,7 @@ async def test_a_type_error_is_told_where_the_user_wrote_it(
 
 @pytest.mark.no_device
 @pytest.mark.one_backend
-def test_a_declared_function_is_told_with_its_file_and_the_place_in_its_text() -> None:
+def test_a_declared_function_is_reported_with_its_file_and_place() -> None:
     @expression("""
         y = x
         out = bad(y)
@@ -140,7 +140,7 @@ def test_a_declared_function_is_told_with_its_file_and_the_place_in_its_text() -
 
 @pytest.mark.no_device
 @pytest.mark.one_backend
-def test_all_functions_of_the_package_have_expressions_that_are_right() -> None:
+def test_all_functions_of_the_package_have_valid_expressions() -> None:
     # They are parsed at their first use, so nothing else would find an error in one that no test calls.
     for package in (ta.arrays, ta.nn, ta.random, ta.fft, ta.linalg, ta.signal, ta.ndimage):
         assert package.__all__
@@ -152,7 +152,7 @@ def test_all_functions_of_the_package_have_expressions_that_are_right() -> None:
 
 @pytest.mark.no_device
 @pytest.mark.one_backend
-def test_an_expression_that_was_not_used_yet_can_be_copied() -> None:
+def test_an_unused_expression_can_be_copied() -> None:
     @expression("x + 1")
     async def later(x: ta.AccelRef) -> ta.AccelRef:  # pyright: ignore[reportReturnType]
         """Parsed at its first use."""
@@ -161,7 +161,7 @@ def test_an_expression_that_was_not_used_yet_can_be_copied() -> None:
 
 
 @pytest.mark.parametrize("isolation", ["inline"])
-async def test_what_stands_in_the_middle_of_a_chain_is_computed_once(device: ta.Device) -> None:
+async def test_the_middle_of_a_chain_is_computed_once(device: ta.Device) -> None:
     x = np.array([-1.0, 0.0, 0.5, 2.0])
     text, want = "x", x
     for _ in range(60):

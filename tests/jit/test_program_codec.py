@@ -39,7 +39,7 @@ random_programs = settings(
 
 
 def of(text: str, **kinds: Argument) -> Sample:
-    """Type a text of arguments that are arrays of float64 unless others are given."""
+    """Type a source for arguments, which are float64 arrays unless others are given."""
     expression = parse(text)
     arguments = tuple(kinds.get(name, X) for name in expression.inputs)
     return Sample(typed(expression, tuple(each.kind for each in arguments)), arguments)
@@ -128,7 +128,7 @@ def test_numbers_that_compare_as_equal_have_texts_of_their_own() -> None:
 @pytest.mark.parametrize(
     "value", [np.float32(1.5), np.int16(-3), np.bool_(True), np.complex64(2j), np.float64(-0.0)]
 )
-def test_numbers_of_numpy_become_those_of_python(value: Any) -> None:
+def test_numbers_of_numpy_become_python_numbers(value: Any) -> None:
     step = TypedStep("constant", DType.complex128, (), value)
     made = decode_program(encode_program(TypedExpression((step,), (0,)), ())).program.steps[0]
     assert bits(made.value) == bits(value.item())
@@ -152,7 +152,7 @@ HEAD = "float64[],int64,float64[]\n\noutputs={}\n"
 START = "argument float64 =0\nargument int64 =1\nload float64 1 =2\nconstant int64 =0\n"
 LOOP = "carried float64 0\nloop int64 3,1,4 =7\nadd float64 4,2\nend int64 5,6\nresult float64 4,7"
 FOLD = "fold float64 2 =7\nleft float64 4\nright float64 4\nfolded float64 4,5 =1"
-# What a program is made of, and the words that refuse it.
+# The parts of a program, and the words of their refusals.
 BROKEN: dict[str, str] = {
     "cosh2 float64 0": "unknown function cosh2",
     "float32 float32 0": "unknown function float32",

@@ -50,7 +50,7 @@ SHAPE = (3, 300)
 def of(
     text: str, outputs: tuple[str, ...] | None = None, *, is_checked: bool = False, **kinds: Argument
 ) -> EncodedProgram:
-    """Type a text of arguments that are arrays of float64 unless others are given."""
+    """Type a source for arguments, which are float64 arrays unless others are given."""
     expression = parse(text, None, outputs)
     arguments = tuple(kinds.get(name, X) for name in expression.inputs)
     return EncodedProgram(
@@ -327,7 +327,7 @@ def test_loads_of_stored_elements_are_not_shared() -> None:
     assert got == 5
 
 
-def test_numbers_that_are_none_keep_their_bits() -> None:
+def test_nan_keeps_its_bits() -> None:
     quiet = np.copysign(np.nan, -1).item()
     steps = (
         TypedStep("argument", F, (), 0),

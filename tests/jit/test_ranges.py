@@ -1,4 +1,4 @@
-"""Reductions over ranges: beside Python's own loops, bit for bit, on every backend."""
+"""Reductions over ranges: against Python's own loops, bit for bit, on every backend."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def numbers(dtype: str, count: int, seed: int) -> Array:
 
 
 def assert_same(got: Array, want: list[list[Any]], otherwise: Any = 0) -> None:
-    """Require the same bits; `otherwise` is what an empty range has."""
+    """Require the same bits; `otherwise` is the value of an empty range."""
     flat = [each[0] if each[0] is not None else otherwise for each in want]
     np.testing.assert_array_equal(got, np.array(flat, got.dtype).reshape(got.shape), strict=True)
 
@@ -92,9 +92,7 @@ async def test_a_reduction_over_ranges_is_the_loop_that_python_runs(
 
 @some
 @given(st.integers(1, 30), st.integers(-4, 6), st.integers(-4, 12), st.sampled_from(["float32", "float64"]))
-async def test_ranges_that_are_the_same_for_all_elements(
-    rows: int, first: int, stop: int, dtype: str
-) -> None:
+async def test_ranges_equal_for_all_elements(rows: int, first: int, stop: int, dtype: str) -> None:
     x = numbers(dtype, rows, 3)
     text = "sum(x[i(0) + k] * (k + 1) for k in range(first, stop))"
     got = await run(text, x, first, stop, shape=rows)
@@ -130,8 +128,8 @@ async def test_a_sparse_product(device: ta.Device) -> None:
 
 
 @inline
-async def test_forces_of_particles_in_cells_are_those_of_a_plain_loop(device: ta.Device) -> None:
-    """The three cells of a row lie one behind another, so there is one range for each row of cells."""
+async def test_forces_of_particles_in_cells_match_a_plain_loop(device: ta.Device) -> None:
+    """The three cells of a row are adjacent, so there is one range for each row of cells."""
     side, count, radius = 9, 300, 1 / 9
     draw = np.random.default_rng(7)
     p = draw.random((count, 2))
@@ -188,7 +186,7 @@ async def test_ranges_in_ranges(device: ta.Device) -> None:
 
 
 @inline
-async def test_types_of_ranges_are_those_of_numpy(device: ta.Device) -> None:
+async def test_types_of_ranges_match_numpy(device: ta.Device) -> None:
     x = await device.put(np.full(300, 0.1, np.float32))
     got = await (
         await ta.jit.elementwise("sum(x[k] for k in range(300)) + 0 * i(0)", dtypes="float32")(x, shape=1)
@@ -219,7 +217,7 @@ async def test_types_of_ranges_are_those_of_numpy(device: ta.Device) -> None:
 
 
 @inline
-async def test_a_range_that_falls_is_empty_and_one_that_leaves_the_array_takes_the_nearest(
+async def test_a_falling_range_is_empty_and_an_index_outside_takes_the_nearest(
     device: ta.Device,
 ) -> None:
     x, first = await device.put(np.arange(4.0)), await device.put(np.array([3, 0, -2]))

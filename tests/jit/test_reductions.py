@@ -17,7 +17,7 @@ AXES = [None, 0, -1, (0, 2), (1, 2), ()]
 
 @pytest.mark.parametrize("keepdims", [False, True])
 @pytest.mark.parametrize("reduce", ["sum", "prod", "mean", "min", "max", "any", "all", "argmin", "argmax"])
-async def test_reductions_are_those_of_numpy(device: ta.Device, reduce: str, keepdims: bool) -> None:
+async def test_reductions_match_numpy(device: ta.Device, reduce: str, keepdims: bool) -> None:
     f = ta.jit.reduction("x * y", reduce)
     x = RNG.normal(size=(5, 6, 7))
     x[0, 0] = 0.0
@@ -55,7 +55,7 @@ async def test_sums_in_single_precision_are_rounded_once(device: ta.Device) -> N
 
 
 @pytest.mark.parametrize("dtype", ["bool", "int8", "uint16", "int64", "float16", "complex64"])
-async def test_dtypes_are_those_of_numpy(device: ta.Device, dtype: str) -> None:
+async def test_dtypes_match_numpy(device: ta.Device, dtype: str) -> None:
     x = RNG.integers(0, 9, (30, 40)).astype(dtype)
     on = await device.put(x)
     for reduce in ("sum", "any", *(("max", "argmin") if dtype != "complex64" else ())):
@@ -97,7 +97,7 @@ async def test_the_last_step_is_computed_before_the_result_is_rounded(device: ta
         ta.jit.reduction("x", "mean", post="a + 1")
 
 
-async def test_results_go_where_they_are_asked_to(device: ta.Device) -> None:
+async def test_results_are_written_to_the_requested_arrays(device: ta.Device) -> None:
     f = ta.jit.reduction("x")
     x = await device.put(np.arange(12, dtype=np.float32).reshape(3, 4))
     out = await device.zeros(4, "float64")

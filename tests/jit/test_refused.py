@@ -1,4 +1,4 @@
-"""What is refused, and how it is told: declarations, arguments, code, and limits of the device."""
+"""Refusals and their texts: declarations, arguments, code, and limits of the device."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ async def test_wrong_arguments_launch_nothing(device: ta.Device) -> None:
     np.testing.assert_array_equal(await y.to_host(), np.zeros(10))
 
 
-async def test_rules_that_fail_are_told_as_such(device: ta.Device) -> None:
+async def test_failing_rules_are_reported_as_such(device: ta.Device) -> None:
     x = await device.zeros(8)
     empty = declared(grid=lambda out: out.size - 8)
     with pytest.raises(ValueError, match="to launch nothing then, declare the kernel with skip_empty=True"):
@@ -265,7 +265,7 @@ async def test_an_array_of_another_device(device: ta.Device, system: ta.System) 
 
 
 @on_cpu
-async def test_what_the_function_for_the_cpu_does_wrong(device: ta.Device) -> None:
+async def test_faults_of_the_function_for_the_cpu(device: ta.Device) -> None:
     x = await device.zeros(8)
     with pytest.raises(ta.NotSupportedError, match="kernel 'fill' needs a function for the CPU"):
         await declared(cluster=1)(x)
@@ -303,7 +303,7 @@ async def test_what_the_function_for_the_cpu_does_wrong(device: ta.Device) -> No
 
 @on_cpu
 @pytest.mark.parametrize("cpu", [exits_cpu, interrupts_cpu, poisons_cpu, unprintable_cpu])
-async def test_whatever_the_function_for_the_cpu_raises_is_its_kernels_error(
+async def test_all_errors_of_the_function_for_the_cpu_are_its_kernels_errors(
     device: ta.Device, cpu: Callable[..., object]
 ) -> None:
     kept = await device.full(8, 3.0)
@@ -323,7 +323,7 @@ async def test_a_function_for_the_cpu_that_finds_no_memory_is_not_called_again(d
 
 
 @on_cpu
-async def test_a_function_for_the_cpu_that_keeps_what_it_can_write_to_is_told(device: ta.Device) -> None:
+async def test_a_function_for_the_cpu_that_keeps_a_writable_array_is_reported(device: ta.Device) -> None:
     for _ in range(3):
         with pytest.raises(
             ta.LibraryError, match="its function own_kernels:keeps_cpu keeps out after its call"
@@ -334,7 +334,7 @@ async def test_a_function_for_the_cpu_that_keeps_what_it_can_write_to_is_told(de
 
 
 @on_cpu
-async def test_a_function_for_the_cpu_that_keeps_what_it_reads_is_told_once(
+async def test_a_function_for_the_cpu_that_keeps_a_read_array_is_reported_once(
     device: ta.Device, caplog: pytest.LogCaptureFixture
 ) -> None:
     parameters = {"x": jit.reads("float64"), "out": jit.updates("float64")}
@@ -365,7 +365,7 @@ async def test_source_that_does_not_compile(device: ta.Device) -> None:
 
 
 @on_cuda
-async def test_a_name_that_is_not_there(device: ta.Device) -> None:
+async def test_a_missing_name(device: ta.Device) -> None:
     text = FILL + "\n__global__ void __launch_bounds__(64, 2) bound(const int (*n)[3]) {}"
     with pytest.raises(
         ta.CompilationError, match=r"no kernel 'fil' in fil\.cu; it has fill, bound \("
@@ -376,7 +376,7 @@ async def test_a_name_that_is_not_there(device: ta.Device) -> None:
 
 @on_cuda
 @inline
-async def test_what_the_driver_does_not_load(device: ta.Device) -> None:
+async def test_code_that_the_driver_cannot_load(device: ta.Device) -> None:
     for code in (
         jit.cubin(b"nothing", "a.cubin"),
         jit.fatbin(b"x" * 64, "a.fatbin"),

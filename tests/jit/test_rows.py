@@ -21,7 +21,7 @@ def rows(text: str, *inputs: str) -> ta.jit.Reduction:
 
 
 @pytest.mark.parametrize("post", ["n", "n // 2", "300", "n - 300"])
-async def test_a_result_may_read_numbers_alone(device: ta.Device, post: str) -> None:
+async def test_a_result_may_read_only_numbers(device: ta.Device, post: str) -> None:
     x = await device.put(np.ones((3, 4), np.int8))
     want = eval(post, {"n": 4})
     for keepdims in (False, True):

@@ -1,4 +1,4 @@
-"""Tensor maps as parameters of kernels: rules of the driver's manual, and what the kernel gets."""
+"""Tensor maps as parameters of kernels: rules of the driver's manual, and the kernel's view."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ extern "C" __global__ void copied(const __grid_constant__ CUtensorMap x, float* 
 
 
 def described(x: jit.Parameter, grid: Any = 1, **more: Any) -> jit.Kernel:
-    """A kernel that says what it got for a parameter."""
+    """A kernel that reports the value of a parameter."""
     return jit.Kernel(
         "words",
         WORDS,
@@ -118,8 +118,8 @@ DECLARATIONS: dict[str, tuple[Made, str]] = {
         lambda: READS("float32", layout=MAP(box=(4, 4, 6), interleave="16B")),
         r"a row of the box must be a multiple of 16 bytes \(boxDim\[0\]\)",
     ),
-    # A driver took neither this one nor any other of more bytes, of 20 000 sets of parameters, but for some
-    # with steps, whose boxes no block has room for either.
+    # A driver took neither this one nor any other of more bytes, of 20 000 sets of parameters, except some
+    # with steps, and no block has space for their boxes either.
     "shared memory": (
         lambda: READS("float64", layout=MAP(box=(56, 143, 4))),
         r"must fit into the 232448 bytes of shared memory .* box \(56, 143, 4\) of float64 takes 256256",
@@ -146,7 +146,7 @@ DECLARATIONS: dict[str, tuple[Made, str]] = {
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize(("make", "text"), DECLARATIONS.values(), ids=DECLARATIONS.keys())
-def test_a_map_that_no_driver_makes_is_refused_where_it_is_declared(make: Made, text: str) -> None:
+def test_an_impossible_map_is_refused_at_its_declaration(make: Made, text: str) -> None:
     with pytest.raises((TypeError, ValueError), match=text):
         make()
 
@@ -232,7 +232,7 @@ async def test_an_array_is_checked_before_its_launch(device: ta.Device) -> None:
 @on_stand_in
 @inline
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int16", "complex64", "uint8"])
-async def test_the_driver_gets_what_was_declared(device: ta.Device, dtype: str) -> None:
+async def test_the_driver_gets_the_declared_values(device: ta.Device, dtype: str) -> None:
     """The stand-in's map is the arguments of the driver's function, axes in its order."""
     tensor_map = MAP(
         box=(2, 3, 256), element_strides=(8, 2, 1), interleave="16B", swizzle="64B", l2_promotion="256B"
@@ -261,7 +261,7 @@ async def test_a_kernel_reads_through_its_map(device: ta.Device) -> None:
 
 @on_stand_in
 @isolated
-async def test_maps_are_made_anew_in_the_next_worker(device: ta.Device) -> None:
+async def test_maps_are_made_again_in_the_next_worker(device: ta.Device) -> None:
     x = np.arange(640, dtype=np.float32).reshape(16, 40)
     ref, kernel = await device.put(x), copied()
     (out,) = await kernel(ref)
@@ -327,7 +327,7 @@ async def test_the_address_and_the_driver_have_the_last_word(
 
 
 @on_cuda
-async def test_a_kernel_that_takes_a_pointer_where_a_map_is_declared(device: ta.Device) -> None:
+async def test_a_kernel_takes_a_pointer_in_place_of_a_declared_map(device: ta.Device) -> None:
     kernel = jit.Kernel(
         "pointer",
         'extern "C" __global__ void pointer(const float* x) {}',
@@ -343,7 +343,7 @@ async def test_a_kernel_that_takes_a_pointer_where_a_map_is_declared(device: ta.
 
 @on_cuda
 @inline
-async def test_lines_of_errors_are_those_of_the_text(device: ta.Device) -> None:
+async def test_lines_of_errors_match_the_source(device: ta.Device) -> None:
     kernel = jit.Kernel(
         "wrong",
         'extern "C" __global__\nvoid wrong(const __grid_constant__ CUtensorMap x) {\n    nowhere = 1;\n}',

@@ -1,4 +1,4 @@
-"""Vectors of two to four numbers in expressions: beside NumPy's functions and Python, on every backend."""
+"""Vectors of two to four numbers in expressions: against NumPy's functions and Python, on every backend."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def run(text: str, outputs: tuple[str, ...], *arguments: Any, shape: Any =
 
 @settings(max_examples=20 if BACKEND == "cpu" else 4, deadline=None)
 @given(st.integers(2, 4), st.sampled_from(["float32", "float64", "int32"]), st.integers(0, 99))
-async def test_arithmetic_goes_by_component(count: int, dtype: str, seed: int) -> None:
+async def test_arithmetic_is_component_wise(count: int, dtype: str, seed: int) -> None:
     a, b = (np.random.default_rng(seed).normal(size=(2, count, 9)) * 9).astype(dtype)
     names = [f"{name}{n}" for name in "ab" for n in range(count)]
     text = "\n".join(
@@ -165,7 +165,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("text", REFUSED)
-def test_what_is_no_vector_is_refused_with_its_place(text: str) -> None:
+def test_an_invalid_vector_is_refused_with_its_place(text: str) -> None:
     line, column, reason = REFUSED[text]
     with pytest.raises(ValueError, match=r"in line \d+, column \d+") as caught:
         ta.jit.elementwise(text)

@@ -1,4 +1,4 @@
-"""Bindings of cuBLASLt, as far as fused products call them: NumPy in float64 on the stand-in's memory."""
+"""Bindings of cuBLASLt, limited to the calls of fused products: NumPy in float64 on the stand-in's memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _number(address: int, dtype: Any) -> Any:
 
 
 def _scaled(get: Any, name: str, array: Array) -> Array:
-    """Apply scales of 128 elements of a row (4), or of 128 by 128 (5), as an H100 was seen to read them."""
+    """Apply scales of 128 elements of a row (4), or of 128 by 128 (5), as observed on an H100."""
     mode, address, (rows, k) = get[f"{name}_SCALE_MODE"], get[f"{name}_SCALE_POINTER"], array.shape
     if mode not in (4, 5):
         return array
@@ -56,7 +56,7 @@ def _columns(address: int, dtype: Any, rows: int, columns: int, leading: int) ->
 
 
 class LtBindings:
-    """The module; each call is computed at once, behind what its stream has been given.
+    """The module; each call is computed at once, after the earlier work of its stream.
 
     Attributes:
         alive: How many descriptors there are.
@@ -95,7 +95,7 @@ class LtBindings:
         self._made[number][int(attribute)] = int.from_bytes(ctypes.string_at(address, nbytes), "little")
 
     def matmul_algo_get_heuristic(self, *arguments: int) -> None:
-        """Tell of as many ways as there are."""
+        """Return as many ways as there are."""
         *_, most, found, count = arguments
         self.asked += 1
         ways = min(most, self.ways)
@@ -161,7 +161,7 @@ class LtBindings:
         d[...] = x.astype(d.dtype)
 
     def _vector(self, get: Any, shape: tuple[int, ...], batch: int) -> Array:
-        """The bias, or what is the gradient of one; nothing where there is none."""
+        """The bias, or the gradient of one; nothing if there is none."""
         if not get["BIAS_POINTER"]:
             return np.empty((0, 1))
         dtype = np.dtype(_TYPES[get["BIAS_DATA_TYPE"]])

@@ -15,7 +15,7 @@ from trio_accel import linalg
 
 @attrs.frozen
 class Arrays:
-    """What the wrong asks use."""
+    """The arguments of the wrong requests."""
 
     device: ta.Device
     matrix: ta.AccelRef

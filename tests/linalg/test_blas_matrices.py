@@ -33,7 +33,7 @@ def made(shape: tuple[int, ...], dtype: str, seed: int) -> Array:
 
 
 async def put(device: ta.Device, host: Array, layout: str) -> ta.AccelRef:
-    """An array on the device that lies like this."""
+    """An array on the device with this layout."""
     if host.ndim == 1:
         step = {"gaps": 3, "wide rows": 2, "backwards": -1}.get(layout, 1)
         base = np.full(len(host) * abs(step), np.nan, host.dtype)
@@ -284,7 +284,7 @@ async def test_any_size(sizes: Any, flags: Any, letters: Any, dtype: str, lies: 
 
 
 @STAND_IN
-async def test_a_sum_of_nothing_keeps_the_factor_of_what_is_there(device: ta.Device) -> None:
+async def test_an_empty_sum_keeps_the_factor_of_the_old_elements(device: ta.Device) -> None:
     a = await device.zeros((3, 0))
     c = await device.put(np.ones((3, 3)))
     await linalg.syrk(1.0, a, 0.5, c)

@@ -16,7 +16,7 @@ from trio_accel import linalg
 
 @attrs.frozen
 class Arrays:
-    """What the wrong asks use."""
+    """The arguments of the wrong requests."""
 
     square: ta.AccelRef
     tall: ta.AccelRef
@@ -199,7 +199,7 @@ async def test_half_precision_has_no_triangles(device: ta.Device) -> None:
 
 @pytest.mark.skipif(IS_STAND_IN, reason="the stand-in has products of general matrices only")
 @pytest.mark.parametrize("factor", [math.nan, math.inf])
-async def test_factors_that_are_no_finite_number(device: ta.Device, factor: float) -> None:
+async def test_infinite_and_nan_factors(device: ta.Device, factor: float) -> None:
     a, b = await device.put(np.eye(2)), np.ones((2, 1))
     for result in (await linalg.trsm(factor, a, b), await linalg.symm(factor, a, b)):
         host = await result.to_host()

@@ -1,4 +1,4 @@
-"""Functions of matrices that are made of others, against SciPy and NumPy in float64."""
+"""Composed functions of matrices, against SciPy and NumPy in float64."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ async def test_ranges_and_null_spaces(device: ta.Device, rank: int, dtype: str) 
 
 
 def dtype_limit(dtype: str) -> float:
-    """Return a number whose square is beyond the range of a dtype."""
+    """Return a number with a square outside the range of a dtype."""
     return 2.0**70 if dtype in ("float32", "complex64") else 2.0**600
 
 
@@ -152,7 +152,7 @@ async def test_cond(device: ta.Device, p: Any, dtype: str) -> None:
         np.testing.assert_allclose(await result.to_host(), expected, rtol=500 * TOLERANCE[dtype])
     singular = await linalg.cond(await device.put(np.diag([1, 0]).astype(dtype)))
     assert np.isinf(await singular.to_host())
-    # Among others a singular one, zeros, and one whose squares are beyond the range.
+    # Among others a singular one, zeros, and one with squares outside the range.
     full = np.array([[[1, 2], [2, 4]], [[3, 1], [1, 2]], [[0, 0], [0, 0]]], dtype)
     full = np.concatenate([full, full[1:2] * dtype_limit(dtype)])
     found = await (await linalg.cond(await device.put(full), p)).to_host()
@@ -187,7 +187,7 @@ def test_multi_dot(extents: list[int], dtype: str, *, first: bool, last: bool) -
 
 
 async def test_multi_dot_takes_the_order_of_fewest_steps(device: ta.Device) -> None:
-    # From the left, the first product alone would have 160000 elements.
+    # From the left, the first product would have 160000 elements.
     column, row = await device.put(np.ones((400, 1))), await device.put(np.ones((1, 400)))
     await device.synchronize()
     before = (await device.statistics()).memory.used

@@ -29,17 +29,18 @@ TYPES: dict[str, Any] = {"float64": float, "float32": np.float32, "float16": np.
 TOLERANCE = {"float64": 1e-12, "float32": 1e-5, "float16": 2e-3, "bfloat16": 2e-2}
 ON_CUDA = BACKEND == "cuda"
 
-# Only in this process there are bindings in the place of the stand-in's.
+# Only this process has bindings in the place of the stand-in's.
 both = pytest.mark.parametrize("isolation", ["inline", *["process"] * (not IS_STAND_IN)])
 
 
 @pytest.fixture(scope="module", autouse=True)
 def bindings() -> Iterator[Any]:
-    """Bindings of cuBLASLt, which the stand-in has not; None with a card, and on other backends."""
+    """Bindings of cuBLASLt, which the stand-in lacks; None with a card, and on other backends."""
     if not IS_STAND_IN:
         yield None
         return
-    # With importlib mode a test folder is no package: what its modules share is imported by its own name.
+    # With importlib mode a test folder is not a package, so its modules import their shared code by its own
+    # name.
     sys.path.insert(0, str(Path(__file__).parent))
     from lt_bindings import LtBindings
 
@@ -137,7 +138,7 @@ def test_any_product(problem: tuple[dict[str, Array | None], dict[str, Any]]) ->
 async def _asked(arrays: dict[str, Array | None], options: dict[str, Any]) -> tuple[Array, ...]:
     async with ta.open_system("fused") as system, system.open_device(BACKEND, options=INLINE) as device:
         given = {name: None if one is None else await device.put(one) for name, one in arrays.items()}
-        # What `put` packs is laid out again as it was.
+        # An array packed by `put` is laid out again in its old form.
         for name in ("a", "b"):
             one = arrays[name]
             if one is not None and one.strides[-1] > one.strides[-2]:
@@ -196,7 +197,7 @@ async def test_float8(device: ta.Device, of_a: Any, of_b: Any, dtype: str) -> No
     for scales in ({"scale_a": 0.5, "scale_b": 4}, {"scale_a": half, "scale_b": 4}, {"scale_b": two}):
         found = await fused_matmul(ref, b, **scales, dtype=dtype)
         np.testing.assert_array_equal((await found.to_host()).astype(float), 2 * expected)
-    # As it lies by rows, b is copied where the library wants columns.
+    # Because b is row-major, it is copied if the library wants columns.
     found = await fused_matmul(ref, np.ascontiguousarray(w.T), dtype=dtype)
     np.testing.assert_array_equal((await found.to_host()).astype(float), expected)
 
@@ -317,7 +318,7 @@ async def test_whole_numbers(device: ta.Device) -> None:
     near(await found.to_host(), gelu(0.003 * expected + bias), "float32", 64)
 
 
-# Roundings of the operands, by the digits that are left of them.
+# Roundings of the operands, by their remaining digits.
 @pytest.mark.parametrize(
     ("precision", "dtype", "digits"),
     [("ieee", "float32", 22), ("tf32", "float32", 11), ("bf16", "float32", 8)],
@@ -387,7 +388,7 @@ async def test_not_a_number_and_infinities(device: ta.Device) -> None:
     a = np.eye(4, dtype=np.float32)
     a[0, 0], a[1, 1], a[2, 2] = math.nan, math.inf, -math.inf
     found = await fused_matmul(await device.put(a), np.ones((4, 4), "f"))
-    # Infinity by zero is no number, and some builds of NumPy warn of it.
+    # Infinity by zero is NaN, and some builds of NumPy warn of it.
     with np.errstate(invalid="ignore"):
         expected = a @ np.ones((4, 4), "f")
     np.testing.assert_array_equal(await found.to_host(), expected)
@@ -444,7 +445,7 @@ s, rows, columns = (np.ones(shape, np.float32) for shape in ((), (16, 1), (1, 16
         ((e, e), {"scale_out": 0, "dtype": E4}, ValueError, "scale_out must be a finite number above 0"),
     ],
 )
-async def test_what_is_refused(
+async def test_invalid_arguments_are_refused(
     device: ta.Device, arguments: tuple[Any, ...], options: dict[str, Any], error: Any, text: str
 ) -> None:
     first, *others = arguments

@@ -68,7 +68,7 @@ async def test_without_c_the_result_is_new(device: ta.Device) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
-async def test_where_beta_is_zero_c_is_not_read(device: ta.Device, dtype: str) -> None:
+async def test_c_is_not_read_if_beta_is_zero(device: ta.Device, dtype: str) -> None:
     c = await device.full((2, 2), math.nan, dtype)
     eye = await (await device.put(np.eye(2))).cast(dtype)
     await ta.linalg.gemm(1.0, eye, eye, 0.0, c)

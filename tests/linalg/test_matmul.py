@@ -38,7 +38,7 @@ def normal(shape: tuple[int, ...], dtype: str, seed: int = 0) -> Array:
 
 
 def check_product(result: Array, a: Array, b: Array, dtype: str) -> None:
-    """Compare with the product in double precision, relative to the size of what is summed up."""
+    """Compare with the product in double precision, relative to the size of the summands."""
     wide = complex if dtype.startswith("complex") else float
     expected = np.matmul(a.astype(wide), b.astype(wide))
     assert result.dtype == ta.DType.of(dtype).dtype
@@ -95,7 +95,7 @@ async def test_integers_are_exact_and_wrap_around(device: ta.Device, dtype: str)
     assert (await result.to_host()).tolist() == expected
 
 
-async def test_host_operands_beside_references(device: ta.Device) -> None:
+async def test_host_operands_next_to_references(device: ta.Device) -> None:
     a, b = normal((4, 3), "float64", 1), normal((3, 2), "float64", 2)
     ref = await device.put(a)
     check_product(await (await linalg.matmul(ref, b)).to_host(), a, b, "float64")
@@ -124,7 +124,7 @@ async def test_one_array_as_both_operands(device: ta.Device) -> None:
 async def test_low_precision_sums_in_more(device: ta.Device) -> None:
     ones = np.ones((1, 4096), ml_dtypes.bfloat16)
     result = await linalg.matmul(await device.put(ones), ones.T)
-    # A sum kept in bfloat16 would stand still at 256.
+    # A sum kept in bfloat16 would stop at 256.
     assert await result.item() == 4096
 
 

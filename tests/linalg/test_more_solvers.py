@@ -80,7 +80,7 @@ async def host(ref: ta.AccelRef, shape: tuple[int, ...], dtype: str) -> Array:
 
 
 def check_same(left: Array, right: Array, dtype: str, size: int) -> None:
-    """Compare relative to the largest element, times the square root of what may be summed up."""
+    """Compare relative to the largest element, times the square root of the number of summands."""
     assert left.shape == right.shape
     scale = max(np.abs(right).max(initial=0), 1.0) * math.sqrt(size + 1)
     np.testing.assert_allclose(left, right, rtol=0, atol=4 * TOLERANCE[dtype] * scale)
@@ -110,7 +110,7 @@ async def test_determinants(device: ta.Device, dtype: str) -> None:
 
 
 @dtypes
-async def test_determinants_that_are_no_usual_numbers(device: ta.Device, dtype: str) -> None:
+async def test_infinite_nan_and_zero_determinants(device: ta.Device, dtype: str) -> None:
     a = np.tile(np.eye(4, dtype=dtype), (4, 1, 1))
     a[1, 2, 2], a[2, 3, 1], a[2, 1, 3] = 0, np.nan, np.nan
     a[3] *= 1e30
@@ -245,12 +245,12 @@ async def test_cancelled_chains_leave_nothing(device: ta.Device, steps: int) -> 
 
     await give_up(lambda: linalg.lstsq(ref, b))
     await give_up(lambda: linalg.solve_triangular(ref, b))
-    # Behind what was given up, in both libraries.
+    # After the abandoned calls, in both libraries.
     x = await linalg.solve_triangular(ref, b)
     np.testing.assert_allclose(np.triu(a) @ await x.to_host(), b, atol=1e-12)
     del x
     gc.collect()
-    # Small blocks that were dropped are freed when the engine comes to rest, a moment after the last reply.
+    # Small dropped blocks are freed when the engine comes to rest, a moment after the last reply.
     with trio.fail_after(60):
         while (await device.statistics()).memory.used != a.nbytes:
             await device.synchronize()

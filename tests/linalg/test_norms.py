@@ -44,7 +44,7 @@ def wide(array: Array) -> Array:
 
 
 async def check(result: ta.AccelRef, expected: Any, dtype: str) -> None:
-    """Hold a result against that of the wider type."""
+    """Compare a result with the result of the wider type."""
     assert result.shape == np.shape(expected)
     assert result.dtype == REAL.get(dtype, dtype)
     np.testing.assert_allclose(
@@ -190,7 +190,7 @@ async def test_powers_of_whole_numbers(device: ta.Device) -> None:
     assert (await ref.to_host()).tolist() == x.tolist()
 
 
-async def test_what_is_refused(device: ta.Device) -> None:
+async def test_invalid_arguments_are_refused(device: ta.Device) -> None:
     ref = await device.zeros((2, 3))
     whole = await device.zeros((2, 2), "int64")
     with pytest.raises(TypeError, match="vector_norm: x must be of a floating or complex dtype, got int64"):
@@ -239,7 +239,7 @@ async def test_powers_beyond_the_range(device: ta.Device, scale: float) -> None:
     np.testing.assert_allclose(await found.item(), largest / 2 * 4**0.05, rtol=1e-5)
 
 
-async def test_norms_of_zeros_and_of_what_is_no_number(device: ta.Device) -> None:
+async def test_norms_of_zeros_and_of_nan(device: ta.Device) -> None:
     for row in ([0.0, 0.0], [np.inf, 1.0], [np.inf, np.nan], [np.nan, 0.0], [-np.inf, np.inf]):
         for order in (2, 3, 0.5, -1, -3):
             found = await (await linalg.vector_norm(await device.put(np.array(row)), ord=order)).item()

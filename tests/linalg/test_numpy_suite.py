@@ -1,7 +1,7 @@
 """NumPy's own tests of `numpy.linalg`, run against the solvers of a device.
 
-The adapter `OnDevice` stands in the place of the module `numpy.linalg`: it puts the arguments on the device,
-asks from the test's thread, and reads the results. What is refused is in `REFUSED`, with the reason.
+The adapter `OnDevice` takes the place of the module `numpy.linalg`: it puts the arguments on the device, asks
+from the test's thread, and reads the results. Refused tests are in `REFUSED`, with the reason.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class OnDevice:
 
     def __init__(self, device: ta.Device, *, has_eig: bool) -> None:
         self._device = device
-        if not has_eig:  # what the tests compare with
+        if not has_eig:  # the references of the tests
             self.eig, self.eigvals = np.linalg.eig, np.linalg.eigvals
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -104,7 +104,7 @@ class OnDevice:
 
 
 def cases() -> Iterator[Any]:
-    """NumPy's tests of what we have, but for those that are refused."""
+    """NumPy's tests of our functions, except for the refused ones."""
     for name in CLASSES:
         for test in sorted(dir(getattr(suite, name))):
             full = f"{name}.{test}"
@@ -140,7 +140,7 @@ async def test_of_numpy(
     # OpenBLAS's kernels for processors without AVX-512.
     compare = partial(suite.assert_almost_equal, single_decimal=5)
     monkeypatch.setattr(suite, "assert_almost_equal", compare)
-    # Results of arrays of a subclass are plain arrays, as is said in REFUSED.
+    # Results of arrays of a subclass are plain arrays, as explained in REFUSED.
     monkeypatch.setattr(suite, "consistent_subclass", lambda out, _: type(out) is np.ndarray)
     tests = getattr(suite, cls)()
     # To put a strided array on a device makes it contiguous: test_solvers.py has views of device arrays.
@@ -163,7 +163,7 @@ class _NumPy:
         return getattr(np, name)
 
 
-def test_what_is_refused_exists() -> None:
+def test_refused_tests_exist() -> None:
     for name in REFUSED:
         cls, _, test = name.partition(".")
         assert hasattr(suite, cls), name

@@ -39,7 +39,7 @@ async def test_a_stack_of_small_systems_is_one_call(
         np.testing.assert_array_equal(alone, found[7])
         np.testing.assert_array_equal(await (await linalg.inv(there)).to_host(), np.linalg.inv(a))
         assert not calls
-        # LAPACK says which matrix is singular.
+        # LAPACK reports the singular matrix.
         a[31] = 1
         with pytest.raises(ta.LinAlgError, match=r"solve: matrix 31 of the stack is singular"):
             await linalg.solve(a, sides)

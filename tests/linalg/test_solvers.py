@@ -60,7 +60,7 @@ async def host(ref: ta.AccelRef, shape: tuple[int, ...], dtype: str) -> Array:
 
 
 def check_same(left: Array, right: Array, dtype: str) -> None:
-    """Compare relative to the largest element, times the square root of what may be summed up."""
+    """Compare relative to the largest element, times the square root of the number of summands."""
     assert left.shape == right.shape
     scale = max(np.abs(right).max(initial=0), 1.0) * math.sqrt(max(right.shape[-2:], default=1) + 1)
     np.testing.assert_allclose(left, right, rtol=0, atol=4 * TOLERANCE[dtype] * scale)
@@ -100,7 +100,7 @@ async def test_cholesky(device: ta.Device, stack: tuple[int, ...], dtype: str, u
 
 
 def check_factors(lu: Array, piv: Array, a: Array, dtype: str) -> None:
-    """Whether the factors are those of the matrix, whichever of its large elements were taken as pivots.
+    """Whether the factors belong to the matrix, for any choice of large elements as pivots.
 
     LAPACK compares complex numbers by the sum of their parts, and other libraries by their absolute values.
     """
@@ -141,7 +141,7 @@ def check_residual(a: Array, x: Array, b: Array, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("shape", [(5, 3), (3, 5), (2, 4, 3), (0, 3), (3, 0)], ids=str)
-async def test_lu_of_matrices_that_are_not_square(device: ta.Device, shape: tuple[int, ...]) -> None:
+async def test_lu_of_rectangular_matrices(device: ta.Device, shape: tuple[int, ...]) -> None:
     a = normal(shape, "float64")
     factors = await linalg.lu(await device.put(a))
     lu, piv = await factors.lu.to_host(), await factors.piv.to_host()

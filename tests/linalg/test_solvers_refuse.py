@@ -27,7 +27,7 @@ both = pytest.mark.parametrize("isolation", ["inline", "process"])
 
 
 def stack_with(value: float, place: tuple[int, int] = (4, 4)) -> np.ndarray:
-    """Twelve matrices that are positive definite, but for one that has this value in one place."""
+    """Twelve positive definite matrices, except that one has this value in one place."""
     matrices = np.tile(np.diag([3.0, 4, 5, 6, 7, 8]), (4, 3, 1, 1))
     matrices[3, 1][place] = value
     return matrices
@@ -135,7 +135,7 @@ async def test_status_words_of_empty_matrices_are_clear(device: ta.Device) -> No
         await ask(empty)
 
 
-async def test_nan_where_numpy_lets_it_pass(device: ta.Device) -> None:
+async def test_nan_if_numpy_lets_it_pass(device: ta.Device) -> None:
     a = stack_with(np.nan)
     x = await (await linalg.solve(await device.put(a), np.ones(6))).to_host()
     np.testing.assert_array_equal(np.isnan(x).any(-1), np.isnan(a).any((-2, -1)))
@@ -143,10 +143,10 @@ async def test_nan_where_numpy_lets_it_pass(device: ta.Device) -> None:
     product = await q.to_host() @ await r.to_host()
     np.testing.assert_array_equal(np.isnan(product).any((-2, -1)), np.isnan(a).any((-2, -1)))
     w = await (await linalg.eigvalsh(await device.put(stack_with(np.nan, (1, 4))))).to_host()
-    assert np.isfinite(w).all()  # of the triangle that is not read
+    assert np.isfinite(w).all()  # of the unread triangle
 
 
-async def test_pivots_that_are_no_rows(device: ta.Device) -> None:
+async def test_pivots_out_of_range(device: ta.Device) -> None:
     ref = await device.put(stack_with(1.0))
     for wrong in (-1, 6, 2**31 - 1):
         pivots = np.zeros((4, 3, 6), np.int32)
@@ -159,13 +159,13 @@ async def test_pivots_that_are_no_rows(device: ta.Device) -> None:
         await linalg.lu_solve((ref[0, 0], np.full(6, 9, np.int32)), np.ones(6))
 
 
-async def test_what_waits_for_a_failed_factor_fails_too(device: ta.Device) -> None:
+async def test_work_on_a_failed_factor_fails_too(device: ta.Device) -> None:
     ref = await device.put(stack_with(-1.0))
     factor = device.submit(linalg.Cholesky(ref))
     product = device.submit(linalg.Matmul(factor.value, np.eye(6)))
     with pytest.raises(ta.LinAlgError):
         await factor.wait()
-    # It was launched before that was known, or behind it.
+    # It was launched before that was known, or after it.
     with pytest.raises(ta.InputFailedError, match=r"written by linalg\.Cholesky, which failed"):
         await product.wait()
     with pytest.raises(ta.StaleRefError):
@@ -190,7 +190,7 @@ async def test_a_cancelled_asker_leaves_the_device_in_order(device: ta.Device) -
 
 @attrs.frozen
 class Arrays:
-    """What the wrong asks use."""
+    """The arguments of the wrong requests."""
 
     device: ta.Device
     matrix: ta.AccelRef
@@ -377,7 +377,7 @@ def test_specifications_that_do_not_fit(make: Callable[[], Any], message: str) -
 
 @attrs.define(eq=False)
 class TooLarge(linalg.Svd):
-    """Asks for more than LAPACK's 32 bits can count, of memory that is not there."""
+    """Asks for more than LAPACK's 32 bits can count, of memory that does not exist."""
 
     def plan(self, planner: Planner) -> Planned[Any]:
         planned = super().plan(planner)

@@ -106,7 +106,7 @@ def test_tridiagonal_and_toeplitz(n: int, stack: tuple[int, ...], columns: int, 
     dl, d, du = (normal((*stack, n), dtype, seed) for seed in range(3))
     b = normal((*stack, n, columns), dtype, 3)
     d += 9
-    # What is not read may be anything.
+    # Unread elements may be anything.
     dl[..., 0], du[..., -1] = np.nan, np.nan
     a = dense(np.stack([np.roll(du, 1, -1), d, np.roll(dl, -1, -1)], -2), 1, 1)
     column = normal((*stack, n), dtype, 4)

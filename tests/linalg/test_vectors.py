@@ -163,7 +163,7 @@ def test_random_vectors(n: int, dtype: str, alpha: float, seed: int) -> None:
             await linalg.axpy(alpha, x, ry)
             result = wide(await ry.to_host())
             scale = np.abs(alpha * wide(x)) + np.abs(wide(y))
-            # What is too small for the dtype is rounded to its smallest numbers.
+            # Numbers too small for the dtype are rounded to its smallest numbers.
             tiny = float(ml_dtypes.finfo(y.real.dtype).smallest_subnormal)
             assert np.all(np.abs(result - (alpha * wide(x) + wide(y))) <= TOLERANCE[dtype] * scale + 2 * tiny)
 
@@ -195,7 +195,7 @@ async def test_asum_and_iamax(device: ta.Device, dtype: str, n: int) -> None:
 
 
 @pytest.mark.skipif(IS_STAND_IN, reason="the stand-in does not have it")
-async def test_iamax_takes_the_first_of_several_and_any_of_what_is_no_number(device: ta.Device) -> None:
+async def test_iamax_takes_the_first_of_equal_elements_and_any_nan(device: ta.Device) -> None:
     out = await device.zeros((), "int64")
     assert await linalg.iamax(np.array([1.0, -3.0, 3.0, 2.0]), out=out) is out
     assert await out.item() == 1

@@ -21,7 +21,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Machine(NamedTuple):
-    """What a test must not depend on."""
+    """Properties of the machine that tests must not depend on."""
 
     processor: str
     cores: int
@@ -52,7 +52,7 @@ def become(name: str) -> None:
     _fake_files(machine)
     _fake_cores(machine)
     _fake_memory(machine)
-    # Not `platform.uname`: to copy its answer starts a program that tells the processor.
+    # Not `platform.uname`, because copying its answer starts a program to find the processor.
     _, _, _, version, architecture = os.uname()
     uname = platform.uname_result(machine.system, "machine", machine.release, version, architecture)
     vars(uname)["processor"] = machine.processor

@@ -34,7 +34,7 @@ def image(dtype: str, shape: tuple[int, ...] = (23, 31), seed: int = 0) -> Array
 async def compare(
     device: ta.Device, name: str, x: Array, *args: Any, tol: float = 1e-12, **kwargs: Any
 ) -> None:
-    """Compare a function with SciPy's. Interpolated whole numbers may differ by one, at halves."""
+    """Compare a function with SciPy's. Interpolated integers may differ by one, at halves."""
     wanted: Any = getattr(scipy.ndimage, name)(x, *args, **kwargs)
     found = await getattr(ndimage, name)(await device.put(x), *args, **kwargs)
     several: Any = wanted if type(wanted) is tuple else (wanted,)

@@ -1,4 +1,4 @@
-"""The bilateral filter beside its definition, and beside scikit-image where that is right."""
+"""The bilateral filter against its definition, and against scikit-image in its correct cases."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def test_by_definition(device: ta.Device, mode: Any, dtype: str) -> None:
     np.testing.assert_allclose(got, wanted, rtol=1e-5 if dtype == "float32" else 1e-12)
 
 
-async def test_by_what_is_left_out(device: ta.Device) -> None:
+async def test_by_excluded_pixels(device: ta.Device) -> None:
     x = np.random.default_rng(2).random((9, 10))
     got = await ndimage.bilateral_filter(await device.put(x)).to_host()
     np.testing.assert_allclose(got, defined(x, 7, float(x.std()), 1, 10000, "constant", 0.0), rtol=1e-12)
@@ -62,7 +62,7 @@ async def test_an_even_image_stays(device: ta.Device) -> None:
     assert np.array_equal(await ndimage.bilateral_filter(await device.put(x)).to_host(), x)
 
 
-async def test_edges_stay_and_noise_goes(device: ta.Device) -> None:
+async def test_edges_stay_and_noise_is_removed(device: ta.Device) -> None:
     clean = np.zeros((40, 40))
     clean[:, 20:] = 1
     noisy = clean + np.random.default_rng(3).normal(0, 0.05, clean.shape)

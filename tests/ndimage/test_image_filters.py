@@ -1,4 +1,4 @@
-"""Filters beside SciPy's: by modes, dtypes, windows and axes; and in chains and graphs."""
+"""Filters against SciPy's: by modes, dtypes, windows and axes; and in chains and graphs."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def test_each_mode(device: ta.Device, case: str, mode: str) -> None:
 async def test_each_dtype(device: ta.Device, case: str, dtype: str) -> None:
     name, args, kwargs = CASES[case]
     if dtype == "uint64" and case in ("sobel", "prewitt", "gaussian_laplace") and BACKEND != "cpu":
-        # A step in between is less than zero. It wraps, and the next one is beyond 64 bits.
+        # An intermediate step is less than zero. It wraps, and the next one exceeds 64 bits.
         pytest.skip("C leaves it open what a number beyond the dtype becomes")
     if dtype == "complex64" and case in ORDERED:
         with pytest.raises(TypeError, match=f"ndimage.{name}"):
@@ -276,14 +276,14 @@ REFUSED: dict[str, tuple[str, tuple[Any, ...], dict[str, Any], type[Exception], 
 
 
 @pytest.mark.parametrize("case", REFUSED)
-async def test_bad_arguments_are_told_by_the_functions_name(device: ta.Device, case: str) -> None:
+async def test_bad_arguments_are_reported_with_the_functions_name(device: ta.Device, case: str) -> None:
     name, args, kwargs, error, text = REFUSED[case]
     with pytest.raises(error, match=text) as refusal:
         await getattr(ndimage, name)(await device.put(image("float64")), *args, **kwargs)
     assert name in str(refusal.value)
 
 
-async def test_what_is_on_the_wrong_side(device: ta.Device) -> None:
+async def test_arguments_on_the_wrong_side_are_refused(device: ta.Device) -> None:
     x = image("float64")
     ref = await device.put(x)
     with pytest.raises(TypeError, match="device"):

@@ -1,4 +1,4 @@
-"""Interpolation beside SciPy's: by orders, modes, dtypes; and at coordinates that are nowhere."""
+"""Interpolation against SciPy's: by orders, modes, dtypes; and at coordinates without a place."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def test_coefficients(device: ta.Device, mode: Any) -> None:
         await compare(device, "spline_filter1d", image("complex64", SHAPE), 3, output="complex128", mode=mode)
 
 
-async def test_coefficients_that_are_there(device: ta.Device) -> None:
+async def test_existing_coefficients(device: ta.Device) -> None:
     x = image("float64", SHAPE)
     coefficients = await ndimage.spline_filter(await device.put(x), 3)
     got = await ndimage.map_coordinates(coefficients, COORDINATES, mode="mirror", prefilter=False).to_host()
@@ -99,7 +99,7 @@ async def test_coordinates_on_the_device_and_in_whole_numbers(device: ta.Device)
     np.testing.assert_allclose(got, x[tuple(at)], rtol=1e-6)
 
 
-async def test_coordinates_that_are_no_numbers(device: ta.Device) -> None:
+async def test_nan_coordinates(device: ta.Device) -> None:
     ref = await device.put(image("float64", SHAPE))
     at = np.array([[np.nan, np.inf, -np.inf, 1e300], [1.0, 1.0, 1.0, 1.0]])
     for mode in ("constant", "nearest"):
@@ -113,13 +113,13 @@ async def test_coordinates_that_are_no_numbers(device: ta.Device) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float64", "uint8"])
-async def test_an_image_of_no_elements_is_what_is_beyond_it(device: ta.Device, dtype: str) -> None:
+async def test_an_empty_image_equals_its_boundary_value(device: ta.Device, dtype: str) -> None:
     for mode in ("constant", "grid-constant"):
         x, at = np.zeros((0, 3), dtype), np.array([[-4.0, 0.5], [0.0, 0.5]])
         await compare(device, "map_coordinates", x, at, order=1, mode=mode, cval=3)
 
 
-# Lengths before and after, where rounding moves the last coordinate of a zoom beyond the last element.
+# Lengths before and after, for which rounding moves the last coordinate of a zoom after the last element.
 STRIPES = [(n, m) for n in range(1, 65) for m in range(2, 65) if (n - 1) / (m - 1) * (m - 1) > n - 1]
 
 
@@ -229,7 +229,7 @@ REFUSED: dict[str, tuple[str, tuple[Any, ...], dict[str, Any], type[Exception], 
 
 
 @pytest.mark.parametrize("case", REFUSED)
-async def test_bad_arguments_are_told_by_the_functions_name(device: ta.Device, case: str) -> None:
+async def test_bad_arguments_are_reported_with_the_functions_name(device: ta.Device, case: str) -> None:
     name, args, kwargs, error, text = REFUSED[case]
     with pytest.raises(error, match=text) as refusal:
         await getattr(ndimage, name)(await device.put(image("float64")), *args, **kwargs)

@@ -1,4 +1,4 @@
-"""Labels, distances, erosion and dilation beside SciPy's; and what is cancelled or lost in the middle."""
+"""Labels, distances, erosion and dilation against SciPy's; and cancellations and losses in the middle."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def blobs(shape: tuple[int, ...] = (60, 71), share: float = 0.5, seed: int = 0) 
 
 
 def spiral(size: int) -> Array:
-    """Make one part that is as long as can be: labels take most rounds there."""
+    """Make one part of the greatest length, because labels take most rounds there."""
     x = np.zeros((size, size), bool)
     x[::2] = True
     x[1::4, -1] = True
@@ -79,7 +79,7 @@ async def test_labels_of_a_dtype(device: ta.Device) -> None:
         await ndimage.label(await device.put(many), output="uint8")
 
 
-async def test_the_image_stays_as_it_is(device: ta.Device) -> None:
+async def test_the_image_stays_unchanged(device: ta.Device) -> None:
     x = blobs()
     ref = await device.put(x)
     await ndimage.label(ref)
@@ -112,7 +112,7 @@ async def test_distances_of_other_shapes(device: ta.Device) -> None:
         await compare(device, "distance_transform_edt", x)
 
 
-async def test_places_are_as_near_as_the_distances_say(device: ta.Device) -> None:
+async def test_positions_are_at_the_reported_distances(device: ta.Device) -> None:
     x, size = blobs((20, 21, 6), 0.97), np.array([1.0, 0.5, 3.0])
     found: Any = await ndimage.distance_transform_edt(
         await device.put(x), sampling=size.tolist(), return_indices=True
@@ -156,7 +156,7 @@ async def test_structures(device: ta.Device, name: str, case: str) -> None:
     assert np.array_equal(got, wanted)
 
 
-async def test_an_image_that_goes_round_in_circles_ends(device: ta.Device) -> None:
+async def test_a_cyclic_image_ends(device: ta.Device) -> None:
     # Each erosion swaps the two, so there is nothing that stays. SciPy's looks for it without an end.
     ref = await device.put(np.array([0, 1, 0, 1]))
     found = await ndimage.binary_erosion(ref, [1, 0, 1], 0, border_value=1).to_host()
@@ -219,7 +219,7 @@ REFUSED: dict[str, tuple[str, tuple[Any, ...], dict[str, Any], type[Exception], 
 
 
 @pytest.mark.parametrize("case", REFUSED)
-async def test_bad_arguments_are_told_by_the_functions_name(device: ta.Device, case: str) -> None:
+async def test_bad_arguments_are_reported_with_the_functions_name(device: ta.Device, case: str) -> None:
     name, args, kwargs, error, text = REFUSED[case]
     with pytest.raises(error, match=text) as refusal:
         await getattr(ndimage, name)(await device.put(blobs()), *args, **kwargs)

@@ -9,7 +9,7 @@ import pytest
 
 from trio_accel.backends.base import Isolation
 
-# With importlib mode a test folder is no package: what its modules share is imported by its own name.
+# With importlib mode a test folder is not a package, so its modules import their shared code by its own name.
 sys.path.insert(0, str(Path(__file__).parent))
 
 

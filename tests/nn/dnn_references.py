@@ -22,7 +22,7 @@ def numbers(shape: Sequence[int], dtype: str = "float64", seed: int = 0) -> Arra
 
 
 def check(found: Array, expected: Array, dtype: str = "float64", terms: int = 1) -> None:
-    """Compare relative to the largest element, times the square root of what was summed up."""
+    """Compare relative to the largest element, times the square root of the number of summands."""
     assert found.shape == expected.shape
     assert found.dtype == NUMPYS[dtype]
     scale = max(float(np.abs(expected[np.isfinite(expected)]).max(initial=0)), 1e-300)
@@ -139,7 +139,7 @@ def shares(shape: Sequence[int], counts: Sequence[int]) -> list[list[list[int]]]
 def pooled(
     x: Array, windows: list[list[list[int]]], combine: Callable[[Array, list[tuple[int, ...]]], Any]
 ) -> Array:
-    """Combine the elements of each window that are there, with all places that it has."""
+    """Combine the existing elements of each window, with all its places."""
     out = np.zeros((*x.shape[:2], *[len(one) for one in windows]))
     for n, c, *index in np.ndindex(*out.shape):
         lists = [one[i] for one, i in zip(windows, index, strict=True)]
@@ -201,7 +201,7 @@ def results(
 ) -> tuple[Array, Array, list[Array]]:
     """The formula with all scores at once: the result, logarithms of sums, and the three gradients.
 
-    What is not finite counts as zero; unless it is bare, where weights of zero are multiplied by it.
+    Infinite and NaN elements count as zero; unless bare, where weights of zero are multiplied by them.
     """
     query, key, value, grad = (one.astype(float) for one in (query, key, value, grad))
     if not is_bare:

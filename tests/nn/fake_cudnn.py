@@ -1,4 +1,4 @@
-"""A front end of cuDNN whose graphs NumPy computes, in memory that the host can read: the stand-in's."""
+"""A front end of cuDNN with graphs computed by NumPy, in host-readable memory: the stand-in's."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ DTYPES = {"HALF": "float16", "BFLOAT16": "bfloat16", "FLOAT": "float32", "INT32"
 
 
 class Names:
-    """An enumeration whose members are their names."""
+    """An enumeration with its names for members."""
 
     def __getattr__(self, name: str) -> str:
         return name
 
 
 class UnsupportedError(Exception):
-    """What the front end says of graphs that cuDNN has no kernels for."""
+    """The front end's error for graphs without kernels in cuDNN."""
 
 
 class Tensor:
@@ -61,7 +61,7 @@ class Tensor:
 
 
 class Graph:
-    """One that is described and executed: nodes are what computes the values of tensors."""
+    """A described and executed graph: each node computes the values of tensors."""
 
     built: ClassVar[list[str]] = []
     refused: ClassVar[frozenset[str]] = frozenset()
@@ -116,7 +116,7 @@ class Graph:
         return self._node("sdpa_backward", compute, 3)
 
     def _nothing(self, *_: object) -> None:
-        """What builds, one step after the other."""
+        """The build of a graph, one step after the other."""
 
     validate = build_operation_graph = create_execution_plans = _nothing
     deselect_numeric_notes = deselect_workspace_greater_than = _nothing
@@ -169,7 +169,7 @@ def destroy_handle(handle: int) -> None:
     STREAMS[handle] = -1
 
 
-# What `_cudnn` calls of the extension module.
+# The functions of the extension module that `_cudnn` calls.
 data_type = numerical_note = heur_mode = build_plan_policy = diagonal_alignment = Names()
 cudnnGraphNotSupportedError = UnsupportedError  # noqa: N816
 pygraph = Graph

@@ -1,4 +1,4 @@
-"""Ways to hide keys that hold infinity and NaN, and the attention over pairs that see each other alone."""
+"""Ways to hide keys with infinity and NaN, and the attention over only the pairs that see each other."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ attention_grad: Any = nn.scaled_dot_product_attention_grad
 _KEYS = np.arange(6)
 _QUERIES = _KEYS[:, None]
 _NEAR = abs(_QUERIES - _KEYS) < 2
-# Ways to hide keys of 6 from queries of 6: whether each query sees each key, and the options that say so.
+# Ways to hide keys of 6 from queries of 6: whether each query sees each key, and the options for it.
 _HIDING: dict[str, tuple[Array, dict[str, Any]]] = {
     "truth": (np.tile(_KEYS != 3, (6, 1)), {"attn_mask": _KEYS != 3}),
     "truth of pairs": (_QUERIES + _KEYS != 5, {"attn_mask": _QUERIES + _KEYS != 5}),
@@ -40,7 +40,7 @@ _HIDING: dict[str, tuple[Array, dict[str, Any]]] = {
 def _of_seen(
     seen: Array, query: Array, key: Array, value: Array, grad: Array
 ) -> tuple[Array, Array, Array, Array]:
-    """The attention of one head over pairs that see each other alone, and its gradients, pair by pair."""
+    """The attention of one head over only the pairs that see each other, and its gradients, pair by pair."""
     scale = 1 / math.sqrt(query.shape[1])
     out, grads = np.zeros(grad.shape), [np.zeros(one.shape) for one in (query, key, value)]
     for row, sees in enumerate(seen):
@@ -60,7 +60,7 @@ def _of_seen(
 
 
 async def check_hidden_keys(device: ta.Device, dtype: str) -> None:
-    """Hide what is infinite and NaN in each way; the results and gradients are those of seen pairs."""
+    """Hide infinity and NaN in each way; the results and gradients belong to the seen pairs."""
     for hiding, (seen, given_options) in _HIDING.items():
         options, mask = given_options | {"enable_gqa": True}, given_options.get("attn_mask")
         if mask is not None and mask.dtype != np.bool_:
@@ -94,7 +94,7 @@ async def check_hidden_keys(device: ta.Device, dtype: str) -> None:
 
 
 async def check_hidden_blocks(device: ta.Device, dtype: str) -> None:
-    """Hide the last key of each sequence from all queries but the last, and what is behind its length."""
+    """Hide the last key of each sequence from all queries but the last, and the keys after its length."""
     query, table, lengths = numbers((2, 4, 3, 16), dtype), np.array([[3, 1], [4, 0]]), (7, 5)
     keys, values = numbers((5, 2, 4, 16), dtype, 1), numbers((5, 2, 4, 24), dtype, 2)
     for n, length in enumerate(lengths):

@@ -68,7 +68,7 @@ WANTED: dict[str, Callable[..., Any]] = {
     "softshrink": lambda x, lambd=0.5: np.sign(x) * np.maximum(np.abs(x) - lambd, 0),
     "prelu": lambda x, weight=0.25: np.where(x > 0, x, x * weight),
 }
-# Those that have no numbers of their own.
+# Functions without numbers of their own.
 NEEDED = {"threshold": {"threshold": 1.0, "value": -2.0}, "prelu": {"weight": 0.25}}
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
     *((name, NEEDED.get(name, {})) for name in WANTED),
@@ -108,16 +108,14 @@ async def test_every_dtype(device: ta.Device, name: str, function: str, options:
 
 
 def smooth(function: str, shape: tuple[int, ...], seed: int = 3) -> Any:
-    """Numbers beside the places where a function has a kink."""
+    """Numbers near the kinks of a function."""
     x = np.random.default_rng(seed).normal(size=shape) * 3
     kinks = (-3.0, -1.0, -0.5, 0.0, 1.0, 2.0, 3.0, 6.0)
     return np.where(np.min([np.abs(x - kink) for kink in kinks], axis=0) < 1e-3, x + 0.01, x)
 
 
 @each_function
-async def test_gradients_are_those_of_differences(
-    device: ta.Device, function: str, options: dict[str, Any]
-) -> None:
+async def test_gradients_match_differences(device: ta.Device, function: str, options: dict[str, Any]) -> None:
     x = smooth(function, (6, 10))
     value = WANTED[function](x, **options)
     grad = numbers(value.shape, "float64", 5)
@@ -133,9 +131,7 @@ async def test_gradients_are_those_of_differences(
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("function", [*WANTED, "tanh"])
-async def test_gradients_of_narrow_dtypes_are_those_of_float64(
-    device: ta.Device, name: str, function: str
-) -> None:
+async def test_gradients_of_narrow_dtypes_match_float64(device: ta.Device, name: str, function: str) -> None:
     x = smooth(function, (4, 50)).astype(ta.DType(name).dtype)
     grad = numbers((4, 25 if function == "glu" else 50), name, 5)
     call = getattr(nn, f"{function}_grad")
@@ -239,7 +235,7 @@ async def test_each_is_one_launch(device: ta.Device) -> None:
         assert (await device.statistics()).launched == before + 1
 
 
-async def test_what_is_refused(device: ta.Device) -> None:
+async def test_invalid_arguments_are_refused(device: ta.Device) -> None:
     call: Any = nn
     x = await device.zeros((3, 3))
     with pytest.raises(ValueError, match=r"nn\.gelu: approximate must be 'none' or 'tanh', got 'erf'"):

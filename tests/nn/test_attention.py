@@ -119,7 +119,7 @@ async def test_each_dtype(device: ta.Device, dtype: str) -> None:
     out = await device.zeros((2, 4, 7, 10), dtype)
     await attention(ref, key, value, is_causal=True, enable_gqa=True, out=out[..., ::2])
     check(await out[..., ::2].to_host(), expected, dtype, terms=9)
-    # Fewer axes: heads alone, and one head alone.
+    # Fewer axes: only heads, and only one head.
     own = await attention(ref[0], key[0], value[0], is_causal=True, enable_gqa=True)
     check(await own.to_host(), expected[0], dtype, terms=9)
     own = await attention(ref[0, 0], key[0, 0], value[0, 0], is_causal=True, return_lse=True)
@@ -160,7 +160,7 @@ async def test_pieces_make_the_same(system: ta.System, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("lead", [(3, 2), (5, 2, 2), (2, 3, 4, 2)])
-async def test_many_small_heads_are_what_each_is_alone(device: ta.Device, lead: tuple[int, ...]) -> None:
+async def test_many_small_heads_match_each_head_alone(device: ta.Device, lead: tuple[int, ...]) -> None:
     query, key, value = (numbers((*lead, *shape), seed=n) for n, shape in enumerate([(4, 3), (6, 3), (6, 5)]))
     # A value that no query of its head weighs may be anything, and others must not see it.
     value[(-1,) * len(lead)][4] = np.inf
@@ -199,7 +199,7 @@ async def test_rows_that_see_no_key_are_zeros(device: ta.Device) -> None:
     np.testing.assert_array_equal(await none.to_host(), np.zeros((1, 1, 3, 2)))
 
 
-async def test_what_lengths_leave_out_is_not_looked_at(device: ta.Device) -> None:
+async def test_elements_outside_lengths_are_not_read(device: ta.Device) -> None:
     query, key = numbers((2, 1, 3, 2)), numbers((2, 1, 5, 2), seed=1)
     lengths = np.array([2, 5], np.int32)
     expected, _ = attended(query, key, key, key_lengths=lengths)
@@ -221,9 +221,9 @@ async def test_keys_in_blocks(device: ta.Device, dtype: str) -> None:
     blocks, size, lengths = 7, 4, np.array([9, 4, 0])
     query = numbers((3, 4, 2, 3), dtype)
     keys, values = numbers((blocks, 2, size, 3), dtype, 1), numbers((blocks, 2, size, 5), dtype, 2)
-    # Those behind the lengths may be anything.
+    # Elements after the lengths may be anything.
     table = np.array([[6, 0, 3], [2, -9, 99], [77, 77, 77]])
-    # A program that keeps heads behind the places of a block gives a view.
+    # A program that stores heads after the positions of a block passes a view.
     kept = await device.put(np.ascontiguousarray(keys.swapaxes(1, 2)))
     for is_causal, window in ((True, (-1, -1)), (False, (-1, -1)), (True, (3, -1))):
         made = await nn.paged_attention(
@@ -269,5 +269,5 @@ async def test_integers_on_the_device_are_checked_before_use(device: ta.Device) 
     await nn.paged_attention(query, caches, caches, table, np.array([10, 5]))
     with pytest.raises(ta.OutOfRangeError, match="key_lengths: 11 is not a length of an axis of 10"):
         await nn.paged_attention(query, caches, caches, table, np.array([11, 5]))
-    # The device goes on.
+    # The device continues.
     assert (await attention(query, key, key)).dtype == NUMPYS["float64"]

@@ -78,7 +78,7 @@ async def test_each_option(device: ta.Device, dtype: str) -> None:
         query, grad = numbers((3, 4, rows, 16), dtype, number), numbers((3, 4, rows, 24), dtype, number + 1)
         key, value = numbers((3, 2, columns, 16), dtype, 50), numbers((3, 2, columns, 24), dtype, 99)
         formula = formula_of(options)
-        # Nothing of what lengths leave out is looked at.
+        # No element excluded by lengths is read.
         for name, arrays in (("query_lengths", (query, grad)), ("key_lengths", (key, value))):
             for n, length in enumerate(options.get(name, ())):
                 for array in arrays:
@@ -105,8 +105,8 @@ async def test_each_option(device: ta.Device, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-async def test_heads_behind_rows(device: ta.Device, dtype: str) -> None:
-    # As a layer makes them: the projections of a row side by side, one head behind the other.
+async def test_heads_after_rows(device: ta.Device, dtype: str) -> None:
+    # As a layer makes them: the projections of a row side by side, one head after the other.
     made = numbers((2, 40, 3, 4, 32), dtype)
     ref = await device.put(made)
     arrays = [ref[:, :, number].transpose(0, 2, 1, 3) for number in range(3)]

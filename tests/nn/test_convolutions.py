@@ -49,7 +49,7 @@ async def test_images_of_channels(device: ta.Device, dtype: str) -> None:
     ref = await device.put(x)
     made = await nn.conv2d(ref, weight, bias, **options)
     check(await made.to_host(), expected, dtype, terms=12)
-    # Without an axis for the batch, a view, and to an array that is there.
+    # Without an axis for the batch, a view, and to an existing array.
     check(await (await nn.conv2d(ref[1], weight, bias, **options)).to_host(), expected[1], dtype, terms=12)
     turned = await device.put(np.ascontiguousarray(x[::-1].swapaxes(2, 3)))
     out = await device.zeros((*expected.shape[:3], 2 * expected.shape[3]), dtype)
@@ -178,7 +178,7 @@ async def test_messages(device: ta.Device) -> None:
     expected = convolved(x, weight, stride=[1], padding=[(0, 0)], dilation=[1])
     check(await made.to_host(), expected, "float32", terms=4)
     assert made.dtype == NUMPYS["float32"]
-    # All but the first argument are by position as those of PyTorch.
+    # All but the first argument are by position in PyTorch's order.
     same = await nn.conv1d(await device.put(x), weight, None, 2, 1, 1, 1)
     expected = convolved(x, weight, stride=[2], padding=[(1, 1)], dilation=[1])
     check(await same.to_host(), expected, "float32", terms=4)

@@ -1,4 +1,4 @@
-"""Graphs of cuDNN as they are described and executed, by a front end of NumPy's on the stand-in driver."""
+"""Graphs of cuDNN in their description and execution, by a front end of NumPy's on the stand-in driver."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ attention_grad: Any = nn.scaled_dot_product_attention_grad
 
 @pytest.fixture
 def built(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """What was built, of devices in this process."""
+    """The built graphs, of devices in this process."""
     monkeypatch.setattr(_cudnn, "front_end", lambda: sys.modules["fake_cudnn"])
     monkeypatch.setattr(fake_cudnn.Graph, "built", [])
     yield fake_cudnn.Graph.built
@@ -49,7 +49,7 @@ async def test_convolutions(
     )
     sizes: dict[str, Any] = {"stride": (2, 1), "dilation": (1, 2), "groups": 2}
     async with system.open_device(BACKEND, options=INLINE) as device:
-        # Of the second, more zeros are behind than before.
+        # In the second, there are more zeros after than before.
         for padding in ([(1, 1), (2, 2)], [(0, 1), (1, 2)]):
             expected = convolved(x, weight, bias, padding=padding, **sizes)
             ref = await device.put(x)
@@ -135,7 +135,7 @@ async def test_attention(system: ta.System, built: list[str]) -> None:
             assert built == ["sdpa", backward] if backward else built == ["sdpa"], options
             for one, right_one in zip(back, gradients, strict=True):
                 check(await one.to_host(), right_one, "float16", terms=9)
-        # Heads behind rows, as they lie.
+        # Heads after rows, in place.
         built.clear()
         turned = await device.put(np.ascontiguousarray(query.swapaxes(1, 2)))
         out = await device.zeros((2, 5, 4, e), "float16")
@@ -149,7 +149,7 @@ async def test_attention(system: ta.System, built: list[str]) -> None:
             terms=9,
         )
         assert built == ["sdpa"]
-        # What it would compute wrongly is never tried.
+        # A graph with wrong results is never tried.
         await attention(ref, key, value, enable_gqa=True, scale=-0.5)
         await attention(
             await device.put(query.astype(np.float32)),
@@ -174,7 +174,7 @@ def formula_of_none() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("found", [None, object()])
-async def test_without_a_front_end_that_is_known(
+async def test_without_a_known_front_end(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, found: object
 ) -> None:
     monkeypatch.delenv("TRIO_ACCEL_STAND_IN")

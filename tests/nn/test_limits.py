@@ -72,7 +72,7 @@ async def test_activations_far_from_zero(device: ta.Device, dtype: str) -> None:
         near(made[:-1], 2 * slope[:-1], dtype, f"{what}, gradient")
 
 
-# For each loss, with options: what was predicted, the targets, more arrays; then losses and gradients.
+# For each loss, with options: the predictions, the targets, more arrays; then losses and gradients.
 LOSSES: list[tuple[str, dict[str, Any], tuple[list[float], ...], list[float], list[float]]] = [
     (
         "binary_cross_entropy_with_logits", {},
@@ -120,7 +120,7 @@ LOSSES: list[tuple[str, dict[str, Any], tuple[list[float], ...], list[float], li
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-async def test_losses_that_are_certain(device: ta.Device, dtype: str) -> None:
+async def test_certain_losses(device: ta.Device, dtype: str) -> None:
     for name, options, arrays, losses, slopes in LOSSES:
         given = [await device.put(np.array(one, float).astype(NUMPYS[dtype])) for one in arrays]
         what = f"{name} {options}"
@@ -163,8 +163,8 @@ async def part_of(name: str, results: Any) -> ta.AccelRef:
     return part
 
 
-# Functions of rows: the power of a factor of the vectors `x` and `y` that the result has, and the function
-# of these and of a gradient, which has no factor. Without `eps`, the rest does not depend on the factor.
+# Functions of rows: the power of a factor of the vectors `x` and `y` in the result, and the function of these
+# and of a gradient without a factor. Without `eps`, the rest does not depend on the factor.
 SCALED: dict[str, tuple[int, Callable[..., Any]]] = {
     "normalize": (0, lambda x, y, g: nn.normalize(x, axis=-1, eps=0.0)),
     "cosine_similarity": (0, lambda x, y, g: ta.arrays.cosine_similarity(x, y, eps=0.0)),
@@ -175,7 +175,7 @@ SCALED: dict[str, tuple[int, Callable[..., Any]]] = {
     "skew": (0, lambda x, y, g: ta.arrays.skew(x, axis=-1)),
     "kurtosis": (0, lambda x, y, g: ta.arrays.kurtosis(x, axis=-1)),
 }
-# They are for large vectors only: a square of a small one is nothing beside `eps`.
+# They are for large vectors only: the square of a small one is negligible next to `eps`.
 LARGE: dict[str, tuple[int, Callable[..., Any]]] = {
     "layer_norm": (0, lambda x, y, g: ta.arrays.layer_norm(x, 2.0, 1.0, eps=0.0)),
     "rms_norm": (0, lambda x, y, g: ta.arrays.rms_norm(x, 2.0, eps=0.0)),
@@ -193,7 +193,7 @@ LARGE: dict[str, tuple[int, Callable[..., Any]]] = {
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-async def test_rows_whose_squares_overflow(device: ta.Device, dtype: str) -> None:
+async def test_rows_with_overflowing_squares(device: ta.Device, dtype: str) -> None:
     power = {"float16": 11, "float64": 1021}.get(dtype, 124)
     grid = np.arange(3 * 4 * 7, dtype=float).reshape(3, 4, 7)
     x, y = [np.sin(grid * 1.3 + shift).astype(NUMPYS[dtype]) for shift in (0, 0.5)]

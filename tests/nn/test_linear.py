@@ -53,7 +53,7 @@ async def test_gradients(device: ta.Device, isolation: str, stack: tuple[int, ..
 
 
 async def test_gradients_of_a_loss(device: ta.Device) -> None:
-    # Central differences of half the sum of squares, whose gradient by the result is the result.
+    # Central differences of half the sum of squares, because its gradient by the result is the result.
     x, weight, bias = numbers((4, 3), "float64"), numbers((5, 3), "float64", 1), numbers((5,), "float64", 2)
 
     def loss(*changed: np.ndarray[Any, Any]) -> float:
@@ -85,7 +85,7 @@ async def test_gradients_of_views(device: ta.Device) -> None:
         await nn.linear_weight_grad(back[::2], ref[::2])
 
 
-async def test_what_gradients_refuse(device: ta.Device) -> None:
+async def test_gradients_refuse_invalid_arguments(device: ta.Device) -> None:
     x, grad = await device.zeros((3, 6), "float32"), await device.zeros((3, 9), "float32")
     with pytest.raises(ValueError, match=r"grad must have shape \(..., n\) and weight \(n, k\)"):
         await nn.linear_input_grad(grad, np.zeros((6, 9), np.float32))
@@ -101,7 +101,7 @@ async def test_what_gradients_refuse(device: ta.Device) -> None:
         await nn.linear_input_grad(grad, np.zeros((9, 9), np.float32), out=grad)
 
 
-async def test_what_is_refused(device: ta.Device) -> None:
+async def test_invalid_arguments_are_refused(device: ta.Device) -> None:
     x, weight = await device.zeros((3, 6), "float32"), np.zeros((9, 6), np.float32)
     with pytest.raises(ValueError, match=r"x must have shape \(..., k\) and weight \(n, k\)"):
         await linear(x, weight.T)

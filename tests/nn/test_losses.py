@@ -276,7 +276,7 @@ async def test_launches(device: ta.Device) -> None:
         assert (await device.statistics()).launched - before == count
 
 
-async def test_what_is_refused(device: ta.Device) -> None:
+async def test_invalid_arguments_are_refused(device: ta.Device) -> None:
     call: Any = nn
     x, labels = await device.zeros((3, 5)), np.zeros(3, int)
     for asked, error, match in (

@@ -175,7 +175,7 @@ async def test_zero_vectors(device: ta.Device) -> None:
     np.testing.assert_allclose(await found.to_host(), [1, 1])
 
 
-async def test_what_losses_refuse(device: ta.Device) -> None:
+async def test_losses_refuse_invalid_arguments(device: ta.Device) -> None:
     x = await device.zeros((2, 3))
     with pytest.raises(ValueError, match=r"nn\.soft_margin_loss: reduction must be"):
         await nn.soft_margin_loss(x, np.ones((2, 3)), reduction="all")  # type: ignore[arg-type]
@@ -305,7 +305,7 @@ async def test_optimizers(
     np.testing.assert_allclose(widest(await on.to_host()), want, rtol=near, atol=near)
 
 
-async def test_what_optimizers_refuse(device: ta.Device) -> None:
+async def test_optimizers_refuse_invalid_arguments(device: ta.Device) -> None:
     p, state = await device.zeros(3), await device.zeros(3)
     with pytest.raises(ValueError, match=r"nn\.adagrad: step must be at least 1, got 0"):
         await nn.adagrad(p, p, state, 0)

@@ -13,7 +13,7 @@ import trio_accel as ta
 from trio_accel import nn
 
 SHAPE = (3, 4, 2, 5)
-# A result that is rounded once.
+# A result rounded once.
 TOLERANCES = {"float16": 6e-4, "bfloat16": 5e-3, "float32": 1e-6, "float64": 1e-12}
 
 
@@ -195,7 +195,7 @@ async def test_in_place_and_elsewhere(device: ta.Device) -> None:
         np.testing.assert_allclose(await turned.to_host(), want, rtol=1e-12, atol=1e-12)
 
 
-async def test_what_is_refused(device: ta.Device) -> None:
+async def test_invalid_arguments_are_refused(device: ta.Device) -> None:
     call: Any = nn
     x, w = await device.zeros(SHAPE), await device.zeros(4)
     cases = (

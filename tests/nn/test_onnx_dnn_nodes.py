@@ -45,11 +45,11 @@ Run = Callable[
 
 
 class NotThereError(Exception):
-    """The function has no such argument."""
+    """The function lacks such an argument."""
 
 
 def pads_of(spatial: Sequence[int], window: Sequence[int], given: Mapping[str, Any]) -> list[tuple[int, int]]:
-    """The pads of each axis, before and behind."""
+    """The pads of each axis, before and after."""
     dims, kind = len(spatial), given.get("auto_pad", "NOTSET")
     strides, dilations = given.get("strides", [1] * dims), given.get("dilations", [1] * dims)
     if not kind.startswith("SAME"):
@@ -210,7 +210,7 @@ LOOSE = {"bfloat16": 2e-2, "float16": 2e-3 if BACKEND == "cuda" else 0.0}
 
 
 def cases() -> list[Any]:
-    """What the modules of these operators declare when they are imported, and no others."""
+    """The declarations of these operators' modules at their import, and no others."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         package = import_module("onnx.backend.test.case.node")
@@ -233,7 +233,7 @@ async def check_case(device: ta.Device, case: Any) -> None:
         for one, other in zip(found, expected, strict=False):
             assert one is not None
             assert one.shape == other.shape, case.name
-            # Halves have no tolerances of their own there. Vendors' kernels round weights, too.
+            # Halves have no tolerances of their own there. Vendors' kernels also round weights.
             loose = LOOSE.get(str(other.dtype), 0.0)
             np.testing.assert_allclose(
                 one.astype(float),

@@ -1,7 +1,7 @@
 """The tests of nodes that come with ONNX, for the operations that there are: results by its NumPy code.
 
-`OPERATIONS` says of each type of a node how it is computed here, and how many of its tests pass. An adapter
-that raises `NotSupportedError` refuses a test: it asks for something that the function does not have.
+`OPERATIONS` describes for each type of node its computation here, and the number of its passing tests. An
+adapter that raises `NotSupportedError` refuses a test for a missing feature of the function.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ Adapter: TypeAlias = Callable[[ta.Device, Options, Sequence[Any]], Awaitable[Seq
 
 @attrs.frozen
 class Operation:
-    """How the tests of one type of a node are run.
+    """The run of the tests of one type of node.
 
     Attributes:
-        module: Of `onnx.backend.test.case.node`, that has them.
+        module: The module of `onnx.backend.test.case.node` with them.
         adapter: Computes a node.
         passed: How many tests pass.
         refused: How many tests are refused.
@@ -51,7 +51,7 @@ def refuse_unless(condition: object, what: str) -> None:
 
 
 def simple(function: Callable[..., Awaitable[Any]], **names: str) -> Adapter:
-    """Adapt a function of one array; `names` says how options are called in ONNX."""
+    """Adapt a function of one array; `names` has the names of options in ONNX."""
 
     async def adapter(device: ta.Device, options: Options, inputs: Sequence[Any]) -> Sequence[Any]:
         given = {name: options[theirs] for name, theirs in names.items() if theirs in options}
@@ -106,7 +106,7 @@ async def batch_norm(device: ta.Device, options: Options, inputs: Sequence[Any])
     if not options.get("training_mode", 0):
         return [await nn.batch_norm(x, mean, var, scale, bias, eps=eps)]
     made = await nn.batch_norm_training(x, scale, bias, eps=eps)
-    # ONNX keeps the variance of the batch, and PyTorch that of a sample.
+    # ONNX keeps the variance of the batch, and PyTorch the variance of a sample.
     moved = [
         kept * await old.to_host() + (1 - kept) * await new.to_host()
         for old, new in ((mean, made.mean), (var, made.var))
@@ -149,7 +149,7 @@ async def dropout(device: ta.Device, options: Options, inputs: Sequence[Any]) ->
 
 
 def by_parameter(inputs: Sequence[Any], kinds: int) -> list[Sequence[Any]]:
-    """Group the arrays of a step, which come kind by kind behind two numbers."""
+    """Group the arrays of a step, which follow two numbers kind by kind."""
     count = (len(inputs) - 2) // kinds
     return [inputs[2 + place :: count] for place in range(count)]
 
@@ -182,7 +182,7 @@ async def momentum(device: ta.Device, options: Options, inputs: Sequence[Any]) -
     return [each for kind in zip(*found, strict=True) for each in kind]
 
 
-# What another capability computes has its own line here, too.
+# Nodes computed by another capability also have their own line here.
 OPERATIONS: dict[str, Operation] = {
     "Adam": Operation("adam", adam, 2),
     "BatchNormalization": Operation("batch_normalization", batch_norm, 4),

@@ -1,4 +1,4 @@
-"""Optimizers whose rate and number of steps are arrays of the device, alone and in captured graphs."""
+"""Optimizers with a rate and a number of steps in arrays of the device, alone and in captured graphs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def named(given: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("name", ["float16", "float32", "float64"])
 @pytest.mark.parametrize(("function", "formula", "states", "is_numbered", "options"), STEPS)
 @pytest.mark.parametrize("which", ["both", "rate", "step"])
-async def test_steps_by_arrays_are_those_of_the_formulas(
+async def test_steps_by_arrays_match_the_formulas(
     device: ta.Device,
     which: str,
     function: str,
@@ -65,13 +65,13 @@ async def test_steps_by_arrays_are_those_of_the_formulas(
     before = (await device.statistics()).launched
     asked = 0
     for step, grad in enumerate(grads, 1):
-        # Whole numbers of any width, and floating ones.
+        # Integers of any width, and floating ones.
         dtype = ("int64", "int32", "float32", "uint8")[step % 4]
         number = step if which == "rate" else await device.put(np.array(step, dtype))
         asked += which != "rate"
         given = [number] if is_numbered else []
         assert await getattr(nn, function)(on, grad, *kept, *given, **options | {"lr": rate}) is on
-    # One launch for each, beside those that put numbers there.
+    # One launch for each, besides the launches that put numbers there.
     assert (await device.statistics()).launched - before == len(grads) + asked
     want = formula(widest(p), [widest(grad) for grad in grads], **named(options))
     near = {"float16": 8e-3, "float32": 1e-5, "float64": 1e-12}[name]
@@ -80,7 +80,7 @@ async def test_steps_by_arrays_are_those_of_the_formulas(
 
 @pytest.mark.parametrize("step", [1, 2, 1000, 10**7, 10**12])
 async def test_corrections_lose_no_digits(device: ta.Device, step: int) -> None:
-    """The first step of a gradient of ones tells the corrections of both means alone."""
+    """The first step of a gradient of ones shows only the corrections of both means."""
     betas = 0.9, 1 - 1e-9
     found = []
     for number in (step, await device.put(np.int64(step))):
@@ -175,7 +175,7 @@ async def test_clipping_in_a_graph(device: ta.Device) -> None:
         np.testing.assert_allclose(await grad.to_host(), want, rtol=1e-6)
 
 
-async def test_what_is_refused(device: ta.Device) -> None:
+async def test_invalid_arguments_are_refused(device: ta.Device) -> None:
     call: Any = nn
     p, g, m, v = [await device.zeros((3, 2)) for _ in range(4)]
     rows, half = await device.zeros(3), await device.put(np.array(0.5 + 0j))

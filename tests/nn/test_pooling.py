@@ -41,7 +41,7 @@ def mean(values: Array, _: Any) -> Any:
 def averaged(
     x: Array, windows: Any, padded: list[tuple[int, int]] | None, divisor: int | None = None
 ) -> Array:
-    """Means, whose counts have the places within a padding, if there is one."""
+    """Means with counts that include the positions within a padding, if there is one."""
     out = pooled(x, windows, lambda values, _: values.sum())
     for index in np.ndindex(*out.shape[2:]):
         lists = [one[i] for one, i in zip(windows, index, strict=True)]
@@ -131,7 +131,7 @@ async def test_adaptive_pooling(device: ta.Device, dims: int) -> None:
 
 @pytest.mark.parametrize(("dtype", "far"), [("float16", 1e4), ("bfloat16", 1e20), ("float32", 1e25)])
 @pytest.mark.parametrize("p", [2, 3])
-async def test_norms_of_windows_fit_where_powers_do_not(
+async def test_norms_of_windows_fit_even_if_powers_overflow(
     device: ta.Device, dtype: str, far: float, p: int
 ) -> None:
     x = (numbers((1, 2, 6), "float64") * far).astype(ta.DType(dtype).dtype)
@@ -167,7 +167,7 @@ async def test_each_dtype(device: ta.Device, dtype: str) -> None:
         1.0,
     )
     check((await back.to_host())[:1, :1], expected, dtype, terms=6)
-    # Where one element is much greater than the others, small steps change no place.
+    # If one element is much greater than the others, small steps change no index.
     back = await nn.max_pool_grad(await device.put(grad), found.indices, x.shape)
     expected = slope(
         lambda moved: pooled(moved, windows, most), exact[:1, :1], grad.astype(float)[:1, :1], 1e-6
@@ -216,7 +216,7 @@ async def test_halves_are_rounded_as_by_numpy(device: ta.Device, dtype: str) -> 
     np.testing.assert_array_equal((await alone.to_host())[0].view(np.uint16), numbers_alone.view(np.uint16))
     rng = np.random.default_rng(0)
     pairs = numbers_alone[rng.integers(0, len(numbers_alone), (1, 1 << 16))]
-    # Of neighbours, so that the mean lies between two numbers as often as not.
+    # Of neighbours, so that the mean is between two numbers as often as not.
     pairs[0, 1::2] = (pairs[0, ::2].view(np.uint16) ^ rng.integers(0, 64, 1 << 15).astype(np.uint16)).view(
         NUMPYS[dtype]
     )

@@ -1,4 +1,4 @@
-"""What a training step needs besides layers: embeddings, dropout, optimizers; and a loop of all."""
+"""Parts of a training step besides layers: embeddings, dropout, optimizers; and a loop of all."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ async def test_sgd(device: ta.Device, options: dict[str, Any], name: str) -> Non
 async def test_adam(device: ta.Device, function: str, options: dict[str, Any], name: str) -> None:
     p, grads = numbers((4, 5), name), [numbers((4, 5), name, seed) for seed in range(4)]
     on = await device.put(p)
-    # What is kept of a narrow parameter is wider.
+    # The state of a narrow parameter is wider.
     wide = "float32" if name == "float16" else name
     states = [await device.zeros((4, 5), wide) for _ in range(2)]
     for step, grad in enumerate(grads, 1):
@@ -194,7 +194,7 @@ async def test_sgd_in_a_graph(device: ta.Device) -> None:
     np.testing.assert_allclose(await on.to_host(), want, rtol=1e-5)
 
 
-async def test_what_is_refused(device: ta.Device) -> None:
+async def test_invalid_arguments_are_refused(device: ta.Device) -> None:
     call: Any = nn
     p, g, m, v = [await device.zeros((3, 2)) for _ in range(4)]
     whole, at = await device.zeros((3, 2), "int32"), np.zeros(3, int)

@@ -1,4 +1,4 @@
-"""The Erlang VM that all comparisons share, and the modules beside this file."""
+"""The Erlang VM that all comparisons share, and the modules next to this file."""
 
 from __future__ import annotations
 
@@ -27,5 +27,5 @@ def otp() -> Generator[OtpReference, None, None]:
 
 @pytest.fixture(autouse=True)
 def quiet_crashes(caplog: pytest.LogCaptureFixture) -> None:
-    """Crashes are what the scripts are about, and there are thousands."""
+    """The scripts are about crashes, and there are thousands."""
     caplog.set_level(logging.ERROR, logger="trio_accel.actors")

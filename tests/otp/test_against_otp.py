@@ -11,7 +11,7 @@ from crash_scripts.cases import WINDOWS, cases
 from crash_scripts.strategies import scripts
 
 CASES = cases()
-# Trio runs tasks that are ready at the same time in random order: none may lead elsewhere.
+# Trio runs ready tasks in random order: none may lead elsewhere.
 TIMES = 3
 
 
@@ -38,7 +38,7 @@ def test_restarts_count_only_within_the_window(otp: OtpReference) -> None:
     max_examples=200,
     deadline=None,
     derandomize=True,
-    # The fixtures are for the test as a whole: what a script leaves behind, it leaves behind for the test.
+    # The fixtures are for the whole test: a script leaves its leftovers for the test.
     suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture, hypothesis.HealthCheck.too_slow],
 )
 @hypothesis.given(script=scripts())

@@ -1,4 +1,4 @@
-"""Where ours is meant to differ from OTP, it differs in what is written down, and in nothing else."""
+"""Our intended differences from OTP are those written down, and no others."""
 
 from __future__ import annotations
 

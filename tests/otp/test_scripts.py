@@ -1,4 +1,4 @@
-"""The scripts themselves: that they do what they say, on our side, with or without OTP."""
+"""The scripts themselves: their effects on our side, with or without OTP."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ENDS = {"crashed", "finished", "was shut down", "ended"}
 
 
 @pytest.mark.parametrize("script", [*CASES.values(), *WINDOWS], ids=[*CASES, *map(str, range(len(WINDOWS)))])
-def test_what_starts_ends_once_and_in_one_order(script: Script) -> None:
+def test_started_actors_end_once_and_in_one_order(script: Script) -> None:
     """The order in which Trio runs tasks, which is random, does not show."""
     log, *others = (run_on_ours(script) for _ in range(3))
     assert others == [log, log]
@@ -79,11 +79,11 @@ def test_a_name_has_one_supervisor() -> None:
         script.parents()
 
 
-def test_what_otp_cannot_run_is_an_error(otp: OtpReference) -> None:
+def test_scripts_beyond_otp_are_errors(otp: OtpReference) -> None:
     unknown = Script(Supervisor("root", (Worker("a"),), strategy="two_for_one"))  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match="invalid_strategy"):
         otp.run(unknown)
-    # The VM goes on.
+    # The VM continues.
     assert otp.run(CASES["fails-to-start"])[0][-1] == ("a", 0, "terminate shutdown")
 
 

@@ -1,4 +1,4 @@
-"""What a batcher has to do, as a discrete-event simulation: slow, plain, none of the batcher's own code."""
+"""The duties of a batcher, as a discrete-event simulation: slow, plain, none of the batcher's own code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Rules:
 
 @attrs.frozen(kw_only=True)
 class Visit:
-    """A request: when it comes, and what it is."""
+    """A request: its time of arrival, and its kind."""
 
     number: int
     at: float
@@ -46,7 +46,7 @@ class Launched:
 
 @attrs.frozen
 class Seen:
-    """What there is to be seen from outside: the calls of the model, and what became of each request."""
+    """The view from outside: the calls of the model, and the outcome of each request."""
 
     launches: tuple[Launched, ...]
     outcomes: dict[int, tuple[str, float]]
@@ -67,7 +67,7 @@ class Simulation:
         # Batches that run: their steps, the requests of the step, of the whole batch, and the step's end.
         self.running: list[tuple[Steps, list[Visit], list[Visit], float]] = []
         self.size_before = 1
-        # When something happened: two things at one time have no order.
+        # The times of events: two events at one time are unordered.
         self.times: list[float] = []
 
     def arrive(self, visit: Visit) -> None:
@@ -99,12 +99,12 @@ class Simulation:
             return math.inf
         return min((self.due(visit.key) for visit in self.waiting), default=math.inf)
 
-    def launch_what_is_due(self) -> None:
+    def launch_due_batches(self) -> None:
         while len(self.running) < self.rules.slots:
             ready = [visit for visit in self.waiting if self.due(visit.key) <= self.now]
             if not ready:
                 return
-            # Requests stand in order of arrival, so the first one is that of the batch that began first.
+            # Requests are in order of arrival, so the first one belongs to the batch that began first.
             key = ready[0].key
             batch: list[Visit] = []
             for visit in (visit for visit in self.waiting if visit.key == key):
@@ -168,7 +168,7 @@ def service(works: list[float]) -> float:
 
 
 def simulate(visits: Sequence[Visit], rules: Rules) -> tuple[Seen, float]:
-    """Say what a batcher must do, and how close together two events came that have no order."""
+    """Return the duties of a batcher, and the smallest distance of two events without an order."""
     state = Simulation(rules)
     coming = sorted(visits, key=lambda visit: visit.at)
     leaving = sorted((visit for visit in visits if visit.leaves < math.inf), key=lambda visit: visit.leaves)
@@ -184,7 +184,7 @@ def simulate(visits: Sequence[Visit], rules: Rules) -> tuple[Seen, float]:
             state.leave(leaving.pop(0))
         elif state.now == end:
             state.finish(*min(state.running, key=lambda batch: batch[3]))
-        state.launch_what_is_due()
+        state.launch_due_batches()
     times = sorted(set(state.times))
     closest = min((b - a for a, b in itertools.pairwise(times)), default=math.inf)
     return Seen(tuple(state.launches), state.outcomes), closest

@@ -1,4 +1,4 @@
-"""Cancelling an asker before each step of any task, one after the other."""
+"""Cancelling a caller before each step of any task, one after the other."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class CancelAt(trio.abc.Instrument):
 async def cancelled_at_each_step(attempt: Callable[[], Awaitable[None]]) -> AsyncGenerator[bool, None]:
     """Attempt it again and again, cancelled at the next step each time, until it ends before its step comes.
 
-    Yields whether it was cancelled, when no task has anything to do any more.
+    Yields whether it was cancelled, when all tasks are idle.
     """
     step = 0
     while True:

@@ -1,4 +1,4 @@
-"""What the tests of patterns share is imported by its own name: test folders are no packages."""
+"""Test folders are not packages, so the tests of patterns import their shared code by its own name."""
 
 from __future__ import annotations
 

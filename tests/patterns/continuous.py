@@ -1,4 +1,4 @@
-"""Steps for tests of the continuous batcher, and what asks and reads it."""
+"""Steps for tests of the continuous batcher, and its callers and readers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a continuous batcher has to do, as a simulation with known step times: none of its own code.
+"""The duties of a continuous batcher, as a simulation with known step times: none of its own code.
 
 `even` is the batcher's rule for prompts, a position at a time. `first_come` is the rule of vLLM's scheduler
 with chunked prefill, and the order of Orca: the earliest prompt takes all that others have left.
@@ -25,7 +25,7 @@ class Limits:
 
 @attrs.frozen(kw_only=True)
 class Visit:
-    """A request: when it comes and leaves, its prompt, its parts, its cost."""
+    """A request: its times of arrival and departure, its prompt, its parts, its cost."""
 
     number: int
     at: float
@@ -37,7 +37,7 @@ class Visit:
 
 @attrs.frozen
 class Step:
-    """A step: when it began, and how many positions of which sequences it went through."""
+    """A step: its beginning, and the number of positions for each of its sequences."""
 
     at: float
     chunks: tuple[tuple[int, int], ...]
@@ -45,7 +45,7 @@ class Step:
 
 @attrs.define
 class Run:
-    """What there is to be seen: the steps, the times of first parts, and how and when each request ended."""
+    """The view from outside: the steps, the times of first parts, and the end of each request."""
 
     steps: list[Step] = attrs.field(factory=list[Step])
     firsts: dict[int, float] = attrs.field(factory=dict[int, float])
@@ -56,7 +56,7 @@ Rule = Callable[[int, Sequence[int]], list[int]]
 
 
 def seconds(positions: int) -> float:
-    """How long a step of so many positions takes."""
+    """The duration of a step of this many positions."""
     return 0.0101 + 0.000103 * positions
 
 
@@ -81,7 +81,7 @@ def first_come(positions: int, wanted: Sequence[int]) -> list[int]:
 
 
 def _chunks(running: list[Visit], done: dict[int, int], positions: int, rule: Rule) -> dict[int, int]:
-    """Give each sequence behind its prompt one position, and the prompts what is left."""
+    """Give each sequence after its prompt one position, and the prompts the rest."""
     prompts = [visit for visit in running if done[visit.number] < visit.length]
     wanted = [visit.length - done[visit.number] for visit in prompts]
     shares = rule(positions - (len(running) - len(prompts)), wanted)

@@ -1,4 +1,4 @@
-"""A mixture of experts written down token by token, in float64: what the router is compared with."""
+"""A mixture of experts written down token by token, in float64: the reference for the router."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def dense(
     broken: frozenset[int] = frozenset(),
     normalise: bool = True,
 ) -> tuple[Rows, list[dict[int, float]]]:
-    """The output, and the weights of each token's experts that are in it."""
+    """The output, and the weights of each token's experts in it."""
     shares = [probabilities(row) for row in logits.tolist()]
     rankings = [sorted(range(len(experts)), key=lambda one, p=p: (-p[one], one)) for p in shares]
-    # For each token: what it chose, and who computes that. None: nobody.
+    # For each token: its choices, and the expert that computes each. None: nobody.
     chosen = [ranking[:top_k] for ranking in rankings]
     given = place(chosen, len(experts), capacity, overflow)
     weights: list[dict[int, float]] = []

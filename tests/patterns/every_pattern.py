@@ -1,4 +1,4 @@
-"""Each pattern around one model of whole numbers, so that a test holds for all of them."""
+"""Each pattern around one model of integers, so that a test holds for all of them."""
 
 from __future__ import annotations
 

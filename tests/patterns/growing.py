@@ -1,6 +1,6 @@
 """A cache that sequences of a continuous batcher take more of while they grow, with known step times.
 
-It has no pages, but counts: of each sequence, the pages that it has, and the positions that were written.
+It has no pages, but counts: for each sequence, its pages, and the written positions.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Part = tuple[int, int]
 
 @attrs.frozen(kw_only=True)
 class Visit:
-    """A request: when it comes and leaves, its prompt, its parts, whose it is, and how it is read."""
+    """A request: its times of arrival and departure, its prompt, its parts, its owner, and its reader."""
 
     number: int
     at: float = 0.0
@@ -74,7 +74,7 @@ class Cache:
         seconds: How long a step takes.
         moving: How long it takes to set a sequence aside, or to bring it back.
         keep: Pages that only newcomers get, as long as several sequences run.
-        losses: Calls of steps and moves that are lost.
+        losses: Lost calls of steps and moves.
     """
 
     total: float
@@ -125,7 +125,7 @@ class Cache:
         self.take(batch)
         for sequence in batch:
             assert sequence not in self.away
-            # All before was written, unless the step before had no room.
+            # All before was written, unless the step before lacked space.
             if self.written[sequence] < min(sequence.done + sequence.steps_ahead, self.end(sequence)):
                 assert sequence.steps_ahead
                 raise ta.NotExecutedError("the step before was not executed")
@@ -151,7 +151,7 @@ class Cache:
             self.has[sequence] += max(more, 0)
 
     def end(self, sequence: Sequence) -> int:
-        """Positions that are written after a step: one ahead may not know that there are no more."""
+        """Positions written after a step: a step called in advance may not know that there are no more."""
         visit = sequence.item
         return min(sequence.done + sequence.steps_ahead + sequence.chunk, visit.length + visit.parts - 1)
 
@@ -226,7 +226,7 @@ class Cache:
             del counter[sequence]
 
     async def visit(self, batcher: Batcher, visit: Visit) -> None:
-        """Ask for a sequence, and note what comes of it."""
+        """Ask for a sequence, and note its outcome."""
         await trio.sleep_until(self.start + visit.at)
         parts, end = list[Part](), "cancelled"
         with trio.CancelScope(deadline=trio.current_time() + visit.leaves):

@@ -1,4 +1,4 @@
-"""Small language models whose texts have probabilities that are known."""
+"""Small language models with texts of known probabilities."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Batcher = ta.Ref[ContinuousBatcher[Generate, int]]
 
 
 class Chain:
-    """A Markov chain: a token depends on the one before it alone."""
+    """A Markov chain: a token depends only on the one before it."""
 
     def __init__(self, table: Rows) -> None:
         self.table = table
@@ -47,7 +47,7 @@ def random_chain(seed: int, vocabulary: int, *, zeros: int = 0) -> Chain:
 
 
 class Remembering:
-    """Each distribution depends on all tokens before; `alike` says how near it is to that of another seed."""
+    """Each distribution depends on all tokens before; `alike` is its similarity to that of another seed."""
 
     def __init__(
         self, seed: int, vocabulary: int, *, near: Remembering | None = None, alike: float = 0.0
@@ -97,7 +97,7 @@ async def batcher_of(system: ta.System, step: SpeculativeStep, **options: Any) -
 
 
 async def tokens_of(batcher: Batcher, requests: list[Generate]) -> list[tuple[int, ...]]:
-    """The texts of requests that are asked for at once."""
+    """The texts of simultaneous requests."""
     found: dict[int, tuple[int, ...]] = {}
 
     async def ask(number: int, request: Generate) -> None:

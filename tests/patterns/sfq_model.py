@@ -1,4 +1,4 @@
-"""Start-time fair queueing as the paper states it, with tags at arrival: what `FairQueue` is compared with.
+"""Start-time fair queueing as in the paper, with tags at arrival: the reference for `FairQueue`.
 
 Goyal, Vin, Cheng: Start-time Fair Queueing: A Scheduling Algorithm for Integrated Services Packet Switching
 Networks, SIGCOMM 1996, section 2.
@@ -19,7 +19,7 @@ class Sfq:
 
     weights: Mapping[str, float]
     virtual: Fraction = Fraction(0)
-    # Finish tags of the last request of each flow, and of what was served.
+    # Finish tags of the last request of each flow, and of the served request.
     finish: dict[str, Fraction] = attrs.field(factory=dict[str, Fraction])
     last_served: Fraction = Fraction(0)
     heap: list[tuple[Fraction, int, Fraction]] = attrs.field(factory=list[tuple[Fraction, int, Fraction]])

@@ -1,4 +1,4 @@
-"""What a hostile world does to each pattern: models that hang, restarts, crowds, and cancelled askers."""
+"""A hostile world attacks each pattern: models that hang, restarts, crowds, and cancelled callers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def quick(item: int) -> int:
 
 
 class Gated:
-    """A model that hangs until it may go on."""
+    """A model that hangs until it may continue."""
 
     def __init__(self) -> None:
         self.may_go = trio.Event()
@@ -44,7 +44,7 @@ class Gated:
 
 
 class Crowd:
-    """Askers in tasks, and what became of each."""
+    """Callers in tasks, and their outcomes."""
 
     def __init__(self, nursery: trio.Nursery, spawned: Spawned, count: int) -> None:
         self.outcomes: Counter[str] = Counter()
@@ -63,7 +63,7 @@ class Crowd:
 
 
 @pytest.mark.parametrize("spawn", PATTERNS)
-async def test_a_stop_beside_models_that_hang(
+async def test_a_stop_next_to_hanging_models(
     spawn: Spawn, system: ta.System, autojump_clock: MockClock
 ) -> None:
     model = Gated()
@@ -82,7 +82,7 @@ async def test_a_stop_beside_models_that_hang(
 
 
 @pytest.mark.parametrize("spawn", PATTERNS)
-async def test_a_drain_beside_models_that_hang_ends_with_its_grace(
+async def test_a_drain_next_to_hanging_models_ends_with_its_grace(
     spawn: Spawn, system: ta.System, autojump_clock: MockClock
 ) -> None:
     model = Gated()
@@ -117,7 +117,7 @@ async def test_a_restart_in_the_middle(spawn: Spawn, system: ta.System, autojump
         await ref.ask(Submit(item_of(1)))
         statistics = await ref.ask(GetStatistics())
     assert (statistics.answered, statistics.in_flight, statistics.failed) == (1, 0, 0)
-    # Those that no model has seen are told so.
+    # Requests unseen by any model get an error about it.
     assert model.begun == model.ended
 
 
@@ -152,7 +152,7 @@ async def test_a_crowd(spawn: Spawn, system: ta.System, autojump_clock: MockCloc
 
 
 @pytest.mark.parametrize("spawn", PATTERNS)
-async def test_an_asker_that_is_cancelled_at_each_step(
+async def test_an_asker_is_cancelled_at_each_step(
     spawn: Spawn, system: ta.System, autojump_clock: MockClock
 ) -> None:
     ref, item_of = await spawn(system, quick)

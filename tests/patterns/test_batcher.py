@@ -1,4 +1,4 @@
-"""The batcher: what a model may do wrong, limits, overflow, and its end. Composition: test_batcher_model."""
+"""The batcher: errors of a model, limits, overflow, and its end. Composition: test_batcher_model."""
 
 # pyright: reportPrivateUsage=false
 
@@ -34,7 +34,7 @@ BatchModel = Callable[[list[int]], Awaitable[object]]
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=8), st.integers(0, 100))
 def test_shares_are_even_and_leave_nothing(requests: list[int], total: int) -> None:
-    """Positions are given out one at a time, in turns, to those that still want some."""
+    """Positions are given out one at a time, in turns, to all that still want some."""
     want, left = [0] * len(requests), total
     while left and want != requests:
         for index, request in enumerate(requests):
@@ -45,7 +45,7 @@ def test_shares_are_even_and_leave_nothing(requests: list[int], total: int) -> N
 
 
 class Doubler:
-    """A model that notes what it was called with, and may be told to fail for some items."""
+    """A model that notes its calls, and can be made to fail for some items."""
 
     def __init__(self, fails: Callable[[list[int]], Exception | None] = lambda items: None) -> None:
         self.calls: list[list[int]] = []
@@ -54,7 +54,7 @@ class Doubler:
 
     async def __call__(self, items: list[int]) -> list[int]:
         self.calls.append(items)
-        # clock: a mock clock of the caller, or work whose time decides nothing
+        # clock: a mock clock of the caller, or work of any duration
         await trio.sleep(self.seconds)
         error = self.fails(items)
         if error is not None:
@@ -124,7 +124,7 @@ async def test_a_batch_waits_for_as_many_as_came_before(system: ta.System, autoj
         await trio.sleep(5)
 
 
-async def test_one_bad_call_fails_alone(system: ta.System, autojump_clock: MockClock) -> None:
+async def test_only_the_bad_call_fails(system: ta.System, autojump_clock: MockClock) -> None:
     model = Doubler(lambda items: OSError(f"no {max(items)}") if 5 in items else None)
     batcher = await spawn(system, model)
     *others, bad = await ask_all(batcher, [0, 1, 2, 3, 4, 6, 7, 5])
@@ -146,11 +146,11 @@ async def test_a_model_that_always_fails_is_called_a_few_times(
     assert len(model.calls) == {0: 1, 1: 3, 2: 7}[splits]
     parts = {0: [[*range(8)]], 1: [[0, 1, 2, 3], [4, 5, 6, 7]], 2: [[0, 1], [2, 3], [4, 5], [6, 7]]}[splits]
     assert [str(error) for error in errors] == [f"no {part}" for part in parts for _ in part]
-    # Each asker has an exception of its own: the traceback is that of its task.
+    # Each caller has an exception of its own: the traceback belongs to its task.
     assert len({id(error) for error in errors}) == 8
 
 
-async def test_bad_calls_in_one_half_fail_alone_too(system: ta.System, autojump_clock: MockClock) -> None:
+async def test_only_the_bad_calls_in_one_half_fail(system: ta.System, autojump_clock: MockClock) -> None:
     batcher = await spawn(system, Doubler(lambda items: OSError() if {4, 7} & {*items} else None))
     results = await ask_all(batcher, [*range(8)])
     assert [isinstance(result, OSError) for result in results] == [item in (4, 7) for item in range(8)]
@@ -183,9 +183,7 @@ async def test_a_loss_is_blamed_on_nobody_and_nothing_runs_again(
     assert await ask_all(batcher, [4]) == [8]
 
 
-async def test_a_batch_that_is_to_blame_for_a_loss_is_halved(
-    system: ta.System, autojump_clock: MockClock
-) -> None:
+async def test_a_batch_to_blame_for_a_loss_is_halved(system: ta.System, autojump_clock: MockClock) -> None:
     """Once; then on, where a part of it has succeeded."""
 
     def lost(bad: set[int]) -> Doubler:
@@ -204,7 +202,7 @@ async def test_a_batch_that_is_to_blame_for_a_loss_is_halved(
 
 
 @pytest.mark.parametrize("splits", [0, 1])
-async def test_a_batch_that_is_refused_is_halved_to_the_end(
+async def test_a_refused_batch_is_halved_to_the_end(
     system: ta.System, autojump_clock: MockClock, splits: int
 ) -> None:
     bad = {0, 3, 4, 7}
@@ -217,7 +215,7 @@ async def test_a_batch_that_is_refused_is_halved_to_the_end(
     assert [results[number] for number in (1, 2, 5, 6)] == [2, 4, 10, 12]
 
 
-async def test_what_divides_is_said_by_the_program(system: ta.System, autojump_clock: MockClock) -> None:
+async def test_the_program_names_the_divisible_failures(system: ta.System, autojump_clock: MockClock) -> None:
     model = Doubler(lambda items: ValueError("bad") if 2 in items else None)
 
     def no_value_error(error: Exception) -> bool:
@@ -254,7 +252,7 @@ async def test_what_divides_is_said_by_the_program(system: ta.System, autojump_c
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
-async def test_results_that_are_none(
+async def test_invalid_results(
     system: ta.System, autojump_clock: MockClock, returned: object, text: str
 ) -> None:
     calls: list[int] = []
@@ -332,7 +330,7 @@ async def test_a_model_that_hangs_keeps_its_place_until_its_askers_go(
     assert (statistics.cancelled, statistics.answered, statistics.batches_running) == (2, 1, 0)
 
 
-async def test_a_model_that_is_cancelled_has_no_results(system: ta.System, autojump_clock: MockClock) -> None:
+async def test_a_cancelled_model_has_no_results(system: ta.System, autojump_clock: MockClock) -> None:
     async def model(items: list[int]) -> object:
         async with trio.open_nursery() as nursery:
             nursery.cancel_scope.cancel()
@@ -387,10 +385,10 @@ async def test_a_model_that_fails_and_is_cancelled_at_once_costs_other_batches_n
 
 
 class Stop(BaseException):
-    """What is no `Exception` ends the program, as everywhere in Trio."""
+    """An exception outside `Exception` ends the program, as everywhere in Trio."""
 
 
-def test_what_is_no_exception_ends_the_system(autojump_clock: MockClock) -> None:
+def test_a_base_exception_ends_the_system(autojump_clock: MockClock) -> None:
     async def model(items: list[int]) -> object:
         raise Stop
 
@@ -411,7 +409,7 @@ def test_what_is_no_exception_ends_the_system(autojump_clock: MockClock) -> None
     assert len(seen) == 1
 
 
-async def test_an_item_that_fits_into_no_batch_fails_alone(
+async def test_only_an_item_that_fits_into_no_batch_fails(
     system: ta.System, autojump_clock: MockClock
 ) -> None:
     def cost(item: int) -> float:
@@ -431,7 +429,7 @@ async def test_an_item_that_fits_into_no_batch_fails_alone(
 
 
 class Incomparable:
-    """A key that has a hash and cannot be compared, as the tensors of some libraries."""
+    """A key with a hash but without comparisons, like the tensors of some libraries."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -443,7 +441,7 @@ class Incomparable:
         raise OSError("ambiguous")
 
 
-async def test_keys_that_cannot_be_compared_fail_alone(system: ta.System, autojump_clock: MockClock) -> None:
+async def test_only_incomparable_keys_fail(system: ta.System, autojump_clock: MockClock) -> None:
     batcher = await spawn(system, Doubler(), max_size=4, bucket=Incomparable, adaptive=False)
     first, second = await ask_all(batcher, [1, 2])
     assert first == 2
@@ -453,7 +451,7 @@ async def test_keys_that_cannot_be_compared_fail_alone(system: ta.System, autoju
     assert (seen.answered, seen.refused) == (1, 1)
 
 
-async def test_buckets_are_never_mixed_and_a_bad_key_fails_alone(
+async def test_buckets_are_never_mixed_and_a_bad_key_fails_only_itself(
     system: ta.System, autojump_clock: MockClock
 ) -> None:
     model = Doubler()
@@ -469,7 +467,7 @@ async def test_buckets_are_never_mixed_and_a_bad_key_fails_alone(
     assert model.calls == [[1, 3], [2, 4]]
 
 
-async def test_what_does_not_fit_into_the_queue(system: ta.System, autojump_clock: MockClock) -> None:
+async def test_requests_beyond_the_queue(system: ta.System, autojump_clock: MockClock) -> None:
     model = Doubler()
     batcher = await spawn(system, model, max_size=2, max_in_flight=1, capacity=2)
     # Two run, two wait, one is too many.
@@ -533,7 +531,9 @@ async def test_submit_actors_are_models_and_a_batcher_is_one(
     assert [type(error) for error in await ask_all(batcher, [1, 2])] == [ta.ActorStoppedError] * 2
 
 
-async def test_a_drain_answers_all_and_a_stop_none(system: ta.System, autojump_clock: MockClock) -> None:
+async def test_a_drain_answers_all_and_a_stop_answers_none(
+    system: ta.System, autojump_clock: MockClock
+) -> None:
     for drain in (True, False):
         model = Doubler()
         batcher = await spawn(system, model, max_size=2, max_in_flight=1, name=f"drained {drain}")

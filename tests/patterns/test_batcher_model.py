@@ -16,11 +16,11 @@ from trio_accel.patterns import Batcher, BatcherStatistics, GetStatistics, Submi
 
 
 class BadError(Exception):
-    """What the model raises for a batch with a bad request."""
+    """The model's error for a batch with a bad request."""
 
 
 class Recorder:
-    """A model that notes its calls, and the askers that note their outcomes."""
+    """A model that notes its calls, and the callers that note their outcomes."""
 
     def __init__(self) -> None:
         self.start = trio.current_time()
@@ -132,7 +132,7 @@ RULES = st.builds(
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 @given(VISITS, RULES)
-def test_batches_and_outcomes_are_those_of_the_simulation(visits: list[Visit], rules: Rules) -> None:
+def test_batches_and_outcomes_match_the_simulation(visits: list[Visit], rules: Rules) -> None:
     expected, closest = simulate(visits, rules)
     assume(closest > 1e-6)
     recorder, statistics = trio.run(observe, visits, rules, clock=MockClock(autojump_threshold=0))
@@ -159,7 +159,7 @@ def test_batches_and_outcomes_are_those_of_the_simulation(visits: list[Visit], r
 
 
 def check_rules(visits: list[Visit], rules: Rules, recorder: Recorder) -> None:
-    """What holds whatever the simulation says."""
+    """Invariants, whatever the simulation says."""
     by_number = {visit.number: visit for visit in visits}
     assert {number: len(seen) for number, seen in recorder.outcomes.items()} == dict.fromkeys(by_number, 1)
     first: dict[int, float] = {}
@@ -171,7 +171,7 @@ def check_rules(visits: list[Visit], rules: Rules, recorder: Recorder) -> None:
         for visit in batch:
             first.setdefault(visit.number, launch.at)
     for visit in visits:
-        # None is later than its wait, unless so many batches run the whole time as may run.
+        # None is later than its wait, unless the maximum of batches runs the whole time.
         late = first.get(visit.number, recorder.outcomes[visit.number][0][1])
         moment = visit.at + rules.wait + 1e-6
         ends = [end for _, end in recorder.busy if moment < end < late - 1e-6]

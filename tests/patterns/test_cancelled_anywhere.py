@@ -1,4 +1,4 @@
-"""A text and a router of experts whose asker is cancelled at any step: one outcome, nothing is left."""
+"""A text and a router of experts with a caller cancelled at any step: one outcome, nothing is left."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def on_the_host(array: Any) -> Any:
 
 
 def distributions(kind: int, put: Put) -> Callable[[Score], Awaitable[Any]]:
-    """A model whose distributions depend on all tokens before."""
+    """A model with distributions that depend on all tokens before."""
 
     async def model(score: Score) -> Any:
         ends = range(len(score.tokens) - score.count + 1, len(score.tokens) + 1)
@@ -101,7 +101,7 @@ async def test_a_text(system: ta.System, is_streamed: bool) -> None:
         async with open_parts(batcher, request) as stream:
             async for token in stream:
                 seen.append(token)  # noqa: PERF401  # those before a cancellation count
-        # The end of the block is a checkpoint, too.
+        # The end of the block is also a checkpoint.
         outcomes.append(stream.parts)
 
     attempts = cancelled = 0
@@ -148,7 +148,7 @@ async def test_tokens_of_experts(system: ta.System) -> None:
                 cancelled += is_cancelled
                 assert [len(found) for found in outputs] == [attempts - cancelled, attempts]
                 statistics = await check_nothing_is_left(system, router, 2 + 2 * attempts, tasks)
-                # Those that were cancelled are not counted.
+                # Cancelled requests are not counted.
                 assert statistics.routing.tokens == TOKENS * statistics.answered
     assert cancelled > 10
     for found, right in zip(outputs, expected, strict=True):

@@ -58,7 +58,7 @@ async def ask(system: ta.System, *stages: Stage[str, Scored], **options: Any) ->
     return await cascade.ask(Submit("x"))
 
 
-async def test_the_first_stage_that_is_sure_enough_answers(system: ta.System) -> None:
+async def test_the_first_sufficiently_confident_stage_answers(system: ta.System) -> None:
     answer = await ask(system, stage("tiny", 0.3), stage("small", 0.5), stage("large", 0.9))
     assert (answer.result, answer.stage, answer.confidence) == (("small x", 0.5), "small", 0.5)
     assert answer.is_confident
@@ -78,7 +78,7 @@ async def test_an_error_that_does_not_fall_through_is_the_askers(system: ta.Syst
     assert caught.value is error
 
 
-async def test_a_failing_stage_falls_through_where_it_may(system: ta.System) -> None:
+async def test_a_failing_stage_falls_through_if_it_may(system: ta.System) -> None:
     error = trio.TooSlowError()
     bad = Stage("tiny", failing(error), confidence=second, falls_through=(trio.TooSlowError, OSError))
     cascade = await system.spawn(Cascade, [bad, stage("large", 1.0)])
@@ -92,9 +92,7 @@ async def test_a_failing_stage_falls_through_where_it_may(system: ta.System) -> 
 
 
 @pytest.mark.parametrize("value", [math.nan, "high", None, [0.1, 0.2], 10**400])
-async def test_a_confidence_that_is_no_number_is_a_failure_of_the_stage(
-    system: ta.System, value: Any
-) -> None:
+async def test_a_nan_confidence_is_a_failure_of_the_stage(system: ta.System, value: Any) -> None:
     def confidence(result: Scored) -> float:
         return value
 
@@ -106,7 +104,7 @@ async def test_a_confidence_that_is_no_number_is_a_failure_of_the_stage(
 
 
 @pytest.mark.parametrize(("unsure", "expected"), [("last", "c"), ("best", "a")])
-async def test_where_none_is_sure_enough_one_answers_all_the_same(
+async def test_without_a_confident_stage_one_answers_all_the_same(
     system: ta.System, unsure: str, expected: str
 ) -> None:
     stages = [stage("a", 0.4), stage("b", 0.1), stage("c", 0.3)]
@@ -117,7 +115,7 @@ async def test_where_none_is_sure_enough_one_answers_all_the_same(
     assert sorted([answer.stage, *(one.stage for one in answer.declined)]) == ["a", "b", "c", "d"]
 
 
-async def test_or_the_asker_is_told_why_none_has(system: ta.System) -> None:
+async def test_or_the_asker_learns_why_none_has(system: ta.System) -> None:
     with pytest.raises(NoAnswerError, match=r"a: confidence 0\.4; b: confidence 0.1") as caught:
         await ask(system, stage("a", 0.4), stage("b", 0.1), unsure="raise")
     assert [one.confidence for one in caught.value.declined] == [0.4, 0.1]
@@ -152,7 +150,7 @@ async def test_a_slow_stage_holds_up_nobody_else(autojump_clock: MockClock, syst
     assert ends == {seconds: pytest.approx(seconds) for seconds in (1.0, 10.0, 100.0)}
 
 
-async def test_a_stage_that_is_too_slow_makes_way(autojump_clock: MockClock, system: ta.System) -> None:
+async def test_a_slow_stage_makes_way(autojump_clock: MockClock, system: ta.System) -> None:
     async def hangs(item: str) -> Scored:
         with trio.fail_after(5):
             await trio.sleep_forever()
@@ -189,14 +187,14 @@ async def test_a_cascade_is_a_stage_of_another(system: ta.System) -> None:
         ([stage("a", 0.1)], {"unsure": "guess"}, "unsure must be one of"),
     ],
 )
-async def test_what_makes_no_cascade_is_refused(
+async def test_an_invalid_cascade_is_refused(
     system: ta.System, stages: list[Stage[str, Scored]], options: dict[str, Any], text: str
 ) -> None:
     with pytest.raises(ValueError, match=text):
         await system.spawn(Cascade, stages, **options)
 
 
-async def test_a_bare_model_is_no_stage(system: ta.System) -> None:
+async def test_a_bare_model_is_not_a_stage(system: ta.System) -> None:
     stages: Any = [saying("a", 0.1)]
     with pytest.raises(TypeError, match=r"stages must be Stage\(name, model\), got <function"):
         await system.spawn(Cascade, stages)
@@ -214,7 +212,7 @@ async def test_a_bare_model_is_no_stage(system: ta.System) -> None:
         (("a", saying("a", 0.1)), {"treshold": 0.5}, TypeError),
     ],
 )
-def test_what_makes_no_stage_is_refused(
+def test_an_invalid_stage_is_refused(
     arguments: tuple[Any, ...], options: dict[str, Any], error: type[Exception]
 ) -> None:
     with pytest.raises(error, match=r"Stage|a model is"):
@@ -222,10 +220,10 @@ def test_what_makes_no_stage_is_refused(
 
 
 class FallsError(Exception):
-    """What every stage of the model below falls through."""
+    """The errors that every stage of the model below passes on."""
 
 
-# What a stage does: its confidence; or whether its failure falls through.
+# The outcome of a stage: its confidence; or whether its failure falls through.
 behaviours = st.lists(st.floats(0, 1) | st.booleans(), min_size=1, max_size=5)
 
 
@@ -233,7 +231,7 @@ behaviours = st.lists(st.floats(0, 1) | st.booleans(), min_size=1, max_size=5)
 @given(
     behaviours, st.lists(st.floats(0, 1), min_size=5, max_size=5), st.sampled_from(["last", "best", "raise"])
 )
-def test_it_does_what_a_plain_loop_would(does: list[float | bool], limits: list[float], unsure: str) -> None:
+def test_it_behaves_like_a_plain_loop(does: list[float | bool], limits: list[float], unsure: str) -> None:
     stages: list[Stage[str, Scored]] = []
     for number, one in enumerate(does):
         error = FallsError() if one is True else OSError()

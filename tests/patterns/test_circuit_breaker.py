@@ -1,4 +1,4 @@
-"""The circuit breaker, against a small model of what its page says."""
+"""The circuit breaker, against a small model of its page."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class BoomError(Exception):
 
 
 async def act(what: str) -> str:
-    """A model that does what its item says."""
+    """A model that follows its item."""
     await trio.lowlevel.checkpoint()
     if what == "fail":
         raise BoomError
@@ -48,7 +48,7 @@ async def act(what: str) -> str:
 
 @attrs.define
 class Expected:
-    """What the page says, as plainly as it can be written: every call is remembered for ever."""
+    """The rules of the page, as plainly as possible: every call is remembered for ever."""
 
     state: CircuitState = CircuitState.CLOSED
     since: float = 0.0
@@ -86,7 +86,7 @@ steps = st.lists(
 
 @given(steps)
 @settings(max_examples=300, deadline=None)
-def test_it_does_what_its_page_says(steps: list[tuple[str, int]]) -> None:
+def test_it_behaves_as_its_page_describes(steps: list[tuple[str, int]]) -> None:
     refusals: list[tuple[CircuitState, float]] = []
 
     async def main() -> None:
@@ -138,14 +138,14 @@ async def test_one_call_at_a_time_probes(autojump_clock: MockClock) -> None:
                 await model("work")
             assert caught.value.retry_after == 0.0
         nursery.cancel_scope.cancel()
-    # The probe was cancelled and says nothing, so the next one probes.
+    # The probe was cancelled without a result, so the next one probes.
     assert breaker.state is CircuitState.HALF_OPEN
     assert await model("work") == "work"
     assert breaker.state is CircuitState.CLOSED
     assert breaker.opened == 1
 
 
-async def test_calls_from_before_a_change_say_nothing(autojump_clock: MockClock) -> None:
+async def test_calls_from_before_a_change_do_not_count(autojump_clock: MockClock) -> None:
     breaker = breaker_of()
     go_on = trio.Event()
 
@@ -183,7 +183,7 @@ async def test_many_that_fail_together_open_it_once(autojump_clock: MockClock) -
 
 
 @pytest.mark.parametrize("what", ["hang", "work"])
-async def test_slow_calls_are_failures_where_that_is_said(autojump_clock: MockClock, what: str) -> None:
+async def test_slow_calls_are_failures_if_so_configured(autojump_clock: MockClock, what: str) -> None:
     async def slow(item: str) -> None:
         await trio.sleep(3.0 if item == "work" else math.inf)
 
@@ -195,7 +195,7 @@ async def test_slow_calls_are_failures_where_that_is_said(autojump_clock: MockCl
     assert (strict.opened, lenient.opened) == (1, 0)
 
 
-async def test_a_call_that_was_cancelled_early_says_nothing(autojump_clock: MockClock) -> None:
+async def test_an_early_cancelled_call_does_not_count(autojump_clock: MockClock) -> None:
     breaker = breaker_of(slow_after=3.0)
     for _ in range(100):
         with trio.move_on_after(0.1):
@@ -203,7 +203,7 @@ async def test_a_call_that_was_cancelled_early_says_nothing(autojump_clock: Mock
     assert breaker.state is CircuitState.CLOSED
 
 
-async def test_one_may_say_oneself_what_a_failure_is(autojump_clock: MockClock) -> None:
+async def test_the_program_may_define_failures(autojump_clock: MockClock) -> None:
     def is_wrong(error: Exception) -> bool:
         return isinstance(error, ValueError)
 
@@ -220,7 +220,7 @@ async def test_one_may_say_oneself_what_a_failure_is(autojump_clock: MockClock) 
     assert breaker.state is CircuitState.OPEN
 
 
-async def test_a_judge_that_raises_leaves_no_probe_behind(autojump_clock: MockClock) -> None:
+async def test_a_raising_judge_leaves_no_probe_behind(autojump_clock: MockClock) -> None:
     def broken(error: Exception) -> bool:
         raise OSError("broken")
 
@@ -234,7 +234,7 @@ async def test_a_judge_that_raises_leaves_no_probe_behind(autojump_clock: MockCl
     assert await model("work") == "work"
 
 
-async def test_a_block_goes_through(autojump_clock: MockClock) -> None:
+async def test_a_block_is_passed_on(autojump_clock: MockClock) -> None:
     breaker = breaker_of(calls=1)
     with pytest.raises(BoomError), breaker.attempt():
         raise BoomError
@@ -243,9 +243,7 @@ async def test_a_block_goes_through(autojump_clock: MockClock) -> None:
     assert "1 times" in repr(breaker)
 
 
-async def test_it_stands_before_a_submit_actor_and_behind_one(
-    autojump_clock: MockClock, system: ta.System
-) -> None:
+async def test_it_works_before_and_after_a_submit_actor(autojump_clock: MockClock, system: ta.System) -> None:
     inner: ta.Ref[FairScheduler[Any, Any]] = await system.spawn(FairScheduler, act, max_in_flight=1)
     breaker = breaker_of()
     outer: ta.Ref[FairScheduler[Any, Any]] = await system.spawn(
@@ -280,7 +278,7 @@ async def test_it_stands_before_a_submit_actor_and_behind_one(
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_is_a_failure(error: Exception, expected: bool) -> None:
+def test_failures(error: Exception, expected: bool) -> None:
     assert is_failure(error) is expected
 
 
@@ -292,11 +290,11 @@ def test_bad_numbers_are_refused(name: str, value: float) -> None:
 
 
 @pytest.mark.parametrize("name", ["share", "within", "open_for", "calls"])
-def test_infinite_ones_are_refused_too(name: str) -> None:
+def test_infinite_limits_are_refused_too(name: str) -> None:
     with pytest.raises((ValueError, TypeError), match=f"{name} must be"):
         CircuitBreaker(**{name: math.inf})  # type: ignore[arg-type]  # what it is about
 
 
-def test_what_is_no_model_is_refused() -> None:
+def test_an_invalid_model_is_refused() -> None:
     with pytest.raises(TypeError, match="a model is"):
         CircuitBreaker().wrap("model")  # type: ignore[arg-type]  # what it is about

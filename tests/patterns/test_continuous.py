@@ -35,7 +35,7 @@ async def test_sequences_join_and_leave_between_two_steps(
     assert (seen.steps, seen.parts, seen.answered, seen.repeated) == (4, 8, 3, 0)
 
 
-async def test_a_stream_has_each_part_as_soon_as_it_is_there(
+async def test_a_stream_has_each_part_as_soon_as_it_is_ready(
     system: ta.System, autojump_clock: MockClock
 ) -> None:
     batcher = await spawn(system, Writer())
@@ -62,7 +62,7 @@ async def test_a_slow_reader_holds_up_only_its_own_sequence(
         nursery.start_soon(read, batcher, ("slow", 6), slow, 10.0)
         nursery.start_soon(read, batcher, ("fast", 6), fast)
         await trio.sleep(9.9)
-        # One was read, and three are ahead.
+        # One was read, and three are in advance.
         assert len(slow) == 1
         assert sum("slow" in batch for batch in writer.batches) == 4
         assert tuple(fast) == parts_of("fast", 6)
@@ -84,7 +84,7 @@ async def test_a_reader_that_never_reads(system: ta.System, autojump_clock: Mock
 
 
 async def test_who_leaves_makes_room_while_no_step_runs(system: ta.System, autojump_clock: MockClock) -> None:
-    """One that had a place and does not read; then one that had its turn, and did not fit."""
+    """A request with a place that does not read; then a request that had its turn, and did not fit."""
     writer = Writer()
     batcher = await spawn(system, writer, buffer=1, cost=cost_of, max_cost=10)
     results: dict[str, object] = {}
@@ -126,7 +126,7 @@ async def test_a_reader_that_leaves_is_in_no_further_step(
             await anext(stream)
             await trio.sleep(0.5)
             left_at = trio.current_time()
-        # It does not wait for the step, and its pages are given back when no step has it.
+        # It does not wait for the step, and its pages are given back when no step uses them.
         assert trio.current_time() == left_at
         assert writer.left == []
         await trio.sleep(0.6)
@@ -192,9 +192,7 @@ async def test_a_cancelled_reader_loses_no_part(system: ta.System, autojump_cloc
     assert tuple(parts) == parts_of("a", 4)
 
 
-async def test_an_error_comes_behind_the_parts_before_it(
-    system: ta.System, autojump_clock: MockClock
-) -> None:
+async def test_an_error_follows_the_parts_before_it(system: ta.System, autojump_clock: MockClock) -> None:
     """A step that raises at the third part of one sequence."""
 
     def third_of_bad(batch: list[Sequence]) -> Exception | None:
@@ -227,7 +225,7 @@ async def test_a_step_that_always_fails_is_called_a_few_times(
     errors = list(results.values())
     assert [type(error) for error in errors] == [OSError] * 9
     assert len({id(error) for error in errors}) == 9
-    # The first alone; then the batch and its halves.
+    # The first on its own; then the batch and its halves.
     assert [len(batch) for batch in writer.batches] == [1, 8, 4, 4]
 
 
@@ -270,7 +268,7 @@ async def test_streams_go_on_after_a_loss(
     assert sorted(writer.left) == ["one", "two"]
 
 
-async def test_a_step_that_is_lost_again_and_again_fails_its_sequences(
+async def test_a_step_lost_again_and_again_fails_its_sequences(
     system: ta.System, autojump_clock: MockClock
 ) -> None:
     writer = Writer(lambda batch: ta.ContextLostError("lost", device="cpu:0"))
@@ -303,7 +301,7 @@ async def test_who_leaves_while_a_step_is_repeated_is_in_no_call_of_it(
     assert results == {"a": parts_of("a", 2)}
 
 
-async def test_a_sequence_that_is_to_blame_for_a_loss_fails_alone(
+async def test_a_sequence_to_blame_for_a_loss_fails_alone(
     system: ta.System, autojump_clock: MockClock
 ) -> None:
     blamed = ta.ContextPoisonedError("lost", device="cpu:0", is_to_blame=True)

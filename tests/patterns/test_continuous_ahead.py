@@ -1,4 +1,4 @@
-"""Steps of a continuous batcher that are called while the one before them runs."""
+"""Steps of a continuous batcher called while the one before them runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import trio_accel as ta
 
 
 class Ahead(Writer):
-    """A `Writer` whose parts follow from the positions alone; it notes how many steps run at once."""
+    """A `Writer` with parts that follow only from the positions; it notes the number of concurrent steps."""
 
     def __init__(self, fails: Any = lambda batch: None) -> None:
         super().__init__(fails)
@@ -49,7 +49,7 @@ class Ahead(Writer):
         return ta.patterns.Last([part]) if is_last else []
 
 
-async def test_the_next_step_runs_beside_each(system: ta.System, autojump_clock: MockClock) -> None:
+async def test_the_next_step_runs_next_to_each(system: ta.System, autojump_clock: MockClock) -> None:
     writer = Ahead()
     batcher = await spawn(system, writer, steps_ahead=1)
     began = trio.current_time()
@@ -89,7 +89,7 @@ async def test_a_prompt_waits_for_no_more_than_the_steps_that_run(
 
 
 @pytest.mark.parametrize("number", range(2, 7))
-async def test_a_step_that_is_lost_takes_the_one_ahead_with_it(
+async def test_a_lost_step_takes_the_next_one_with_it(
     system: ta.System, autojump_clock: MockClock, number: int
 ) -> None:
     def lost(batch: list[Sequence]) -> Exception | None:
@@ -102,7 +102,7 @@ async def test_a_step_that_is_lost_takes_the_one_ahead_with_it(
     assert (await count(batcher)).repeated == 1
 
 
-async def test_a_bad_sequence_fails_alone(system: ta.System, autojump_clock: MockClock) -> None:
+async def test_only_the_bad_sequence_fails(system: ta.System, autojump_clock: MockClock) -> None:
     def bad(batch: list[Sequence]) -> Exception | None:
         named = {one.item[0]: len(one.parts) + one.steps_ahead for one in batch}
         return ta.programs.Refused("bad") if named.get("b", 0) == 3 else None
@@ -134,9 +134,7 @@ async def test_a_slow_reader_holds_its_own_sequence(
     assert tuple(parts) == parts_of("slow", 8)
 
 
-async def test_one_that_leaves_has_both_steps_behind_it_first(
-    system: ta.System, autojump_clock: MockClock
-) -> None:
+async def test_a_leaving_sequence_waits_for_both_steps(system: ta.System, autojump_clock: MockClock) -> None:
     writer = Ahead()
     batcher = await spawn(system, writer, steps_ahead=1)
     results: dict[str, object] = {}

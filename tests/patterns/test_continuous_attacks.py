@@ -38,10 +38,10 @@ LAST_LEAVES, LATEST = 400.0, 3000.0
 
 @attrs.define(kw_only=True, eq=False)
 class Client:
-    """A client, and what became of it.
+    """A client, and its outcome.
 
     Attributes:
-        at: When it comes.
+        at: Its time of arrival.
         way: How it reads: ``"whole"``, ``"parts"``, ``"slowly"``, or ``"never"`` until it leaves.
         leaves: Seconds until it leaves.
         leaves_at: The moment of a move at which it leaves.
@@ -59,7 +59,7 @@ class Client:
     error: Exception | None = None
 
     async def live(self, batcher: Batcher) -> None:
-        # clock: a mock clock of the caller, or work whose time decides nothing
+        # clock: a mock clock of the caller, or work of any duration
         await trio.sleep(self.at)
         text, got = self.asked.text, list[int]()
         self.scope.deadline = trio.current_time() + self.leaves
@@ -83,7 +83,7 @@ class Client:
             return
         async with open_parts(batcher, self.asked) as stream:
             if self.way == "never":
-                # clock: a mock clock of the caller, or work whose time decides nothing
+                # clock: a mock clock of the caller, or work of any duration
                 await trio.sleep(LAST_LEAVES)
                 assert len(stream.unread) <= self.buffer
                 got += stream.unread
@@ -92,7 +92,7 @@ class Client:
             async for part in stream:
                 got.append(part)
                 if self.way == "slowly":
-                    # clock: a mock clock of the caller, or work whose time decides nothing
+                    # clock: a mock clock of the caller, or work of any duration
                     await trio.sleep(1.7)
 
 
@@ -169,7 +169,7 @@ class Attack:
         if self.book.recompute:
             self.book.host = chance.choice([0, 8])
         self.book.on_move = self.moved
-        # What becomes of the batcher, and when.
+        # The end of the batcher, and its time.
         self.end = chance.choice(["", "", "", "", "drain", "drain", "stop", "crash"])
         self.end_at = chance.choice([0.5, 3.0, 12.0, 25.0])
         self.options: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Streams of a continuous batcher whose worker is killed: they go on at their next part."""
+"""Streams of a continuous batcher with a killed worker: they continue at their next part."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WIDTH, TOKENS, KILLS = 16, 40, 2
 
 
 def row_of(sequence: RunningSequence[int, int]) -> int:
-    """The last token: the next one depends on it alone."""
+    """The last token: the next one depends only on it."""
     return sequence.parts[-1] if sequence.parts else sequence.item
 
 

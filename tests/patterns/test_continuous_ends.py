@@ -41,7 +41,7 @@ from trio_accel.patterns import (
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
-async def test_a_drain_goes_through_all(system: ta.System, autojump_clock: MockClock, is_lost: bool) -> None:
+async def test_a_drain_serves_all(system: ta.System, autojump_clock: MockClock, is_lost: bool) -> None:
     """Also while each other step is lost."""
 
     def lost(batch: list[Sequence]) -> Exception | None:
@@ -124,7 +124,7 @@ async def test_a_stream_is_of_one_sequence(system: ta.System, autojump_clock: Mo
         await batcher.ask(Submit(Streamed(("c", 1), stream)))
 
 
-async def test_a_stream_that_was_not_begun_may_be_asked_for_again(
+async def test_a_stream_before_its_beginning_may_be_asked_for_again(
     system: ta.System, autojump_clock: MockClock
 ) -> None:
     """As a pattern in front does when the batcher restarts."""
@@ -213,7 +213,7 @@ async def test_a_kill_during_a_swap(system: ta.System, autojump_clock: MockClock
 
 
 async def test_an_old_model_that_takes_too_long(system: ta.System, autojump_clock: MockClock) -> None:
-    """Its streams end with an error behind their parts, and give back what they hold."""
+    """Its streams end with an error after their parts, and give back their resources."""
     old = Writer()
     deployment = Deployment[Any, Any](opening_of(system, old, "old"))
     swap = await system.spawn(HotSwap[Any, Any], deployment, drain_for=3.0)
@@ -290,7 +290,7 @@ async def test_its_figures(system: ta.System, autojump_clock: MockClock) -> None
     assert found["parts",].value == 10
     assert found["requests", "answered"].value == 3
     assert found["sequence_cost",].value == 0
-    # a alone; then two at a time until a and b have left.
+    # a on its own; then two at a time until a and b have left.
     sizes, firsts, waits = (
         found["batch_size",],
         found["time_to_first_part_seconds",],

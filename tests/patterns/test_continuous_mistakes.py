@@ -1,4 +1,4 @@
-"""What a step, an item, an option may do wrong to the continuous batcher."""
+"""Wrong steps, items and options of the continuous batcher."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from trio_accel.patterns import (
     ],
     ids=repr,
 )
-async def test_results_that_are_none(
+async def test_invalid_results(
     system: ta.System, autojump_clock: MockClock, returned: object, text: str
 ) -> None:
     async def step(batch: list[Sequence]) -> object:
@@ -46,7 +46,7 @@ async def test_results_that_are_none(
 
 
 @pytest.mark.parametrize("bad", ["text", None, 3, Last("text"), b"x", {"a": 1}, {1}, outcome.Value([1])])
-async def test_a_result_that_is_no_list_of_parts_fails_its_own_sequence(
+async def test_a_result_without_a_list_of_parts_fails_its_own_sequence(
     system: ta.System, autojump_clock: MockClock, bad: object
 ) -> None:
     writer = Writer()
@@ -122,7 +122,7 @@ async def test_tenants_without_a_weight_are_refused(system: ta.System, autojump_
     assert "tenant 'b' is missing in the weights" in str(results["b"])
 
 
-async def test_beyond_its_capacity_it_refuses(system: ta.System, autojump_clock: MockClock) -> None:
+async def test_it_refuses_requests_beyond_its_capacity(system: ta.System, autojump_clock: MockClock) -> None:
     writer = Writer()
     batcher = await spawn(system, writer, capacity=2, max_sequences=1)
     results = await ask_all(batcher, [("a", 2), ("b", 1), ("c", 1), ("d", 1)])
@@ -148,14 +148,14 @@ async def test_beyond_its_capacity_it_refuses(system: ta.System, autojump_clock:
         ({"leave": Writer.__call__}, TypeError, "leave must not be async"),
     ],
 )
-async def test_options_that_are_wrong(
+async def test_wrong_options(
     system: ta.System, options: dict[str, Any], error: type[Exception], text: str
 ) -> None:
     with pytest.raises(error, match=text):
         await spawn(system, Writer(), **options)
 
 
-async def test_what_is_no_step_is_refused(system: ta.System, autojump_clock: MockClock) -> None:
+async def test_an_invalid_step_is_refused(system: ta.System, autojump_clock: MockClock) -> None:
     with pytest.raises(TypeError, match="a model is an async callable"):
         await spawn(system, 3)
 

@@ -28,7 +28,7 @@ Sequence = RunningSequence[Visit, int]
 
 
 class Recorder:
-    """A step that takes the known time, and askers that note what they see."""
+    """A step with the known duration, and callers that note their view."""
 
     def __init__(self) -> None:
         self.start = trio.current_time()
@@ -154,7 +154,7 @@ LIMITS = st.integers(1, 8).flatmap(
     .map(_visits),
     limits=LIMITS,
 )
-def test_steps_and_outcomes_are_those_of_the_simulation(visits: list[Visit], limits: Limits) -> None:
+def test_steps_and_outcomes_match_the_simulation(visits: list[Visit], limits: Limits) -> None:
     recorder, statistics = observed(visits, limits)
     expected = simulate(visits, limits, even)
     check_same(recorder.run, expected)
@@ -170,7 +170,7 @@ def test_steps_and_outcomes_are_those_of_the_simulation(visits: list[Visit], lim
 
 
 def check_rules(visits: list[Visit], limits: Limits, run: Run) -> None:
-    """What holds whatever the simulation says."""
+    """Invariants, whatever the simulation says."""
     by_number = {visit.number: visit for visit in visits}
     begun: list[int] = []
     for step in run.steps:
@@ -178,20 +178,20 @@ def check_rules(visits: list[Visit], limits: Limits, run: Run) -> None:
         assert len(batch) <= limits.sequences
         assert sum(chunk for _, chunk in step.chunks) <= limits.positions
         assert sum(visit.cost for visit in batch) <= limits.most_cost
-        # Nobody stands still: each has a position in each step from its first one on.
+        # Nobody waits: each has a position in each step from its first one on.
         assert all(chunk > 0 for _, chunk in step.chunks)
         for number, _ in step.chunks:
             if number not in begun:
                 begun.append(number)
-    # Equals begin in the order in which they came.
+    # Equals begin in the order of their arrival.
     assert begun == sorted(begun)
     for number in begun:
         steps = [index for index, step in enumerate(run.steps) if number in dict(step.chunks)]
         assert steps == list(range(steps[0], steps[-1] + 1))
 
 
-def test_a_short_prompt_beside_a_long_one_and_many_streams() -> None:
-    """The first token comes within three steps."""
+def test_a_short_prompt_next_to_a_long_prompt_and_many_streams() -> None:
+    """The first token arrives within three steps."""
     streams = [Visit(number=number, at=0, length=1, parts=400) for number in range(32)]
     long = Visit(number=32, at=0.1, length=4000, parts=3)
     short = Visit(number=33, at=0.2, length=200, parts=3)
@@ -210,7 +210,7 @@ def p99(run: Run, visits: list[Visit]) -> float:
 
 
 def test_first_tokens_under_a_flood_of_long_prompts() -> None:
-    """Beside the rule of vLLM: the first prompt takes all."""
+    """Against the rule of vLLM: the first prompt takes all."""
     rng = np.random.default_rng(5)
     times = np.cumsum(rng.exponential(0.25, 120)) + np.arange(120) * 1e-5
     visits = [
@@ -224,13 +224,13 @@ def test_first_tokens_under_a_flood_of_long_prompts() -> None:
     longest_step = max(seconds(sum(chunk for _, chunk in step.chunks)) for step in recorder.run.steps)
     assert p99(recorder.run, short) <= 3 * longest_step
     assert p99(recorder.run, short) < p99(theirs, short) / 3
-    # It is no loss for the whole: the same work, no step more.
+    # The whole loses nothing: the same work, no step more.
     assert len(ours.steps) <= len(theirs.steps) * 1.01
     assert all(what == "answered" for what, _ in recorder.run.ends.values())
 
 
 def test_a_large_sequence_is_not_starved_by_small_ones() -> None:
-    """One that does not fit waits, and those behind it wait for it."""
+    """A request that does not fit waits, and its successors wait for it."""
     small = [Visit(number=number, at=number * 0.03, length=1, parts=8, cost=1) for number in range(60)]
     large = Visit(number=60, at=0.1001, length=1, parts=2, cost=4)
     visits = sorted([*small, large], key=lambda visit: visit.at)
@@ -288,7 +288,7 @@ async def test_a_level_of_priority_has_four_times_the_share(
     assert all({0, 1} <= {*levels[begin : begin + 6]} for begin in range(40))
 
 
-async def test_what_a_tenant_had_while_nobody_waited_is_not_held_against_it(
+async def test_use_without_competition_is_not_held_against_a_tenant(
     system: ta.System, autojump_clock: MockClock
 ) -> None:
     first, then = [("a", 0)] * 5, [("c", 0), ("a", 0), ("b", 0)]

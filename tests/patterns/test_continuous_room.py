@@ -1,4 +1,4 @@
-"""Sequences of a continuous batcher that grow: who is set aside, who comes back, who waits how long."""
+"""Growing sequences of a continuous batcher: the order of setting aside and coming back, and the waits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import trio_accel as ta
 from trio_accel.patterns import ContinuousBatcher, ContinuousStatistics, GetStatistics, Submit
 
 
-async def test_a_short_request_beside_two_of_the_longest_answers(autojump_clock: MockClock) -> None:
+async def test_a_short_request_next_to_two_of_the_longest_answers(autojump_clock: MockClock) -> None:
     """Each long answer may need half of the cache."""
     long = [Visit(number=number, at=number * 0.1, parts=1020) for number in range(2)]
     short = [Visit(number=2 + each, at=50.5 + 65 * each, parts=5) for each in range(16)]
@@ -49,7 +49,7 @@ async def test_the_youngest_of_the_lowest_priority_is_set_aside(
     assert sorted(cache.aside) == sorted(cache.back)
 
 
-async def test_equals_come_back_in_the_order_in_which_they_came(autojump_clock: MockClock) -> None:
+async def test_equals_come_back_in_the_order_of_their_arrival(autojump_clock: MockClock) -> None:
     visits = [Visit(number=number, at=number * 0.01, length=16, parts=30) for number in range(5)]
     cache = Cache(total=32)
     await run(cache, visits)
@@ -59,7 +59,7 @@ async def test_equals_come_back_in_the_order_in_which_they_came(autojump_clock: 
     assert cache.aside[:2] == [4, 3]
 
 
-async def test_what_is_written_survives_and_is_not_computed_twice(autojump_clock: MockClock) -> None:
+async def test_written_state_survives_and_is_not_computed_twice(autojump_clock: MockClock) -> None:
     visits = [Visit(number=number, length=16, parts=40) for number in range(4)]
     chunks = {}
     for recompute in (False, True):
@@ -76,7 +76,7 @@ def p99(cache: Cache, visits: list[Visit]) -> float:
 
 @pytest.mark.parametrize("recompute", [False, True])
 async def test_first_tokens_under_a_flood_of_long_prompts(autojump_clock: MockClock, recompute: bool) -> None:
-    """Prompts of a fifth of the cache, and short ones: each third is long, and more come than fit."""
+    """Prompts of a fifth of the cache, and short ones: each third is long, and more arrive than fit."""
     rng = np.random.default_rng(5)
     times = np.cumsum(rng.exponential(4.0, 120)) + np.arange(120) * 1e-5
     visits = [
@@ -100,7 +100,7 @@ async def test_first_tokens_under_a_flood_of_long_prompts(autojump_clock: MockCl
 
 @pytest.mark.parametrize("ahead", [0, 1])
 @pytest.mark.parametrize("moving", [0.0, 0.9])
-async def test_a_short_request_beside_many_long_ones_of_another_tenant(
+async def test_a_short_request_next_to_many_long_requests_of_another_tenant(
     autojump_clock: MockClock, ahead: int, moving: float
 ) -> None:
     """All places are taken, and all pages."""
@@ -117,10 +117,10 @@ async def test_a_short_request_beside_many_long_ones_of_another_tenant(
 
 
 @pytest.mark.parametrize(("places", "weight"), [(2, 1.0), (4, 3.0), (7, 6.0), (12, 11.0), (11, 0.1)])
-async def test_a_tenant_gets_its_place_where_equal_shares_are_left(
+async def test_a_tenant_gets_its_place_if_equal_shares_are_left(
     autojump_clock: MockClock, places: int, weight: float
 ) -> None:
-    """Its share is as large as that of the other tenant then: rounded up or down, by sums of floats."""
+    """Its share equals the other tenant's then: rounded up or down, by sums of floats."""
     long = [Visit(number=n, at=n * 1e-4, parts=400, tenant="many") for n in range(3 * places)]
     short = [Visit(number=len(long), at=50.4, parts=100, tenant="few")]
     cache = Cache(total=1e6)
@@ -151,7 +151,7 @@ async def test_a_reader_that_does_not_read_gives_its_room_first(autojump_clock: 
     await run(cache, [idle, *rest], buffer=2)
     assert set(cache.ends.values()) == {"answered"}
     assert set(cache.aside) == {0}
-    # The others were done long before it went on.
+    # The others were done long before it continued.
     assert list(cache.ends) == [1, 2, 0]
 
 
@@ -168,7 +168,7 @@ async def test_a_low_priority_is_not_starved_by_a_flood_of_a_higher_one(autojump
     assert cache.aside.count(0) < 100
 
 
-async def test_one_that_alone_outgrows_all_pages(autojump_clock: MockClock) -> None:
+async def test_a_single_sequence_outgrows_all_pages(autojump_clock: MockClock) -> None:
     visits = [Visit(number=0, length=8, parts=99), Visit(number=1, at=10.1, length=8, parts=28)]
     cache = Cache(total=10)
     await run(cache, visits)
@@ -177,8 +177,8 @@ async def test_one_that_alone_outgrows_all_pages(autojump_clock: MockClock) -> N
     assert 1 in cache.aside
 
 
-async def test_what_cannot_be_kept_waits_where_it_is(autojump_clock: MockClock) -> None:
-    """Nothing is computed again: those that need no page go on, and make room by their ends."""
+async def test_a_sequence_that_cannot_be_kept_waits_in_its_place(autojump_clock: MockClock) -> None:
+    """Nothing is computed again: sequences that need no page continue, and make room by their ends."""
     visits = [Visit(number=number, at=number * 0.1, length=14, parts=10 + 6 * number) for number in range(3)]
     cache = Cache(total=18, host=0)
     seen = await run(cache, visits)
@@ -186,7 +186,7 @@ async def test_what_cannot_be_kept_waits_where_it_is(autojump_clock: MockClock) 
     assert (cache.aside, seen.set_aside) == ([], 0)
 
 
-async def test_the_last_one_ends_where_nothing_can_be_kept_and_all_need_room(
+async def test_the_last_sequence_ends_if_nothing_can_be_kept_and_all_need_room(
     autojump_clock: MockClock,
 ) -> None:
     visits = [Visit(number=number, at=number * 0.01, length=8, parts=24) for number in range(3)]
@@ -217,7 +217,7 @@ async def test_a_prompt_that_can_never_fit_is_refused(system: ta.System, autojum
     assert cache.calls == 1
 
 
-async def test_a_drain_brings_back_what_is_set_aside(system: ta.System, autojump_clock: MockClock) -> None:
+async def test_a_drain_brings_back_sequences_set_aside(system: ta.System, autojump_clock: MockClock) -> None:
     cache = Cache(total=12)
     batcher: Batcher = await system.spawn(
         ContinuousBatcher[Visit, Part],
@@ -245,7 +245,7 @@ async def test_a_drain_brings_back_what_is_set_aside(system: ta.System, autojump
 
 
 @pytest.mark.parametrize("way", ["stop", "crash"])
-async def test_an_end_in_the_middle_gives_back_what_is_set_aside(
+async def test_an_end_in_the_middle_gives_back_sequences_set_aside(
     system: ta.System, autojump_clock: MockClock, way: str
 ) -> None:
     cache, ends = Cache(total=12, moving=0.6), list[object]()
@@ -289,7 +289,7 @@ class Failing(Cache):
         await super().bring_back(sequence)
 
 
-async def test_one_that_cannot_be_moved_fails_alone(system: ta.System, autojump_clock: MockClock) -> None:
+async def test_only_an_unmovable_sequence_fails(system: ta.System, autojump_clock: MockClock) -> None:
     cache, ends = Failing(total=12), dict[int, object]()
     batcher: Batcher = await system.spawn(
         ContinuousBatcher[Visit, Part], cache.step, room=cache, length=length_of, leave=cache.leave

@@ -30,10 +30,10 @@ BUFFER, MOST_PARTS, MOST_COST = 2, 3, 7
 
 @attrs.frozen(kw_only=True)
 class Visit:
-    """A request: when it comes, after how long it leaves, how it reads, and whether and how it fails.
+    """A request: its arrival, its patience, its way of reading, and its failure, if any.
 
     Attributes:
-        sizes: How many parts it has in each step behind its prompt.
+        sizes: The number of parts in each step after its prompt.
         pause: Seconds between two reads; None if nobody reads before the end.
         fails_in: In which of these steps it fails; past the last one if never.
         how: Whether it is refused, has an error in its place, or no list of parts.
@@ -72,7 +72,7 @@ LOSSES = (
 
 
 class World:
-    """A step that is lost at times, and readers that check what they see."""
+    """A step that is sometimes lost, and readers that check their parts."""
 
     def __init__(self, losses: set[int], ahead: int) -> None:
         self.losses = losses
@@ -149,7 +149,7 @@ class World:
             assert parts == visit.all_parts
         if end == "failed":
             assert visit.fails
-            # An error comes behind all parts before it.
+            # An error follows all parts before it.
             assert parts == (visit.all_parts if visit.pause is not None else [])
         assert visit.number not in self.ends
         self.ends[visit.number] = end
@@ -201,7 +201,7 @@ async def observe(visits: list[Visit], losses: set[int], ahead: int) -> tuple[Wo
         async with trio.open_nursery() as nursery:
             for visit in visits:
                 nursery.start_soon(world.visit, batcher, visit)
-        # A step that has nobody left unwinds by itself, or was called ahead and comes to its end.
+        # A step without callers unwinds on its own, or was called in advance and comes to its end.
         await trio.sleep(0.11)
         statistics: ContinuousStatistics = await batcher.ask(GetStatistics())
         assert system.tree().find(batcher.path).restarts == 0
@@ -238,7 +238,7 @@ def test_each_stream_has_its_own_parts(visits: list[Visit], losses: set[int], ah
     assert world.left == Counter(world.stepped)
     ends = Counter(world.ends.values())
     seen = (statistics.answered, statistics.failed, statistics.cancelled)
-    # A reader may leave behind the end of its sequence, with parts unread.
+    # A reader may leave after the end of its sequence, with parts unread.
     assert sum(seen) == len(visits) == statistics.requests
     assert seen[0] >= ends["answered"]
     assert seen[1] >= ends["failed"]

@@ -1,4 +1,4 @@
-"""What the patterns count, against what their askers see."""
+"""The counts of the patterns, against the view of their callers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OF_A_CALL = ("in_flight", "answered", "failed", "cancelled")
 
 @attrs.frozen
 class Visit:
-    """One asker: when it comes, how long the model takes for it and how that ends, when it leaves."""
+    """One asker: its arrival, the duration and end of its service, and its departure."""
 
     comes: float
     takes: float
@@ -33,7 +33,7 @@ class Visit:
 
 
 class World:
-    """The visits of one run, the model that serves them, and what became of them."""
+    """The visits of one run, the model that serves them, and their outcomes."""
 
     def __init__(self, visits: list[Visit]) -> None:
         self.visits = visits
@@ -67,7 +67,7 @@ class World:
 
 
 def check_law(statistics: Any) -> None:
-    """Each call that was begun is in flight, or has ended in one way."""
+    """Each begun call is in flight, or has ended in one way."""
     ended = sum(operator.attrgetter(*OF_A_CALL)(statistics))
     if hasattr(statistics, "requests"):
         assert statistics.requests == ended + statistics.waiting + statistics.refused, statistics
@@ -92,7 +92,7 @@ async def observe(world: World, spawn: Callable[[ta.System, Model], Awaitable[Sp
             async with trio.open_nursery() as visitors:
                 for number in range(len(world.visits)):
                     visitors.start_soon(world.visit, number, ref, item_of(number))
-            # The second try of a hedged request unwinds by itself.
+            # The second try of a hedged request unwinds on its own.
             await wait_all_tasks_blocked()
             looking.cancel_scope.cancel(reason="all have left")
         return await ref.ask(GetStatistics())
@@ -115,7 +115,7 @@ VISITS = st.lists(
 @pytest.mark.parametrize("spawn", PATTERNS)
 @settings(max_examples=80, deadline=None)
 @given(visits=VISITS)
-def test_they_add_up_to_what_the_askers_see(
+def test_their_sums_match_the_askers_outcomes(
     spawn: Callable[[ta.System, Model], Awaitable[Spawned]], visits: list[Visit]
 ) -> None:
     world = World(visits)

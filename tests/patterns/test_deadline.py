@@ -17,7 +17,7 @@ import trio_accel as ta
 from trio_accel.patterns import Deadline, FairScheduler, FairSubmit, RetryBudget, retry
 
 
-async def test_its_scope_gives_up_when_it_says(autojump_clock: MockClock) -> None:
+async def test_its_scope_ends_at_the_deadline(autojump_clock: MockClock) -> None:
     deadline = Deadline.after(2.0)
     assert (deadline.remaining, deadline.has_passed) == (2.0, False)
     with deadline.scope() as scope:
@@ -55,7 +55,7 @@ async def test_deadlines_are_ordered(autojump_clock: MockClock) -> None:
 
 
 async def test_it_crosses_to_another_process_as_the_rest_of_the_time() -> None:
-    """Two runs, whose clocks have nothing in common."""
+    """Two runs with unrelated clocks."""
 
     async def sender() -> str | None:
         deadline = Deadline.after(4.0)
@@ -80,7 +80,7 @@ async def test_it_crosses_to_another_process_as_the_rest_of_the_time() -> None:
 
 @attrs.frozen
 class Remaining(ta.Request["Front", tuple[float, float]]):
-    """Ask for the rest of the time, as the front and the model behind it see it."""
+    """Ask for the rest of the time, as the front and its model see it."""
 
 
 class Front(ta.Actor):
@@ -94,9 +94,7 @@ class Front(ta.Actor):
         return Deadline.current().remaining, behind
 
 
-async def test_it_travels_to_the_models_behind_a_handler(
-    autojump_clock: MockClock, system: ta.System
-) -> None:
+async def test_it_travels_to_the_models_of_a_handler(autojump_clock: MockClock, system: ta.System) -> None:
     async def model(item: object) -> float:
         await trio.sleep(1.0)
         return Deadline.current().remaining
@@ -138,7 +136,7 @@ def test_the_receiver_never_has_more(seconds: float) -> None:
     trio.run(main, clock=MockClock())
 
 
-async def test_the_server_grants_at_most_what_it_wants(autojump_clock: MockClock) -> None:
+async def test_the_server_grants_at_most_its_own_limit(autojump_clock: MockClock) -> None:
     assert Deadline.from_header("100", at_most=30.0) == Deadline.after(30.0)
     assert Deadline.from_header("7", at_most=30.0) == Deadline.after(7.0)
     assert Deadline.from_header(None, at_most=30.0) == Deadline.after(30.0)
@@ -182,18 +180,18 @@ async def test_bad_seconds_are_refused(autojump_clock: MockClock, seconds: float
 
 
 @pytest.mark.parametrize("value", ["1", None, True])
-async def test_what_is_no_number_is_refused(autojump_clock: MockClock, value: Any) -> None:
+async def test_infinite_and_invalid_numbers_are_refused(autojump_clock: MockClock, value: Any) -> None:
     with pytest.raises(TypeError, match="must be a number"):
         Deadline(value)
     with pytest.raises(TypeError, match="must be a number"):
         Deadline.after(value)
 
 
-def test_nan_is_no_moment() -> None:
+def test_nan_is_not_a_time() -> None:
     with pytest.raises(ValueError, match="NaN"):
         Deadline(math.nan)
 
 
-def test_it_is_not_sent_as_it_is() -> None:
+def test_it_is_not_sent_unchanged() -> None:
     with pytest.raises(TypeError, match="send `to_header"):
         pickle.dumps(Deadline(1.0))

@@ -79,7 +79,7 @@ steps = st.lists(
 
 @given(steps, weights_of_flows, st.integers(1, 4))
 @settings(max_examples=400, deadline=None)
-def test_the_order_is_the_papers_and_what_was_withdrawn_leaves_no_trace(
+def test_the_order_matches_the_paper_and_withdrawn_requests_leave_no_trace(
     steps: Sequence[tuple[str, str | int, float | None]], weights: dict[str, float], depth: int
 ) -> None:
     server = Server(queue_of(weights), depth)
@@ -139,7 +139,7 @@ def test_two_tenants_with_requests_waiting_differ_by_at_most_one_request_of_each
         queue.put(1, "f", cost, 1.0)
     for cost in of_g:
         queue.put(-1, "g", cost, 1.0)
-    # What f had got more than g, after each request; both are backlogged until one has nothing left.
+    # The excess of f over g, after each request; both are backlogged until one has nothing left.
     lead = [0.0]
     while queued_of(queue, "f") and queued_of(queue, "g"):
         entry = queue.take()
@@ -211,7 +211,7 @@ def test_requests_of_one_tenant_keep_their_order() -> None:
     assert server.order == list(range(30))
 
 
-def test_a_weight_that_is_set_counts_from_the_next_request_on() -> None:
+def test_a_new_weight_counts_from_the_next_request_on() -> None:
     weights = Weights({"a": 1.0, "b": 1.0})
     queue: FairQueue[str] = FairQueue(weights, max_queued=1000, max_tenants=10)
     for _ in range(900):
@@ -229,7 +229,7 @@ def test_a_weight_that_is_set_counts_from_the_next_request_on() -> None:
     assert share(400) == pytest.approx(1.0, rel=0.05)
 
 
-def test_one_whose_weight_is_gone_is_served_with_that_of_its_arrival() -> None:
+def test_a_request_keeps_the_weight_of_its_arrival() -> None:
     weights = Weights({"a": 2.0}, default=None)
     queue: FairQueue[str] = FairQueue(weights, max_queued=10, max_tenants=10)
     queue.put("a", "a", 1.0, 2.0)
@@ -252,7 +252,7 @@ def test_a_queue_is_bounded_for_each_tenant() -> None:
     assert [entry.value for entry in queue] == [1, 3, 4]
 
 
-def test_tenants_that_wait_are_bounded_except_those_with_a_weight_of_their_own() -> None:
+def test_waiting_tenants_are_bounded_except_tenants_with_their_own_weight() -> None:
     queue = queue_of({"gold": 1.0}, default=1.0, max_tenants=5)
     for number in range(5):
         queue.put(number, number, 1.0, 1.0)
@@ -298,7 +298,7 @@ def test_bad_weights_are_refused(value: float) -> None:
     assert weights["a"] == 2.0
 
 
-def test_weights_are_joined_by_update_alone() -> None:
+def test_weights_are_joined_only_by_update() -> None:
     weights: Any = Weights({"a": 2.0}, default=None)
     other: Any = {"a": -1.0}
     for join in (operator.or_, operator.ior):
@@ -310,7 +310,7 @@ def test_weights_are_joined_by_update_alone() -> None:
 
 
 @pytest.mark.parametrize("value", ["3", None, True, 1j])
-def test_weights_that_are_no_numbers_are_refused(value: object) -> None:
+def test_invalid_weights_are_refused(value: object) -> None:
     with pytest.raises(TypeError, match="must be a number"):
         Weights({"a": value})  # type: ignore[dict-item]  # what it is about
 
@@ -325,7 +325,7 @@ def test_weights_are_a_mapping() -> None:
 
 
 def test_small_steps_are_not_lost_in_large_tags() -> None:
-    """A request of 1e15 units was served before, in the same busy period; then a millionth is a step, too."""
+    """A request of 1e15 units was served before, in the same busy period; then a millionth is also a step."""
     queue = queue_of({"slow": 1e-6, "fast": 1e6, "plain": 1.0})
     for _ in range(2):
         queue.put(0, "slow", 1e9, 1.0)
@@ -335,13 +335,13 @@ def test_small_steps_are_not_lost_in_large_tags() -> None:
     for _ in range(4):
         queue.put(2, "plain", 0.001, 1.0)
     order = [entry.value for _ in range(3500) if (entry := queue.take()) is not None]
-    # One of the plain ones for each 1000 of those that weigh a million times as much and cost 1000 times.
+    # One plain request for each 1000 that weigh a million times as much and cost 1000 times.
     assert [place for place, value in enumerate(order) if value == 2] == [1, 1002, 2003, 3004]
 
 
 @given(st.lists(st.sampled_from([1e-300, 1e-9, 1.0, 1e9]), min_size=1, max_size=5))
 def test_the_cheapest_request_moves_its_tenant_on(costs: list[float]) -> None:
-    """However little it costs: another tenant that came later has its turn behind it."""
+    """At any low cost: another tenant that arrived later has its turn after it."""
     queue = queue_of({"a": 1e6, "b": 1e-6})
     for _ in range(2):
         queue.put(0, "b", 1e9, 1.0)

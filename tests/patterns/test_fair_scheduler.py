@@ -71,7 +71,7 @@ arrivals = st.lists(
 
 @given(arrivals, st.fixed_dictionaries({flow: st.sampled_from([0.5, 1.0, 4.0]) for flow in "abc"}))
 @settings(max_examples=100, deadline=None)
-def test_order_and_times_are_those_of_an_independent_simulation(
+def test_order_and_times_match_an_independent_simulation(
     drawn: list[tuple[int, str, float]], weights: dict[str, float]
 ) -> None:
     # No arrival is at the same moment as the end of another request.
@@ -144,7 +144,7 @@ async def test_a_cancelled_asker_of_a_running_request_ends_the_model(
     assert [begun for _, begun in model.begun] == [0.0, 3.0]
 
 
-async def test_a_model_with_tasks_that_is_cancelled_is_counted_once(
+async def test_a_cancelled_model_with_tasks_is_counted_once(
     system: ta.System, autojump_clock: MockClock
 ) -> None:
     async def fails_at_the_end() -> None:
@@ -215,7 +215,7 @@ async def test_each_request_of_a_flood_is_taken_or_refused_when_it_is_asked(
         for _ in range(3):
             await trio.lowlevel.checkpoint()
         assert ends == [ta.MailboxFullError] * (2000 - 1 - 100)
-        # Another tenant waits for what runs, and for nothing else.
+        # Another tenant waits for the running request, and for nothing else.
         await ask(scheduler, "b", "b")
         assert model.order == ["a", "b"]
         assert trio.current_time() == pytest.approx(1.02)
@@ -234,7 +234,7 @@ async def flood(scheduler: Scheduler, clients: int, nursery: trio.Nursery) -> Co
 
     for _ in range(clients):
         nursery.start_soon(client)
-    # All ask once, and those that are refused at once ask again.
+    # All ask once, and those refused at once ask again.
     for _ in range(10):
         await trio.lowlevel.checkpoint()
     return count
@@ -252,7 +252,7 @@ async def test_clients_that_ask_again_and_again_leave_the_loop_to_others(
             before, begun = count["refused"], trio.current_time()
             await ask(scheduler, "b", "b", 0.1)
             seconds = trio.current_time() - begun
-            # It waits for a request that runs, and for nothing else: at most twice as long as alone.
+            # It waits only for a running request: at most twice as long as alone.
             assert seconds <= 2 * 0.1 + 1e-6
             assert count["refused"] - before <= 2000 * seconds + 20
         assert count["refused"] > 4096 + 1000
@@ -264,13 +264,13 @@ async def test_clients_that_ask_again_and_again_leave_the_loop_to_others(
 
 
 @pytest.mark.slow
-async def test_refusals_that_wait_are_those_of_their_tenant(
+async def test_waiting_refusals_belong_to_their_tenant(
     system: ta.System, autojump_clock: MockClock, model: Model
 ) -> None:
     scheduler = await system.spawn(FairScheduler, model, max_queued=1)
     async with trio.open_nursery() as nursery:
         await flood(scheduler, 5000, nursery)
-        # One runs at its turn, and the next one waits: then there is no room for more.
+        # One runs at its turn, and the next one waits: then it is full.
         for name in ("runs", "waits"):
             nursery.start_soon(ask, scheduler, name, "b", 100.0)
             await trio.sleep(0.3)
@@ -278,7 +278,7 @@ async def test_refusals_that_wait_are_those_of_their_tenant(
         for _ in range(10):
             error = await refused(scheduler, FairSubmit(("b", 1.0), tenant="b"))
             assert isinstance(error, ta.MailboxFullError)
-        # In its turn each time, and not behind those of the other, which take seconds.
+        # In its turn each time, and not after the other's requests, which take seconds.
         assert trio.current_time() - begun <= 10 * 0.02 + 1e-6
         nursery.cancel_scope.cancel()
 
@@ -304,7 +304,7 @@ async def test_an_asker_that_waits_for_its_refusal_is_cancelled_at_once(
 
 
 async def leave_together(scheduler: Scheduler, left: Counter[str], nursery: trio.Nursery) -> int:
-    """Start 3000 askers of a tenant and one of another, and wait until the deadlines of all pass.
+    """Start 3000 callers of a tenant and one caller of another, and wait until the deadlines of all pass.
 
     Returns:
         How many tasks there were before.
@@ -351,11 +351,11 @@ async def test_of_askers_that_leave_together_a_few_go_in_each_turn_of_the_loop(
             before = left["a"]
             await trio.lowlevel.checkpoint()
             turns.append(left["a"] - before)
-            # It does not go behind all of the other tenant.
+            # It does not wait for all requests of the other tenant.
             assert left["b"] or turn < 5
         assert max(turns) <= 64
         assert left == {"a": 3000, "b": 1}
-        # The turns follow each other at once, and what waits has no task but its asker's.
+        # The turns follow each other at once, and a waiting request has no task but its caller's.
         assert trio.current_time() == begun + 0.02
         # One task gives refusals.
         assert tasks - trio.lowlevel.current_statistics().tasks_living in {3001, 3002}
@@ -398,7 +398,7 @@ async def test_refusals_that_wait_are_given_when_it_stops(
         assert ends == [ta.MailboxFullError] * 4096
         nursery.start_soon(partial(scheduler.stop, drain=drain))
         await trio.sleep(0.02)
-        # Its last requests are one that runs and one that waits.
+        # Its last requests are a running one and a waiting one.
         assert Counter(ends[4096:])[rest] == 5000 - 4096 - (2 if drain else 1)
         nursery.cancel_scope.cancel()
 
@@ -485,7 +485,7 @@ def seconds(item: tuple[str, float]) -> float:
     return item[1]
 
 
-async def test_a_plain_call_is_served_with_what_its_item_says(
+async def test_a_plain_call_is_served_with_the_values_of_its_item(
     autojump_clock: MockClock, system: ta.System, model: Model
 ) -> None:
     scheduler = await system.spawn(
@@ -517,7 +517,7 @@ async def test_schedulers_compose(autojump_clock: MockClock, system: ta.System, 
     assert await ask(outer, "through both") == "through both"
 
 
-async def test_a_drain_answers_all_that_was_accepted(
+async def test_a_drain_answers_all_accepted_requests(
     autojump_clock: MockClock, system: ta.System, model: Model
 ) -> None:
     scheduler = await system.spawn(
@@ -541,7 +541,7 @@ WAITING = tuple(f"waits {number}" for number in range(12))
 
 
 async def ends(scheduler: Scheduler, end: Callable[[], Awaitable[None]]) -> dict[str, Exception]:
-    """What askers get, one whose request runs and others that wait, when the scheduler ends."""
+    """The outcomes of callers, one with a running request and others waiting, when the scheduler ends."""
     got: dict[str, Exception] = {}
 
     async def asker(name: str) -> None:
@@ -555,7 +555,7 @@ async def ends(scheduler: Scheduler, end: Callable[[], Awaitable[None]]) -> dict
     return got
 
 
-async def test_when_it_stops_what_waits_was_never_executed(
+async def test_when_it_stops_waiting_requests_were_never_executed(
     autojump_clock: MockClock, system: ta.System, model: Model
 ) -> None:
     scheduler = await system.spawn(FairScheduler, model, max_in_flight=1)
@@ -584,7 +584,7 @@ async def refused_by(ref: ta.Ref[Crashing]) -> Exception:
     raise AssertionError("it did not crash")
 
 
-async def test_when_it_restarts_what_waits_was_never_executed(
+async def test_when_it_restarts_waiting_requests_were_never_executed(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = Model()
@@ -606,7 +606,7 @@ async def test_when_it_restarts_what_waits_was_never_executed(
         assert system.tree().find("test/fair").restarts == 1
 
 
-async def test_statistics_name_those_that_wait(
+async def test_statistics_name_the_waiting_tenants(
     autojump_clock: MockClock, system: ta.System, model: Model
 ) -> None:
     scheduler = await system.spawn(FairScheduler, model, max_in_flight=2, weights={"a": 2.0})
@@ -630,7 +630,7 @@ def test_bad_costs_are_refused_when_the_request_is_made(cost: float) -> None:
         FairSubmit(1, tenant="a", cost=cost)
 
 
-def test_what_is_no_cost_and_no_tenant_is_refused_when_the_request_is_made() -> None:
+def test_an_invalid_cost_or_tenant_is_refused_when_the_request_is_made() -> None:
     with pytest.raises(TypeError, match="the cost of a request"):
         FairSubmit(1, tenant="a", cost="3")  # type: ignore[arg-type]  # what it is about
     with pytest.raises(TypeError, match="unhashable"):
@@ -655,7 +655,7 @@ async def test_bad_arguments_are_refused(
         await system.spawn(FairScheduler, model, **arguments)
 
 
-async def test_costs_of_tenants_whose_weights_are_gone_are_counted_with_the_others(
+async def test_costs_of_tenants_without_weights_are_counted_with_the_others(
     autojump_clock: MockClock, system: ta.System, model: Model
 ) -> None:
     weights = Weights()

@@ -31,7 +31,7 @@ class Arrival:
 
 @attrs.define
 class Sink:
-    """Where ns.py's server puts what it has served."""
+    """The destination of packets served by ns.py's server."""
 
     served: list[tuple[int, float]] = attrs.field(factory=list[tuple[int, float]])
 
@@ -56,7 +56,7 @@ def served_by_ns(arrivals: Sequence[Arrival]) -> list[tuple[int, float]]:
 
 
 def served_by_us(arrivals: Sequence[Arrival]) -> list[tuple[int, float]]:
-    """The same by a scheduler whose model takes `cost` seconds."""
+    """The same by a scheduler with a model that takes `cost` seconds."""
     served: list[tuple[int, float]] = []
 
     async def model(item: Arrival) -> None:
@@ -96,7 +96,7 @@ def share(served: Sequence[tuple[int, float]], first: int, count: int) -> dict[i
 
 
 @pytest.mark.parametrize("costs", [(1.0,), (0.5, 1.0, 4.0)])
-def test_shares_of_1000_requests_are_those_of_ns(costs: Sequence[float]) -> None:
+def test_shares_of_1000_requests_match_ns(costs: Sequence[float]) -> None:
     arrivals = backlogged([0, 1, 2], 1000, 0.0, costs)
     ours, theirs = served_by_us(arrivals), served_by_ns(arrivals)
     assert share(ours, 0, 1000) == pytest.approx(share(theirs, 0, 1000), rel=0.05)
@@ -104,8 +104,8 @@ def test_shares_of_1000_requests_are_those_of_ns(costs: Sequence[float]) -> None
 
 
 @pytest.mark.parametrize("costs", [(1.0,), (0.5, 1.0, 4.0)])
-def test_shares_of_1000_requests_after_idle_are_those_of_ns(costs: Sequence[float]) -> None:
-    """Tenant 0 comes when the others have had the server for 300 seconds; it gets no more than its share."""
+def test_shares_of_1000_requests_after_idle_match_ns(costs: Sequence[float]) -> None:
+    """Tenant 0 arrives when the others have had the server for 300 seconds; it gets only its share."""
     early = backlogged([1, 2], 900, 0.0, costs)
     arrivals = [*early, *backlogged([0], 1000, 300.0, costs)]
     ours, theirs = served_by_us(arrivals), served_by_ns(arrivals)

@@ -1,4 +1,4 @@
-"""Requests that are sent to a second replica where the first is slow."""
+"""Requests sent to a second replica if the first is slow."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def failing(item: Any) -> Any:
         ((failing, named("b", 1.0)), 2.0, KeyError, 1.0),
     ],
 )
-async def test_an_error_counts_only_if_nothing_better_comes(
+async def test_an_error_counts_only_if_nothing_better_arrives(
     system: ta.System, autojump_clock: MockClock, models: Any, after: float, expected: Any, seconds: float
 ) -> None:
     pool = await system.spawn(ReplicaPool, models, hedge=Hedge(after=after))
@@ -82,12 +82,12 @@ async def test_hedges_are_a_share_of_the_requests(system: ta.System, autojump_cl
     for _ in range(100):
         await pool.ask(Submit(None))
     statistics: ReplicaPoolStatistics = await statistics_of(pool)
-    # One in ten, and the one that it begins with.
+    # One in ten, and the initial one.
     assert statistics.hedged == 11
     assert sum(replica.begun for replica in statistics.replicas) == 111
 
 
-async def test_nothing_is_hedged_where_no_other_works(system: ta.System, autojump_clock: MockClock) -> None:
+async def test_nothing_is_hedged_if_no_other_works(system: ta.System, autojump_clock: MockClock) -> None:
     ended = await system.spawn(SubmitActor[Any, Any])
     pool = await system.spawn(ReplicaPool, [named("a", 2.0), ended], hedge=Hedge(after=1.0))
     await ended.stop()
@@ -155,7 +155,7 @@ async def test_tries_have_the_deadline_and_the_context_of_the_asker(
 async def test_a_try_that_fails_while_it_is_cancelled_ends_nothing(
     system: ta.System, autojump_clock: MockClock
 ) -> None:
-    """A nursery of a model tells both, the cancellation and the error, in one group."""
+    """A nursery of a model reports both, the cancellation and the error, in one group."""
 
     async def torn(item: Any) -> None:
         async with trio.open_nursery() as nursery:

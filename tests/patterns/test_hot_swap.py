@@ -1,4 +1,4 @@
-"""A model that is replaced while it serves: no request is lost or doubled, and at most two are loaded."""
+"""Replacing a serving model: no request is lost or doubled, and at most two models are loaded."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Models = ta.Ref[HotSwap[float, Answer]]
 
 @attrs.define
 class Shelf:
-    """Models by version, and what was loaded and served. An item is the seconds that its answer takes."""
+    """Models by version, and the loaded and served ones. An item is the seconds that its answer takes."""
 
     loaded: list[str] = attrs.field(factory=list[str])
     most: int = 0
@@ -50,12 +50,12 @@ class Shelf:
             self.loaded.append(version)
             self.most = max(self.most, len(self.loaded))
             try:
-                # clock: a mock clock of the caller, or work whose time decides nothing
+                # clock: a mock clock of the caller, or work of any duration
                 await trio.sleep(loading)
                 if bad is not None:
                     raise bad
                 yield model
-                # clock: a mock clock of the caller, or work whose time decides nothing
+                # clock: a mock clock of the caller, or work of any duration
                 await trio.sleep(closing)
             finally:
                 self.loaded.remove(version)
@@ -63,7 +63,7 @@ class Shelf:
 
         async def model(item: float) -> Answer:
             self.begun.append((version, item))
-            # clock: a mock clock of the caller, or work whose time decides nothing
+            # clock: a mock clock of the caller, or work of any duration
             await trio.sleep(item)
             return version, item
 
@@ -121,7 +121,7 @@ async def test_fifty_swaps_under_a_stream_of_requests(
             assert done.load_time == pytest.approx(0.005)
             assert done.drain_time <= 0.02
     assert len(answers) == len(shelf.begun) == 1000
-    # Each was executed once, and what a client is answered never goes back to an older model.
+    # Each was executed once, and a client's answers never return to an older model.
     assert max(Counter(item for _, item in shelf.begun).values()) == 1
     for number in range(5):
         versions = [int(str(answer[0])[1:]) for client, answer in answers if client == number]
@@ -196,7 +196,7 @@ async def hangs(model: Callable[[float], Awaitable[Answer]]) -> None:
         await trio.sleep_forever()
 
 
-async def test_a_model_whose_probe_fails_is_not_taken(
+async def test_a_model_with_a_failing_probe_is_not_taken(
     system: ta.System, shelf: Shelf, autojump_clock: MockClock
 ) -> None:
     models = await spawn(system, shelf, probe=fails)
@@ -233,7 +233,7 @@ async def test_a_probe_that_hangs_ends_with_the_deadline_of_the_swap(
 
 
 @pytest.mark.parametrize("seconds", [0.5, 1.5])
-async def test_a_swap_that_is_cancelled(
+async def test_a_cancelled_swap(
     system: ta.System, shelf: Shelf, autojump_clock: MockClock, seconds: float
 ) -> None:
     """Before the switch nothing has changed; afterwards, the new model serves."""
@@ -304,7 +304,7 @@ async def test_after_a_restart_the_model_of_the_last_swap_serves(system: ta.Syst
     assert shelf.loaded == ["v1"]
 
 
-async def test_a_call_that_had_not_begun_at_a_restart_does_not_reach_the_closed_model(
+async def test_a_pending_call_at_a_restart_does_not_reach_the_closed_model(
     shelf: Shelf, autojump_clock: MockClock
 ) -> None:
     late: list[Answer] = []
@@ -335,7 +335,7 @@ async def test_a_call_that_had_not_begun_at_a_restart_does_not_reach_the_closed_
     assert not late
 
 
-async def test_a_model_whose_context_ends_by_itself_is_loaded_again(
+async def test_a_model_is_loaded_again_if_its_context_ends_on_its_own(
     system: ta.System, shelf: Shelf, autojump_clock: MockClock
 ) -> None:
     @asynccontextmanager
@@ -352,7 +352,7 @@ async def test_a_model_whose_context_ends_by_itself_is_loaded_again(
     assert system.tree().find("test/models").restarts >= 1
 
 
-async def test_a_drain_answers_what_was_accepted(
+async def test_a_drain_answers_accepted_requests(
     system: ta.System, shelf: Shelf, autojump_clock: MockClock
 ) -> None:
     models = await spawn(system, shelf)
@@ -378,7 +378,7 @@ async def test_a_drain_answers_what_was_accepted(
         (lambda: HotSwap(Deployment(Shelf().opening("a")), probe=3), "probe must be"),  # type: ignore[arg-type]
     ],
 )
-def test_what_makes_no_sense(make: Callable[[], object], why: str) -> None:
+def test_senseless_arguments_are_refused(make: Callable[[], object], why: str) -> None:
     with pytest.raises(TypeError, match=why):
         make()
 
@@ -411,7 +411,7 @@ class Scale:
 
 
 @pytest.mark.slow
-async def test_weights_are_replaced_on_a_device_whose_worker_is_lost(system: ta.System) -> None:
+async def test_weights_are_replaced_on_a_device_with_a_lost_worker(system: ta.System) -> None:
     options = ta.DeviceOptions(isolation="process", retry=2)
     async with system.open_device("cpu", options=options) as device:
 

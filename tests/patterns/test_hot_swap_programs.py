@@ -1,4 +1,4 @@
-"""A `HotSwap` whose models are programs of a worker device."""
+"""A `HotSwap` of programs of a worker device."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Opening = Callable[[], AbstractAsyncContextManager[Any]]
 
 
 class Scale:
-    """A model that is a program of a device."""
+    """A model run by a program of a device."""
 
     def __init__(self, factor: Array) -> None:
         self.factor = factor

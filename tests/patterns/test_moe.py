@@ -1,4 +1,4 @@
-"""The router of a mixture of experts, against the same written down token by token."""
+"""The router of a mixture of experts, against the same router written down token by token."""
 
 from __future__ import annotations
 
@@ -197,9 +197,7 @@ async def test_all_experts_compute_at_once(autojump_clock: MockClock, system: ta
     np.testing.assert_allclose(routed.output, x, rtol=1e-12)
 
 
-async def test_waiting_is_a_second_round_of_the_full_expert_alone(
-    autojump_clock: MockClock, system: ta.System
-) -> None:
+async def test_only_the_full_expert_has_a_second_round(autojump_clock: MockClock, system: ta.System) -> None:
     async def slow(tokens: Rows) -> Rows:
         await trio.sleep(10)
         return tokens
@@ -226,13 +224,13 @@ async def test_each_round_of_an_expert_may_have_a_dtype_of_its_own(system: ta.Sy
     np.testing.assert_array_equal(routed.output, 1.0)
 
 
-async def test_a_capacity_beyond_floats_is_no_bound(system: ta.System) -> None:
+async def test_a_capacity_beyond_floats_is_not_a_bound(system: ta.System) -> None:
     x = np.ones((6, WIDTH))
     routed = await route(system, x, [[0.0]] * 6, [gate_of(x)], top_k=1, capacity_factor=1e308)
     assert routed.statistics.served == (6,)
 
 
-async def test_a_failure_can_be_the_askers_and_ends_the_others(system: ta.System) -> None:
+async def test_a_failure_can_be_the_askers_and_ends_the_other_experts(system: ta.System) -> None:
     error, ended = OSError("gone"), list[int]()
 
     async def hangs(tokens: Rows) -> Rows:
@@ -253,7 +251,7 @@ async def test_a_failure_can_be_the_askers_and_ends_the_others(system: ta.System
     assert (await router.ask(GetStatistics())).routing.failures == (0, 1, 0)
 
 
-async def test_if_all_experts_fail_that_is_the_askers(system: ta.System) -> None:
+async def test_if_all_experts_fail_the_asker_gets_the_error(system: ta.System) -> None:
     errors = [OSError("one"), KeyError("two")]
     x, logits = case(1, 4, 2)
     with pytest.raises(ExpertsFailedError, match="0: OSError: one; 1: KeyError: 'two'") as caught:
@@ -262,7 +260,7 @@ async def test_if_all_experts_fail_that_is_the_askers(system: ta.System) -> None
     assert dict(caught.value.errors) == dict(enumerate(errors))
 
 
-async def test_tokens_that_only_a_broken_expert_has_are_lost_and_the_others_are_not(
+async def test_only_tokens_of_a_broken_expert_are_lost(
     system: ta.System,
 ) -> None:
     x = np.ones((3, WIDTH))
@@ -366,7 +364,7 @@ async def test_a_failing_gate_is_the_askers_error(system: ta.System) -> None:
 
 
 @pytest.mark.parametrize("item", [np.ones(3), np.ones((0, 3)), np.ones((1, 2, 3)), "text"])
-async def test_what_are_no_tokens_is_refused(system: ta.System, item: Any) -> None:
+async def test_invalid_tokens_are_refused(system: ta.System, item: Any) -> None:
     with pytest.raises(ValueError, match="the item must be of shape"):
         await route(system, item, [[0.0, 0.0]], [expert_of(one) for one in matrices(2)])
 
@@ -402,7 +400,7 @@ async def test_options_that_make_no_sense_are_refused(system: ta.System, options
         (("int32", "int32"), "float64"),
     ],
 )
-async def test_the_output_has_the_dtype_of_the_experts_if_that_is_one(
+async def test_the_output_has_the_common_dtype_of_the_experts(
     system: ta.System, dtypes: tuple[str, str], expected: str
 ) -> None:
     results = [np.full((2, 3), number + 1, dtype=dtype) for number, dtype in enumerate(dtypes)]

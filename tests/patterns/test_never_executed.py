@@ -1,4 +1,4 @@
-"""Which errors say that a request was not begun: each class of the package, and all who decide by it."""
+"""The errors of requests that were not begun: each class of the package, and all code that uses them."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ EXTRA: dict[str, object] = {
 
 
 def make(kind: type[Exception]) -> Exception:
-    """An error of a class, with what it must be given."""
+    """An error of a class, with its required arguments."""
     parameters = inspect.signature(kind.__init__).parameters
     needed = {
         name: EXTRA[name]
@@ -156,7 +156,7 @@ async def test_all_who_decide_by_it_agree(
     assert await told(lambda: retry(model, budget=RetryBudget(), backoff=AT_ONCE)(1)) == (
         "again" if said == "elsewhere" else kind.__name__
     )
-    # A router sends on what the actor itself has refused, and that is named in errors of actors.
+    # A router passes on the requests that the actor itself has refused; this is named in errors of actors.
     first = await system.spawn(Once, "first", [error], name="first")
     none: list[Exception] = []
     router = await system.spawn(Router, [first, await system.spawn(Once, "second", none)])
@@ -165,7 +165,7 @@ async def test_all_who_decide_by_it_agree(
 
 
 async def told(ask: Callable[[], Awaitable[object]]) -> object:
-    """What is returned, or the class of what is raised."""
+    """The result, or the class of the error."""
     try:
         return await ask()
     except Exception as error:  # noqa: BLE001  # it is the result

@@ -1,4 +1,4 @@
-"""Pages: attention through tables, the oldest goes first, losses and cancellation midway, and bad input."""
+"""Pages: attention through tables, eviction of the oldest, losses and cancellation midway, and bad input."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def arrays(device: ta.Device) -> list[ta.AccelRef]:
 
 
 async def append(arrays: list[ta.AccelRef], table: PageTable, tokens: list[int]) -> None:
-    """A step: room, numbers behind those that stand, and the word that these are there."""
+    """A step: space, numbers after the existing ones, and a report of both."""
     await table.reserve(table.length + len(tokens))
     for place, token in enumerate(tokens, table.length):
         for layer, array in enumerate(arrays):
@@ -58,7 +58,7 @@ async def check(arrays: list[ta.AccelRef], table: PageTable, tokens: list[int]) 
 async def test_attention_through_shared_and_forked_tables(device: ta.Device) -> None:
     heads, kv_heads, width = 4, 2, 8
     generator = np.random.default_rng(7)
-    # What a model makes of a token, here of it and its place alone.
+    # The model's value for a token, here of it and its position only.
     keys, values = generator.normal(size=(2, 40, 20, kv_heads, width))
     key_cache, value_cache = [await device.zeros((COUNT, kv_heads, SIZE, width)) for _ in range(2)]
     pages = Pages([key_cache, value_cache], SIZE)
@@ -142,7 +142,7 @@ async def test_pages_are_not_shared_without_leave(arrays: list[ta.AccelRef]) -> 
     assert pages.statistics().cached == 0
 
 
-async def test_pages_are_shared_within_a_tenant_alone(arrays: list[ta.AccelRef]) -> None:
+async def test_pages_are_shared_only_within_a_tenant(arrays: list[ta.AccelRef]) -> None:
     pages = Pages(arrays, SIZE)
     tokens = list(range(10))
     one = pages.open(tokens, tenant="a")
@@ -163,7 +163,7 @@ async def test_pages_are_shared_within_a_tenant_alone(arrays: list[ta.AccelRef])
         await check(arrays, table, tokens)
 
 
-async def test_a_table_that_comes_back_shares_with_its_own_tenant(arrays: list[ta.AccelRef]) -> None:
+async def test_a_returning_table_shares_with_its_own_tenant(arrays: list[ta.AccelRef]) -> None:
     pages = Pages(arrays, SIZE, host=COUNT)
     tables = {tenant: pages.open(TEXT, tenant=tenant) for tenant in "ab"}
     for table in tables.values():
@@ -177,7 +177,7 @@ async def test_a_table_that_comes_back_shares_with_its_own_tenant(arrays: list[t
         await check(arrays, table, TEXT)
 
 
-async def test_the_least_recently_used_goes_first(arrays: list[ta.AccelRef]) -> None:
+async def test_the_least_recently_used_is_dropped_first(arrays: list[ta.AccelRef]) -> None:
     pages = Pages(arrays, SIZE)
     texts = {name: [number] * 9 for number, name in enumerate("abc")}
     for text in texts.values():
@@ -185,7 +185,7 @@ async def test_the_least_recently_used_goes_first(arrays: list[ta.AccelRef]) -> 
             await append(arrays, table, text[:8])
     assert (pages.used, pages.free, pages.statistics().cached) == (0, 8, 6)
     pages.open(texts["a"]).close()
-    # Two never had anything, and one goes: the end of b, the oldest now.
+    # Two never had anything, and one is evicted: the end of b, the oldest now.
     table = pages.open()
     await table.reserve(3 * SIZE)
     known = {}
@@ -200,7 +200,7 @@ async def test_the_least_recently_used_goes_first(arrays: list[ta.AccelRef]) -> 
     assert pages.statistics().evicted == 4
 
 
-async def test_a_table_that_was_forked_may_not_write_unreserved(arrays: list[ta.AccelRef]) -> None:
+async def test_a_forked_table_may_not_write_unreserved(arrays: list[ta.AccelRef]) -> None:
     pages = Pages(arrays, SIZE)
     table = pages.open()
     await append(arrays, table, [1, 2])
@@ -245,7 +245,7 @@ async def test_no_room_changes_nothing(arrays: list[ta.AccelRef]) -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1])
-async def test_a_spill_where_pinned_memory_is_full_changes_nothing(
+async def test_a_spill_into_full_pinned_memory_changes_nothing(
     arrays: list[ta.AccelRef], monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     pages, device, made = Pages(arrays, SIZE, host=COUNT), arrays[0].device, 0
@@ -286,7 +286,7 @@ async def test_a_spilled_table_is_closed(arrays: list[ta.AccelRef]) -> None:
     assert (pages.statistics().spilled, table.is_spilled) == (0, False)
 
 
-# What is done to a table of ten tokens whose last page has another user, and the operation that is hit.
+# Actions on a table of ten tokens with another user of its last page, and the operation to hit.
 MIDWAY: dict[str, tuple[Work, str]] = {
     "copy": (lambda table: table.reserve(12), "devices.Assign"),
     "restore": (lambda table: table.restore(), "devices.Assign"),
@@ -368,7 +368,7 @@ async def test_a_table_changes_while_it_is_copied(
         assert isinstance(raised[0], trio.ClosedResourceError if way == "closed" else trio.BusyResourceError)
         await check(arrays, other, TEXT)
         if way == "reserved":
-            # The first that is done has its way.
+            # The first to finish has its way.
             await table.restore()
             await check(arrays, table, TEXT)
             assert len(table.pages) == 3
@@ -376,13 +376,13 @@ async def test_a_table_changes_while_it_is_copied(
 
 
 @pytest.mark.parametrize("name", ["copy", "spill"])
-async def test_what_was_written_meanwhile_is_kept(
+async def test_pages_written_meanwhile_are_kept(
     device: ta.Device, arrays: list[ta.AccelRef], name: str
 ) -> None:
     work, operation = MIDWAY[name]
     async with midway(arrays, name) as (pages, table, other):
         await table.reserve(11)
-        # The page belongs to one alone again.
+        # The page has a single user again.
         third = table.fork() if name == "copy" else pages.open()
         number = arrays[0][table.pages[2], 2]
         fault = inject_fault(device, operation, delay=0.5)
@@ -410,7 +410,7 @@ async def test_what_was_written_meanwhile_is_kept(
         await check(arrays, other, TEXT)
 
 
-async def test_what_was_restored_is_found(arrays: list[ta.AccelRef]) -> None:
+async def test_restored_pages_are_found(arrays: list[ta.AccelRef]) -> None:
     pages = Pages(arrays, SIZE, host=COUNT)
     with pages.open() as table:
         await append(arrays, table, TEXT)
@@ -501,7 +501,7 @@ async def test_a_loss_midway(survivor: ta.Device, name: str, fault: str) -> None
         await check(arrays, other, TEXT)
 
 
-@pytest.mark.parametrize("name", ["restore", "spill"])  # that of a copy is raised, and healed; see below
+@pytest.mark.parametrize("name", ["restore", "spill"])  # the error of a copy is raised, and healed; see below
 async def test_a_loss_midway_is_not_seen(survivor: ta.Device, name: str) -> None:
     work, operation = MIDWAY[name]
     arrays = [await survivor.zeros((COUNT, SIZE, 3)) for _ in range(2)]
@@ -514,7 +514,7 @@ async def test_a_loss_midway_is_not_seen(survivor: ta.Device, name: str) -> None
         await check(arrays, table, TEXT)
 
 
-async def test_any_table_heals_what_a_loss_has_spoiled(system: ta.System) -> None:
+async def test_any_table_heals_pages_invalidated_by_a_loss(system: ta.System) -> None:
     options = ta.DeviceOptions(isolation="process", backoff=ta.Backoff(base=0.0))
     async with system.open_device("cpu", options=options) as device:
         arrays = [await device.zeros((COUNT, SIZE, 3)) for _ in range(2)]
@@ -531,7 +531,7 @@ async def test_any_table_heals_what_a_loss_has_spoiled(system: ta.System) -> Non
             await check(arrays, table, TEXT)
 
 
-async def test_a_step_that_is_lost_is_written_again(survivor: ta.Device) -> None:
+async def test_a_lost_step_is_written_again(survivor: ta.Device) -> None:
     arrays = [await survivor.zeros((COUNT, SIZE, 3))]
     pages = Pages(arrays, SIZE)
     with pages.open() as table, pages.open() as other:
@@ -597,7 +597,7 @@ MADE: list[tuple[Make, type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("make", "error", "text"), MADE)
-async def test_what_is_no_cache(
+async def test_an_invalid_cache(
     system: ta.System,
     device: ta.Device,
     arrays: list[ta.AccelRef],
@@ -610,7 +610,7 @@ async def test_what_is_no_cache(
             make(arrays[0], await other.zeros((COUNT, SIZE, 3)))
 
 
-async def test_what_a_table_refuses(arrays: list[ta.AccelRef]) -> None:
+async def test_a_table_refuses_invalid_arguments(arrays: list[ta.AccelRef]) -> None:
     pages = Pages(arrays, SIZE)
     table = pages.open()
     await append(arrays, table, [1, 2, 3])

@@ -35,7 +35,7 @@ WHICH = st.integers(0, 99)
 
 
 def numbers(tokens: Sequence[int]) -> list[int]:
-    """What is written for each token: it follows from all tokens up to it."""
+    """The written values of each token: they follow from all tokens up to it."""
     made, state = list[int](), 7
     for token in tokens:
         state = (state * 31 + token + 1) % 1_000_003
@@ -45,7 +45,7 @@ def numbers(tokens: Sequence[int]) -> list[int]:
 
 @attrs.define(eq=False)
 class One:
-    """A table, and what the model knows of it."""
+    """A table, and the model's knowledge of it."""
 
     table: PageTable
     tokens: list[int]
@@ -58,13 +58,13 @@ class One:
 
 
 class Life(RuleBasedStateMachine):
-    """What may happen to tables, in any order. It runs in a thread beside Trio's."""
+    """The events of tables, in any order. It runs in a thread next to Trio's."""
 
     arrays: tuple[ta.AccelRef, ...]
     shares: bool
-    # A device whose worker may be killed; None for none.
+    # A device with a worker that may be killed; None for none.
     mortal: ta.Device | None = None
-    # Calls that were lost, in all examples.
+    # Lost calls, in all examples.
     losses = 0
 
     @initialize()
@@ -94,7 +94,7 @@ class Life(RuleBasedStateMachine):
         return sum(page in one.table.pages for one in self.ones)
 
     def wanted(self, one: One, length: int) -> int | None:
-        """How many pages it takes to reserve; None where that depends on what is known."""
+        """The number of pages of a reservation; None if it depends on what is known."""
         if one.is_spilled:
             return None
         more, place = max(-(-length // SIZE) - len(one.table.pages), 0), len(one.tokens) // SIZE
@@ -106,7 +106,7 @@ class Life(RuleBasedStateMachine):
     def open(self, tokens: list[int], tenant: str) -> None:
         wanted, used = self.pages.demand(tokens, tenant=tenant), self.pages.used
         table = self.pages.open(tokens, tenant=tenant)
-        # The pages that it has found, if they had no users, and those that it lacks.
+        # The pages that it has found without users, and the missing pages.
         assert wanted == self.pages.used - used + len(tokens) // SIZE + 1 - len(table.pages)
         assert table.length % SIZE == 0
         assert table.length < max(len(tokens), 1)
@@ -233,7 +233,7 @@ class Life(RuleBasedStateMachine):
         if one.is_spilled:
             with pytest.raises(ValueError, match="spilled"):
                 one.table.fork()
-            # Whether a cancelled spill came about is a matter of time on a GPU. What may come next is not.
+            # Whether a cancelled spill came about is a matter of time on a GPU. The next events are not.
             self.ones.append(One(self.pages.open([], tenant="a"), [], "a"))
         else:
             self.ones.append(One(one.table.fork(), list(one.tokens), one.tenant))
@@ -275,7 +275,7 @@ class Life(RuleBasedStateMachine):
         for one in self.ones:
             assert (one.table.length, one.table.is_spilled) == (len(one.tokens), one.is_spilled)
             assert len(set(one.table.pages)) == len(one.table.pages)
-            # A page has the same place in all its tables, behind equal tokens.
+            # A page has the same position in all its tables, after equal tokens.
             for other in self.ones:
                 for page in set(one.table.pages) & set(other.table.pages):
                     assert one.tenant == other.tenant
@@ -292,7 +292,7 @@ class Life(RuleBasedStateMachine):
 
     async def look(self) -> None:
         if self.mortal is not None:
-            # What a lost copy was writing to spoils the array, until somebody writes over it.
+            # The target of a lost copy is invalid, until somebody writes over it.
             await self.pages.heal()
         whole = [await array.to_host() for array in self.arrays]
         for one in self.ones:
@@ -334,10 +334,11 @@ def test_any_order_with_losses() -> None:
                 await device.zeros((COUNT, SIZE), "int64"),
             )
             Life.shares, Life.mortal, Life.losses = True, device, 0
-            # So many examples, because the rule that kills is one of many, and drawn by chance.
+            # The number of examples is large, because the rule that kills is one of many, and drawn by
+            # chance.
             wide = settings(max_examples=40, stateful_step_count=20, deadline=None)
             await trio.to_thread.run_sync(partial(run_state_machine_as_test, Life, settings=wide))
-            # Each call that was lost has cost one context, and no other call has.
+            # Each lost call has cost one context, and no other call has.
             assert device.generation == 1 + Life.losses
             assert Life.losses > 3
 

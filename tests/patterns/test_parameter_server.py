@@ -1,4 +1,4 @@
-"""A parameter server: its steps are those of the formulas, and a loss costs the push that it hits."""
+"""A parameter server: its steps match the formulas, and a loss costs the push that it hits."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ RULES: dict[str, Rule] = {
 
 
 @pytest.mark.parametrize("name", RULES)
-async def test_a_hundred_steps_in_order_are_those_of_the_formulas(
+async def test_a_hundred_steps_in_order_match_the_formulas(
     system: ta.System, device: ta.Device, name: str
 ) -> None:
     count, step, formula = RULES[name]
@@ -104,7 +104,7 @@ async def test_a_hundred_steps_in_order_are_those_of_the_formulas(
     np.testing.assert_allclose(await on_host(pulled), want, rtol=1e-12, atol=1e-14)
 
 
-async def test_what_was_pulled_stays_as_it_is(system: ta.System, device: ta.Device) -> None:
+async def test_pulled_parameters_stay_unchanged(system: ta.System, device: ta.Device) -> None:
     state = await ParameterState.put(device, arrays(0))
     server = await system.spawn(ParameterServer, state, RULES["sgd"][1])
     before = await server.ask(Submit(Pull()))
@@ -114,7 +114,7 @@ async def test_what_was_pulled_stays_as_it_is(system: ta.System, device: ta.Devi
     assert (before.version, after.version) == (0, 1)
 
 
-async def test_gradients_that_are_too_old_are_refused(system: ta.System, device: ta.Device) -> None:
+async def test_outdated_gradients_are_refused(system: ta.System, device: ta.Device) -> None:
     state = await ParameterState.put(device, arrays(0))
     server = await system.spawn(ParameterServer, state, RULES["sgd"][1], max_staleness=2)
     for version in (0, 0, 0, 1, 3):
@@ -158,7 +158,7 @@ async def test_the_age_is_that_of_the_moment_of_the_step(system: ta.System, devi
     assert sorted(outcomes) == ["stale", "taken"]
 
 
-async def test_what_is_refused_changes_nothing(system: ta.System, device: ta.Device) -> None:
+async def test_a_refused_push_changes_nothing(system: ta.System, device: ta.Device) -> None:
     state = await ParameterState.put(device, arrays(0))
     server: Any = await system.spawn(ParameterServer, state, RULES["sgd"][1])
     right = arrays(1)
@@ -185,7 +185,7 @@ async def test_what_is_refused_changes_nothing(system: ta.System, device: ta.Dev
     np.testing.assert_array_equal(await on_host(pulled), flat(arrays(0)))
 
 
-async def test_nan_is_taken_where_that_was_chosen(system: ta.System, device: ta.Device) -> None:
+async def test_nan_is_taken_if_so_chosen(system: ta.System, device: ta.Device) -> None:
     state = await ParameterState.put(device, arrays(0))
     server = await system.spawn(ParameterServer, state, RULES["sgd"][1], on_nan="allow")
     made = await server.ask(Submit(Push(arrays(1) | {"scale": np.array(math.nan)}, 0)))
@@ -232,7 +232,7 @@ async def test_a_step_that_fails_and_a_restart_lose_nothing(system: ta.System, d
         await server.ask(Submit(Push(arrays(1), 0)))
     fails = False
     for _ in range(2):
-        # A server that is made again goes on.
+        # A new incarnation of the server continues.
         await server.stop()
         server = await system.spawn(ParameterServer, state, step)
         await server.ask(Submit(Push(arrays(1), state.version)))
@@ -240,7 +240,7 @@ async def test_a_step_that_fails_and_a_restart_lose_nothing(system: ta.System, d
     np.testing.assert_allclose(await on_host(await server.ask(Submit(Pull()))), want, rtol=1e-13)
 
 
-# A least-squares problem whose gradient workers compute on devices of their own.
+# A least-squares problem with gradients computed by workers on devices of their own.
 POINTS = np.random.default_rng(5).standard_normal((64, 4))
 TARGETS = POINTS @ np.array([1.0, -2.0, 0.5, 3.0])
 
@@ -250,7 +250,7 @@ def slope(w: Any, share: slice) -> Any:
 
 
 async def test_a_killed_worker_loses_its_push_and_nothing_else(system: ta.System) -> None:
-    """Of two workers, one is killed four times at its product; the sum of what was taken is there."""
+    """Of two workers, one is killed four times at its product; the sum of accepted gradients is there."""
     home = await system.open_device(BACKEND, options=PROCESS)
     places = [await system.open_device(BACKEND, options=PROCESS) for _ in range(2)]
     taken: list[tuple[int, int, Any]] = []
@@ -260,7 +260,7 @@ async def test_a_killed_worker_loses_its_push_and_nothing_else(system: ta.System
         await nn.sgd(p, g, lr=0.05)
 
     state = await ParameterState.put(home, {"w": np.zeros(4)})
-    # A worker that waits for its device may be all of the other one's pushes behind.
+    # A worker that waits for its device may be late by all pushes of the other one.
     server = await system.spawn(ParameterServer, state, step, max_staleness=40)
 
     async def work(who: int) -> None:
@@ -287,7 +287,7 @@ async def test_a_killed_worker_loses_its_push_and_nothing_else(system: ta.System
             for who in range(2):
                 nursery.start_soon(work, who)
     assert lost == [0, 4]
-    # Each push that had a reply is one step, and there is no other.
+    # Each push with a reply is one step, and there is no other.
     assert sorted(version for version, _, _ in taken) == list(range(1, 41))
     want = -0.05 * sum(gradient for _, _, gradient in taken)
     found = await server.ask(Submit(Pull()))
@@ -317,7 +317,7 @@ async def test_a_kill_of_its_own_device_loses_nothing(system: ta.System) -> None
 
 
 class Life(RuleBasedStateMachine):
-    """What workers may ask, in any order, against NumPy. It runs in a thread beside Trio's."""
+    """Requests of workers, in any order, against NumPy. It runs in a thread next to Trio's."""
 
     system: ta.System
     device: ta.Device
@@ -378,7 +378,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(step=st.integers(1, 40), seed=st.integers(1, 9))
     def cancelled(self, step: int, seed: int) -> None:
-        """The whole step was taken, or none, wherever its asker was cancelled."""
+        """The whole step was taken, or none, at any point of its caller's cancellation."""
 
         async def ask() -> int:
             with trio.CancelScope() as scope:

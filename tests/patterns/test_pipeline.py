@@ -1,4 +1,4 @@
-"""Pipelines: when each stage begins with each item, and what becomes of items that fail or leave."""
+"""Pipelines: when each stage begins with each item, and the outcomes of items that fail or leave."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Model = Callable[[Any], Awaitable[Any]]
 
 @attrs.frozen
 class Visit:
-    """An item: when it is asked for, how long each stage takes, where it fails, and when its asker leaves."""
+    """An item: its arrival, the duration of each stage, its failing stage, and its caller's departure."""
 
     comes: int
     takes: tuple[int, ...]
@@ -61,20 +61,20 @@ class Line:
 
 
 def largest(times: list[float], place: int) -> float:
-    """The time from which on fewer than `place` things are left, each of which is gone at its time."""
+    """The time from which on fewer than `place` things are left, given the time of each departure."""
     return sorted(times, reverse=True)[place - 1] if len(times) >= place else 0.0
 
 
 def reference(lines: list[Line], visits: list[Visit]) -> tuple[list[list[float]], list[tuple[str, float]]]:
     """Begins of the items in the stages, and how and when each ends, by the recurrence of a tandem queue.
 
-    With `w` workers and room for `c`: an item begins when it is there, all before it have begun or are gone,
-    and fewer than `w` workers are taken. It leaves its worker when fewer than `c` of those before it have
-    still to begin in the next stage.
+    With `w` workers and room for `c`: an item begins after its arrival, when all before it have begun or
+    left, and fewer than `w` workers are taken. It leaves its worker when fewer than `c` of the items before
+    it have still to begin in the next stage.
     """
     begins: list[list[float]] = []
     ends: list[tuple[str, float]] = []
-    # For each stage, of the items so far: when it began or was gone, and when it left its worker.
+    # For each stage and item so far: its beginning or departure, and the time it left its worker.
     passed: list[list[float]] = [[] for _ in lines]
     left: list[list[float]] = [[] for _ in lines]
     for visit in visits:
@@ -144,7 +144,7 @@ class World:
                 for k, line in enumerate(self.lines)
             ]
             pipeline: ta.Ref[Any] = await system.spawn(Pipeline, *stages)  # type: ignore[arg-type]
-            # A worker that is lost is no test that hangs.
+            # A lost worker does not make the test hang.
             with trio.fail_after(10_000):
                 async with trio.open_nursery() as nursery:
                     for number in range(len(self.visits)):
@@ -161,7 +161,7 @@ LINES = st.lists(
 def visits_of(draw: st.DrawFn, count: int, most: int = 12) -> list[Visit]:
     moment, visits = 0, list[Visit]()
     for number in range(draw(st.integers(1, most))):
-        # Two that come at once have no order.
+        # Two simultaneous arrivals are unordered.
         moment += draw(st.integers(1, 3))
         visits.append(
             Visit(
@@ -181,14 +181,14 @@ WORLDS = LINES.flatmap(lambda lines: visits_of(len(lines)).map(lambda visits: Wo
 @pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(world=WORLDS)
-def test_times_are_those_of_a_tandem_queue(world: World) -> None:
+def test_times_match_a_tandem_queue(world: World) -> None:
     trio.run(world.run, clock=MockClock(autojump_threshold=0))
     begins, ends = reference(world.lines, world.visits)
     assert world.begins == begins
     assert world.ends == ends
     statistics, kinds = world.statistics, Counter(kind for kind, _ in ends)
     assert (statistics.answered, statistics.failed) == (kinds["answered"], kinds["failed"])
-    # Nothing is left of those that failed or left.
+    # Nothing is left of failed or departed items.
     assert [(stage.waiting, stage.held, stage.in_flight) for stage in statistics.stages] == [(0, 0, 0)] * len(
         world.lines
     )
@@ -198,7 +198,7 @@ def test_times_are_those_of_a_tandem_queue(world: World) -> None:
 
 
 async def sleep_for(seconds: float, item: Any) -> Any:
-    # clock: a mock clock of the caller, or work whose time decides nothing
+    # clock: a mock clock of the caller, or work of any duration
     await trio.sleep(seconds)
     return item
 
@@ -250,11 +250,11 @@ async def test_a_full_stage_holds_the_one_before(system: ta.System, autojump_clo
     assert most == 5
     assert max(waiting for _, (waiting, _) in counts) == 3
     assert max(held for (_, held), _ in counts) == 2
-    # In front of the first stage are those that have a place there; the others wait with their askers.
+    # Items with a place are in front of the first stage; the others wait with their callers.
     assert {waiting for (waiting, _), _ in counts} <= {0, 1}
 
 
-async def test_an_item_that_fails_fails_alone_and_with_its_own_error(system: ta.System) -> None:
+async def test_only_the_bad_item_fails_and_with_its_own_error(system: ta.System) -> None:
     error = KeyError("bad item")
 
     async def picky(item: int) -> int:
@@ -311,7 +311,7 @@ async def test_a_cancelled_asker_takes_its_item_out(system: ta.System, autojump_
     assert results == [1]
 
 
-async def test_a_stage_that_has_ended_fails_items_as_other_patterns_do(system: ta.System) -> None:
+async def test_an_ended_stage_fails_items_as_other_patterns_do(system: ta.System) -> None:
     inner = await system.spawn(Pipeline, partial(sleep_for, 0), name="inner")
     pipeline = await system.spawn(Pipeline, partial(sleep_for, 0), inner, name="outer")
     assert await pipeline.ask(Submit(1)) == 1
@@ -323,7 +323,7 @@ async def test_a_stage_that_has_ended_fails_items_as_other_patterns_do(system: t
     assert system.tree().find("test/outer").restarts == 0
 
 
-async def test_items_that_no_stage_has_seen_are_said_to_be_unexecuted(system: ta.System) -> None:
+async def test_items_before_their_first_stage_are_reported_as_unexecuted(system: ta.System) -> None:
     seen: list[int] = []
 
     async def hangs(item: int) -> int:
@@ -379,7 +379,7 @@ async def test_a_stage_with_a_deadline(system: ta.System, autojump_clock: MockCl
         found[1].unwrap()
 
 
-async def test_a_stage_that_is_tried_again(system: ta.System, autojump_clock: MockClock) -> None:
+async def test_a_repeated_stage(system: ta.System, autojump_clock: MockClock) -> None:
     tries: Counter[int] = Counter()
 
     async def flaky(item: int) -> int:
@@ -424,7 +424,7 @@ async def test_spans_and_metrics_of_stages(system: ta.System, device: ta.Device)
     children = Counter((below[span.parent.span_id] if span.parent else "", span.name) for span in spans)
     for name, count in {("", "Submit"): 2, ("Submit", "put"): 2, ("Submit", "check"): 2}.items():
         assert children[name] == count
-    # What a stage asks of the device belongs to it, and not to the stage before.
+    # A stage's requests to the device belong to it, and not to the stage before.
     assert children["put", "devices.Put"] == 2
     assert not any(parent == "put" and name == "check" for parent, name in children)
     stages = [span for span in spans if span.name == "check"]
@@ -438,7 +438,7 @@ async def test_spans_and_metrics_of_stages(system: ta.System, device: ta.Device)
     assert (rows["test/pipe/check", "check"].run.count, rows["test/pipe/check", "check"].failed) == (2, 1)
 
 
-async def test_what_observers_set_for_a_stage_ends_with_it(system: ta.System) -> None:
+async def test_settings_of_observers_for_a_stage_end_with_it(system: ta.System) -> None:
     """The span of one stage is not the parent of the next, also where no span is above."""
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
@@ -453,7 +453,7 @@ async def test_what_observers_set_for_a_stage_ends_with_it(system: ta.System) ->
     async with trio.open_nursery() as nursery:
         nursery.start_soon(pipeline.ask, Submit(1))
         await wait_all_tasks_blocked()
-        # The item began before anybody traced, so there is no span of it.
+        # The item began before anybody traced, so its span is missing.
         with ta.telemetry.trace(system, provider):
             may_go.set()
             await wait_all_tasks_blocked()
@@ -502,7 +502,7 @@ async def test_the_timeline_shows_stages_at_the_same_time(
     assert [round(microseconds / 1e6) for microseconds in waited] == [0, 1, 1, 2, 2]
 
 
-# What cannot be a pipeline.
+# Objects that cannot be pipelines.
 
 
 async def nothing(item: int) -> int:
@@ -548,7 +548,7 @@ def test_bad_arguments(make: Callable[[], object], error: type[Exception], text:
         make()
 
 
-async def test_a_model_that_is_not_async_says_so(system: ta.System) -> None:
+async def test_a_synchronous_model_is_reported(system: ta.System) -> None:
     pipeline = await system.spawn(untyped, abs)
     with pytest.raises(TypeError, match="the model abs returned int, and must be async"):
         await pipeline.ask(Submit(-1))

@@ -1,4 +1,4 @@
-"""Pipelines whose stages are on devices: items are copied there, and a worker that is killed costs a few."""
+"""Pipelines with stages on devices: items are copied there, and a killed worker costs a few."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ async def test_arrays_are_copied_to_the_device_of_a_stage(system: ta.System, how
     assert (await devices[1].statistics()).memory.blocks == 0
 
 
-async def test_a_sparse_matrix_is_copied_too(system: ta.System) -> None:
+async def test_a_sparse_matrix_is_also_copied(system: ta.System) -> None:
     devices = [await system.open_device("cpu") for _ in range(2)]
     dense = np.diag([1.0, 2.0, 3.0])
 
@@ -159,7 +159,7 @@ async def test_a_worker_killed_in_the_middle(system: ta.System, is_tried_again: 
     if is_tried_again:
         assert not failed
     else:
-        # Those that the two stages of the device worked on, and those between them, whose arrays live there.
+        # The items in the two stages of the device, and the items between them, whose arrays are there.
         assert 1 <= len(failed) <= KILLS * (WORKERS + 2)
     statistics: PipelineStatistics = await pipeline.ask(GetStatistics())
     assert (statistics.answered, statistics.failed) == (len(right), len(failed))

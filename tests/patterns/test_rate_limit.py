@@ -40,7 +40,7 @@ def granted_at(rate: float, burst: float, requests: list[tuple[float, float]]) -
 
 @given(rates, bursts, requests)
 @settings(max_examples=150, deadline=None)
-def test_tokens_are_had_when_the_formula_says(
+def test_tokens_arrive_at_the_times_of_the_formula(
     rate: float, burst: float, requests: list[tuple[float, float]]
 ) -> None:
     requests = sorted(requests, key=lambda one: one[0])
@@ -65,7 +65,7 @@ def test_tokens_are_had_when_the_formula_says(
 
 @given(rates, bursts, requests)
 @settings(max_examples=150, deadline=None)
-def test_who_does_not_wait_is_refused_when_the_formula_says(
+def test_calls_without_waiting_are_refused_by_the_formula(
     rate: float, burst: float, requests: list[tuple[float, float]]
 ) -> None:
     requests = sorted(requests, key=lambda one: one[0])
@@ -163,7 +163,7 @@ async def test_keys_are_forgotten_when_their_buckets_are_full(autojump_clock: Mo
         assert limit.keys <= 500
 
 
-async def test_keys_are_bounded_when_all_come_at_once(autojump_clock: MockClock) -> None:
+async def test_keys_are_bounded_when_all_arrive_at_once(autojump_clock: MockClock) -> None:
     limit = RateLimit(1.0, burst=10.0, max_keys=100)
     assert limit.try_acquire("greedy", cost=10.0)
     for number in range(5000):
@@ -199,7 +199,7 @@ async def test_a_model_that_waits(autojump_clock: MockClock) -> None:
     assert trio.current_time() == 2.0
 
 
-async def test_a_model_that_refuses_says_when_to_ask_again(autojump_clock: MockClock) -> None:
+async def test_a_refusing_model_reports_when_to_ask_again(autojump_clock: MockClock) -> None:
     limit = RateLimit(0.5, burst=1.0)
     model = limit.wrap(double, key=int, wait=False)
     assert await model(3.0) == 6.0
@@ -238,7 +238,7 @@ def test_bad_rates_are_refused(value: float) -> None:
 
 
 @pytest.mark.parametrize("value", ["1", None, True, 1j])
-def test_what_is_no_number_is_refused(value: Any) -> None:
+def test_infinite_and_invalid_numbers_are_refused(value: Any) -> None:
     with pytest.raises(TypeError, match="the rate must be a number"):
         RateLimit(value)
 

@@ -23,7 +23,7 @@ from trio_accel.patterns import (
 
 SIZE = 3
 BACKOFF = 1000.0
-# A restart comes when the clock jumps, and not before.
+# A restart happens when the clock jumps, and not before.
 POLICY = Policy(backoff=Backoff(initial=BACKOFF, base=BACKOFF, maximum=BACKOFF, jitter=0.0), grace=1.0)
 
 
@@ -34,11 +34,11 @@ class Crash(Message["Parking"]):
 
 @attrs.define(eq=False)
 class World:
-    """What the replicas do, as a test sees it.
+    """The replicas' work, as a test sees it.
 
     Attributes:
         serving: Items that each replica works on.
-        ends: What lets an item end: with None, or an error.
+        ends: Lets an item end: with None, or an error.
     """
 
     serving: dict[str, set[int]] = attrs.Factory(dict[str, set[int]])
@@ -81,7 +81,7 @@ class Modelled:
 
 
 class Model:
-    """The rules, told again: the least busy of those that work, or else of those that will."""
+    """The rules, written again: the least busy of the working replicas, or else of the restarting ones."""
 
     def __init__(self) -> None:
         self.replicas = [Modelled(str(number)) for number in range(SIZE)]
@@ -177,7 +177,7 @@ class Run:
 
     @property
     def open(self) -> list[int]:
-        """Items that are being served."""
+        """Items being served."""
         return [item for replica in self.model.replicas if replica.state == "up" for item in replica.items]
 
     async def step(self, what: str, which: int) -> None:
@@ -187,7 +187,7 @@ class Run:
             self.askers[item] = Asker(self.nursery, self.pool, item)
             model.send(item)
         elif what in ("complete", "fail", "cancel"):
-            # What waits for a restart can only be cancelled.
+            # A request waiting for a restart can only be cancelled.
             items = sorted(
                 self.open if what != "cancel" else [i for replica in model.replicas for i in replica.items]
             )
@@ -228,7 +228,7 @@ class Run:
                 model.fail_all(replica)
             waiting, replica.items = replica.items, set()
             replica.state = "dead"
-            # They were not executed, so they go to others; in which order, nobody says.
+            # They were not executed, so they are sent to others, in an unspecified order.
             for item in waiting:
                 model.send(item)
 
@@ -242,14 +242,14 @@ class Run:
             assert real.is_dead == (replica.state == "dead")
             assert real.is_available == (replica.state == "up")
             if replica.state == "up":
-                # Which of those that were sent on at once came here is open.
+                # The call that came here, of those passed on at once, is open.
                 serving = self.world.serving.get(replica.name, set())
                 assert len(serving) == len(replica.items)
                 self.adopt(replica, serving)
         assert statistics.in_flight == sum(len(replica.items) for replica in self.model.replicas)
 
     def adopt(self, replica: Modelled, serving: set[int]) -> None:
-        """Have the model's items of a replica be those that it has."""
+        """Set the model's items of a replica to its actual items."""
         for item in serving - replica.items:
             other = self.model.holder(item)
             assert other is not None
@@ -262,7 +262,7 @@ class Run:
 
 @given(script=st.lists(steps, max_size=40))
 @settings(max_examples=150, deadline=None)
-def test_each_request_has_one_outcome_and_the_counts_are_those_of_the_model(
+def test_each_request_has_one_outcome_and_the_counts_match_the_model(
     script: list[tuple[str, int]],
 ) -> None:
     clock = MockClock()

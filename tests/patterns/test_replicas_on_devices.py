@@ -1,4 +1,4 @@
-"""Replicas that depend on devices: what is sent where while a context is lost, and when a device ends."""
+"""Replicas on devices: the routes of requests while a context is lost, and when a device ends."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def named(name: str) -> Callable[[Any], Awaitable[str]]:
     return model
 
 
-async def test_one_whose_device_has_ended_gets_nothing(system: ta.System) -> None:
+async def test_a_replica_of_an_ended_device_gets_nothing(system: ta.System) -> None:
     devices = [await system.open_device("cpu") for _ in range(2)]
     replicas = {name: Replica(named(name), device=device) for name, device in zip("ab", devices, strict=True)}
     pool = await system.spawn(ReplicaPool, replicas)
@@ -55,7 +55,7 @@ async def test_one_whose_device_has_ended_gets_nothing(system: ta.System) -> Non
 
 @attrs.define(eq=False)
 class Norms:
-    """A model on a device, which notes whether it was asked while the device had no context."""
+    """A model on a device that notes requests during the loss of its context."""
 
     device: ta.Device
     asked: int = 0
@@ -79,7 +79,7 @@ async def lose_context(device: ta.Device) -> None:
 
 
 async def test_a_worker_killed_under_load(system: ta.System) -> None:
-    """Each request has one outcome, and none goes to the device that has no context."""
+    """Each request has one outcome, and none is sent to the device without a context."""
     options = ta.DeviceOptions(isolation="process")
     devices = [await system.open_device("cpu", options=options) for _ in range(2)]
     models = [Norms(device) for device in devices]

@@ -18,19 +18,21 @@ from trio_accel.patterns import Submit, SubmitActor, open_results
 
 async def later(item: int) -> int:
     """Items end in another order than they begin."""
-    # clock: a mock clock of the caller, or work whose time decides nothing
+    # clock: a mock clock of the caller, or work of any duration
     await trio.sleep(random.Random(item).random())
     if item % 7 == 3:
         raise LookupError(item)
     return item * item
 
 
-async def test_results_come_in_the_order_of_the_items(autojump_clock: MockClock) -> None:
+async def test_results_arrive_in_the_order_of_the_items(autojump_clock: MockClock) -> None:
     async with open_results(later, (item for item in range(100) if item % 7 != 3)) as results:
         assert [result async for result in results] == [item * item for item in range(100) if item % 7 != 3]
 
 
-async def test_an_error_comes_at_its_place_and_the_next_result_behind_it(autojump_clock: MockClock) -> None:
+async def test_an_error_arrives_in_its_position_and_the_next_result_after_it(
+    autojump_clock: MockClock,
+) -> None:
     async with open_results(later, range(6)) as results:
         assert [await anext(results) for _ in range(3)] == [0, 1, 4]
         with pytest.raises(LookupError, match="3"):
@@ -40,7 +42,7 @@ async def test_an_error_comes_at_its_place_and_the_next_result_behind_it(autojum
             await anext(results)
 
 
-async def test_a_loop_over_results_ends_with_the_error_as_it_is(autojump_clock: MockClock) -> None:
+async def test_a_loop_over_results_ends_with_the_error_unchanged(autojump_clock: MockClock) -> None:
     seen: list[int] = []
     with pytest.raises(LookupError, match="3"):  # noqa: PT012  # in no group
         async with open_results(later, range(6)) as results:
@@ -85,7 +87,7 @@ async def test_no_more_items_are_taken_than_the_limit(autojump_clock: MockClock)
     assert most == 5
 
 
-async def test_what_is_left_at_the_end_of_the_block_is_cancelled(autojump_clock: MockClock) -> None:
+async def test_open_requests_at_the_end_of_the_block_are_cancelled(autojump_clock: MockClock) -> None:
     begun: list[int] = []
     cancelled: list[int] = []
 
@@ -119,7 +121,7 @@ async def test_a_cancelled_read_loses_no_result(autojump_clock: MockClock) -> No
     assert found == list(range(5))
 
 
-async def test_items_that_come_later_and_an_iteration_that_fails(autojump_clock: MockClock) -> None:
+async def test_later_items_and_a_failing_iteration(autojump_clock: MockClock) -> None:
     async def items() -> AsyncGenerator[int, None]:
         for item in range(3):
             await trio.sleep(1)

@@ -81,7 +81,7 @@ def plenty() -> RetryBudget:
 
 
 @pytest.mark.parametrize("error", NOT_BEGUN, ids=lambda error: type(error).__name__)
-async def test_what_was_never_executed_is_tried_again(autojump_clock: MockClock, error: Exception) -> None:
+async def test_a_request_never_executed_is_tried_again(autojump_clock: MockClock, error: Exception) -> None:
     model = Model([error, error])
     assert was_never_executed(error)
     assert await retry(model, budget=plenty())(5) == 5
@@ -89,7 +89,9 @@ async def test_what_was_never_executed_is_tried_again(autojump_clock: MockClock,
 
 
 @pytest.mark.parametrize("error", REFUSED, ids=lambda error: type(error).__name__)
-async def test_what_was_refused_for_good_is_not(autojump_clock: MockClock, error: Exception) -> None:
+async def test_a_request_refused_for_good_is_not_tried_again(
+    autojump_clock: MockClock, error: Exception
+) -> None:
     model = Model([error])
     assert was_never_executed(error)
     with pytest.raises(type(error)):
@@ -98,7 +100,7 @@ async def test_what_was_refused_for_good_is_not(autojump_clock: MockClock, error
 
 
 @pytest.mark.parametrize("error", PERHAPS_EXECUTED, ids=lambda error: type(error).__name__)
-async def test_what_may_have_been_executed_is_tried_again_only_where_that_is_allowed(
+async def test_a_request_possibly_executed_is_tried_again_only_if_allowed(
     autojump_clock: MockClock, error: Exception
 ) -> None:
     assert not was_never_executed(error)
@@ -120,7 +122,7 @@ async def test_other_errors_are_raised_at_once(autojump_clock: MockClock, error:
     assert len(model.calls) == 1
 
 
-async def test_one_may_say_oneself_what_is_safe(autojump_clock: MockClock) -> None:
+async def test_the_program_may_define_safe_failures(autojump_clock: MockClock) -> None:
     model = Model([OSError("the disk"), OSError("the disk")])
     tries = retry(model, budget=plenty(), is_safe=lambda error: isinstance(error, OSError))
     assert await tries(5) == 5
@@ -145,7 +147,7 @@ async def test_attempts_are_spaced_by_the_back_off(autojump_clock: MockClock) ->
     assert model.calls == [0.0, 1.0, 3.0, 9.0, 19.0]
 
 
-async def test_those_that_failed_together_do_not_return_together(autojump_clock: MockClock) -> None:
+async def test_requests_that_failed_together_do_not_return_together(autojump_clock: MockClock) -> None:
     models = [Model([ta.QueueFullError("full")]) for _ in range(50)]
     budget = plenty()
     async with trio.open_nursery() as nursery:
@@ -157,7 +159,7 @@ async def test_those_that_failed_together_do_not_return_together(autojump_clock:
     assert max(times) <= 0.075
 
 
-async def test_no_attempt_is_waited_for_that_would_come_too_late(autojump_clock: MockClock) -> None:
+async def test_a_late_attempt_is_not_waited_for(autojump_clock: MockClock) -> None:
     backoff = ta.Backoff(initial=5.0, base=5.0, jitter=0.0)
     model = Model([ta.QueueFullError("full")])
     with trio.fail_after(4.0), pytest.raises(ta.QueueFullError):
@@ -182,7 +184,7 @@ async def test_a_cancelled_call_is_not_tried_again(autojump_clock: MockClock) ->
 
 
 async def test_a_loss_is_followed_by_no_storm(autojump_clock: MockClock) -> None:
-    """1000 requests fail together, and go on failing: the model gets a tenth more, not three times."""
+    """1000 requests fail together, and continue failing: the model gets a tenth more, not three times."""
     budget = RetryBudget(share=0.1, minimum=1.0, within=10.0)
     calls = 0
 
@@ -213,7 +215,7 @@ async def test_a_loss_is_followed_by_no_storm(autojump_clock: MockClock) -> None
 async def test_layers_with_one_budget_count_a_request_once(
     autojump_clock: MockClock, system: ta.System
 ) -> None:
-    """Also when the inner one is behind an actor. Without a budget, one would become 27 calls."""
+    """Also when the inner one is in front of an actor. Without a budget, one would become 27 calls."""
     budget = RetryBudget(share=0.5, minimum=0.0)
     calls = 0
 

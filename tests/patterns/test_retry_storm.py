@@ -1,4 +1,4 @@
-"""A loss under many clients: what they try again stays within the budget, from the clients to the devices."""
+"""A loss under many clients: their retries stay within the budget, from the clients to the devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Routing by load and by key, pools of actors, and what is refused."""
+"""Routing by load and by key, pools of actors, and refusals."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def place_of(key: str | bytes | int, names: list[str]) -> str:
 
 
 @given(st.one_of(st.text(), st.binary(), st.integers()), st.permutations(NAMES))
-def test_a_key_has_one_place_whatever_the_order(key: Any, names: list[str]) -> None:
+def test_a_key_has_one_place_in_any_order(key: Any, names: list[str]) -> None:
     by = ByKey(lambda item: item)
     assert by.choose(key, [Slot(name) for name in names]).name == place_of(key, NAMES)
 
@@ -75,7 +75,7 @@ def test_places_do_not_change_from_release_to_release() -> None:
     assert places == ["gamma", "alpha", "gamma", "alpha", "beta", "gamma", "alpha"]
 
 
-def test_keys_are_spread_evenly_and_only_those_of_a_dead_one_move() -> None:
+def test_keys_are_spread_evenly_and_only_keys_of_a_dead_worker_move() -> None:
     by = ByKey(str)
     slots = [Slot(name) for name in NAMES]
     before = [by.choose(number, slots).name for number in range(4000)]
@@ -95,7 +95,7 @@ def test_keys_of_several_types_are_several_keys() -> None:
 
 
 @given(loads=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=8))
-def test_the_least_busy_and_of_equal_ones_that_which_waited_longest(loads: list[tuple[int, int]]) -> None:
+def test_the_least_busy_of_equals_is_the_longest_waiting(loads: list[tuple[int, int]]) -> None:
     slots = [Slot(str(number), in_flight, turn) for number, (in_flight, turn) in enumerate(loads)]
     chosen = ByLoad().choose(None, slots)
     assert (chosen.in_flight, chosen.turn) == min(loads)
@@ -128,7 +128,7 @@ async def test_each_gets_its_share(system: ta.System) -> None:
 
 
 async def test_by_load_a_slow_one_gets_less(system: ta.System, autojump_clock: MockClock) -> None:
-    """Each has one request at a time at most, so each gets what it manages: 4:1."""
+    """Each has at most one request at a time, so each gets a share by its speed: 4:1."""
     router = await system.spawn(Router, {"slow": named("slow", 4.0), "fast": named("fast", 1.0)})
     results: Counter[str] = Counter()
 
@@ -180,7 +180,7 @@ async def test_requests_of_a_key_keep_their_order_at_one_member(
 
 
 @pytest.mark.parametrize("failover", [False, True])
-async def test_keys_of_one_that_restarts(
+async def test_keys_of_a_restarting_worker(
     system: ta.System, autojump_clock: MockClock, failover: bool
 ) -> None:
     slow = Policy(backoff=Backoff(initial=100.0, base=100.0, maximum=100.0, jitter=0.0))
@@ -300,7 +300,7 @@ async def test_a_pool_that_restarts_has_new_members(system: ta.System) -> None:
     assert system.tree().find("test/pool").restarts == 1
 
 
-async def test_what_is_refused_unexecuted_goes_on_to_the_next(
+async def test_a_request_refused_unexecuted_is_sent_to_the_next(
     system: ta.System, autojump_clock: MockClock
 ) -> None:
     mailbox = MailboxOptions(capacity=1, overflow=Overflow.REJECT)
@@ -317,7 +317,7 @@ async def test_what_is_refused_unexecuted_goes_on_to_the_next(
     async with trio.open_nursery() as nursery:
         for number in range(5):
             nursery.start_soon(ask, number)
-    # Each has room for two: one that it serves, and one in its mailbox.
+    # Each has room for two: a request in service, and a request in its mailbox.
     assert sorted(map(str, outcomes[:1])) != []
     assert Counter(map(str, outcomes))["test/a"] + Counter(map(str, outcomes))["test/b"] == 5
     statistics: RouterStatistics = await statistics_of(router)
@@ -326,7 +326,7 @@ async def test_what_is_refused_unexecuted_goes_on_to_the_next(
     assert statistics.in_flight == 0
 
 
-async def test_a_key_that_does_not_fail_over_stays_where_it_is_refused(
+async def test_a_key_without_failover_stays_with_its_refusing_worker(
     system: ta.System, autojump_clock: MockClock
 ) -> None:
     mailbox = MailboxOptions(capacity=1, overflow=Overflow.REJECT)
@@ -367,7 +367,7 @@ async def test_a_refusal_inside_a_model_is_the_askers(system: ta.System) -> None
     assert calls == [1]
 
 
-async def test_a_pool_of_pools_passes_by_one_without_replicas(system: ta.System) -> None:
+async def test_a_pool_of_pools_skips_a_pool_without_replicas(system: ta.System) -> None:
     ended = await system.spawn(Adder, 0)
     await ended.stop()
     empty = await system.spawn(Router, [ended.ask])
@@ -421,7 +421,7 @@ async def test_members_that_cannot_be_made_fail_the_spawn(system: ta.System) -> 
     assert system.tree().children == ()
 
 
-async def test_a_key_that_is_none_fails_its_request_alone(system: ta.System) -> None:
+async def test_an_invalid_key_fails_only_its_request(system: ta.System) -> None:
     router = await system.spawn(Router, [named("a"), named("b")], by=ByKey(lambda item: item))
     with pytest.raises(TypeError, match=r"a key must be a str, bytes or an int, got 1\.5"):
         await router.ask(Submit(1.5))

@@ -56,7 +56,7 @@ def texts_of(draft: Chain, verifier: Chain, many: int, **options: Any) -> list[t
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("lookahead", "temperature"), [(1, 1.0), (2, 1.0), (4, 1.0), (2, 0.6), (2, 1.7)])
-def test_texts_have_the_distribution_of_the_verifier_alone(lookahead: int, temperature: float) -> None:
+def test_texts_have_only_the_distribution_of_the_verifier(lookahead: int, temperature: float) -> None:
     draft, verifier = random_chain(1, 4, zeros=1), random_chain(2, 4, zeros=1)
     texts = texts_of(draft, verifier, 1500, max_tokens=4, lookahead=lookahead, temperature=temperature)
     powers = verifier.table ** (1 / temperature)
@@ -64,7 +64,7 @@ def test_texts_have_the_distribution_of_the_verifier_alone(lookahead: int, tempe
     assert likelihood(draft, texts, 4) < 1e-9
 
 
-def test_the_test_sees_a_rule_that_is_a_little_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_test_sees_a_slightly_wrong_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_residual(p: Rows, q: Rows) -> Rows:
         return p
 
@@ -73,7 +73,7 @@ def test_the_test_sees_a_rule_that_is_a_little_wrong(monkeypatch: pytest.MonkeyP
     assert likelihood(verifier, texts_of(draft, verifier, 1500, max_tokens=3), 3) < 1e-6
 
 
-def test_acceptance_and_tokens_per_round_are_what_the_paper_says() -> None:
+def test_acceptance_and_tokens_per_round_match_the_paper() -> None:
     """Leviathan et al. 2023: theorem 3.5 and equation 1, for tokens that do not depend on each other."""
     p, q = np.array([0.5, 0.3, 0.2, 0.0]), np.array([0.2, 0.3, 0.1, 0.4])
     accepted, lookahead, rounds = np.minimum(p, q).sum(), 3, 4000
@@ -129,7 +129,7 @@ async def tokens_by(
     return tokens
 
 
-async def test_a_draft_that_is_right_saves_calls_of_the_verifier(system: ta.System) -> None:
+async def test_a_correct_draft_saves_calls_of_the_verifier(system: ta.System) -> None:
     draft, verifier = random_chain(2, 6), random_chain(2, 6)
     step = step_of(draft, verifier, lookahead=4)
     batcher = await batcher_of(system, step)
@@ -150,7 +150,7 @@ def test_without_rounds_there_are_no_rates() -> None:
     assert math.isnan(DecodingStatistics().tokens_per_round)
 
 
-async def test_a_seed_determines_the_text_whatever_runs_beside_it(system: ta.System) -> None:
+async def test_a_seed_determines_the_text_under_any_concurrency(system: ta.System) -> None:
     batcher = await batcher_of(system, step_of(random_chain(1, 8), random_chain(2, 8)))
     five, six = (Generate((0,), seed=seed, max_tokens=30) for seed in (5, 6))
     alone = [await batcher.ask(Submit(request)) for request in (five, six)]
@@ -160,7 +160,7 @@ async def test_a_seed_determines_the_text_whatever_runs_beside_it(system: ta.Sys
     assert without[0] != without[1]
 
 
-async def test_logits_are_those_of_the_same_probabilities(system: ta.System) -> None:
+async def test_logits_match_the_same_probabilities(system: ta.System) -> None:
     draft, verifier = random_chain(1, 6, zeros=2), random_chain(2, 6, zeros=2)
     with np.errstate(divide="ignore"):
         draft_logits, logits = (Chain(np.log(model.table) + 3) for model in (draft, verifier))
@@ -211,7 +211,7 @@ GOOD = [0.25, 0.25, 0.5]
     ],
 )
 @pytest.mark.parametrize("who", ["draft", "verifier"])
-async def test_what_is_no_distribution_is_refused(
+async def test_an_invalid_distribution_is_refused(
     system: ta.System, row: list[Any], text: str, who: str
 ) -> None:
     def model(good: bool) -> Any:
@@ -221,7 +221,7 @@ async def test_what_is_no_distribution_is_refused(
 
         return returning
 
-    # Where the vocabularies differ, the verifier is called last.
+    # If the vocabularies differ, the verifier is called last.
     blamed = "verifier" if text == "share a vocabulary" else who
     step = step_of(model(who != "draft"), model(who != "verifier"))
     batcher = await batcher_of(system, step, name="batcher")
@@ -274,7 +274,7 @@ async def test_a_prompt_beyond_the_vocabulary_is_refused(system: ta.System) -> N
         await batcher.ask(Submit(Generate((0, 3))))
 
 
-async def test_a_failing_draft_is_an_error_or_costs_rounds_alone(system: ta.System) -> None:
+async def test_a_failing_draft_is_an_error_or_costs_only_rounds(system: ta.System) -> None:
     calls = itertools.count()
 
     async def draft(score: Score) -> Rows:

@@ -35,7 +35,7 @@ from trio_accel.patterns import (
     stop=st.frozensets(st.integers(0, 4), max_size=1),
     losses=st.frozensets(st.integers(1, 40), max_size=8),
 )
-def test_a_text_is_the_same_alone_and_beside_others_and_after_losses(
+def test_a_text_is_the_same_on_its_own_next_to_others_and_after_losses(
     seed: int,
     alike: float,
     lookahead: int,
@@ -61,7 +61,7 @@ def test_a_text_is_the_same_alone_and_beside_others_and_after_losses(
             # Prompts go through in chunks.
             batcher = await batcher_of(system, step, max_sequences=3, max_positions=4, patience=60.0)
             assert await tokens_of(batcher, requests) == alone
-            # Rounds that were lost do not count.
+            # Lost rounds do not count.
             assert step.statistics == lone.statistics
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
@@ -122,7 +122,7 @@ async def test_a_reader_that_leaves_ends_the_text(system: ta.System) -> None:
     assert system.tree().find(batcher.path).deferred == 0
 
 
-async def test_an_error_of_a_model_comes_after_the_tokens_before_it(system: ta.System) -> None:
+async def test_an_error_of_a_model_follows_the_tokens_before_it(system: ta.System) -> None:
     chain = random_chain(2, 8)
 
     async def fails_later(score: Score) -> Any:
@@ -143,7 +143,7 @@ async def test_an_error_of_a_model_comes_after_the_tokens_before_it(system: ta.S
     assert len(tokens) in range(6, 11)
 
 
-async def test_what_a_step_gave_that_was_lost_behind_it_is_given_again(system: ta.System) -> None:
+async def test_results_of_a_step_before_a_lost_one_are_given_again(system: ta.System) -> None:
     step, calls = SpeculativeStep(Many(Remembering(3, 6))), 0
 
     async def lossy(batch: Any) -> Any:
@@ -160,7 +160,7 @@ async def test_what_a_step_gave_that_was_lost_behind_it_is_given_again(system: t
 
 
 def repeating(tokens: list[int]) -> Model:
-    """A model that goes round in a text, whatever came before the last two tokens."""
+    """A model that repeats a cycle in a text, whatever came before the last two tokens."""
     table = {(a, b): c for a, b, c in zip(tokens, tokens[1:], tokens[2:], strict=False)}
 
     async def model(score: Score) -> Any:
@@ -238,7 +238,7 @@ def test_texts_by_prompt_lookup_have_the_distribution_of_the_verifier() -> None:
     assert likelihood(verifier, trio.run(main), 4) > 0.01
 
 
-async def test_bad_texts_fail_alone(system: ta.System) -> None:
+async def test_only_bad_texts_fail(system: ta.System) -> None:
     chain = random_chain(2, 6)
 
     async def model(score: Score) -> Any:
@@ -267,7 +267,7 @@ async def test_bad_texts_fail_alone(system: ta.System) -> None:
 
 
 def within(chain: Model) -> Model:
-    """A model of six tokens that takes others, too."""
+    """A model of six tokens that also accepts others."""
 
     async def model(score: Score) -> Any:
         return await chain(Score(tuple(min(token, 5) for token in score.tokens), score.count))
@@ -303,7 +303,7 @@ async def test_a_draft_of_another_vocabulary(system: ta.System) -> None:
         await batcher.ask(Submit(Generate((0,), max_tokens=4)))
 
 
-def test_options_that_are_wrong() -> None:
+def test_wrong_options() -> None:
     with pytest.raises(ValueError, match="SpeculativeStep: lookahead must be at least 1"):
         SpeculativeStep(Many(random_chain(2, 6)), lookahead=0)
     with pytest.raises(TypeError, match="a model is"):

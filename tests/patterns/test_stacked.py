@@ -80,7 +80,7 @@ def test_padding_is_numpys(shapes: list[tuple[int, int]], data: st.DataObject) -
     trio.run(main)
 
 
-async def test_what_does_not_go_together_is_refused(device: ta.Device) -> None:
+async def test_mismatched_inputs_are_refused(device: ta.Device) -> None:
     a, b = normal((2, 3), 1), normal((2, 4), 2)
     with pytest.raises(ValueError, match=r"arrays must hold at least one"):
         await device.ask(Stack([]))
@@ -103,7 +103,7 @@ async def test_what_does_not_go_together_is_refused(device: ta.Device) -> None:
 
 
 @pytest.mark.parametrize("to_host", [True, False])
-async def test_rows_come_back_to_those_who_asked(device: ta.Device, to_host: bool) -> None:
+async def test_rows_come_back_to_their_askers(device: ta.Device, to_host: bool) -> None:
     weights, sizes = normal((8, 5), 0), list[int]()
     on_device = await device.put(weights)
 
@@ -130,7 +130,7 @@ async def test_rows_come_back_to_those_who_asked(device: ta.Device, to_host: boo
     async with trio.open_nursery() as nursery:
         for index, row in enumerate(rows):
             nursery.start_soon(ask, index, await device.put(row) if index % 3 == 0 else row)
-        # Of a wrong length, and no array at all: they fail alone.
+        # Of a wrong length, and another type: only they fail.
         nursery.start_soon(ask, 98, normal((9,), 98))
         nursery.start_soon(ask, 99, "no array")
     assert len(results) == 12

@@ -1,4 +1,4 @@
-"""An actor whose calls run in tasks of their own."""
+"""An actor with calls in tasks of their own."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Runner(TaskSubmitActor[Act, object]):
 
 
 class Asker:
-    """One ask in a task, and what became of it."""
+    """One ask in a task, and its outcome."""
 
     def __init__(self, nursery: trio.Nursery, ref: ta.Ref[Runner], act: Act) -> None:
         self.scope = trio.CancelScope()
@@ -60,7 +60,7 @@ async def runner(system: ta.System) -> ta.Ref[Runner]:
     return await system.spawn(Runner, name="runner", policy=Policy(backoff=backoff))
 
 
-async def test_calls_run_beside_each_other(autojump_clock: MockClock, runner: ta.Ref[Runner]) -> None:
+async def test_calls_run_concurrently(autojump_clock: MockClock, runner: ta.Ref[Runner]) -> None:
     begun = trio.current_time()
     async with trio.open_nursery() as nursery:
         askers = [Asker(nursery, runner, soon) for _ in range(100)]
@@ -68,7 +68,7 @@ async def test_calls_run_beside_each_other(autojump_clock: MockClock, runner: ta
     assert trio.current_time() - begun == pytest.approx(1.0)
 
 
-async def test_an_error_is_the_askers_as_it_is(system: ta.System, runner: ta.Ref[Runner]) -> None:
+async def test_an_error_reaches_the_asker_unchanged(system: ta.System, runner: ta.Ref[Runner]) -> None:
     error = KeyError("bad item")
 
     async def fails() -> object:
@@ -99,7 +99,7 @@ async def test_a_cancelled_asker_leaves_at_once_and_its_model_is_cancelled(runne
         other.scope.cancel()
 
 
-async def test_a_model_that_fails_and_is_cancelled_at_once_costs_the_others_nothing(
+async def test_a_model_that_fails_and_is_cancelled_at_once_does_not_affect_others(
     system: ta.System, autojump_clock: MockClock, runner: ta.Ref[Runner]
 ) -> None:
     async def fails_at_the_end() -> None:
@@ -122,7 +122,7 @@ async def test_a_model_that_fails_and_is_cancelled_at_once_costs_the_others_noth
     assert system.tree().find("test/runner").restarts == 0
 
 
-async def test_a_value_that_comes_in_spite_of_the_cancellation_is_the_reply(runner: ta.Ref[Runner]) -> None:
+async def test_a_value_after_the_cancellation_is_still_the_reply(runner: ta.Ref[Runner]) -> None:
     async def stubborn() -> object:
         try:
             return await trio.sleep_forever()
@@ -136,7 +136,7 @@ async def test_a_value_that_comes_in_spite_of_the_cancellation_is_the_reply(runn
     assert asker.outcome == "after all"
 
 
-async def test_a_drain_answers_what_was_accepted(autojump_clock: MockClock, runner: ta.Ref[Runner]) -> None:
+async def test_a_drain_answers_accepted_requests(autojump_clock: MockClock, runner: ta.Ref[Runner]) -> None:
     async with trio.open_nursery() as nursery:
         asker = Asker(nursery, runner, soon)
         await wait_all_tasks_blocked()
@@ -144,7 +144,7 @@ async def test_a_drain_answers_what_was_accepted(autojump_clock: MockClock, runn
     assert asker.outcome == "soon"
 
 
-async def test_a_stop_fails_what_runs(runner: ta.Ref[Runner]) -> None:
+async def test_a_stop_fails_running_tasks(runner: ta.Ref[Runner]) -> None:
     async with trio.open_nursery() as nursery:
         asker = Asker(nursery, runner, trio.sleep_forever)
         await wait_all_tasks_blocked()
@@ -153,7 +153,7 @@ async def test_a_stop_fails_what_runs(runner: ta.Ref[Runner]) -> None:
     assert isinstance(asker.outcome.__cause__, ActorStoppedError)
 
 
-async def test_a_crash_fails_what_runs_and_the_next_incarnation_serves(
+async def test_a_crash_fails_running_tasks_and_the_next_incarnation_serves(
     autojump_clock: MockClock, runner: ta.Ref[Runner]
 ) -> None:
     async with trio.open_nursery() as nursery:
@@ -172,20 +172,20 @@ async def test_it_counts_its_calls(runner: ta.Ref[Runner]) -> None:
     assert counted == CallStatistics(answered=1)
 
 
-async def test_who_counts_nothing_has_no_statistics(system: ta.System) -> None:
+async def test_an_actor_without_counts_has_no_statistics(system: ta.System) -> None:
     ref: ta.Ref[SubmitActor[object, object]] = await system.spawn(SubmitActor[object, object])
     assert await ref.ask(GetStatistics()) is None
 
 
 class NoTask(TaskSubmitActor[int, int]):
-    """Does not say how it serves a call."""
+    """Does not declare how it serves a call."""
 
 
 class NoCall(SubmitActor[int, int]):
     """The same, without tasks."""
 
 
-async def test_a_submit_actor_that_serves_nothing_says_so(system: ta.System) -> None:
+async def test_a_submit_actor_without_messages_is_refused(system: ta.System) -> None:
     with pytest.raises(NotImplementedError, match="NoTask"):
         await (await system.spawn(NoTask)).ask(Submit(1))
     with pytest.raises(ActorFailedError, match="NoCall"):
@@ -205,9 +205,7 @@ async def test_a_task_has_its_askers_deadline(autojump_clock: MockClock, runner:
     assert trio.current_time() == now + 5
 
 
-async def test_a_deadline_that_was_moved_is_told_as_an_error(
-    autojump_clock: MockClock, runner: ta.Ref[Runner]
-) -> None:
+async def test_a_moved_deadline_is_an_error(autojump_clock: MockClock, runner: ta.Ref[Runner]) -> None:
     async with trio.open_nursery() as nursery:
         asker = Asker(nursery, runner, trio.sleep_forever)
         asker.scope.deadline = trio.current_time() + 1

@@ -1,4 +1,4 @@
-"""Models that fail while they are cancelled: their nurseries tell both, in one group."""
+"""Models that fail while they are cancelled: their nurseries report both, in one group."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from trio_accel.patterns import (
 
 
 async def in_tasks(item: object) -> int:
-    """A model whose task fails over the cancellation, beside one that is just cancelled."""
+    """A model whose task fails over the cancellation, next to a merely cancelled one."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(torn)
         nursery.start_soon(trio.sleep_forever)
@@ -83,7 +83,7 @@ async def gone(item: object) -> object:
     raise LookupError("gone")
 
 
-async def test_experts_that_are_torn_by_the_failure_of_another_hide_nothing(
+async def test_experts_torn_by_the_failure_of_another_hide_nothing(
     system: ta.System, autojump_clock: MockClock
 ) -> None:
     experts = [in_tasks, gone, hangs]
@@ -104,7 +104,7 @@ async def test_experts_that_tear_themselves_have_failed(system: ta.System, autoj
     assert {depth(error) for error in caught.value.errors.values()} == {1}
 
 
-async def test_a_swap_that_is_cancelled_and_cannot_be_tidied_up_has_failed(
+async def test_a_cancelled_swap_that_cannot_be_tidied_up_has_failed(
     system: ta.System, autojump_clock: MockClock
 ) -> None:
     @asynccontextmanager
@@ -130,13 +130,13 @@ async def torn_batcher(item: object) -> tuple[int, ...]:
     raise AssertionError
 
 
-async def test_a_reader_of_tokens_sees_its_own_group_as_it_is(autojump_clock: MockClock) -> None:
+async def test_a_reader_of_tokens_sees_its_own_group_unchanged(autojump_clock: MockClock) -> None:
     with pytest.RaisesGroup(OSError), trio.move_on_after(1):
         async with open_parts(torn_batcher, 0):
             await in_tasks(None)
 
 
-async def test_a_batcher_that_is_torn_when_its_reader_leaves_is_not_heard(autojump_clock: MockClock) -> None:
+async def test_a_batcher_torn_when_its_reader_leaves_is_not_heard(autojump_clock: MockClock) -> None:
     async with open_parts(torn_batcher, 0):
         await trio.sleep(1)
     with trio.move_on_after(1) as scope:

@@ -1,6 +1,6 @@
 """Pages that sequences of a continuous batcher write to, in a world where anything may fail at any await.
 
-The next token follows from what is read in the pages. So a page that was lost, written by two sequences, or
+The next token follows from the contents of the pages. So a page that was lost, written by two sequences, or
 read before it was written changes a text.
 """
 
@@ -37,7 +37,8 @@ class Asked:
         number: Which of the requests.
         prompt: Its tokens.
         parts: How many tokens are made.
-        poisoned: The part at which each step fails that has it; a negative one: its own result is an error.
+        poisoned: The part at which each step with the sequence fails; a negative one: its own result is an
+            error.
     """
 
     number: int
@@ -49,7 +50,7 @@ class Asked:
 
     @property
     def text(self) -> list[int]:
-        """What is made in an undisturbed world."""
+        """The text made in an undisturbed world."""
         tokens = list(self.prompt)
         for _ in range(self.parts):
             tokens.append(follower(tokens))
@@ -73,7 +74,7 @@ def ignore(sequence: Sequence, what: str) -> None:
 
 @attrs.define(eq=False)
 class Table:
-    """The pages of a sequence, or what was in them while it is set aside."""
+    """The pages of a sequence, or their contents while it is set aside."""
 
     pages: list[int]
     host: list[int] | None = None
@@ -91,7 +92,7 @@ class Book:
         recompute: Whether a sequence for which there is none of these begins again.
         losses: The part of the awaits at which the device is lost.
         breaks: The part of the moves that fail for good.
-        is_ordered: Whether steps run ahead, so they must write in the order of their calls.
+        is_ordered: Whether steps run in advance, so they must write in the order of their calls.
     """
 
     random: random.Random
@@ -212,7 +213,7 @@ class Book:
             assert one.state is None or one.state.host is None
         self.busy.update(batch)
         try:
-            # Steps that are called ahead have to be handed over in their order.
+            # Steps called in advance have to be handed over in their order.
             async with self._order:
                 self.reserve(batch)
                 await self.pause()
@@ -221,7 +222,7 @@ class Book:
             self.busy.subtract(batch)
 
     def reserve(self, batch: list[Sequence]) -> None:
-        """Have pages for all; as a step that has no room changes nothing."""
+        """Have pages for all; as a step without pages changes nothing."""
         more = {one: self.missing(one) for one in batch}
         spare = 1 if len(batch) > 1 and not any(one.is_prefilling for one in batch) else 0
         if (wanted := sum(more.values())) and wanted > self.free - spare:
@@ -242,7 +243,7 @@ class Book:
         return max(-(-end // self.size) - (len(one.state.pages) if one.state else 0), 0)
 
     def beginning(self, one: Sequence) -> list[int]:
-        """Return the full pages of another sequence of its tenant that has an equal beginning."""
+        """Return the full pages of another sequence of its tenant with a common prefix."""
         item, most = one.item, (one.length - 1) // self.size
         mine = [*item.prompt, *one.parts]
         for other in self.seen - self.left - {one}:

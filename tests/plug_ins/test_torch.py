@@ -1,4 +1,4 @@
-"""The plug-in of PyTorch's devices: kills, what is left behind, and PyTorch in every bad state."""
+"""The plug-in of PyTorch's devices: kills, leftovers, and PyTorch in every bad state."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from trio_accel.backends import resolve
 from trio_accel.backends.base import ArraySpec, Isolation
 from trio_accel.backends.base.contract import ops
 
-# What a worker imports stands beside this module.
+# The worker's imports are next to this module.
 sys.path.insert(0, str(Path(__file__).parent))
 
 pytestmark = pytest.mark.skipif(BACKEND != "torch", reason="nox -s torch runs it")
@@ -36,7 +36,7 @@ PROCESS = ta.DeviceOptions(isolation="process")
 
 
 def natives() -> int:
-    """Count the threads of this process, those of libraries too."""
+    """Count the threads of this process, including those of libraries."""
     return len(os.listdir("/proc/self/task"))
 
 
@@ -88,7 +88,7 @@ trio.run(main)
 """
 
 
-def test_arrays_are_lost_with_a_worker_whose_memory_is_not_exported() -> None:
+def test_unexported_arrays_are_lost_with_a_worker() -> None:
     done = run(program=NOT_EXPORTED, TRIO_ACCEL_TORCH_EXPORT="no")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
@@ -176,7 +176,7 @@ for ask in (lambda: backend.open_device(0, memory_limit=None), lambda: resolve("
 """
 
 
-def test_a_device_that_has_gone_is_refused() -> None:
+def test_a_gone_device_is_refused() -> None:
     pytest.importorskip("torch")
     done = run(program=GONE)
     assert done.returncode == 0, done.stderr
@@ -216,7 +216,7 @@ def test_a_module_named_as_a_library_of_the_package_is_not_imported(bare_device:
         bare_device.open_library("sparse")
 
 
-def test_a_kind_that_is_not_there_is_refused() -> None:
+def test_a_missing_kind_is_refused() -> None:
     for kind, reason in (
         ("abacus", "must be one of cpu, cuda, xpu, mps, got 'abacus'"),
         ("xpu", "no device of the"),
@@ -225,7 +225,7 @@ def test_a_kind_that_is_not_there_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["uint16", "uint32", "uint64"])
-async def test_unsigned_integers_are_those_of_numpy(device: ta.Device, name: str) -> None:
+async def test_unsigned_integers_match_numpy(device: ta.Device, name: str) -> None:
     limits = np.iinfo(name)
     a = np.array([0, 1, 5, limits.max // 2, limits.max - 1, limits.max, 77], name)
     b = np.array([3, limits.max, 2, 3, limits.max // 2 + 1, 7, 0], name)
@@ -305,7 +305,7 @@ async def test_a_program_computes_by_pytorch(system: ta.System, isolation: Isola
             np.testing.assert_allclose(await gradient.to_host(), 3 * x**2, rtol=1e-12)
 
 
-async def test_kernels_of_ones_own_are_refused_by_name(device: ta.Device) -> None:
+async def test_custom_kernels_are_refused_by_name(device: ta.Device) -> None:
     source = 'extern "C" __global__ void twice(float *x) { *x *= 2; }'
     parameters = {"x": jit.updates("float32", ndim=1)}
     kernel = jit.Kernel("twice", source, parameters=parameters, grid=1, block=1)
@@ -314,7 +314,7 @@ async def test_kernels_of_ones_own_are_refused_by_name(device: ta.Device) -> Non
         await kernel(x)
 
 
-def test_a_fork_of_a_process_that_opened_a_card_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fork_of_a_process_with_an_open_card_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     from trio_accel_torch._driver_check import driver_in_use
 
     torch: Any = pytest.importorskip("torch")
@@ -335,7 +335,7 @@ class FakeStream(SimpleNamespace):
 
 
 class Card:
-    """A card without hardware: its events are done when the test says so."""
+    """A card without hardware: its events are done at the test's request."""
 
     def __init__(self) -> None:
         self.work = threading.Event()
@@ -360,7 +360,7 @@ class Card:
 
 @pytest.fixture
 def card_stream(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Card]]:
-    """A stream whose work runs on such a card."""
+    """A stream with work on such a card."""
     torch: Any = pytest.importorskip("torch")
     from trio_accel_torch._streams import TorchContext, TorchStream
 

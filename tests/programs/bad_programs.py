@@ -124,7 +124,7 @@ class Returns:
 
 
 class Rules:
-    """Rules of outputs that are wrong."""
+    """Wrong rules of outputs."""
 
     @ta.programs.method(out=lambda x: "float32")
     def no_pair(self, x: Array) -> Array:
@@ -153,7 +153,7 @@ class NoParameter:
 
 
 class NoSelf:
-    """Declares its state without saying whose it is."""
+    """Declares its state without an owner."""
 
     def __init__(self, weights: Array) -> None: ...
 

@@ -1,4 +1,4 @@
-"""A program whose methods fail in every way that a method can."""
+"""A program with methods that fail in every possible way."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SECONDS = {"": 0.0, "slow": 1.5, "hang": 30.0}
 
 
 class Fails:
-    """Fails as it is told, or doubles its argument."""
+    """Fails on request, or doubles its argument."""
 
     def __init__(self, totals: Array) -> None:
         self.totals = totals

@@ -1,4 +1,4 @@
-"""Methods that keep what they are lent, by what other libraries make of it. Workers import this module."""
+"""Methods that keep borrowed arrays as objects of other libraries. Workers import this module."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trio_accel.programs import Array
 
 
 class Keeps:
-    """Keeps it until its instance is gone."""
+    """Keeps it until its instance is released."""
 
     def __init__(self) -> None:
         self.kept: list[Any] = []

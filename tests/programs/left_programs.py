@@ -1,4 +1,4 @@
-"""Programs that wait for a pipe, so that their askers can leave them; workers import this module."""
+"""Programs that wait for a pipe, so that their callers can leave them; workers import this module."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def wait(path: str) -> str:
 
 
 def ends(x: Any) -> tuple[float, float]:
-    """Least and greatest element of an array on a GPU, or on what stands in for one."""
+    """Least and greatest element of an array on a GPU, or on its stand-in."""
     from cuda.bindings import driver as bindings
 
     driver: Any = bindings

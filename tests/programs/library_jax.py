@@ -1,4 +1,4 @@
-"""The program in JAX, whose arrays never change: it has no method that writes to one."""
+"""The program in JAX, with arrays that never change: it has no method that writes to one."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ class JaxProgram(ReadingProgram):
     xp = jax.numpy
 
     def taken(self, array: Array) -> Any:
-        # JAX asks for arrays by an older DLPack, in which NumPy gives none that is only read.
+        # JAX asks for arrays by an older DLPack, in which NumPy exports no read-only array.
         is_numpy = isinstance(array, np.ndarray)
         return jax.numpy.asarray(array) if is_numpy else jax.dlpack.from_dlpack(array)

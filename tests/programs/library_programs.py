@@ -1,4 +1,4 @@
-"""The same program for each library; those of PyTorch, CuPy, Triton and JAX have modules of their own.
+"""The same program for each library; PyTorch, CuPy, Triton and JAX have modules of their own.
 
 Workers import these modules.
 """
@@ -15,7 +15,7 @@ from trio_accel.programs import Array
 
 
 class ReadingProgram:
-    """A dense layer, in a library whose arrays never change.
+    """A dense layer, in a library with immutable arrays.
 
     Attributes:
         xp: The library.
@@ -46,7 +46,7 @@ class ReadingProgram:
         return self.dense(self.taken(x))
 
     def positive(self, x: Array) -> Array:
-        """A result whose shape depends on the numbers."""
+        """A result with a shape that depends on the numbers."""
         taken = self.taken(x)
         return taken[taken > 0]
 
@@ -83,7 +83,7 @@ class LibraryProgram(ReadingProgram):
 
 
 class NumpyProgram(LibraryProgram):
-    """In NumPy, whose arrays are what the CPU backend has."""
+    """In NumPy, because the CPU backend has its arrays."""
 
     xp = np
 

@@ -9,7 +9,7 @@ from library_programs import LibraryProgram
 
 from trio_accel.programs import Array
 
-torch: Any = import_module("torch")  # without types, as PyTorch is no dependency
+torch: Any = import_module("torch")  # without types, as PyTorch is not a dependency
 
 
 class TorchProgram(LibraryProgram):

@@ -24,7 +24,7 @@ def host_of(array: Any) -> Any:
 
 
 class Mixed:
-    """Its state is an array that other operations change, too."""
+    """Its state is an array that other operations also change."""
 
     def __init__(self, state: Array) -> None:
         self.state = state
@@ -35,7 +35,7 @@ class Mixed:
 
     @ta.programs.method(updates=["y"])
     def add_to(self, x: Array, y: Array) -> float:
-        """Not declared: so its result is told behind the call."""
+        """Not declared: so its result is sent after the call."""
         host_of(y)[...] += host_of(x)
         return float(host_of(y).sum())
 

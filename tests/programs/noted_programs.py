@@ -12,7 +12,7 @@ from trio_accel.programs import Array
 
 
 class Noted:
-    """Notes by process what happens to it, waits where it is told to, and refuses where it is told to."""
+    """Notes its events by process, waits on request, and refuses on request."""
 
     def __init__(self, x: Array, *, folder: str) -> None:
         self.folder = Path(folder)
@@ -23,7 +23,7 @@ class Noted:
         if (self.folder / "hold").exists():
             # Until it has had a writer.
             (self.folder / "hold").read_bytes()
-        # What a program should not do: it is as of the moment when it was made.
+        # A bad habit of a program: its value is from the moment when it was made.
         self.first = float(x[0])
 
     def warm_up(self) -> None:

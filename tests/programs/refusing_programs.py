@@ -22,7 +22,7 @@ class TwoTextsError(Exception):
 
 
 class Careful:
-    """Refuses rows that are not finite."""
+    """Refuses rows with infinite or NaN elements."""
 
     def __init__(self, counts: Array) -> None:
         self.counts = counts
@@ -71,5 +71,5 @@ class RefusesConstruction:
 
 @ta.programs.method(refuses=(ZeroDivisionError,))
 def invert(x: float) -> float:
-    """A function may refuse, too."""
+    """A function may also refuse."""
     return 1 / x

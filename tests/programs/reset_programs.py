@@ -1,4 +1,4 @@
-"""Programs that are made anew with other arrays; workers import this module."""
+"""Programs made again with other arrays; workers import this module."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from trio_accel.programs import Array, method
 
-# What a constructor finds in its state, and does then.
+# The state found by a constructor, and its action then.
 FAILS, DIES = -1.0, -2.0
 
 

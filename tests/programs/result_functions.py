@@ -1,4 +1,4 @@
-"""Functions whose results are not declared; workers import this module."""
+"""Functions with undeclared results; workers import this module."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def kept(x: Array) -> Array:
 
 
 def wordy(x: Array, count: int) -> tuple[str, Array]:
-    """A text that is long, and an array."""
+    """A long text, and an array."""
     return "w" * count, x + 1
 
 

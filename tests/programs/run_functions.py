@@ -57,7 +57,7 @@ def nothing(x: Array) -> None:
 
 
 def kept(x: Array) -> float:
-    """Write to what an earlier call has got."""
+    """Write to an array of an earlier call."""
     KEPT[-1][...] = x
     return 1.0
 

@@ -102,7 +102,7 @@ def flat(x: Array) -> Array:
 
 
 class Noted:
-    """Writes down where it was made, and what was called."""
+    """Writes down the process of its construction, and its calls."""
 
     def __init__(self, path: str, state: Array) -> None:
         self.path = path

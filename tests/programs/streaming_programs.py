@@ -45,7 +45,7 @@ class Streams:
             yield np.full(length, float(length))
 
     def first_of(self, x: Array) -> Generator[float, None, None]:
-        """Its argument is read between items, too."""
+        """Its argument is also read between items."""
         for index in range(len(x)):
             yield float(x[index])
 
@@ -119,7 +119,7 @@ class Streams:
 
     @method(resumes=True)
     def resumed(self, stop: int, resume: Sequence[int] = ()) -> Iterator[int]:
-        """Each item depends on those before, as that of a text does."""
+        """Each item depends on the items before, as in a text."""
         items = list(resume)
         for _ in range(len(resume), stop):
             items.append((3 * sum(items) + len(items)) % 101)
@@ -177,7 +177,7 @@ class Plain:
 
 
 def sum_slowly(x: Array, note: str) -> float:
-    """Say that it has begun, and take half a second."""
+    """Report its beginning, and take half a second."""
     Path(note).touch()
     threading.Event().wait(0.5)
     return float(x.sum())

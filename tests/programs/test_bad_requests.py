@@ -1,4 +1,4 @@
-"""Bad requests among good ones: each costs its own asker an error, and the others nothing."""
+"""Bad requests among good ones: each costs its own caller an error, and the others nothing."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def test_two_bad_requests_at_once(device: ta.Device, method: str, error: t
     np.testing.assert_array_equal(await bad.to_host(), -np.ones(4))
 
 
-async def test_a_request_that_is_bad_only_in_company(system: ta.System, device: ta.Device) -> None:
+async def test_a_request_bad_only_in_company(system: ta.System, device: ta.Device) -> None:
     async with ta.open_program(device, Picky) as program:
 
         async def sums(rows: list[Any]) -> Any:

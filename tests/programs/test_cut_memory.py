@@ -13,7 +13,7 @@ from chosen import BACKEND, SEARCHED
 
 pytestmark = pytest.mark.skipif(BACKEND != "cpu", reason="chunks of other backends are no memory of the host")
 
-# In a process of its own, since SIGBUS would end that of the tests.
+# In a process of its own, because SIGBUS would end the process of the tests.
 PROGRAM = """
 import os
 import bad_programs

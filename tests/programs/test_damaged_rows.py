@@ -1,4 +1,4 @@
-"""Programs that update parts of an array: what a loss damages, and what runs again."""
+"""Programs that update parts of an array: the damage of a loss, and the repeated calls."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def test_an_idempotent_update_runs_again(program: Program[Cache], rows: ta
     assert program.device.generation == 3
 
 
-async def test_a_row_that_was_updated_is_damaged_alone(program: Program[Cache], rows: ta.AccelRef) -> None:
+async def test_only_the_updated_row_is_damaged(program: Program[Cache], rows: ta.AccelRef) -> None:
     await program.ask(Cache.put, 3, 5.0)
     for row in (0, 2):
         inject_fault(program.device, program.operation(Cache.put_in), kill=True)

@@ -20,7 +20,7 @@ MANY = 60
 
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What the page's block with the class defines."""
+    """The definitions of the page's block with the class."""
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     names: dict[str, Any] = {}
     (block,) = (block for block in blocks(PAGE) if "class Ledger" in block.text)
@@ -76,7 +76,7 @@ async def test_each_update_counts_once_under_losses_and_deadlines(
 
 
 @pytest.mark.slow
-async def test_a_repair_that_is_cut_is_made_again(
+async def test_an_interrupted_repair_is_repeated(
     ledger: Any, names: dict[str, Any], device: ta.Device
 ) -> None:
     ones = np.eye(MANY, dtype=np.int64)

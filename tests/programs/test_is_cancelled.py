@@ -1,4 +1,4 @@
-"""A program sees that its asker has left."""
+"""A program sees that its caller has left."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_a_method_ends_soon_after_its_asker_has_left(
 async def test_a_deadline_and_a_long_grace_are_seen_at_once(any_device: ta.Device, pipe: Path) -> None:
     program = await opening(any_device)
     with ta.cancel_grace(60.0), trio.fail_after(60):
-        # It ends in time, so the asker gets its result although it was cancelled.
+        # It ends in time, so the caller gets its result although it was cancelled.
         async with trio.open_nursery() as nursery:
             answers: list[bool] = []
 
@@ -77,7 +77,7 @@ async def _cancel(pipe: Path, scope: trio.CancelScope) -> None:
     scope.deadline = trio.current_time()
 
 
-async def test_a_call_behind_sees_its_own_asker_alone(any_device: ta.Device, pipe: Path) -> None:
+async def test_a_later_call_sees_only_its_own_asker(any_device: ta.Device, pipe: Path) -> None:
     program = await opening(any_device)
     # The second is the same call, by the same template; a call before has made that.
     await leave(pipe, lambda: program.ask(Watches.declared, str(pipe)))

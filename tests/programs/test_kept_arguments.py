@@ -1,4 +1,4 @@
-"""Arguments that a method keeps after its call, on every backend: it is told, or the call fails."""
+"""Arguments that a method keeps after its call, on every backend: it is reported, or the call fails."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def told_in(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.parametrize("method", [Keeps.by_dlpack, Keeps.by_interface, Keeps.the_object])
-async def test_what_is_read_is_told_once(
+async def test_a_kept_read_argument_is_reported_once(
     any_device: ta.Device, caplog: pytest.LogCaptureFixture, method: Any
 ) -> None:
     x = await any_device.put(X)
@@ -36,7 +36,7 @@ async def test_what_is_read_is_told_once(
 
 
 @pytest.mark.parametrize("method", [Keeps.target, Keeps.out])
-async def test_what_is_written_fails_the_call(any_device: ta.Device, method: Any) -> None:
+async def test_a_kept_written_argument_fails_the_call(any_device: ta.Device, method: Any) -> None:
     intensity, backoff = ta.Intensity(100, 60.0), ta.Backoff(base=0.0)
     targets = [await any_device.put(X)] if method is Keeps.target else []
     async with ta.open_program(any_device, Keeps, intensity=intensity, backoff=backoff) as program:
@@ -45,11 +45,11 @@ async def test_what_is_written_fails_the_call(any_device: ta.Device, method: Any
         ):
             await program.ask(method, X, *targets)
         del targets
-        # The instance that has kept it is gone.
+        # The instance that kept it was released.
         assert await program.ask(Keeps.count) == 0
 
 
-async def test_what_is_returned_or_garbage_is_not_kept(
+async def test_returned_arguments_and_garbage_are_not_kept(
     any_device: ta.Device, caplog: pytest.LogCaptureFixture
 ) -> None:
     x, target = await any_device.put(X), await any_device.put(X)

@@ -1,4 +1,4 @@
-"""Askers leave calls at their deadlines; the calls go on, and harm nobody."""
+"""Callers leave calls at their deadlines; the calls continue, and harm nobody."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def begun(pipe: Path) -> int:
 
 
 async def left(pipe: Path, ask: Callable[[], Awaitable[object]]) -> int:
-    """Ask, and leave when the call runs; gives the end of the pipe that lets it go on."""
+    """Ask, and leave when the call runs; gives the end of the pipe that lets it continue."""
     with trio.CancelScope() as scope:
         async with trio.open_nursery() as nursery:
             end, is_over = await started(nursery, pipe, ask)
@@ -74,7 +74,7 @@ async def test_an_asker_leaves_a_method_that_runs(any_device: ta.Device, pipe: P
     device = any_device
     program, _ = await opening(device)
     end = await left(pipe, lambda: program.ask(method, str(pipe)))
-    # It waits its turn behind the call, and nothing was restarted.
+    # It waits for its turn after the call, and nothing was restarted.
     with trio.move_on_after(0) as at_once:
         await program.ask(Waits.quick)
     assert at_once.cancelled_caught
@@ -99,7 +99,7 @@ async def test_an_asker_leaves_with_its_host_array(
     program, counts = await opening(device)
     x = np.full(count, 2.0)
     end = await left(pipe, lambda: program.ask(method, str(pipe), x))
-    # It is the asker's own again.
+    # It is the caller's own again.
     x[:] = np.nan
     os.close(end)
     assert await program.ask(Waits.quick) == 3.0
@@ -118,7 +118,7 @@ async def test_an_asker_leaves_a_function(
         assert await ask(x, str(tmp_path / "file")) == 4.0
 
 
-async def test_an_asker_leaves_a_kernel_that_is_a_function(device: ta.Device, pipe: Path) -> None:
+async def test_an_asker_leaves_a_kernel_written_as_a_function(device: ta.Device, pipe: Path) -> None:
     name = await device.put(np.frombuffer(str(pipe).encode().ljust(256, b"\0"), np.uint8))
     kernel = jit.Kernel(
         "unused",
@@ -134,7 +134,7 @@ async def test_an_asker_leaves_a_kernel_that_is_a_function(device: ta.Device, pi
 
 
 @pytest.mark.parametrize("count", [3, LARGE], ids=["small", "large"])
-async def test_a_call_that_has_not_begun_never_gets_arrays_that_were_not_copied(
+async def test_a_pending_call_never_gets_uncopied_arrays(
     any_device: ta.Device, pipe: Path, tmp_path: Path, count: int
 ) -> None:
     note = tmp_path / "note"
@@ -159,7 +159,7 @@ async def _cancel_when_blocked(scope: trio.CancelScope) -> None:
     scope.cancel()
 
 
-@pytest.mark.parametrize("isolation", ["inline"])  # that of a worker is closed first, within `close_grace`
+@pytest.mark.parametrize("isolation", ["inline"])  # the worker's is closed first, within `close_grace`
 async def test_who_opens_a_program_leaves_its_constructor(
     system: ta.System, device: ta.Device, pipe: Path
 ) -> None:

@@ -27,18 +27,18 @@ X = RANDOM.standard_normal((5, 4))
 NUMBERS = np.arange(20).reshape(5, 4)
 REALS = ("float16", "float32", "float64", "int8", "int32", "int64", "uint8")
 COMPLEX = ("complex64", "complex128")
-# NumPy exports it by no protocol, so only arrays of a GPU have it.
+# NumPy does not export it, so only arrays of a GPU support it.
 LOW = () if BACKEND == "cpu" else ("bfloat16",)
 
 
 @attrs.frozen
 class Library:
-    """What a library has.
+    """The attributes of a library.
 
     Attributes:
         name: Its name.
         cls: The program, as ``module:class``.
-        backends: Where it computes.
+        backends: The backends on which it computes.
         dtypes: Of arrays that it takes and returns.
     """
 
@@ -66,7 +66,7 @@ LIBRARIES = (
 
 @pytest.fixture(scope="module", params=LIBRARIES, ids=lambda library: library.name)
 def library(request: pytest.FixtureRequest) -> Library:
-    """A library that is installed and computes where the tests run."""
+    """An installed library that computes on the device of the tests."""
     library: Library = request.param
     if BACKEND not in library.backends or IS_STAND_IN:
         pytest.skip(f"{library.name} has nothing for this backend")
@@ -84,7 +84,7 @@ def cls(library: Library) -> Generator[type[ReadingProgram], None, None]:
         return
     if library.name == "jax" and import_module("jax").default_backend() != "gpu":
         pytest.skip("JAX was installed without CUDA")
-    # What it keeps of its first use is there before a test looks.
+    # Caches of its first use are there before a test looks.
     ones = cls.xp.ones((4, 4), **({"device": "cuda"} if library.name in ("torch", "triton") else {}))
     float((ones @ ones).sum())
     del ones
@@ -168,7 +168,7 @@ async def writes(device: ta.Device, cls: type[ReadingProgram], _: Library) -> No
 
 
 async def survives(device: ta.Device, cls: type[ReadingProgram], _: Library) -> None:
-    """A loss of the context costs no array, and the rest is made anew."""
+    """A loss of the context costs no array, and the rest is made again."""
     total = await device.put(np.ones(4))
     async with await open_layer(device, cls, total) as program:
         if issubclass(cls, LibraryProgram):

@@ -45,7 +45,7 @@ async def test_values_arrive_as_they_were_given(device: ta.Device) -> None:
             assert several["kwargs"] == {"k": value, "l": 1}, name
 
 
-async def test_they_go_beside_arrays(device: ta.Device) -> None:
+async def test_they_are_sent_next_to_arrays(device: ta.Device) -> None:
     x = await device.put(np.arange(3.0))
     async with await _layer(device) as program:
         echo = await program.ask(Layer.echo, {"x": x, "rows": ROWS, "both": [NUMBERS, x, *NUMBERS]})

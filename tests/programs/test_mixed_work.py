@@ -1,9 +1,9 @@
 """Work of all kinds on one device, at once and with faults, against a model in NumPy.
 
-The arrays hold whole numbers, so results are exact. The model knows what the askers are told, and no more. A
-step that succeeds has run once. A step that fails has not run, or has damaged what it changes. A step that
-was cancelled, or whose context was lost, has run or has not: each is a world of its own. Some world must
-agree with what is found.
+The arrays hold integers, so results are exact. The model knows the replies to the callers, and no more. A
+step that succeeds has run once. A step that fails has not run, or has damaged its targets. A step that was
+cancelled, or whose context was lost, has run or has not: each is a world of its own. Some world must agree
+with the findings.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.skipif(
     BACKEND == "cuda" and not IS_STAND_IN, reason="its program has NumPy write to the memory of the device"
 )
 
-# What makes NumPy arrays of those of a GPU whose memory the host sees is there.
+# Tools that make NumPy arrays of a GPU's host-visible memory are installed.
 sys.path.append(str(Path(__file__).parents[1] / "devices"))
 
 SIZE, SLOTS = 5, 5
@@ -54,10 +54,10 @@ class Step:
     """One thing to do.
 
     Attributes:
-        kind: What.
-        x: Slot of the array that is read.
-        y: Slot of the array that is changed, if any is.
-        leaves: After how many turns of the loop the asker is cancelled; None for never.
+        kind: The kind of step.
+        x: Slot of the array to read.
+        y: Slot of the array to change, if any.
+        leaves: The number of turns of the loop before the caller is cancelled; None for never.
     """
 
     kind: str
@@ -68,16 +68,16 @@ class Step:
 
 @attrs.frozen
 class Kind:
-    """What a step does.
+    """The effect of a step.
 
     Attributes:
         ask: Asks for it: gets the work, x and y.
-        becomes: What y becomes, of a world, x and y; None if no array changes.
-        replies: What the reply holds, of the same; None if that is not looked at.
+        becomes: The new value of y, from a world, x and y; None if no array changes.
+        replies: The contents of the reply, from the same; None if they are not looked at.
         name: Of the operation that a fault hits; empty for none.
         targets: Slots that y may be.
         is_told_later: Whether the reply needs a second operation. So a call that ran may fail. If it changes
-            nothing, it may run again, with what the arrays hold by then.
+            nothing, it may run again, with the contents of the arrays by then.
     """
 
     ask: Callable[[Work, Any, Any], Awaitable[Any]]
@@ -89,7 +89,7 @@ class Kind:
 
 
 async def _replace(work: Work, x: ta.AccelRef, y: ta.AccelRef) -> None:
-    """Another array in its place: operations that were asked before still have the old one."""
+    """Another array in its place: earlier operations still have the old one."""
     (slot,) = [slot for slot, ref in enumerate(work.refs) if ref is y]
     work.refs[slot] = work.fresh.pop()
     y.release()
@@ -163,17 +163,17 @@ if BACKEND != "cpu":
 
 @attrs.define(eq=False)
 class Work:
-    """A device with arrays, a program and a graph, and what they may hold.
+    """A device with arrays, a program and a graph, and their possible contents.
 
     Attributes:
         device: The device.
         program: Its state is the array of one slot.
-        graph: Its constant is that of another.
+        graph: Its constant belongs to another.
         refs: The arrays of the slots.
         fresh: Arrays that replace others.
-        worlds: What the slots may hold.
-        suspects: Slots whose arrays may be damaged.
-        kinds: What the steps of the last burst have done.
+        worlds: The possible contents of the slots.
+        suspects: Slots with possibly damaged arrays.
+        kinds: The kinds of the steps of the last burst.
     """
 
     device: ta.Device
@@ -201,7 +201,7 @@ class Work:
 
         x, y = await device.zeros(SIZE), await device.zeros(SIZE)
         self.graph = await graphs.capture(device, chain, x, y)
-        # What is asked of a library that is not open waits for that, and is handed over afterwards.
+        # A request for an unopened library waits for the opening, and is handed over afterwards.
         await chain(x, y)
         await self.graph(x, y)
 
@@ -230,7 +230,7 @@ class Work:
             finally:
                 if injected is not None:
                     injected.remove()
-            # A program may still be made anew when the next burst begins.
+            # A program may still be made again when the next burst begins.
             before, self.kinds = self.kinds, {step.kind for step in steps}
             kinds = self.kinds | (before & {"breaks"})
             for step, outcome in zip(steps, outcomes, strict=True):
@@ -264,13 +264,13 @@ class Work:
             is_ours = step.kind == "breaks"
             if isinstance(outcome, Exception):
                 may_fail = has_fault or is_ours or bool(self.suspects) or (kind.is_told_later and breaks)
-                # What is queued finds out that its array is gone.
+                # A queued request finds out that its array was released.
                 is_released = "replace" in kinds and "was released" in str(outcome)
                 assert may_fail or is_released, (step, outcome)
                 assert is_ours or not isinstance(outcome, ta.ActorFailedError), (step, outcome)
             if kind.becomes is not None:
                 self.suspects.add(step.y)
-                # What was in flight when its context was lost may have run, and others may have seen it.
+                # Work in flight when its context was lost may have run, and others may have seen it.
                 may_have_run = (trio.CancelScope, ta.ContextLostError)
                 if isinstance(outcome, may_have_run) or kind.is_told_later:
                     self.worlds = [*worlds, *after]
@@ -285,8 +285,8 @@ class Work:
             self.worlds = [world for world, expected in pairs if np.array_equal(expected, reply)]
             assert self.worlds, (step, reply, replies)
         if kind.becomes is not None and "fill" not in kinds:
-            # Had the array been damaged, this would have failed. What fills it does not look at it, and does
-            # not make it usable again.
+            # Had the array been damaged, this would have failed. A fill does not look at it, and does not
+            # make it usable again.
             self.suspects.discard(step.y)
 
     async def _check(self) -> None:
@@ -295,7 +295,7 @@ class Work:
             try:
                 held = await ref.to_host()
             except (ta.StaleRefError, ta.InputFailedError):
-                # What makes it may still be in flight, without its asker.
+                # Its producer may still be in flight, without its caller.
                 if slot not in self.suspects:
                     raise
                 damaged.append(slot)

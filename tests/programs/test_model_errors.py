@@ -1,4 +1,4 @@
-"""Each row of the table of failures that is of a method, or of a service, is true."""
+"""Each row of the table of failures about a method, or about a service, is true."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ def answer(error: Exception) -> int:
 
 @attrs.frozen(kw_only=True)
 class Case:
-    """What happens in a row.
+    """The events of a row.
 
     Attributes:
         row: How it begins on the page.
-        how: What the method is told.
+        how: The argument of the method.
         method: Which one.
-        error: Class of the asker's error.
-        cause: Class of its cause; None where that is not looked at.
+        error: Class of the caller's error.
+        cause: Class of its cause; None if it is not looked at.
         neighbour: Result of another program in flight, or the class of its error.
-        behind: Result of a call of the same program behind it, or the class of its error.
-        restarts: How often the program alone was restarted.
+        behind: Result of a call of the same program after it, or the class of its error.
+        restarts: The number of restarts of only the program.
         losses: How often the context was lost.
         is_damaged: Whether the state is damaged.
         totals: The state after a further `add`, where it is not damaged.
@@ -104,7 +104,7 @@ CASES = [
             restarts=1,
             is_damaged=True,
         )
-        # Where arrays are updated, a declared error is no refusal, and `Refused` without `unchanged` neither.
+        # If arrays are updated, a declared error is not a refusal, and `Refused` without `unchanged` neither.
         for how, cause in (("undeclared", KeyError), ("declared", ValueError), ("refused", None))
     ),
     Case(row="raises `MemoryError`", how="memory", error=ta.OutOfMemoryError, cause=MemoryError),
@@ -141,7 +141,7 @@ CASES = [
 
 
 class Lab:
-    """A device with the two programs, and what askers got."""
+    """A device with the two programs, and the outcomes of callers."""
 
     def __init__(
         self, device: ta.Device, failing: ta.programs.Program[Fails], other: ta.programs.Program[Neighbour]
@@ -157,7 +157,7 @@ class Lab:
             self.got[name] = error
 
     async def fail(self, case: Case) -> None:
-        """Ask for a call that fails, with one beside it and one behind it."""
+        """Ask for a failing call, with a concurrent one and a later one."""
         how = "" if case.how == "fault" else case.how
         if case.how == "fault":
             operation = self.failing.operation(Fails.double)
@@ -222,7 +222,7 @@ async def test_a_row_is_true(system: ta.System, case: Case) -> None:
         else:
             assert got["later"] is None
     assert (device.generation - 1, len(restarted)) == (case.losses, case.restarts)
-    # And the page says so.
+    # And the page documents it.
     assert answer(got["asker"]) == int(cells[-1])
     if cells[0] != "that error":
         assert f"`{case.error.__name__}`" in cells[0].replace("trio.", "")
@@ -235,8 +235,8 @@ async def test_a_row_is_true(system: ta.System, case: Case) -> None:
         assert f"`{case.behind.__name__}`" in cells[1]
 
 
-async def test_what_is_said_of_the_state_is_true(system: ta.System) -> None:
-    """A call whose asker has left goes on, and an update that is refused has changed nothing."""
+async def test_statements_about_the_state_are_true(system: ta.System) -> None:
+    """A call continues after its caller has left, and a refused update has changed nothing."""
     for case in CASES:
         if case.how in ("slow", "unchanged"):
             lab = await open_lab(system, OPTIONS)

@@ -1,4 +1,4 @@
-"""Programs that are given, return or do what they should not: each is told by name."""
+"""Programs with wrong arguments, results or actions: each is reported by name."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def open_bad(device: ta.Device, cls: Any, *args: Any, **kwargs: Any) -> Any:
     return ta.open_program(device, cls, *args, intensity=MANY, backoff=AT_ONCE, **kwargs)
 
 
-async def test_constructors_take_what_their_signature_says(any_device: ta.Device) -> None:
+async def test_constructors_accept_their_signature(any_device: ta.Device) -> None:
     opening: Any = ta.open_program
     with pytest.raises(
         TypeError, match=r"open_program: Layer: missing a required argument: 'parameters'; it takes \(par"
@@ -209,7 +209,7 @@ async def test_arrays_that_no_method_changes_are_frozen_while_it_is_open(device:
             bias.release()
         result = await program.ask(Layer.forward, X)
         np.testing.assert_allclose(await result.to_host(), np.tanh(np.ones((2, 3))), rtol=1e-12)
-        # One that is open with it as its state cannot change it either.
+        # A program already open with it cannot change it either, as its state.
         async with ta.open_program(device, Counter, bias) as counter:
             with pytest.raises(ValueError, match=rf"Counter\.add: counts: {said}"):
                 await counter.ask(Counter.add, np.ones(3))
@@ -219,7 +219,7 @@ async def test_arrays_that_no_method_changes_are_frozen_while_it_is_open(device:
         await ta.open_program(device, Layer, parameters)
 
 
-async def test_state_that_is_released_behind_the_programs_back(device: ta.Device) -> None:
+async def test_state_is_released_without_the_programs_knowledge(device: ta.Device) -> None:
     counts = await device.zeros(3)
     async with ta.open_program(device, Counter, counts) as program:
         await program.ask(Counter.add, np.ones(3))
@@ -249,13 +249,13 @@ async def test_state_that_is_released_behind_the_programs_back(device: ta.Device
         ("long", r"Returns\.long: its result is 2.* bytes as text"),
     ],
 )
-async def test_results_that_were_not_declared(any_device: ta.Device, name: str, said: str) -> None:
+async def test_undeclared_results(any_device: ta.Device, name: str, said: str) -> None:
     async with open_bad(any_device, Returns) as program:
         with pytest.raises(ta.ActorFailedError, match=said):
             await program.ask(name)
         if BACKEND != "cpu":
             return
-        # An array is returned that is not the program's own.
+        # The returned array does not belong to the program.
         first, part, turned = await program.ask(Returns.own, X)
         np.testing.assert_array_equal(await first.to_host(), X)
         np.testing.assert_array_equal(await part.to_host(), X[:1])
@@ -263,7 +263,7 @@ async def test_results_that_were_not_declared(any_device: ta.Device, name: str, 
     assert any_device.generation == 1
 
 
-async def test_rules_of_outputs_that_are_wrong(any_device: ta.Device) -> None:
+async def test_wrong_rules_of_outputs(any_device: ta.Device) -> None:
     async with open_bad(any_device, Rules) as program:
         with pytest.raises(
             TypeError, match=r"Rules\.no_pair: the rule of its outputs must return \(shape, dtype\)"
@@ -301,7 +301,7 @@ async def test_declarations_that_do_not_fit_are_refused_at_the_opening(
     assert str(caught.value) == f"bad_programs.{cls.__name__}.adds: {said}"
 
 
-async def test_a_method_is_not_called_and_an_opening_is_no_program(any_device: ta.Device) -> None:
+async def test_a_method_is_not_called_and_an_opening_is_not_a_program(any_device: ta.Device) -> None:
     opening: Any = ta.open_program(any_device, Counter, X)
     with pytest.raises(AttributeError, match=r"async with ta\.open_program\(\.\.\.\) as program"):
         await opening.ask("total")
@@ -319,13 +319,13 @@ async def test_a_method_is_not_called_and_an_opening_is_no_program(any_device: t
 
 
 @pytest.mark.skipif(BACKEND == "cpu", reason="there NumPy takes them")
-async def test_numpy_says_which_line_takes_an_array_of_a_gpu(any_device: ta.Device) -> None:
+async def test_numpy_names_the_line_that_takes_an_array_of_a_gpu(any_device: ta.Device) -> None:
     async with open_bad(any_device, Methods) as program:
         with pytest.raises(ta.ActorFailedError, match=r"x = torch\.from_dlpack\(x\)"):
             await program.ask(Methods.exponential, X)
 
 
-async def test_arrays_that_a_program_keeps_are_read_only_and_told_once(
+async def test_kept_arrays_of_a_program_are_read_only_and_reported_once(
     device: ta.Device, caplog: pytest.LogCaptureFixture
 ) -> None:
     x = await device.put(X)
@@ -347,7 +347,7 @@ async def test_arrays_that_a_program_keeps_are_read_only_and_told_once(
 
 
 @pytest.mark.parametrize("name", ["target", "out"])
-async def test_a_program_that_keeps_what_it_can_write_to_fails(device: ta.Device, name: str) -> None:
+async def test_a_program_that_keeps_a_writable_array_fails(device: ta.Device, name: str) -> None:
     async with open_bad(device, Keeps) as program:
         method, targets = (
             (Keeps.keep_update, [await device.put(X)]) if name == "target" else (Keeps.keep_out, [])
@@ -356,7 +356,7 @@ async def test_a_program_that_keeps_what_it_can_write_to_fails(device: ta.Device
             await program.ask(method, X, *targets)
         del targets
         others = [await device.put(np.full((2, 4), number)) for number in range(8)]
-        # The instance that has kept it is gone.
+        # The instance that kept it was released.
         assert await program.ask(Keeps.write) == []
         for number, array in enumerate(others):
             np.testing.assert_array_equal(await array.to_host(), np.full((2, 4), number))
@@ -375,7 +375,7 @@ async def test_garbage_of_a_call_is_not_kept(device: ta.Device, caplog: pytest.L
     assert not [record for record in caplog.records if record.name == "trio_accel.backends"]
 
 
-async def test_text_that_is_not_unicode_comes_back_as_it_is(device: ta.Device) -> None:
+async def test_text_outside_unicode_comes_back_unchanged(device: ta.Device) -> None:
     async with open_bad(device, Keeps) as program:
         for _ in range(3):
             assert await program.ask(Keeps.text) == "a\ud800" * 1000
@@ -429,7 +429,7 @@ async def open_bad_on_closed(device: ta.Device) -> None:
         await open_bad(device, Process, 1)
 
 
-async def test_closing_waits_for_what_was_asked(device: ta.Device) -> None:
+async def test_closing_waits_for_pending_requests(device: ta.Device) -> None:
     program = await open_bad(device, Layer, PARAMETERS)
     right = await (await program.ask(Layer.forward, X)).to_host()
     found: list[ta.AccelRef] = []

@@ -1,4 +1,4 @@
-"""Programs whose code raises: they restart alone, and end alone."""
+"""Programs with code that raises: only they restart, and only they end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def restarts(system: ta.System, device: ta.Device) -> dict[str, int]:
     return {node.path.removeprefix(f"{context.path}/"): node.incarnation for node in context.walk()}
 
 
-async def test_an_error_restarts_the_program_alone(system: ta.System, device: ta.Device) -> None:
+async def test_an_error_restarts_only_the_program(system: ta.System, device: ta.Device) -> None:
     async with (
         ta.open_program(device, Layer, PARAMETERS, name="bad", backoff=AT_ONCE) as bad,
         ta.open_program(device, Layer, PARAMETERS, name="good") as good,
@@ -55,7 +55,7 @@ async def test_an_error_restarts_the_program_alone(system: ta.System, device: ta
     assert device.generation == 1
 
 
-async def test_too_many_errors_end_it_alone(
+async def test_too_many_errors_end_only_it(
     system: ta.System, device: ta.Device, caplog: pytest.LogCaptureFixture
 ) -> None:
     intensity = ta.Intensity(2, 60.0)
@@ -86,7 +86,7 @@ async def test_too_many_errors_end_it_alone(
     await good.aclose()
 
 
-async def test_the_default_intensity_does_not_count_what_follows_progress(device: ta.Device) -> None:
+async def test_the_default_intensity_does_not_count_losses_after_progress(device: ta.Device) -> None:
     async with ta.open_program(device, Layer, PARAMETERS, backoff=AT_ONCE) as program:
         for _ in range(6):
             await program.ask(Layer.about)
@@ -95,7 +95,7 @@ async def test_the_default_intensity_does_not_count_what_follows_progress(device
 
 
 @pytest.mark.parametrize("ends", [False, True])
-async def test_those_who_ask_meanwhile_are_told(device: ta.Device, ends: bool) -> None:
+async def test_requests_in_the_meantime_are_refused(device: ta.Device, ends: bool) -> None:
     counts, outcomes = await device.zeros(1), list[str]()
     intensity = ta.Intensity(0, 60.0) if ends else ta.Intensity(100, 60.0)
     program = await ta.open_program(device, Layer, PARAMETERS, intensity=intensity, backoff=AT_ONCE)
@@ -161,7 +161,7 @@ async def test_a_constructor_that_raises_again_and_again_ends_the_program(
 
 
 @pytest.mark.parametrize("how", [*NOT_ASKED, *OURS, "RecursionError", "UnprintableError"])
-async def test_whatever_is_raised_is_an_error_of_the_program(any_device: ta.Device, how: str) -> None:
+async def test_all_exceptions_are_errors_of_the_program(any_device: ta.Device, how: str) -> None:
     async with ta.open_program(
         any_device, raises, backoff=AT_ONCE, intensity=ta.Intensity(9, 60.0)
     ) as program:
@@ -175,7 +175,9 @@ async def test_whatever_is_raised_is_an_error_of_the_program(any_device: ta.Devi
 
 
 @pytest.mark.parametrize("how", [*NOT_ASKED, *OURS])
-async def test_whatever_a_constructor_raises_is_the_openers_error(any_device: ta.Device, how: str) -> None:
+async def test_all_exceptions_of_a_constructor_are_the_openers_errors(
+    any_device: ta.Device, how: str
+) -> None:
     with pytest.raises((RuntimeError, StopIteration)) as caught:
         await ta.open_program(any_device, ExitsInConstructor, how)
     assert how in text_of(caught.value)
@@ -183,7 +185,7 @@ async def test_whatever_a_constructor_raises_is_the_openers_error(any_device: ta
     assert any_device.generation == 1
 
 
-async def test_a_failed_call_damages_what_it_was_to_change(device: ta.Device) -> None:
+async def test_a_failed_call_damages_its_declared_targets(device: ta.Device) -> None:
     target = await device.zeros(3)
     async with ta.open_program(device, Counter, target) as program:
         with pytest.raises(ta.ActorFailedError, match=r"Counter\.add_to"):
@@ -199,6 +201,6 @@ async def test_a_method_that_changes_an_array_and_finds_no_memory_runs_once(
         for number in range(1, 4):
             with pytest.raises(ta.OutOfMemoryError):
                 await program.ask(Exhausts.allocates, await any_device.zeros(3))
-            # The program goes on.
+            # The program continues.
             assert await program.ask(Exhausts.told) == number
         assert not any(restarts(system, any_device).values())

@@ -1,4 +1,4 @@
-"""Modules of programs that do at their import what no process should that is forked."""
+"""Modules of programs with imports that no forked process should make."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trio_accel.testing import inject_fault
 
 pytestmark = pytest.mark.own_launcher
 X = np.arange(6.0)
-# Of a driver, as much as a process needs to be taken for one that has initialised CUDA.
+# Parts of a driver, enough for a process to be taken for one that has initialised CUDA.
 DRIVER = """
 static int is_initialised;
 int cuInit(unsigned flags) { is_initialised = 1; return 0; }
@@ -41,7 +41,7 @@ class Late:
 
 
 async def driver(folder: Path) -> str:
-    """Code that initialises CUDA, or what passes for it where the tests have no driver."""
+    """Code that initialises CUDA, or imitates it if the tests have no driver."""
     if BACKEND == "cuda":
         return "from cuda.bindings import driver; assert not int(driver.cuInit(0)[0])"
     gcc = shutil.which("gcc")
@@ -52,7 +52,7 @@ async def driver(folder: Path) -> str:
     return f"import ctypes; ctypes.CDLL({str(made)!r}).cuInit(0)"
 
 
-# What it does, and why the launcher does without it then; None if the launcher imports it for its forks.
+# Its action, and the launcher's reason to do without it; None if the launcher imports it for its forks.
 DOES = {
     "initialises CUDA": ("", "initialises CUDA"),
     "starts a thread": ("import threading; threading.Thread(target=print, daemon=True).start()", None),
@@ -98,7 +98,7 @@ async def test_a_module_that_does_something_at_its_import(
 
 
 @pytest.mark.slow
-async def test_a_module_whose_import_does_not_end_is_left(
+async def test_a_module_with_an_endless_import_is_abandoned(
     system: ta.System, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = _written(tmp_path, monkeypatch, "import time; time.sleep(3600)")
@@ -109,14 +109,14 @@ async def test_a_module_whose_import_does_not_end_is_left(
             with trio.move_on_after(0.5) as scope:
                 await ta.open_program(device, module.Late, x)
             assert scope.cancelled_caught
-            # The others go on beside the thread that imports it.
+            # The others continue while a thread imports it.
             np.testing.assert_array_equal(await (await ta.linalg.scal(2.0, x)).to_host(), X * 2)
             assert device.generation == 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("retry", [0, 1])
-async def test_a_module_whose_import_ends_the_process_costs_two_contexts(
+async def test_a_module_that_ends_the_process_at_import_costs_two_contexts(
     system: ta.System, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, retry: int
 ) -> None:
     module = _written(tmp_path, monkeypatch, "os._exit(3)")
@@ -137,7 +137,7 @@ async def test_a_module_whose_import_ends_the_process_costs_two_contexts(
 
 
 @pytest.mark.slow
-async def test_a_module_whose_import_forks(
+async def test_a_module_forks_at_import(
     system: ta.System, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = _written(tmp_path, monkeypatch, "(os.fork() or os._exit(0))")

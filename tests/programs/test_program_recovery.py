@@ -1,4 +1,4 @@
-"""Programs and the loss of their contexts: what runs again, what does not, and what is made anew."""
+"""Programs and the loss of their contexts: the calls that run again, the others, and the new instances."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def ask_all(program: ta.programs.Program[Layer], method: Any) -> list[byte
 
 @pytest.mark.parametrize("how", ["kill", "poison", "segfault"])
 @pytest.mark.parametrize("method", [Layer.forward, Layer.written, Layer.copied], ids=lambda one: one.__name__)
-async def test_no_request_is_lost_and_results_are_those_of_a_run_without_faults(
+async def test_no_request_is_lost_and_results_match_a_run_without_faults(
     system: ta.System, how: Any, method: Any
 ) -> None:
     async with system.open_device("cpu", options=recovering(retry=1, retry_suspects=True)) as device:
@@ -79,7 +79,7 @@ async def test_no_request_is_lost_and_results_are_those_of_a_run_without_faults(
                 np.testing.assert_allclose(np.frombuffer(expected[number]), result.ravel(), rtol=1e-12)
 
 
-async def test_without_retry_those_in_flight_are_told(system: ta.System) -> None:
+async def test_without_retry_requests_in_flight_fail(system: ta.System) -> None:
     async with (
         system.open_device("cpu", options=recovering()) as device,
         ta.open_program(device, Layer, PARAMETERS) as program,
@@ -91,7 +91,7 @@ async def test_without_retry_those_in_flight_are_told(system: ta.System) -> None
         assert (await program.ask(Layer.written, BATCHES[0])).shape == (1, 3)
 
 
-async def test_what_changes_its_state_never_runs_twice(system: ta.System, tmp_path: Path) -> None:
+async def test_updates_of_the_state_never_run_twice(system: ta.System, tmp_path: Path) -> None:
     path = tmp_path / "notes"
     async with system.open_device("cpu", options=recovering(retry=5)) as device:
         state = await device.zeros(3)
@@ -106,7 +106,7 @@ async def test_what_changes_its_state_never_runs_twice(system: ta.System, tmp_pa
                     await program.ask(method, np.ones(3))
 
 
-async def test_a_result_that_is_lost_before_it_is_fetched(system: ta.System, tmp_path: Path) -> None:
+async def test_a_result_lost_before_it_is_fetched(system: ta.System, tmp_path: Path) -> None:
     path = tmp_path / "notes"
     async with system.open_device("cpu", options=recovering(retry=1)) as device:
         state = await device.zeros(3)
@@ -126,10 +126,10 @@ async def test_a_result_that_is_lost_before_it_is_fetched(system: ta.System, tmp
 
 @pytest.mark.parametrize("retry", [0, 1])
 @pytest.mark.parametrize("is_lost", [False, True])
-async def test_a_program_that_is_made_anew_before_a_result_is_fetched(
+async def test_a_program_remade_before_a_result_is_fetched(
     system: ta.System, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, retry: int, is_lost: bool
 ) -> None:
-    """A neighbour's error costs an asker nothing, and without `retry` no call runs again after a loss."""
+    """A neighbour's error costs a caller nothing, and without `retry` no call runs again after a loss."""
     path = tmp_path / "notes"
     async with (
         system.open_device("cpu", options=recovering(retry=retry)) as device,
@@ -141,7 +141,7 @@ async def test_a_program_that_is_made_anew_before_a_result_is_fetched(
             monkeypatch.undo()
             if is_lost:
                 poison(device)
-                # With `retry`, what loses the context is asked again and goes well.
+                # With `retry`, the call that loses the context is asked again and succeeds.
                 with suppress(ta.ContextLostError):
                     await device.zeros(1)
             else:
@@ -161,7 +161,9 @@ async def test_a_program_that_is_made_anew_before_a_result_is_fetched(
         assert device.generation == 1 + is_lost
 
 
-async def test_the_next_worker_makes_what_is_open_and_nothing_else(system: ta.System, tmp_path: Path) -> None:
+async def test_the_next_worker_makes_open_programs_and_nothing_else(
+    system: ta.System, tmp_path: Path
+) -> None:
     async with system.open_device("cpu", options=recovering()) as device:
         state = await device.zeros(3)
         paths = [tmp_path / "kept", tmp_path / "closed"]
@@ -231,7 +233,7 @@ async def test_cancelled_askers_leave_no_results_behind(device: ta.Device) -> No
         assert (await device.statistics()).memory.used <= used
 
 
-async def test_an_opener_that_is_cancelled_leaves_nothing(system: ta.System, device: ta.Device) -> None:
+async def test_a_cancelled_opener_leaves_nothing(system: ta.System, device: ta.Device) -> None:
     async def cancel(scope: trio.CancelScope, rounds: int) -> None:
         for _ in range(rounds):
             await trio.lowlevel.checkpoint()

@@ -1,4 +1,4 @@
-"""Programs that refuse requests: an error for the asker, and nothing for the others."""
+"""Programs that refuse requests: an error for the caller, and nothing for the others."""
 
 from __future__ import annotations
 
@@ -80,11 +80,11 @@ async def test_a_function_may_refuse(device: ta.Device) -> None:
         assert await program.ask(4.0) == 0.25
 
 
-async def test_state_is_unchanged_where_the_refusal_says_so(system: ta.System, device: ta.Device) -> None:
+async def test_state_is_unchanged_if_the_refusal_says_so(system: ta.System, device: ta.Device) -> None:
     counts = await device.put(np.zeros(2))
     async with ta.open_program(device, Careful, counts, name="careful", intensity=NEVER) as program:
         await program.ask(Careful.add, np.array([1.0, 2.0]))
-        # What was asked behind it is served, and reads what was there before.
+        # Later requests are served, and read the old contents.
         async with trio.open_nursery() as nursery:
 
             async def refused() -> None:
@@ -145,7 +145,7 @@ async def test_others_in_flight_lose_nothing(system: ta.System, device: ta.Devic
         assert incarnation(system, device) == 0
 
 
-async def test_a_batcher_finds_the_bad_ones(system: ta.System, device: ta.Device) -> None:
+async def test_a_batcher_finds_the_bad_requests(system: ta.System, device: ta.Device) -> None:
     results: dict[int, object] = {}
     bad = {3, 17, 18, 40, 63}
     async with (

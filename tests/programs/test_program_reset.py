@@ -1,4 +1,4 @@
-"""`Program.reset`: a program is made anew in place, and others wait meanwhile."""
+"""`Program.reset`: a program is made again in place, and others wait meanwhile."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def counted(program: Program[Tally]) -> float:
 
 @asynccontextmanager
 async def running(program: Program[Tally], path: Path) -> AsyncGenerator[None, None]:
-    """A call is running inside the ``with``, and ends behind it."""
+    """A call is running inside the ``with``, and ends after it."""
     os.mkfifo(path)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(program.ask, Tally.wait, str(path))
@@ -162,7 +162,7 @@ async def test_who_asks_waits_and_runs_on_the_new_state(device: ta.Device, tmp_p
         # Each ran once, on the state of the last reset.
         assert sorted(found) == [200.0 + number for number in range(50)]
         assert await counted(program) == 250.0
-        # What ran before the reset has ended, on the old state.
+        # Calls before the reset have ended, on the old state.
         np.testing.assert_array_equal(await old.to_host(), [1, 1])
 
 
@@ -188,7 +188,7 @@ async def test_waiting_is_bounded(device: ta.Device, tmp_path: Path, monkeypatch
         assert await counted(program) == 4.0
 
 
-async def test_a_reset_that_is_cancelled_while_a_call_runs(device: ta.Device, tmp_path: Path) -> None:
+async def test_a_reset_cancelled_while_a_call_runs(device: ta.Device, tmp_path: Path) -> None:
     async with opening(device) as program, trio.open_nursery() as nursery:
         async with running(program, tmp_path / "pipe"):
             with trio.CancelScope() as scope:
@@ -206,7 +206,7 @@ async def _cancel_when_blocked(scope: trio.CancelScope) -> None:
 
 
 @pytest.mark.parametrize("checkpoints", range(0, 40, 3))
-async def test_a_reset_that_is_cancelled_anywhere(device: ta.Device, checkpoints: int) -> None:
+async def test_a_reset_cancelled_anywhere(device: ta.Device, checkpoints: int) -> None:
     async with opening(device) as program:
         await program.ask(Tally.add)
         async with trio.open_nursery() as nursery:
@@ -225,7 +225,7 @@ async def test_a_reset_that_is_cancelled_anywhere(device: ta.Device, checkpoints
         assert await counted(program) == 60.0
 
 
-async def test_a_program_that_has_ended_lives_again(system: ta.System, device: ta.Device) -> None:
+async def test_an_ended_program_lives_again(system: ta.System, device: ta.Device) -> None:
     async with opening(device, intensity=ta.Intensity(0, 60.0)) as program:
         for _ in range(3):
             with pytest.raises(ta.ActorFailedError, match="broken"):
@@ -268,7 +268,7 @@ async def test_a_closed_program_is_not_reset(device: ta.Device, tmp_path: Path) 
     await told(program.reset)
 
 
-async def test_a_close_that_is_cancelled_during_a_reset(device: ta.Device) -> None:
+async def test_a_close_cancelled_during_a_reset(device: ta.Device) -> None:
     for checkpoints in range(0, 30, 3):
         program = await opening(device)
         async with trio.open_nursery() as nursery:
@@ -307,7 +307,7 @@ async def test_a_step_of_a_graph_cannot_reset(device: ta.Device) -> None:
         assert await counted(program) == 0.0
 
 
-async def test_inline_all_arrays_come_anew_after_a_loss(system: ta.System) -> None:
+async def test_inline_all_arrays_are_sent_again_after_a_loss(system: ta.System) -> None:
     async with system.open_device("cpu", options=recovering(isolation="inline")) as device:
         factors = {"a": np.full(2, 3.0), "b": np.ones((2, 2), np.float32)}
         async with opening(device, np.full(2, 5.0)) as program:

@@ -1,4 +1,4 @@
-"""Clients count while workers are killed and the program is made anew: each call has one outcome."""
+"""Clients count while workers are killed and the program is made again: each call has one outcome."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOST = (ta.ContextLostError, ta.InputFailedError, ta.StaleRefError)
 
 @attrs.define(eq=False)
 class Attack:
-    """What is counted, and the model of it: each reset starts far above all counts before it."""
+    """The counts, and their model: each reset starts far above all counts before it."""
 
     device: ta.Device
     program: Program[Tally]

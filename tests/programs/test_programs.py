@@ -1,4 +1,4 @@
-"""What programs compute: arguments, results, state; in this process and in workers."""
+"""The computations of programs: arguments, results, state; in this process and in workers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def test_methods_compute(device: ta.Device) -> None:
         assert several["both"][1].dtype == "float32"
 
 
-async def test_the_constructor_runs_once_where_the_context_is(
+async def test_the_constructor_runs_once_in_the_process_of_the_context(
     device: ta.Device, isolation: Isolation
 ) -> None:
     async with await layer(device, scale=0.5) as program:

@@ -24,7 +24,7 @@ X = np.arange(5.0) + 3.0
 
 
 class Notes:
-    """What programs have noted, by process."""
+    """The notes of programs, by process."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -62,7 +62,7 @@ def options(**changes: Any) -> ta.DeviceOptions:
 
 @pytest.fixture
 def changes() -> dict[str, Any]:
-    """Options of the `device` that are not those of `options`."""
+    """Options of the `device` that differ from `options`."""
     return {"spares": 1}
 
 
@@ -73,7 +73,7 @@ async def device(system: ta.System, changes: dict[str, Any]) -> AsyncGenerator[t
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Wait for what other processes bring about and tell nobody."""
+    """Wait for an action of other processes that report it to nobody."""
     with trio.fail_after(60):
         while not condition():  # noqa: ASYNC110  # there is nothing to wait for
             await trio.sleep(0.001)
@@ -91,7 +91,7 @@ def serving(device: ta.Device) -> int:
 
 
 def spares(device: ta.Device) -> set[int]:
-    """The processes that stand ready."""
+    """The spare processes."""
     return {link.process.pid for link in pool(device)._spares}
 
 
@@ -103,7 +103,7 @@ async def replace(device: ta.Device) -> None:
 
 
 async def spare_with(device: ta.Device, notes: Notes, what: str = "warm") -> int:
-    """The spare that has noted something of its program."""
+    """The spare with a note of its program."""
     await until(lambda: spares(device) & set(notes.of(what)))
     (pid,) = spares(device)
     return pid
@@ -122,7 +122,7 @@ async def test_a_spare_makes_the_program_before_the_fault(device: ta.Device, not
         made = len(notes.of("made"))
         await replace(device)
         assert serving(device) == spare
-        # What was written since it was made is there: it has the memory, and no copy.
+        # Writes since its construction are there, because it has the memory instead of a copy.
         assert await program.ask(Noted.sum) == before
         assert notes.of("made").count(spare) == 1
         assert notes.of("warm").count(spare) == 1
@@ -151,7 +151,7 @@ async def test_the_next_worker_makes_it_unasked(device: ta.Device, notes: Notes)
         assert notes.of("made").count(serving(device)) == 1
 
 
-async def test_a_program_that_was_closed_is_dropped_in_spares(device: ta.Device, notes: Notes) -> None:
+async def test_a_closed_program_is_dropped_in_spares(device: ta.Device, notes: Notes) -> None:
     program = await noted(device, notes)
     spare = await spare_with(device, notes)
     await program.aclose()
@@ -177,7 +177,7 @@ async def test_a_program_is_closed_while_a_spare_makes_it(device: ta.Device, not
     (spare,) = spares(device)
     assert await program.ask(Noted.sum) == 30 << 20
     await program.aclose()
-    # With its arrays their chunk goes, in which the spare reads.
+    # The chunk ends with its arrays, although the spare reads in it.
     x.release()
     del x
     y = await device.put(np.full(20 << 20, 2.0))
@@ -213,7 +213,7 @@ async def test_a_takeover_while_a_closed_program_is_made(device: ta.Device, note
     assert device.generation == 3
 
 
-async def test_what_was_told_otherwise_is_thrown_away(
+async def test_a_program_made_with_wrong_blocks_is_thrown_away(
     device: ta.Device, notes: Notes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = await device.put(X + 100.0)
@@ -281,7 +281,7 @@ async def test_a_takeover_waits_for_a_constructor_that_runs(
     assert notes.of("made").count(spare) == 1
 
 
-async def test_a_constructor_that_fails_in_the_spare_alone(
+async def test_a_constructor_fails_only_in_the_spare(
     device: ta.Device, notes: Notes, caplog: pytest.LogCaptureFixture
 ) -> None:
     program = await noted(device, notes)
@@ -308,7 +308,7 @@ async def test_a_constructor_that_fails_in_the_spare_alone(
     assert notes.of("made").count(spare) == 3
 
 
-async def test_a_constructor_that_ends_the_spare_leaves_the_device_alone(
+async def test_a_constructor_that_ends_the_spare_does_not_affect_the_device(
     device: ta.Device, notes: Notes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = await noted(device, notes)
@@ -325,7 +325,7 @@ async def test_a_constructor_that_ends_the_spare_leaves_the_device_alone(
     assert device.generation == 2
 
 
-async def test_an_array_that_is_given_back_is_not_read(device: ta.Device, notes: Notes) -> None:
+async def test_a_returned_array_is_not_read(device: ta.Device, notes: Notes) -> None:
     """Closed programs leave nothing behind in spares that others could meet."""
     for number in range(10):
         x = await device.put(X * number)
@@ -356,7 +356,7 @@ class Late:
 
 @pytest.mark.slow
 @pytest.mark.own_launcher
-async def test_the_module_of_a_program_is_imported_ahead(
+async def test_the_module_of_a_program_is_preloaded(
     system: ta.System, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)
@@ -366,7 +366,7 @@ async def test_the_module_of_a_program_is_imported_ahead(
     async with system.open_device("cpu", options=options()) as device:
         program: Any = await ta.open_program(device, late_program.Late, X)
         launcher = os.getsid(serving(device))
-        # Here, in the worker, and ahead.
+        # In this process, in the worker, and in advance.
         await until(lambda: len(log.read_text().split()) == 3)
         assert str(launcher) not in log.read_text().split()
         opened = pool(device)._launcher
@@ -380,7 +380,7 @@ async def test_the_module_of_a_program_is_imported_ahead(
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", [{"spares": 1, "retry": 1000}, {"spares": 2, "retry": 1000}])
 async def test_programs_come_and_go_while_workers_do(device: ta.Device, notes: Notes) -> None:
-    """Each answers for its own array, whatever was opened ahead for others in the meantime."""
+    """Each answers for its own array, whatever was opened in advance for others in the meantime."""
     random = Random(device.options.spares)
     alive: list[tuple[ta.programs.Program[Noted], ta.AccelRef, float]] = []
     with trio.fail_after(60):

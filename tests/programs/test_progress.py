@@ -1,4 +1,4 @@
-"""Methods report progress to their askers."""
+"""Methods report progress to their callers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def opening(device: ta.Device) -> Any:
 
 
 def hearing(heard: list[Any], pipe: Path) -> Callable[[Any], None]:
-    """Make a callback that lets the method go on."""
+    """Make a callback that lets the method continue."""
 
     def hear(value: Any) -> None:
         heard.append(value)
@@ -97,7 +97,7 @@ async def test_no_value_arrives_after_the_result(any_device: ta.Device) -> None:
     assert heard == before
 
 
-async def test_callbacks_get_what_their_own_asks_report(any_device: ta.Device) -> None:
+async def test_callbacks_get_the_reports_of_their_own_asks(any_device: ta.Device) -> None:
     program = await opening(any_device)
     heard: dict[int, list[int]] = {}
 
@@ -136,7 +136,7 @@ async def test_an_error_of_the_callback_ends_the_ask(any_device: ta.Device, pipe
                 await program.ask(Watches.reports_and_waits, str(pipe))
         with pytest.raises(ZeroDivisionError, match="at 1"):
             await program.ask(Watches.reports, [1])
-        # The method has seen that its asker has left; it did not end by its own limit.
+        # The method has seen that its caller has left; it did not end by its own limit.
         ((_, last),) = (await _seen(program))[1]
         assert last
 
@@ -163,7 +163,7 @@ async def test_a_call_that_runs_again_reports_from_its_beginning(
     assert heard == ["first", "first", "last"]
 
 
-async def test_a_value_that_is_not_plain_is_refused_in_the_method(any_device: ta.Device) -> None:
+async def test_a_value_of_another_type_is_refused_in_the_method(any_device: ta.Device) -> None:
     program, heard = await opening(any_device), list[Any]()
     with on_progress(heard.append):
         array, keys, long = await program.ask(Watches.reports_wrongly, np.arange(3.0))

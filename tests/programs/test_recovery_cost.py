@@ -1,4 +1,4 @@
-"""The price of a recovery, as it is measured and as it is told."""
+"""The price of a recovery, measured and reported."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def slow_module(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, obstac
 
 @pytest.mark.slow
 @pytest.mark.own_launcher
-async def test_an_import_in_each_worker_is_told_with_its_seconds(
+async def test_an_import_in_each_worker_is_reported_with_its_seconds(
     system: ta.System, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = slow_module(tmp_path, monkeypatch, "slow_price", OBSTACLE)
@@ -87,8 +87,8 @@ async def test_an_import_in_each_worker_is_told_with_its_seconds(
         device.dispatch.process.kill()  # type: ignore[attr-defined]
         assert await program.ask("sum") == 6.0
         taken = time.perf_counter() - began
-        # By now the cost is that of this recovery, so the load of the machine is in both. A request finds the
-        # worker's death out, which is no part of the cost.
+        # By now the cost belongs to this recovery, so the load of the machine is in both. A request finds the
+        # worker's death, which is not part of the cost.
         assert IMPORT + MAKE <= (program.recovery.seconds or 0.0) <= taken
         shown = system.tree().find(device.path)
         assert shown.note == str(device.recovery)
@@ -113,7 +113,7 @@ async def test_an_import_in_each_worker_is_told_with_its_seconds(
 @pytest.mark.slow
 @pytest.mark.alone
 @pytest.mark.own_launcher
-async def test_what_is_imported_ahead_costs_no_recovery_its_import(
+async def test_preloaded_modules_cost_no_recovery_their_import(
     system: ta.System, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = slow_module(tmp_path, monkeypatch, "quick_price", "")
@@ -123,7 +123,7 @@ async def test_what_is_imported_ahead_costs_no_recovery_its_import(
         cost = program.recovery
         assert cost.programs[0].imports == 0.0
         assert cost.reason is None
-        # Without the worker, whose start a busy machine makes long.
+        # Without the start of the worker, which a busy machine makes long.
         assert cost.context is not None
         assert cost.seconds is not None
         assert MAKE <= cost.seconds - cost.context < IMPORT
@@ -162,7 +162,7 @@ trio.run(main)
 
 
 @pytest.mark.slow
-def test_a_first_program_that_configures_no_logs_is_told_once(tmp_path: Path) -> None:
+def test_a_first_program_without_a_log_configuration_is_reported_once(tmp_path: Path) -> None:
     (tmp_path / "first_price.py").write_text(SOURCE.format(obstacle=OBSTACLE))
     (tmp_path / "first.py").write_text(FIRST)
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Results that are not declared: what came twice in a row is expected, and comes with the call."""
+"""Undeclared results: a kind that came twice in a row is expected, and comes with the call."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ async def operations(device: ta.Device, program: Any, *args: Any, **kwargs: Any)
     return (await device.statistics()).completed - before, result
 
 
-async def test_what_came_twice_in_a_row_comes_with_the_call(device: ta.Device) -> None:
+async def test_a_result_repeated_in_a_row_comes_with_the_call(device: ta.Device) -> None:
     x = await device.put(X)
     async with ta.open_program(device, fns.rows) as program:
         for count, expected in ((2, 2), (2, 2), (2, 1), (2, 1), (3, 2), (3, 2), (3, 1), (2, 1)):
             number, result = await operations(device, program, x, count)
             np.testing.assert_array_equal(await result.to_host(), X[:count] * 2)
-            # The values of a call are known, too: 2 rows are expected again where 2 are asked for.
+            # The values of a call are also known: a request for 2 rows expects 2 rows again.
             assert number == expected, count
         # Other values with the same arrays: as the last ones.
         assert (await operations(device, program, x, count=1))[0] == 2
@@ -43,7 +43,7 @@ async def test_what_came_twice_in_a_row_comes_with_the_call(device: ta.Device) -
         assert result.dtype == "float32"
 
 
-async def test_nested_results_come_as_they_are_returned(device: ta.Device) -> None:
+async def test_nested_results_arrive_unchanged(device: ta.Device) -> None:
     x = await device.put(X)
     async with ta.open_program(device, fns.several) as program:
         for tag in (0.5, 1.5, float("inf"), 2.5):
@@ -80,7 +80,7 @@ async def test_a_long_text_is_fetched_and_its_arrays_are_not(device: ta.Device) 
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.lists(st.sampled_from([0, 1]), min_size=3, max_size=3), min_size=1, max_size=12))
 def test_a_shape_that_depends_on_the_numbers(calls: list[list[int]]) -> None:
-    """Whatever comes before, the result is right, and nothing of what was expected in vain is left."""
+    """After any earlier calls the result is right, and no result expected in vain is left."""
 
     async def main() -> None:
         async with (
@@ -101,7 +101,7 @@ def test_a_shape_that_depends_on_the_numbers(calls: list[list[int]]) -> None:
     trio.run(main)
 
 
-async def test_an_error_leaves_nothing_of_what_was_expected(device: ta.Device) -> None:
+async def test_an_error_leaves_nothing_of_an_expected_result(device: ta.Device) -> None:
     x, bad = await device.put(np.ones(1000)), await device.put(np.full(1000, -1.0))
     async with ta.open_program(device, fns.stubborn, intensity=MANY, backoff=AT_ONCE) as program:
         for _ in range(3):
@@ -114,7 +114,7 @@ async def test_an_error_leaves_nothing_of_what_was_expected(device: ta.Device) -
         assert number == 1
         np.testing.assert_array_equal(await result.to_host(), np.full(1000, 2.0))
         del result
-        # The frames of an error, and what they refer to, are a cycle.
+        # The frames of an error, and the objects they refer to, are a cycle.
         gc.collect()
         await device.put(np.ones(1))
         assert (await device.statistics()).memory.used == used
@@ -166,5 +166,5 @@ async def test_a_result_may_be_read_when_the_work_is_done(device: ta.Device) -> 
             with pytest.raises(ta.ActorFailedError) as caught:
                 await program.ask(x, what)
             assert told in str(caught.value.__cause__)
-            # The program is made anew, as after any other error of a call.
+            # The program is made again, as after any other error of a call.
             assert (await program.ask(x, "plain"))["bytes"] == b"abc"

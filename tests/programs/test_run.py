@@ -24,7 +24,7 @@ def programs_of(system: ta.System, device: ta.Device) -> set[str]:
     return {path.removesuffix("/program") for path in found if path.endswith("/program")}
 
 
-async def test_a_function_runs_where_its_array_is(system: ta.System, device: ta.Device) -> None:
+async def test_a_function_runs_in_the_process_of_its_array(system: ta.System, device: ta.Device) -> None:
     x = await device.put(np.arange(6.0))
     for _ in range(3):
         await ta.run(fns.double, x)
@@ -108,7 +108,7 @@ async def test_results_share_no_memory_with_arguments(device: ta.Device) -> None
     assert (await back.to_host()).tolist() == [2.0, 1.0, 0.0]
 
 
-async def test_an_array_that_is_kept_cannot_be_written(device: ta.Device) -> None:
+async def test_a_kept_array_cannot_be_written(device: ta.Device) -> None:
     x = await device.put(np.arange(3.0))
     assert await ta.run(fns.nothing, x) is None
     with pytest.raises(ValueError, match="read-only"):
@@ -210,7 +210,7 @@ async def test_ten_thousand_calls_grow_nothing(device: ta.Device) -> None:
                     await ta.run(fns.odd, x, "KeyError")
 
     def blocks() -> int:
-        """Pieces of memory that Python has given out: an object has one at least."""
+        """Pieces of memory given out by Python: an object has at least one."""
         gc.collect()
         return sys.getallocatedblocks()
 
@@ -227,7 +227,7 @@ async def test_ten_thousand_calls_grow_nothing(device: ta.Device) -> None:
 
 
 def _resident(pid: int | None) -> int:
-    """Bytes of a worker that are in memory; 0 for none."""
+    """Resident bytes of a worker; 0 for none."""
     if pid is None:
         return 0
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")

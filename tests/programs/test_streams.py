@@ -34,7 +34,7 @@ async def program(any_device: ta.Device, rows: ta.AccelRef) -> AsyncGenerator[Pr
 
 @pytest.fixture
 async def of_numpy(device: ta.Device) -> AsyncGenerator[Program[Streams], None]:
-    """A program whose methods compute by NumPy."""
+    """A program with methods that compute by NumPy."""
     async with ta.open_program(device, Streams, await device.zeros((4, 2))) as program:
         yield program
 
@@ -93,7 +93,7 @@ async def test_arguments_live_as_long_as_the_stream(of_numpy: Program[Streams], 
         del x
         found = []
         async for number in numbers:
-            # Memory that is free would be taken by this.
+            # Free memory would be taken by this.
             await program.device.put(np.full(4, 99.0))
             found.append(number)
     assert found == [0.0, 1.0, 2.0, 3.0]
@@ -131,7 +131,7 @@ async def test_a_reader_that_never_reads_holds_the_method_back(program: Program[
 
 
 @pytest.mark.parametrize("name", ["refuses_third", "fails_at_third", "stranger"])
-async def test_an_error_comes_at_its_item(program: Program[Streams], name: str) -> None:
+async def test_an_error_is_raised_at_its_item(program: Program[Streams], name: str) -> None:
     found: list[int] = []
     with pytest.raises(KeyError if name == "refuses_third" else ta.ActorFailedError) as caught:
         await read(program, found, name)
@@ -156,7 +156,7 @@ async def test_leaving_closes_the_generator(program: Program[Streams]) -> None:
         await anext(numbers)
 
 
-async def test_what_is_being_made_sees_that_its_reader_has_left(
+async def test_a_producing_program_sees_that_its_reader_has_left(
     program: Program[Streams], tmp_path: Path
 ) -> None:
     os.mkfifo(pipe := tmp_path / "pipe")
@@ -178,13 +178,13 @@ async def test_a_generator_that_cannot_be_closed_in_time_is_closed_later(
                 await anext(numbers)
                 # clock: the method pauses for thirty times as long
                 await trio.sleep(0.05)
-        # The call that comes next brings its number along.
+        # The next call brings its number along.
         assert program._held
         assert (await program.ask(Streams.seen))[1] == ["slow"]
         assert not program._held
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it ignores its end, too
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it also ignores its end
 @pytest.mark.parametrize("name", ["goes_on", "fails_at_its_end"])
 async def test_an_error_of_closing_is_raised_at_the_end_of_the_block(
     program: Program[Streams], name: str, caplog: pytest.LogCaptureFixture
@@ -236,7 +236,7 @@ async def test_items_report_progress(program: Program[Streams]) -> None:
     assert told == [0, 1, 2]
 
 
-async def test_state_that_is_updated_is_written_between_items(of_numpy: Program[Streams]) -> None:
+async def test_updated_state_is_written_between_items(of_numpy: Program[Streams]) -> None:
     program, rows = of_numpy, rows_of(of_numpy)
     async with program.stream(Streams.add, 1.0) as numbers:
         assert await anext(numbers) == 0
@@ -310,7 +310,7 @@ async def survivor(system: ta.System) -> AsyncGenerator[Program[Streams], None]:
         yield await ta.open_program(device, Streams, await device.zeros((4, 2)))
 
 
-async def test_a_stream_goes_on_after_losses(survivor: Program[Streams]) -> None:
+async def test_a_stream_continues_after_losses(survivor: Program[Streams]) -> None:
     found: list[int] = []
     async with survivor.stream(Streams.resumed, 30) as numbers:
         async for number in numbers:
@@ -331,7 +331,7 @@ async def test_a_loss_ends_a_stream_that_does_not_resume(survivor: Program[Strea
         inject_fault(survivor.device, survivor.operation(Streams.count), kill=True)
         with pytest.raises(ta.ContextLostError):
             await rest(plain)
-    # Another stream that had a generator in that process is lost with it, even if nothing of it ran.
+    # Another stream with a generator in that process is lost with it, even if nothing of it ran.
     inject_fault(survivor.device, survivor.operation(Streams.seen), kill=True)
     async with survivor.stream(Streams.resumed, 9) as numbers:
         found = [await anext(numbers)]
@@ -350,14 +350,14 @@ async def test_idempotent_updates_are_healed_by_going_on(survivor: Program[Strea
     assert found == [0, 1, 2, 3]
     assert not survivor.is_damaged
     np.testing.assert_array_equal((await rows.to_host())[:, 0], [5.0, 6.0, 7.0, 8.0])
-    # One that is not idempotent damages what it changes.
+    # A stream without idempotence damages its targets.
     inject_fault(survivor.device, survivor.operation(Streams.add), kill=True)
     with pytest.raises(ta.ContextLostError):
         await read(survivor, [], "add", 5.0)
     assert survivor.is_damaged
 
 
-async def test_what_was_overtaken_by_an_idempotent_update_does_not_run_again(
+async def test_a_stream_overtaken_by_an_idempotent_update_does_not_run_again(
     system: ta.System, tmp_path: Path
 ) -> None:
     options = attrs.evolve(RECOVERS, retry=2)
@@ -374,7 +374,8 @@ async def test_what_was_overtaken_by_an_idempotent_update_does_not_run_again(
                 async def has_begun() -> bool:
                     return (await device.statistics()).launched == launched + 1
 
-                # It waits for what reads its rows, and may have written to them for all that anybody knows.
+                # It waits for the reader of its rows, which may have written to them for all that anybody
+                # knows.
                 await until(has_begun)
                 pids = [one.pid for one in system.tree().find(device.path).walk() if one.pid]
                 os.kill(pids[0], signal.SIGKILL)
@@ -391,7 +392,7 @@ async def overtaken(rows: ta.AccelRef, note: str) -> None:
         await ta.run(sum_slowly, rows, note)
 
 
-async def test_a_neighbours_crash_ends_what_does_not_resume(program: Program[Streams]) -> None:
+async def test_a_neighbours_crash_ends_streams_without_resume(program: Program[Streams]) -> None:
     async with program.stream(Streams.count, 9) as numbers, program.stream(Streams.resumed, 9) as others:
         found = [await anext(others)]
         await anext(numbers)
@@ -402,7 +403,7 @@ async def test_a_neighbours_crash_ends_what_does_not_resume(program: Program[Str
             await rest(numbers)
 
 
-async def test_a_stream_that_is_lost_again_and_again_ends(survivor: Program[Streams]) -> None:
+async def test_a_stream_lost_again_and_again_ends(survivor: Program[Streams]) -> None:
     inject_fault(survivor.device, survivor.operation(Streams.resumed), kill=True, count=20)
     with pytest.raises(ta.ContextLostError):
         await read(survivor, [], "resumed", 9)

@@ -40,7 +40,7 @@ async def test_state_is_read_only_for_methods_that_do_not_declare_it(device: ta.
     assert "read-only" in text
     assert "undeclared_programs.Counters.add_undeclared" in text
     assert '@programs.method(updates=["self.state", "self.other", "self.limits", "where"])' in text
-    # Nothing was written, and who declares it still writes; so it was no update that counts twice.
+    # Nothing was written, and a declared writer still writes; so it was no update that counts twice.
     np.testing.assert_array_equal(await state.to_host(), np.zeros((2, 3)))
     for _ in range(3):
         await program.ask(Counters.add, where)
@@ -51,9 +51,7 @@ async def test_state_is_read_only_for_methods_that_do_not_declare_it(device: ta.
 
 
 @pytest.mark.parametrize("keeps", [Counters.looks, Counters.keeps], ids=lambda one: one.__name__)
-async def test_views_that_methods_keep_are_like_those_of_the_constructor(
-    device: ta.Device, keeps: Any
-) -> None:
+async def test_views_kept_by_methods_are_like_the_constructors_views(device: ta.Device, keeps: Any) -> None:
     program, state = await opening(device)
     await program.ask(keeps)
     await program.ask(Counters.add, "kept")
@@ -73,7 +71,7 @@ async def test_each_argument_of_the_constructor_is_declared_for_itself(device: t
     np.testing.assert_array_equal(await fresh.to_host(), [[2.0] * 3, [4.0] * 3])
 
 
-async def test_an_error_says_what_to_declare_for_an_argument(device: ta.Device) -> None:
+async def test_an_error_names_the_missing_declaration_of_an_argument(device: ta.Device) -> None:
     program, _ = await opening(device)
     x = await device.zeros(3)
     assert '(updates=["self.state", "self.other", "self.limits", "x"])' in await told(

@@ -62,7 +62,7 @@ class Counters:
 
 
 class Aliases:
-    """Two arguments that are parts of one array."""
+    """Two arguments are parts of one array."""
 
     def __init__(self, first: Array, second: Array) -> None:
         self.first, self.second = first, second
@@ -83,7 +83,7 @@ def adds(x: Array) -> None:
 
 
 class Cache:
-    """Rows that each call writes anew, and a sum that it does not."""
+    """Rows that each call writes again, and a sum that it does not."""
 
     def __init__(self, rows: Array, other: Array) -> None:
         self.rows, self.other = rows, other

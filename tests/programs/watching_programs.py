@@ -1,4 +1,4 @@
-"""Programs that look whether their asker has left, and report what they do; workers import this module."""
+"""Programs that look whether their caller has left, and report their actions; workers import this module."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trio_accel.programs import Array, is_cancelled, method, report_progress
 
 
 def until_left(pipe: str) -> tuple[bool, bool]:
-    """Write to a pipe, and go on until the asker has left; gives what was seen first and last."""
+    """Write to a pipe, and continue until the caller has left; returns the first and last observation."""
     first, pause = is_cancelled(), threading.Event()
     Path(pipe).write_text("begun")
     for _ in range(5000):
@@ -82,7 +82,7 @@ class Watches:
         return self.plain(pipe)
 
     def goes_on(self) -> int:
-        """Have a thread go on reporting behind the call."""
+        """Have a thread continue reporting after the call."""
         self.ends.clear()
         report = contextvars.copy_context().run
 

@@ -1,4 +1,4 @@
-"""Tests of every public function: what several modules of this folder share is imported by its own name."""
+"""Tests of every public function. The modules of this folder import their shared code by its own name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Axes in each form that NumPy and SciPy take, for each function that has them: the results are theirs."""
+"""Axes in each form of NumPy and SciPy, for each function with axes: the results are theirs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ FORMS: dict[str, Any] = {
     "none of them": (),
 }
 X = np.random.default_rng(0).random((4, 4)).round(3)
-# What functions are called with ahead of their axes; `axis` and `axes` alone stand for all others.
+# The arguments of functions before their axes; `axis` and `axes` alone mean all others.
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("concat", "stack"), ([X, X],)),
     **dict.fromkeys(("fftconvolve", "oaconvolve", "cross", "vecdot", "tensordot"), (X[:3, :3], X[1:, 1:])),
@@ -88,8 +88,8 @@ OTHERS = {
     "sort",
     "lexsort",
 }
-# SciPy copies an array that is transformed along no axis. NumPy takes a sequence of one axis, or a negative
-# number of axes, only because it does not look.
+# SciPy copies an array transformed along no axis. NumPy takes a sequence of one axis, or a negative number of
+# axes, only because it does not look.
 REFUSED = {
     **dict.fromkeys(fft.__all__, ("none of them",)),
     **dict.fromkeys(("cumulative_sum", "cumulative_prod", "resample"), ("one", "list", "array", "range")),
@@ -121,7 +121,7 @@ async def _on_device(device: ta.Device, given: Any) -> Any:
 
 
 def _named(function: Any, argument: str, value: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Give an argument by its name, or by its place where it has no other."""
+    """Give an argument by its name, or by its position if it has no other."""
     parameters = inspect.signature(function).parameters
     by_place = argument not in parameters or parameters[argument].kind is inspect.Parameter.POSITIONAL_ONLY
     return ((value,), {}) if by_place else ((), {argument: value})

@@ -118,7 +118,7 @@ async def test_extreme_arguments_end_no_actor(system: ta.System, package: str, s
 
 
 def _arrays(name: str) -> list[str]:
-    """Return the parameters whose sample is an array, but for `out`."""
+    """Return the parameters with an array for a sample, except `out`."""
     samples = SAMPLES | own_samples(name)
     given = {one: samples.get(one) for one in inspect.signature(FUNCTIONS[name]).parameters if one != "out"}
     others = ("DEVICE", "GENERATOR", "SOBOL")
@@ -130,7 +130,7 @@ def _arrays(name: str) -> list[str]:
 )
 @pytest.mark.parametrize("kind", ["number", "no axes"])
 async def test_numbers_in_place_of_all_arrays_end_no_actor(system: ta.System, kind: str, share: int) -> None:
-    """An array to write to says which device it is, so each function may be given numbers alone."""
+    """An array to write to determines the device, so each function may be given only numbers."""
     wrong: list[str] = []
     options = ta.DeviceOptions(isolation="inline", memory_limit=1 << 27)
     async with system.open_device(BACKEND, name="numbers", options=options) as device:
@@ -151,7 +151,7 @@ async def test_numbers_in_place_of_all_arrays_end_no_actor(system: ta.System, ki
 
 
 def _integers(name: str) -> list[str]:
-    """Return the parameters whose sample is an integer."""
+    """Return the parameters with an integer for a sample."""
     samples = SAMPLES | own_samples(name)
     parameters = inspect.signature(FUNCTIONS[name]).parameters
     return [one for one in parameters if type(samples.get(one)) is int]
@@ -189,7 +189,7 @@ async def test_an_integer_of_numpy_means_the_same(system: ta.System, package: st
                     try:
                         made = await _host(await call(name, Surroundings(device), parameter, other))
                     except (TypeError, ValueError) as error:
-                        # Operands promote by the array API standard, and a seed may be Python's alone.
+                        # Operands promote by the array API standard, and a seed may be only Python's.
                         if "an index is an integer" in str(error):
                             wrong.append(f"{name}({parameter}={other!r}): {error}")
                         continue

@@ -1,4 +1,4 @@
-"""Mistakes of those who come from NumPy, PyTorch or asyncio: the message says what to write."""
+"""Mistakes of users of NumPy, PyTorch or asyncio: the message gives a remedy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SCALE = jit.Kernel(
 
 @attrs.frozen
 class Surroundings:
-    """What the mistakes are made with."""
+    """The arguments of the mistakes."""
 
     system: ta.System
     device: ta.Device
@@ -79,7 +79,7 @@ Mistake = Callable[[Any], "Awaitable[object] | object"]
 
 untyped: Any = ta
 
-# What is written, and what the message must say.
+# The mistakes, and the required messages.
 MISTAKES: dict[str, tuple[Mistake, type[Exception], str]] = {
     "a float64 array of NumPy with float32": (
         lambda at: linalg.matmul(at.single, np.ones(3)),
@@ -353,7 +353,7 @@ async def _make(mistake: Mistake, at: Surroundings) -> None:
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-async def test_the_message_says_what_to_write(mistake: str, system: ta.System, device: ta.Device) -> None:
+async def test_the_message_gives_a_remedy(mistake: str, system: ta.System, device: ta.Device) -> None:
     batcher = await system.spawn(Batcher[int, int], double)
     single = await device.put(np.eye(3, dtype=np.float32))
     at = Surroundings(system, device, await device.put(np.eye(3)), single, batcher)
@@ -364,7 +364,7 @@ async def test_the_message_says_what_to_write(mistake: str, system: ta.System, d
     assert len(str(caught.value)) < 400
 
 
-# What an array does not have, and by NumPy what the message says to write in its place.
+# Attributes missing from an array, and by NumPy the replacement in the message.
 ADVISED: dict[str, Callable[[np.ndarray], np.ndarray | float]] = {
     "all": lambda x: x.all(0),
     "any": lambda x: x.any(0),
@@ -388,7 +388,7 @@ ADVISED: dict[str, Callable[[np.ndarray], np.ndarray | float]] = {
 
 
 @pytest.mark.parametrize("name", ADVISED)
-async def test_what_a_message_says_can_be_written(name: str, device: ta.Device) -> None:
+async def test_the_remedy_of_a_message_can_be_written(name: str, device: ta.Device) -> None:
     host = np.random.default_rng(2).standard_normal((3, 3))
     x = await device.put(host)
     with pytest.raises(AttributeError) as caught:
@@ -406,14 +406,14 @@ async def test_what_a_message_says_can_be_written(name: str, device: ta.Device) 
     np.testing.assert_allclose(found, ADVISED[name](host), rtol=1e-12)
 
 
-async def test_a_norm_as_the_message_says(device: ta.Device) -> None:
+async def test_a_norm_as_the_message_advises(device: ta.Device) -> None:
     host = np.random.default_rng(1).standard_normal((4, 5))
     x = await device.put(host)
     norm = await jit.reduction("abs(x) ** 2", "sum", post="sqrt(a)")(x)
     np.testing.assert_allclose(await norm.item(), np.linalg.norm(host), rtol=1e-12)
 
 
-async def test_a_reference_is_shown_and_compared_with_what_has_no_elements(device: ta.Device) -> None:
+async def test_a_reference_is_shown_and_compared_with_objects_without_elements(device: ta.Device) -> None:
     x = await device.put(np.eye(3))
     assert f"{x}" == str(x)
     assert x != "x"
@@ -437,7 +437,7 @@ def test_an_error_of_a_property_is_not_taken_for_another() -> None:
         ("nn", "soft_plus", "softplus"),
     ],
 )
-def test_a_misspelt_name_is_told_the_near_one(package: str, name: str, meant: str) -> None:
+def test_a_misspelt_name_gets_the_nearest_name(package: str, name: str, meant: str) -> None:
     with pytest.raises(
         AttributeError, match=f"'trio_accel.{package}' has no .*'{name}'; did you mean '{meant}'"
     ):
@@ -446,7 +446,7 @@ def test_a_misspelt_name_is_told_the_near_one(package: str, name: str, meant: st
         _ = ta.linalg.quux
 
 
-def test_every_name_that_is_told_of_is_there() -> None:
+def test_every_mentioned_name_exists() -> None:
     for name in foreign_names.OTHER_NAMES:
         told = foreign_names.elsewhere(name).partition("write ta.")[2]
         for path in (part.partition("ta.")[2] or part for part in told.split(", or ")):
@@ -456,7 +456,7 @@ def test_every_name_that_is_told_of_is_there() -> None:
             getattr(ta.linalg, name)
 
 
-async def test_a_function_of_numpy_names_the_one_of_the_device(device: ta.Device) -> None:
+async def test_the_error_for_a_function_of_numpy_names_the_one_of_the_device(device: ta.Device) -> None:
     """Each ufunc and each function that NumPy hands over names its counterpart, or how to copy."""
     x = await device.put(np.arange(1.0, 5.0))
     functions = {name: getattr(np, name) for name in dir(np) if not name.startswith("_")}

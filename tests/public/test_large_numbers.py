@@ -1,4 +1,4 @@
-"""Whole numbers that no device can work with, in each argument of each function that takes whole numbers."""
+"""Integers that no device can work with, in each argument of each function that takes integers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trio_accel import NotSupportedError, arrays, fft, linalg, ndimage, nn, spar
 
 # The first fits into no signed word, and the next is 0 in one of 64 bits.
 TOO_LARGE = (2**63, 2**64, 2**70, 10**30, -(2**63) - 1)
-# What fits, and whose sums and products do not.
+# Numbers that fit, although their sums and products do not.
 LARGE = (2**31, 2**32, 2**62, 2**63 - 1, -(2**63))
 # An offset of any size has a meaning: no element is there, or the shift is taken by the length.
 OFFSETS = {
@@ -34,7 +34,7 @@ _REAL = re.compile(r"\bfloat\b(?!\[)|\bcomplex\b(?!')|ExpressionArgument|\bFloat
 # No float is as large as the first two, and sums with the third are infinite.
 REAL = (10**400, -(10**400), sys.float_info.max, math.inf, math.nan)
 
-# By the name of an argument, what a function gets: in capitals an array, all else as it is.
+# By the name of an argument, its value: an array for capitals, other values unchanged.
 SAMPLES: dict[str, Any] = {
     **dict.fromkeys(("x", "a", "x1", "x2", "in1", "in2", "grad", "param", "exp_avg", "exp_avg_sq"), "PLANE"),
     **dict.fromkeys(("exp_inf", "state_sum", "logits", "log_probs"), "PLANE"),
@@ -62,7 +62,7 @@ SAMPLES: dict[str, Any] = {
     **dict.fromkeys(("aux", "of", "c", "square_avg", "acc_delta", "mask", "var", "target"), "PLANE"),
     **dict.fromkeys(("anchor", "positive", "negative"), "PLANE"),
 }  # fmt: skip
-# Where a function needs others.
+# Functions with other requirements.
 _RULE = {f"exp_{name}": f"MOMENT{number}" for number, name in enumerate(("avg", "avg_sq", "inf"))}
 OWN: dict[str, dict[str, Any]] = {
     "arrays.bincount": {"x": "NUMBERS"},
@@ -136,7 +136,7 @@ METHODS = {"Device": "DEVICE", "AccelRef": "PLANE", "Generator": "GENERATOR", "S
 
 
 def _numbers_of(function: Any, kind: re.Pattern[str]) -> list[str]:
-    """Return the parameters that are numbers, or several."""
+    """Return the parameters for numbers, or for several."""
     parameters = inspect.signature(function).parameters.values()
     return [one.name for one in parameters if kind.search(str(one.annotation))]
 
@@ -197,7 +197,7 @@ async def _arrays(device: ta.Device) -> dict[str, Any]:
 
 
 def _replaced(sample: Any, number: int) -> Iterator[Any]:
-    """Put a number in place of a sample: of all that it has, and of the last one alone."""
+    """Put a number in place of a sample: of all its numbers, and of only the last one."""
     if not isinstance(sample, tuple):
         yield number
         return
@@ -236,7 +236,7 @@ async def _call(name: str, there: dict[str, Any], changed: str, number: Any) -> 
 
 @pytest.fixture
 async def limited(system: ta.System, isolation: ta.Isolation) -> AsyncGenerator[ta.Device, None]:
-    """A device without room for what is large."""
+    """A device without memory for large arrays."""
     options = ta.DeviceOptions(isolation=isolation, memory_limit=1 << 28)
     async with system.open_device(BACKEND, options=options) as device:
         yield device
@@ -258,11 +258,11 @@ async def test_numbers_that_no_device_has_are_refused(limited: ta.Device, name: 
                 with pytest.raises(REFUSALS) if must else suppress(*REFUSALS):
                     await _call(name, there, parameter, value)
                     assert not must, (parameter, value)
-    # What no check refuses crashes an actor, or the context.
+    # An argument that passes all checks crashes an actor, or the context.
     assert limited.generation == 1
 
 
-# A tolerance near the end of float64 is infinite times a value, as NumPy says.
+# A tolerance near the end of float64 is infinite times a value, as in NumPy.
 @pytest.mark.filterwarnings("ignore:(overflow|divide by zero) encountered:RuntimeWarning")
 @pytest.mark.parametrize("name", sorted(OF_REAL))
 async def test_numbers_that_no_float_holds_are_refused(limited: ta.Device, name: str) -> None:
@@ -276,7 +276,7 @@ async def test_numbers_that_no_float_holds_are_refused(limited: ta.Device, name:
 
 
 MANY = 1 << 20
-# Functions whose results, or what they are made of, grow with a number and not with an array.
+# Functions whose results, or intermediate results, grow with a number and not with an array.
 GROWING: dict[str, Callable[[ta.Device, ta.AccelRef, int], Awaitable[Any]]] = {
     "bincount": lambda d, x, n: arrays.bincount(x, minlength=n),
     "choice": lambda d, x, n: ta.random.Generator(d).choice(n, (3,), replace=False),
@@ -298,7 +298,7 @@ GROWING: dict[str, Callable[[ta.Device, ta.AccelRef, int], Awaitable[Any]]] = {
 }
 
 
-# Memory of the program is what `Device.host_empty` is asked for.
+# Memory of the program is requested from `Device.host_empty`.
 @pytest.mark.parametrize("isolation", ["process"])
 @pytest.mark.parametrize("name", sorted({*FUNCTIONS} - {"Device.host_empty"}))
 async def test_no_number_grows_in_the_memory_of_the_program(
@@ -308,7 +308,7 @@ async def test_no_number_grows_in_the_memory_of_the_program(
     samples = SAMPLES | OWN.get(name, {})
     for parameter in _numbers_of(FUNCTIONS[name], _WHOLE):
         with suppress(NotSupportedError):
-            # What is made once, such as code, is no part of it.
+            # Objects made once, such as code, are not part of it.
             await _call(name, there, parameter, samples[parameter])
         for value in _replaced(samples[parameter], MANY):
             tracemalloc.start()
@@ -337,7 +337,7 @@ async def _operand(device: ta.Device, name: str) -> ta.AccelRef:
 
 @pytest.mark.parametrize("isolation", ["process"])
 @pytest.mark.parametrize("name", GROWING)
-async def test_what_grows_with_a_number_is_made_on_the_device(
+async def test_memory_that_grows_with_a_number_is_made_on_the_device(
     limited: ta.Device, name: str, isolation: ta.Isolation
 ) -> None:
     x = await _operand(limited, name)
@@ -353,7 +353,7 @@ async def test_what_grows_with_a_number_is_made_on_the_device(
 
 
 @pytest.mark.parametrize("name", GROWING)
-async def test_the_limit_of_the_device_is_that_of_what_grows(limited: ta.Device, name: str) -> None:
+async def test_the_limit_of_the_device_matches_its_growing_memory(limited: ta.Device, name: str) -> None:
     x = await _operand(limited, name)
     with pytest.raises(ta.OutOfMemoryError):
         await GROWING[name](limited, x, 10**12)

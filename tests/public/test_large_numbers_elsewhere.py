@@ -1,4 +1,4 @@
-"""Numbers that nothing can work with, in all that takes numbers and is no function of arrays."""
+"""Impossible numbers in everything that takes numbers, except functions of arrays."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from make_reference import INTERNAL
 
 NUMBERS = (2**63, 2**64, 2**70, -(2**70), 10**400, sys.float_info.max, math.inf, math.nan)
 _NUMBER = re.compile(r"\bint\b|\bfloat\b|\bcomplex\b(?!')|\bShape\b|LaunchRule|_Axis|\bExtents\b")
-# What backends implement, and what uses the public names only.
+# Code that backends implement, and code that uses only the public names.
 _OTHERS = ("backends", "cli", "interop")
 
 
 def _numbers_of(one: Any) -> list[str]:
-    """Return the arguments that are numbers; none of an error, which the package makes."""
+    """Return the arguments for numbers; none of an error, which the package makes."""
     if inspect.isclass(one) and issubclass(one, BaseException):
         return []
     with suppress(ValueError, TypeError):
@@ -54,14 +54,14 @@ def _public() -> dict[str, Any]:
             one = getattr(package, name)
             found[f"{module.name}.{name}"] = one
             if inspect.isclass(one) and not issubclass(one, BaseException):
-                # A base of specifications has no descriptor.
+                # A base of specifications lacks a descriptor.
                 methods = [each for each in dir(one) if not each.startswith("_") and each != "described"]
                 found |= {f"{name}.{each}": getattr(one, each) for each in methods}
     return {name: one for name, one in found.items() if _numbers_of(one) or _has_no_function(one)}
 
 
 def _has_no_function(one: Any) -> bool:
-    """Tell whether it is a message that no function of its name makes, whose plan it would share."""
+    """Return whether it is a message without a function of its name, whose plan it would share."""
     if not inspect.isclass(one) or not issubclass(one, Operation):
         return False
     package = sys.modules[".".join(one.__module__.split(".")[:2])]
@@ -79,7 +79,7 @@ def test_nothing_that_takes_a_number_is_left_out() -> None:
 
 @pytest.fixture
 async def place(system: ta.System, isolation: ta.Isolation, tmp_path: Path) -> AsyncGenerator[Place, None]:
-    """A device without room for what is large, with arrays and a world."""
+    """A device without memory for large arrays, with arrays and a world."""
     options = ta.DeviceOptions(isolation=isolation, memory_limit=1 << 28)
     async with system.open_device(BACKEND, options=options) as device, ta.open_world([device]) as world:
         yield Place(
@@ -101,6 +101,6 @@ async def test_numbers_are_refused_in_the_task_that_gives_them(place: Place, nam
                 called = CALLS[name](place, {argument: number})
                 if inspect.isawaitable(called):
                     await called
-    # What no check refuses crashes an actor, or the context.
+    # An argument that passes all checks crashes an actor, or the context.
     assert place.device.generation == 1
     await (await ta.arrays.add(place.vector, 1.0)).to_host()

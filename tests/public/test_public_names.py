@@ -107,7 +107,7 @@ def test_a_name_of_another_library_names_ours(name: str, told: str) -> None:
         getattr(ta, name)
 
 
-def test_each_advice_names_only_what_is_there() -> None:
+def test_each_advice_names_only_existing_names() -> None:
     for text in (*foreign_names.OF_PACKAGE.values(), *foreign_names.OF_ARRAYS.values()):
         for path in re.findall(r"\bta((?:\.\w+)+)", text):
             part: Any = ta
@@ -121,7 +121,7 @@ def test_each_advice_names_only_what_is_there() -> None:
     ("name", "told"),
     [("jit", "ta.jit.elementwise"), ("tensor", "device.put"), ("devices", "ta.list_devices")],
 )
-def test_a_package_with_the_name_of_a_function_says_what_to_call(name: str, told: str) -> None:
+def test_a_package_with_the_name_of_a_function_names_that_function(name: str, told: str) -> None:
     for argument in (lambda x: x, [1.0, 2.0]):
         with pytest.raises(TypeError, match=rf"module 'trio_accel\.{name}' is not callable; .*{told}"):
             getattr(untyped, name)(argument)

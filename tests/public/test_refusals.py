@@ -23,7 +23,7 @@ PACKAGES = {"arrays": arrays, "fft": fft, "linalg": linalg, "nn": nn, "sparse": 
 # Their refusals are looked at by tests of their own.
 OTHER_PACKAGES = {"ndimage": ndimage, "signal": signal, "spatial": spatial}
 METHODS: dict[str, Any] = {"random": ta.random.Generator, "random.Sobol": ta.random.Sobol}
-# By the name of an argument, what a function gets: in capitals an array, all else as it is.
+# By the name of an argument, its value: an array for capitals, other values unchanged.
 SAMPLES: dict[str, Any] = NUMBERS | {
     **dict.fromkeys(("xp", "fp", "running_mean", "running_var", "c_or_cr", "d"), "VECTOR"),
     **dict.fromkeys(("anchor", "positive", "negative", "var"), "PLANE"), "square_avg": "MOMENT1",
@@ -33,7 +33,7 @@ SAMPLES: dict[str, Any] = NUMBERS | {
     "c": "SQUARE", "c_and_lower": ("DEFINITE", True), "lu_and_piv": ("PLANE", "PIVOTS"), "output_size": 2,
     "generator": "GENERATOR", "dl": "VECTOR", "du": "VECTOR", "jumps": 1, "n_children": 1, "words": 1,
 }  # fmt: skip
-# Where functions need others, which the text before names by their ends.
+# Functions with other requirements, named by the ends of the text before.
 OTHERS: list[tuple[str, dict[str, Any]]] = [
     ("arrays.polyval", {"p": "VECTOR"}),
     ("arrays.interp arrays.segmented_reduce arrays.run_lengths arrays.unwrap", {"x": "VECTOR"}),
@@ -122,7 +122,7 @@ PARAMETERS = {one for function in FUNCTIONS.values() for one in inspect.signatur
 
 
 def own_samples(name: str) -> dict[str, Any]:
-    """Return what a function needs that its arguments' names do not say."""
+    """Return the requirements of a function that its arguments' names do not show."""
     package, _, method = name.rpartition(".")
     own = dict(OF_NUMBERS.get(f"Generator.{method}" if package == "random" else name, {}))
     if LOSSES.fullmatch(name):
@@ -135,7 +135,7 @@ def own_samples(name: str) -> dict[str, Any]:
     return {key: value for key, value in own.items() if key in there}
 
 
-# In words: what is put on the device, and what a function calls or is iterated over as the user's own code.
+# In words: objects put on the device, and objects that a function calls or iterates as the user's own code.
 ON_DEVICE = " on the device"
 OWN_CODE = {(parameter, "class") for parameter in ("A", "M", "callback", "transform")}
 
@@ -213,7 +213,7 @@ class Strange:
 
 
 def _wrong(name: str) -> Iterator[tuple[str, str, Any]]:
-    """Yield the wrong arguments: the parameter, what it is in words, and the value."""
+    """Yield the wrong arguments: the parameter, the object in words, and the value."""
     values: dict[str, Any] = {
         "None": None, "text": "abc", "list": [1, 2], "object": Strange(), "fraction": 0.5, "negative": -1,
         "zero": 0, "large": 99, "complex": 1j, "NaN": float("nan"), "truth": True, "nothing": (), "dict": {},
@@ -263,7 +263,7 @@ async def call(
     return await called if inspect.isawaitable(called) else called
 
 
-# What Python and NumPy say themselves, and how they show objects.
+# Python's and NumPy's own messages, and their texts of objects.
 OF_PYTHON = re.compile(
     r"unsupported operand|argument of type|not subscriptable|expected str|unexpected keyword|unhashable|"
     r"positional argument|to unpack|not iterable|not convert|invalid literal|not callable|len\(\)|ufunc|"
@@ -274,7 +274,7 @@ INNER = re.compile(
     r"\b(?:arrays|devices|fft|linalg|nn|random|sparse|tensor)\.(?!Generator)[A-Z]\w+|(?<![\w.])_[a-z]\w+"
 )
 ARGUMENT = re.compile(r"(?:the )?(\w+)(?:\[\d+\])? (?:must|has|have|is|holds) ")
-# Words that are arguments somewhere, and mean the same where they are none.
+# Words that are also names of arguments elsewhere, with the same meaning.
 PLAIN = {
     "shape",
     "axis",
@@ -291,7 +291,7 @@ PLAIN = {
 
 
 def complaint(name: str, error: Exception) -> str | None:
-    """Say what is wrong with an error; None if nothing is."""
+    """Return the faults of an error; None if there are none."""
     text = str(error).partition(" (device ")[0]
     head, _, rest = text.partition(": ")
     if not isinstance(error, (TypeError, ValueError, IndexError, ta.AccelError)):
@@ -302,7 +302,7 @@ def complaint(name: str, error: Exception) -> str | None:
         return f"has {found[0]!r}"
     argument = ARGUMENT.match(rest)
     parameters = inspect.signature(FUNCTIONS[name]).parameters
-    # A pair, such as `c_and_lower`, has the names of its two, and `c_or_cr` those of both forms.
+    # A pair, such as `c_and_lower`, has the names of its two, and `c_or_cr` the names of both forms.
     own = {word for one in parameters for word in (one, *re.split("_(?:and|or)_", one))}
     if argument and argument[1] in PARAMETERS - own - PLAIN:
         return f"tells of {argument[1]!r}"
@@ -310,7 +310,7 @@ def complaint(name: str, error: Exception) -> str | None:
 
 
 async def check(device: ta.Device, name: str, share: int) -> list[str]:
-    """Call a function with one out of so many wrong arguments; return what is wrong with its refusals."""
+    """Call a function with each of these wrong arguments; return the faults of its refusals."""
     await call(name, Surroundings(device))
     wrong: list[str] = []
     for parameter, word, value in _wrong(name):
@@ -339,7 +339,7 @@ async def test_wrong_arguments_are_refused_plainly_and_by_the_name_of_the_functi
     names = [name for name in sorted(FUNCTIONS) if name.startswith(f"{package}.")]
     wrong = [one for name in names for one in await check(device, name, share)]
     assert not wrong, "\n".join([f"{len(wrong)} refusals:", *wrong])
-    # What no check refuses crashes an actor, or the context.
+    # An argument that passes all checks crashes an actor, or the context.
     assert device.generation == 1
 
 
@@ -351,7 +351,7 @@ def test_a_function_is_pickled_by_its_name(package: str) -> None:
     assert [one.__name__ for one in functions if pickle.loads(pickle.dumps(one)) is not one] == []
 
 
-async def test_a_truth_value_is_no_real_number(device: ta.Device) -> None:
+async def test_a_boolean_is_not_a_real_number(device: ta.Device) -> None:
     x, b = await device.put(np.eye(3)), await device.put(np.ones(3))
     matrix = await sparse.csr(device, scipy.sparse.eye_array(3, format="csr"))
     generator = ta.random.Generator(device)

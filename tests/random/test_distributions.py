@@ -72,7 +72,7 @@ async def test_a_number_by_rejection_is_the_same_wherever_it_is(device: ta.Devic
     long = await (await ta.random.Generator(device, seed=5).gamma(140_000, "float64", a=0.7)).to_host()
     short = await (await ta.random.Generator(device, seed=5).gamma((9, 2), "float64", a=0.7)).to_host()
     np.testing.assert_array_equal(short.reshape(-1), long[:18])
-    # A row is 65536 numbers, and one draw has no number of another.
+    # A row is 65536 numbers, and two draws share no number.
     assert len(np.unique(long)) == len(long)
     single = await (await ta.random.Generator(device, seed=5).gamma(1000, a=0.7)).to_host()
     np.testing.assert_array_equal(single, long[:1000].astype(np.float32))
@@ -125,7 +125,7 @@ async def test_multivariate_normal(device: ta.Device, kind: Any) -> None:
     drawn = await (await generator.multivariate_normal(mean, cov, (100, 300), "float64")).to_host()
     assert drawn.shape == (100, 300, 3)
     flat = drawn.reshape(-1, 3) - mean
-    # The Mahalanobis distances tell the whole covariance.
+    # The Mahalanobis distances depend on the whole covariance.
     distances = (flat @ np.linalg.inv(cov) * flat).sum(1)
     assert scipy.stats.kstest(distances, scipy.stats.chi2(3).cdf).pvalue > 0.001
     np.testing.assert_allclose(np.cov(flat.T), cov, atol=0.05)
@@ -135,7 +135,7 @@ async def test_multivariate_normal(device: ta.Device, kind: Any) -> None:
     np.testing.assert_allclose(host[:, 0], host[:, 1], atol=1e-5)
 
 
-async def test_a_draw_that_is_declared_like_another_one(device: ta.Device) -> None:
+async def test_a_draw_declared_like_another(device: ta.Device) -> None:
     generator = ta.random.Generator(device, seed=1)
     gumbel: Any = generator.gumbel
     assert inspect.signature(gumbel) == inspect.signature(generator.cauchy)

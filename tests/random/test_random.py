@@ -21,7 +21,7 @@ KNOWN = [
     ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "d16cfe09 94fdcceb 5001e420 24126ea1"),
 ]
 
-# What cuRAND 10.4.4's host generator PHILOX4_32_10 gave for this seed; uniform ones at offset 2 << 18.
+# The numbers of cuRAND 10.4.4's host generator PHILOX4_32_10 for this seed; uniform ones at offset 2 << 18.
 SEED = 0x0123456789ABCDEF
 CURAND_BITS = {
     0: 0xB850222E,
@@ -82,14 +82,14 @@ def test_the_cipher_gives_random123s_known_answers(counter: str, key: str, expec
     assert [int(word[0]) for word in words] == _hex(expected)
 
 
-async def test_bits_are_those_of_curand(device: ta.Device) -> None:
+async def test_bits_match_curand(device: ta.Device) -> None:
     host = await (await ta.random.Generator(device, seed=SEED).bits(LENGTH)).to_host()
     assert host.dtype == np.uint32
     assert {index: int(host[index]) for index in CURAND_BITS} == CURAND_BITS
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-async def test_uniform_numbers_are_those_of_curand(device: ta.Device, dtype: str) -> None:
+async def test_uniform_numbers_match_curand(device: ta.Device, dtype: str) -> None:
     generator = ta.random.Generator(device, seed=SEED)
     await generator.bits(1)  # takes the first two rows
     host = await (await generator.uniform(LENGTH, dtype)).to_host()
@@ -98,7 +98,7 @@ async def test_uniform_numbers_are_those_of_curand(device: ta.Device, dtype: str
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-6), ("float64", 1e-14)])
-async def test_normal_numbers_are_those_of_curand(device: ta.Device, dtype: str, tolerance: float) -> None:
+async def test_normal_numbers_match_curand(device: ta.Device, dtype: str, tolerance: float) -> None:
     host = await (await ta.random.Generator(device, seed=SEED).normal(LENGTH, dtype)).to_host()
     for index, expected in CURAND_NORMAL[dtype].items():
         assert float(host[index]) == pytest.approx(expected, abs=tolerance)
@@ -195,7 +195,7 @@ async def test_single_and_double_precision_draw_different_counters(device: ta.De
     generator = ta.random.Generator(device, seed=11)
     before = generator.state["position"]
     await generator.uniform(3 * 262_144, "float64")
-    # Three times 65536 counters, each with the one of the next row.
+    # Three times 65536 counters, each with the counter of the next row.
     assert int(generator.state["position"]) - int(before) == 6 * 262_144
 
 

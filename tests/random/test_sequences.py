@@ -1,4 +1,4 @@
-"""MRG32k3a and XORWOW: against their recurrences in whole numbers of Python, and jumps against drawing on."""
+"""MRG32k3a and XORWOW: against their recurrences in Python integers, and jumps against drawing on."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ STATES = {
 
 @both
 @kinds
-async def test_words_are_those_of_the_recurrence(device: ta.Device, kind: str) -> None:
+async def test_words_match_the_recurrence(device: ta.Device, kind: str) -> None:
     for state in STATES[kind]:
         expected = [*islice(RECURRENCES[kind](state), 70_001)]
         for size in (1, 2, 3, 257, 70_001):
@@ -66,7 +66,7 @@ async def test_the_first_numbers_of_rng_streams(device: ta.Device) -> None:
 
 
 @kinds
-async def test_a_group_of_pieces_goes_on_where_the_one_before_ends(device: ta.Device, kind: str) -> None:
+async def test_a_group_of_pieces_begins_at_the_end_of_the_one_before(device: ta.Device, kind: str) -> None:
     # The CPU backend draws 2**20 words side by side.
     state, size = STATES[kind][0], (1 << 21) + 9
     drawn = await (await device.ask(ta.random.SequenceBits(kind, state, (size,)))).to_host()
@@ -78,7 +78,7 @@ async def test_a_group_of_pieces_goes_on_where_the_one_before_ends(device: ta.De
 @kinds
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 2**64 - 1), words=st.integers(0, 3000))
-def test_a_state_moved_on_is_the_one_that_is_stepped_to(kind: str, seed: int, words: int) -> None:
+def test_a_state_moved_on_equals_the_state_after_single_steps(kind: str, seed: int, words: int) -> None:
     state = seeded(kind, seed)
     sequence = RECURRENCES[kind](state)
     for _ in range(words):
@@ -116,7 +116,7 @@ async def test_to_advance_is_to_draw(device: ta.Device, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["philox4x32_10", "mrg32k3a", "xorwow"])
-async def test_a_jump_is_as_far_as_is_said(device: ta.Device, kind: str) -> None:
+async def test_a_jump_has_the_requested_length(device: ta.Device, kind: str) -> None:
     generator, skipping = (ta.random.Generator(device, kind, 3) for _ in range(2))
     jumped = generator.jumped(2)
     # Philox's draws take whole pairs of rows: drawing 2**65 words skips 2**66.

@@ -1,4 +1,4 @@
-"""Sobol points: against those of SciPy."""
+"""Sobol points: against SciPy's."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import trio_accel as ta
 
 def of_scipy(d: int, n: int, *, scramble: bool, seed: int, bits: int = 30) -> np.ndarray:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of numbers that are no power of two
+        warnings.simplefilter("ignore")  # for numbers other than powers of two
         return qmc.Sobol(d, scramble=scramble, bits=bits, rng=seed).random(n)
 
 
 @pytest.mark.parametrize("isolation", ["inline", "process"])
 @pytest.mark.parametrize("scramble", [False, True])
-async def test_points_are_those_of_scipy(device: ta.Device, scramble: bool) -> None:
+async def test_points_match_scipy(device: ta.Device, scramble: bool) -> None:
     for d, bits in ((1, 30), (7, 32), (40, 12)):
         points = ta.random.Sobol(device, d, scramble=scramble, bits=bits, seed=3)
         parts = [await (await points.random(n)).to_host() for n in (1, 0, 255, 300, 1)]

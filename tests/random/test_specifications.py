@@ -1,4 +1,4 @@
-"""Specifications that no plan made: what a library could only fail over is refused."""
+"""Specifications not made by a plan: fatal errors of a library are refused in advance."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ POINTS = SobolSpec(FIRST.pack(3), array("uint32", 3, 2), array("uint32", 2), arr
         (POINTS, {"out": array("float64", 5, 2)}, TypeError, "contiguous arrays of uint32"),
     ],
 )
-def test_what_does_not_fit_is_refused(
+def test_mismatched_arguments_are_refused(
     spec: Any, changes: dict[str, Any], error: type[Exception], match: str
 ) -> None:
     spec.check_shapes("random.X")

@@ -16,7 +16,7 @@ kinds = pytest.mark.parametrize("kind", ["philox4x32_10", "mrg32k3a", "xorwow"])
 
 
 @kinds
-async def test_a_saved_state_goes_on_where_it_was(device: ta.Device, kind: Any) -> None:
+async def test_a_saved_state_continues_from_its_position(device: ta.Device, kind: Any) -> None:
     generator = ta.random.Generator(device, kind, seed=2**64 - 1)
     await generator.uniform(1000)
     saved = json.loads(json.dumps(generator.state))
@@ -54,9 +54,7 @@ async def test_spawned_generators(device: ta.Device, kind: Any) -> None:
 
 @pytest.mark.parametrize("isolation", ["process"])
 @kinds
-async def test_a_worker_that_is_killed_repeats_nothing(
-    system: ta.System, device: ta.Device, kind: Any
-) -> None:
+async def test_a_killed_worker_repeats_nothing(system: ta.System, device: ta.Device, kind: Any) -> None:
     generator, whole = (ta.random.Generator(device, kind, seed=3) for _ in range(2))
     expected = [await (await whole.bits(100)).to_host() for _ in range(3)]
     drawn = [await (await generator.bits(100)).to_host()]
@@ -68,7 +66,7 @@ async def test_a_worker_that_is_killed_repeats_nothing(
         try:
             drawn.append(await (await generator.bits(100)).to_host())
         except ta.AccelError:
-            # What was lost with the worker is drawn again only because this program says so.
+            # Numbers lost with the worker are drawn again only because this program says so.
             assert generator.state != before
             generator.state = before
     for one, two in zip(drawn, expected, strict=True):
@@ -87,7 +85,7 @@ async def test_a_draw_that_failed_is_not_repeated(device: ta.Device) -> None:
     np.testing.assert_array_equal(np.concatenate([first, last]), np.delete(expected, slice(100, 200)))
 
 
-async def test_states_that_are_none(device: ta.Device) -> None:
+async def test_invalid_states(device: ta.Device) -> None:
     generator = ta.random.Generator(device, seed=1)
     good = generator.state
     for wrong, match in (

@@ -1,4 +1,4 @@
-"""Whole numbers: exact products of random bits, counts of trials and events, orders and choices."""
+"""Integers: exact products of random bits, counts of trials and events, orders and choices."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ M1 = 2**32 - 209
 
 
 def expected(words: np.ndarray, kind: str, low: int, width: int) -> list[int]:
-    """Upper parts of products, in whole numbers of Python."""
+    """Upper parts of products, in Python integers."""
     base, digits = (M1, 4) if kind == "mrg32k3a" else (1 << 32, 2)
     many = 2 if width > 1 << 32 and width < 1 << 64 else 1
     found: list[int] = []
@@ -93,7 +93,7 @@ async def test_integers_are_uniform(device: ta.Device, kind: Any) -> None:
 
 
 def fits(drawn: np.ndarray, distribution: Any) -> float:
-    """P value of a chi-square test over bins that are expected 20 numbers at least each."""
+    """P value of a chi-square test over bins with at least 20 expected numbers each."""
     edges = np.unique(distribution.ppf(np.linspace(0, 1, min(200, len(drawn) // 20) + 1)[1:-1]))
     mass = np.diff(np.concatenate([[0], distribution.cdf(edges), [1]]))
     counts = np.bincount(np.searchsorted(edges, drawn, side="left"), minlength=len(mass))
@@ -204,7 +204,7 @@ async def test_choices_without_replacement(device: ta.Device) -> None:
     assert (drawn.shape, len(np.unique(drawn))) == ((5, 9), 45)
     p = np.array([0.5, 0.0, 0.3, 0.2])
     pairs = [tuple(await (await generator.choice(4, 2, False, p)).to_host()) for _ in range(400)]
-    # The second one is drawn of what is left: in proportion to the weights.
+    # The second one is drawn from the rest: in proportion to the weights.
     left = {(a, b): p[a] * p[b] / (1 - p[a]) for a in (0, 2, 3) for b in (0, 2, 3) if a != b}
     assert set(pairs) <= set(left)
     observed = [pairs.count(pair) for pair in left]

@@ -1,4 +1,4 @@
-"""An operation whose kernel changes one element by one unit in the last place, on one device, once."""
+"""An operation with a kernel that changes one element by one unit in the last place, on one device, once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Fault:
     """The fault of the kernel.
 
     Attributes:
-        number: Number of the operation on the second device that is wrong; 0 for none.
+        number: Number of the wrong operation on the second device; 0 for none.
         element: The element.
         count: How many operations there were on the second device.
     """

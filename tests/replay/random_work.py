@@ -29,7 +29,7 @@ class Work:
 
     Args:
         device: The device.
-        seed: What is drawn.
+        seed: Seed of the random numbers.
 
     Attributes:
         read: The bytes that the program has read.
@@ -49,7 +49,7 @@ class Work:
         self._step = ta.step(step)
 
     async def run(self, count: int, kills: int = 0) -> None:
-        """Do so many things, and kill the worker meanwhile."""
+        """Do this much work, and kill the worker meanwhile."""
         device = self._device
         self._values = [await device.put(self._host()) for _ in range(3)]
         parts = await device.put(np.zeros((2 * N, N)))
@@ -139,7 +139,7 @@ class Work:
 async def recorded(
     system: ta.System, isolation: Isolation, tasks: int, count: int, *, kills: int = 0, **options: Any
 ) -> tuple[replay.MemoryJournal, list[bytes], ta.Device]:
-    """Record the work of tasks on a device of its own; returns the journal, what was read, and the device."""
+    """Record the work of tasks on a device; returns the journal, the read arrays, and the device."""
     journal = replay.MemoryJournal()
     made: list[Work] = []
     kept = ta.DeviceOptions(isolation=isolation, **options)

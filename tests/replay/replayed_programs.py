@@ -1,4 +1,4 @@
-"""Programs whose journals are replayed; workers import this module."""
+"""Programs with replayed journals; workers import this module."""
 
 from __future__ import annotations
 

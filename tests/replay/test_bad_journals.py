@@ -1,4 +1,4 @@
-"""A stranger's journal runs no code, and reads and writes no memory but that of its own arrays."""
+"""A stranger's journal runs no code, and reads and writes only the memory of its own arrays."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Change = Callable[[Any], Any]
 
 
 async def journal_of(device: ta.Device) -> list[Any]:
-    """Entries of a product, a chain, a view that is written, and a staged copy."""
+    """Entries of a product, a chain, a written view, and a staged copy."""
     journal = replay.MemoryJournal()
     async with replay.record(device, journal):
         x = await device.put(np.arange(16.0).reshape(4, 4))
@@ -78,7 +78,7 @@ BEYOND: dict[str, Change] = {
 
 
 def places(entries: list[Any]) -> dict[str, tuple[int, int]]:
-    """Entries and their parts that have arrays: specifications, staged copies, copies to views, steps."""
+    """Entries and their parts with arrays: specifications, staged copies, copies to views, steps."""
     launches = [at for at, entry in enumerate(entries) if entry[0] == "launch"]
     product = next(at for at in launches if entries[at][2] == "linalg.Matmul")
     behind = next(at for at in launches if entries[at][7])
@@ -214,7 +214,7 @@ async def test_the_digest_of_a_module_imports_no_package(
 
 
 async def test_rubbish(device: ta.Device) -> None:
-    """Parts of entries that are of another type or missing."""
+    """Parts of entries with another type, or missing."""
     entries = await journal_of(device)
     for at, entry in enumerate(entries[1:], 1):
         for part in range(1, len(entry)):

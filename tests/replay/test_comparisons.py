@@ -42,7 +42,7 @@ def test_units_in_the_last_place(name: str) -> None:
             assert found.ulps == ulps
 
 
-def test_what_has_no_distance() -> None:
+def test_values_without_a_distance() -> None:
     nan = np.array([np.nan, 1.0])
     assert difference(nan, nan.copy(), None, **TOLD) is None  # type: ignore[arg-type]
     assert difference(nan, nan[::-1], replay.Tolerance(relative=1.0), **TOLD) is not None  # type: ignore[arg-type]

@@ -154,7 +154,7 @@ def test_a_database_of_an_earlier_version(tmp_path: Path) -> None:
     assert list(replay.SqliteJournal(path).entries()) == [*ENTRIES, b"next"]
 
 
-def test_an_entry_that_is_not_plain_is_named() -> None:
+def test_an_entry_of_another_type_is_named() -> None:
     journal = replay.MemoryJournal()
     for entry in (*ENTRIES[:2], b"rubbish"):
         journal.append(entry)

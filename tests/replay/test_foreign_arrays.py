@@ -1,4 +1,4 @@
-"""What other libraries write to arrays, and arrays of theirs that are put in, are content from outside."""
+"""Other libraries' writes to arrays, and their arrays as input, are content from outside."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def test_leases_that_write(system: ta.System, way: str, isolation: ta.Isol
 
 @pytest.mark.skipif(BACKEND != "cpu", reason="the memory is the host's")
 async def test_arrays_of_other_libraries_are_put(system: ta.System) -> None:
-    """Content is what they had when they were put; each later change of theirs is no change of the array."""
+    """Content is their value at the put; each later change of theirs is no change of the array."""
     journal = replay.MemoryJournal()
     owner = HOST.copy()
     async with system.open_device(BACKEND) as device, replay.record(device, journal):

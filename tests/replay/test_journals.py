@@ -1,4 +1,4 @@
-"""Journals keep entries in order, and say of everything else that it is no journal."""
+"""Journals keep entries in order, and everything else is reported as not being a journal."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_entries_are_in_order(tmp_path: Path) -> None:
     assert list(replay.SqliteJournal(tmp_path / "database").entries()) == ENTRIES
 
 
-def test_a_journal_of_ones_own(tmp_path: Path) -> None:
+def test_a_custom_journal(tmp_path: Path) -> None:
     class Folder:
         def append(self, entry: bytes, /) -> None:
             (tmp_path / f"{len(list(tmp_path.iterdir())):09}").write_bytes(entry)
@@ -50,7 +50,7 @@ def test_a_journal_of_ones_own(tmp_path: Path) -> None:
     assert list(replay.listing(journal)) == ["1 linalg.Matmul"]
 
 
-def test_a_file_that_is_cut_is_read_up_to_there(tmp_path: Path) -> None:
+def test_a_truncated_file_is_read_up_to_its_end(tmp_path: Path) -> None:
     journal = replay.FileJournal(tmp_path / "whole")
     ends = []
     for entry in ENTRIES:
@@ -113,7 +113,7 @@ class Runs:
 
 
 def nested(depth: int) -> tuple[object, ...]:
-    """Return a tuple of a few bytes that stands for very many values."""
+    """Return a tuple of a few bytes that represents very many values."""
     value: tuple[object, ...] = ()
     for _ in range(depth):
         value = (value,) * 4
@@ -143,7 +143,7 @@ def nested(depth: int) -> tuple[object, ...]:
         (pickle.dumps((1, 2)), "must be a tuple"),
     ],
 )
-def test_entries_that_are_none(entry: bytes, why: str) -> None:
+def test_invalid_entries(entry: bytes, why: str) -> None:
     with pytest.raises(replay.JournalError, match=why):
         list(replay.listing(of(entry)))
     assert not Path("/tmp/trio_accel_must_not_exist").exists()

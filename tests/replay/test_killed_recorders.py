@@ -1,4 +1,4 @@
-"""A program that is killed while it records has lost no reply that was given."""
+"""A program killed while it records has lost none of its replies."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def test_no_reply_is_missing(system: ta.System, tmp_path: Path, askers: in
         replies = killed(path, askers, 0.3 + 0.02 * kill)
         assert len(replies) > askers
         journal = replay.FileJournal(path)
-        # The results that the journal has, as often as it has them.
+        # The results in the journal, with repetitions.
         kept = [
             float(np.frombuffer(array[2], np.float64)[1]).hex()
             for entry in map(pickle.loads, journal.entries())

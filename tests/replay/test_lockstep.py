@@ -64,7 +64,7 @@ async def test_randomness_of_the_system_is_named(system: ta.System) -> None:
         noise = "replayed_programs.Drawing.noise"
         assert {one.operation for one in report.differences} == {noise, f"{noise}.fetch"}
         assert not report.failures
-        # Each result of the first device is the second one's, too, unless differences are inherited.
+        # Each result of the first device is also the second one's, unless differences are inherited.
         inherited = await replay.lockstep(
             journal, *devices, programs=True, max_differences=99, isolated=False
         )
@@ -127,7 +127,7 @@ async def test_one_unit_in_the_last_place(system: ta.System) -> None:
                 assert found.step == 1 + steps * (turn - 1)
                 assert f"step {found.step} of {steps * ROUNDS}, planted.Turned: 1 of 12" in str(found)
                 FAULT.plant(turn, element)
-                # A chain that is compared whole hides it.
+                # A comparison of whole chains hides it.
                 whole = await replay.lockstep(journal, *devices, steps=False)
                 assert whole.is_same, whole
                 assert FAULT.count == ROUNDS

@@ -93,7 +93,7 @@ def test_a_journal_of_an_example(example: str, tmp_path: Path) -> None:
 
 
 def numbers(path: Path) -> Iterator[bytes]:
-    """Pieces of the arrays that a journal has, but for round numbers: chance has none of so many bytes."""
+    """Pieces of the arrays in a journal, except round numbers: long ones never match by chance."""
     for entry in replay.FileJournal(path).entries():
         plain = pickle.loads(entry)
         contents = [plain[2]] if plain[0] == "part" else [one[2] for one in arrays(plain)]

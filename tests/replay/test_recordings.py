@@ -20,7 +20,7 @@ import trio_accel as ta
 from trio_accel import replay
 from trio_accel.backends.base import Isolation
 
-# What the last step does not use is not awaited.
+# Values without a use in the last step are not awaited.
 pytestmark = pytest.mark.filterwarnings("ignore:<Call .* was never awaited:RuntimeWarning")
 
 
@@ -93,7 +93,7 @@ async def test_numbers_of_a_mark(system: ta.System) -> None:
         await ta.linalg.scal(2.0, x)
         await recording.mark("twice", x=x[::2])
     entries = list(journal.entries())
-    # The recorded numbers of the mark differ from those of the replay.
+    # The recorded numbers of the mark differ from the numbers of the replay.
     entries[-1] = entries[-1].replace(np.full(4, 2.0).tobytes(), np.full(4, 3.0).tobytes())
     changed = replay.MemoryJournal()
     for entry in entries:
@@ -124,7 +124,7 @@ async def test_outcomes_of_started_and_cancelled_calls(system: ta.System, isolat
             with suppress(ta.StaleRefError):
                 await before.to_host()
             await product.value.to_host()
-        # A machine with other work to do has no time for a loop of them.
+        # A machine with other work lacks the time for a loop of them.
         assert recording.operations > 2
     for where in ("inline", "process"):
         report = await replayed(system, journal, where)
@@ -219,7 +219,7 @@ async def test_two_recordings_of_one_device(system: ta.System, isolation: Isolat
         async with replay.record(device, outer):
             x = await device.put(np.eye(3) + 1)
             async with replay.record(device, inner):
-                # Each lacks some content that the launch needs, and has it refused.
+                # Each lacks some content that the launch needs, so the launch is refused.
                 await (x @ before).to_host()
                 product = (x @ before).start()
                 await product.value.to_host()
@@ -250,7 +250,7 @@ async def test_a_full_disk_of_one_of_two_recordings(device: ta.Device, system: t
 
 
 class Failing:
-    """A journal on a disk that is full from some entry on."""
+    """A journal on a disk without space from some entry on."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -342,7 +342,7 @@ async def asked_forever(array: ta.AccelRef) -> None:
 
 
 @pytest.mark.parametrize("is_pair", [False, True])
-async def test_a_replay_that_is_cancelled(system: ta.System, isolation: Isolation, is_pair: bool) -> None:
+async def test_a_cancelled_replay(system: ta.System, isolation: Isolation, is_pair: bool) -> None:
     """At each checkpoint, and the devices have no memory of it."""
     journal, _, _ = await recorded(system, "inline", 1, 20)
     options = ta.DeviceOptions(isolation=isolation)

@@ -69,7 +69,7 @@ def test_a_difference(cli: Cli, tmp_path: Path) -> None:
     copy = replay.FileJournal(changed)
     number = np.float64(15.1).tobytes()
     for entry in replay.FileJournal(path).entries():
-        # The array that was put in is another one.
+        # The input array is another one.
         copy.append(entry.replace(number, np.float64(15.2).tobytes()) if b"Put" in entry else entry)
     done = cli("replay", changed, "--device", BACKEND)
     assert done.code == 1
@@ -80,7 +80,7 @@ def test_a_difference(cli: Cli, tmp_path: Path) -> None:
     assert done.code == 0
 
 
-def test_files_that_are_no_journals(cli: Cli, tmp_path: Path) -> None:
+def test_files_other_than_journals(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "text").write_text("some text")
     sqlite3.connect(tmp_path / "database").execute("create table other (x)").connection.close()
     for arguments, told in [

@@ -1,4 +1,4 @@
-"""What a recording costs the loop's thread, in Python calls and in time."""
+"""The cost of a recording for the loop's thread, in Python calls and in time."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Slow:
 async def test_the_loop_copies_no_large_contents(
     device: ta.Device, isolation: Isolation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All that is larger than 1 MiB is copied, pickled and written by another thread than the loop's."""
+    """Anything larger than 1 MiB is copied, pickled and written by another thread than the loop's."""
     by_loop = 0
 
     def note(value: Any) -> None:
@@ -101,7 +101,7 @@ async def test_the_loop_copies_no_large_contents(
 async def test_large_contents_are_written_by_a_thread(device: ta.Device, isolation: Isolation) -> None:
     host = np.random.default_rng(0).standard_normal((16 << 20) // 8)
     held = []
-    # A machine with other work to do holds the loop, too.
+    # A machine with other work also holds the loop.
     for _ in range(10):
         journal = Slow()
         before = await device.put(host)

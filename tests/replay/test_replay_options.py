@@ -1,4 +1,4 @@
-"""Options of recordings and replays that are refused before anything runs."""
+"""Options of recordings and replays that cause a refusal before anything runs."""
 
 from __future__ import annotations
 

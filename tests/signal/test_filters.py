@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import trio_accel as ta
 
 no_stand_in = pytest.mark.skipif(IS_STAND_IN, reason="it compiles each kernel for a second")
-# Coefficients: an exponential average, a resonance, a delay, taps alone, a factor, an integral.
+# Coefficients: an exponential average, a resonance, a delay, only taps, a factor, an integral.
 FILTERS: dict[str, tuple[Any, Any]] = {
     "average": ([0.25], [1, -0.75]),
     "resonance": ([1.0], [2.0, -1.9, 1.8]),
@@ -99,7 +99,7 @@ async def test_dtypes(device: ta.Device, dtype: str) -> None:
 
 
 async def test_other_coefficients_of_one_shape(device: ta.Device) -> None:
-    """What was recorded for a filter is not taken for another one."""
+    """A recording for one filter is not taken for another one."""
     x = noise(300)
     ref = await device.put(x)
     for seed in range(5):
@@ -115,7 +115,7 @@ async def test_views(device: ta.Device) -> None:
     await close(await ta.signal.lfilter(b, a, ref.T, 0), scipy.signal.lfilter(b, a, x.T, 0))
 
 
-async def test_what_is_refused(device: ta.Device) -> None:
+async def test_invalid_arguments_are_refused(device: ta.Device) -> None:
     x = await device.put(noise((2, 9)))
     wrong: list[tuple[Any, Any, Any, str]] = [
         ([], [1], {}, "b and a must be vectors"),
@@ -168,7 +168,7 @@ def exact(b: Any, a: Any, x: Any, zi: Any) -> tuple[Any, Any]:
 
 
 def as_scipy(got: Any, scipys: Any, true: Any) -> None:
-    """Compare errors: ours are at most twice SciPy's, and what is finite there is finite here."""
+    """Compare errors: ours are at most twice SciPy's, and finite elements there are finite here."""
     np.testing.assert_array_equal(np.isfinite(got), np.isfinite(scipys))
     finite = np.isfinite(scipys) & np.isfinite(true)
     if finite.any():
@@ -177,7 +177,7 @@ def as_scipy(got: Any, scipys: Any, true: Any) -> None:
 
 
 @pytest.mark.parametrize("name", DESIGNS)
-async def test_errors_are_no_larger_than_scipys(device: ta.Device, name: str) -> None:
+async def test_errors_are_at_most_scipys(device: ta.Device, name: str) -> None:
     x = noise(500) + 1
     for dtype in ("float64", "float32"):
         signal_ = x.astype(dtype)
@@ -221,7 +221,7 @@ async def test_a_butterworth_of_80_hertz_in_a_million_samples(device: ta.Device)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-async def test_a_bad_sample_reaches_forwards_alone(device: ta.Device, bad: float) -> None:
+async def test_a_bad_sample_affects_only_later_samples(device: ta.Device, bad: float) -> None:
     x = noise((2, 700))
     x[0, 300] = bad
     ref = await device.put(x)

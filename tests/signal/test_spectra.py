@@ -98,7 +98,7 @@ def test_splines(knots: int, boundary: Any, nu: int, dtype: str, axis: int, seed
     x = np.cumsum(rng.uniform(0.1, 1, knots))
     y = noise([knots if place == axis else 2 for place in range(3)], dtype, seed)
     want = CubicSpline(x, y, axis, boundary)
-    # Its coefficients have the axis of the pieces ahead, and ours have the others' values behind.
+    # Its coefficients have the axis of the pieces first, and ours have the others' values last.
     at = rng.uniform(x[0] - 0.1, x[-1] + 0.1, (5, 4))
     values = np.moveaxis(want(at, nu), (axis, axis + 1), (0, 1))
 
@@ -113,7 +113,7 @@ def test_splines(knots: int, boundary: Any, nu: int, dtype: str, axis: int, seed
     trio.run(main)
 
 
-async def test_what_is_refused(device: ta.Device) -> None:
+async def test_invalid_arguments_are_refused(device: ta.Device) -> None:
     x = await device.put(noise(100))
     wrong: list[tuple[Any, str]] = [
         ({"window": np.ones((2, 2))}, "window must have nperseg=None elements"),

@@ -37,7 +37,7 @@ def cross(full: np.ndarray, at: np.ndarray, way: np.ndarray) -> tuple[float, int
     return np.inf, 0
 
 
-async def test_rays_are_those_through_a_dense_grid(device: ta.Device) -> None:
+async def test_rays_match_a_dense_grid(device: ta.Device) -> None:
     n, height = 4, 20
     grid, voxels = bricks.island(n, 2)
     assert (grid < 0).any()

@@ -21,7 +21,7 @@ def sheet(n: int, noise: float) -> np.ndarray:
 
 
 def springs(places: np.ndarray, strength: np.ndarray | float) -> tuple[np.ndarray, np.ndarray]:
-    """Forces, each spring once and on both of its ends, and the squares of what they are too long."""
+    """Forces, each spring once and on both of its ends, and the squares of the excess lengths."""
     n = places.shape[1]
     forces, squares = np.zeros_like(places), np.zeros(())
     for a, b in ((0, 1), (1, 0), (1, 1), (1, -1), (0, 2), (2, 0)):
@@ -83,7 +83,7 @@ async def test_verlet_keeps_the_energy(device: ta.Device) -> None:
 
     begin = cloth.STIFFNESS * float(springs(places, 1.0)[1]) / 2
     energies = [energy(np.stack(await walk(step, state, steps))) for steps in (1, 5, 20)]
-    # It is kept in the mean: what a small step has too much, a later one lacks.
+    # It is kept in the mean: a later step lacks the excess of a small step.
     np.testing.assert_allclose(energies, energies[0], atol=0.05 * begin)
 
 

@@ -1,4 +1,4 @@
-"""Flows: analytic solutions, sums that are kept, and NumPy and SciPy step for step."""
+"""Flows: analytic solutions, conserved sums, and NumPy and SciPy step for step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import trio_accel as ta
 pytestmark = [pytest.mark.examples, pytest.mark.stand_in]
 
 
-async def test_a_vortex_on_a_lattice_decays_as_taylor_and_green_say(device: ta.Device) -> None:
+async def test_a_vortex_on_a_lattice_decays_by_the_formula_of_taylor_and_green(device: ta.Device) -> None:
     n, steps, omega, speed = 32, 200, 1.0, 0.02
     down, right = 2 * np.pi * np.indices((n, n)) / n
     u, v = speed * np.cos(right) * np.sin(down), -speed * np.sin(right) * np.cos(down)
@@ -98,7 +98,7 @@ async def test_walls_keep_mass(device: ta.Device) -> None:
     assert after == pytest.approx(before, rel=1e-12)
 
 
-async def test_a_vortex_in_a_box_decays_as_taylor_and_green_say(device: ta.Device) -> None:
+async def test_a_vortex_in_a_box_decays_by_the_formula_of_taylor_and_green(device: ta.Device) -> None:
     n, viscosity = 32, 0.02
     y, x = np.indices((n, n)) + 1.0
     stream = 0.3 * np.sin(np.pi * x / (n + 1)) * np.sin(np.pi * y / (n + 1))

@@ -38,7 +38,7 @@ async def test_filters_are_as_by_scipy(device: ta.Device) -> None:
     edges = np.hypot(*(ndimage.sobel(grey, axis, mode="nearest") for axis in (0, 1)))
     tone = np.clip(smooth, 0, 1)
     wanted = 255 * tone**2 * (3 - 2 * tone) * np.clip(1.3 - 1.5 * edges, 0, 1)
-    # float32 may round to the whole number beside.
+    # float32 may round to the neighbouring integer.
     assert np.abs(drawing - wanted).max() < 1.001
     assert np.mean(drawing == wanted.astype(np.uint8)) > 0.999
 
@@ -85,6 +85,6 @@ async def test_an_image_is_analysed_as_by_scipy(device: ta.Device) -> None:
 
 
 def unlike(image: np.ndarray, threshold: float) -> float:
-    """How unlike the two sides of a threshold are: the weighted square of what their means differ by."""
+    """The difference of a threshold's two sides: the weighted square of the difference of their means."""
     dark, light = image[image <= threshold], image[image > threshold]
     return float(dark.size * light.size * (dark.mean() - light.mean()) ** 2)

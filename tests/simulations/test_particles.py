@@ -80,7 +80,7 @@ async def test_grains_in_one_place_and_in_corners(device: ta.Device) -> None:
     corners[2:4] = [[-1, -1, 1, 1, 0, 0], [-1, 1, -1, 1, 0, 0]]
     state = await particles.step_of(4, 0.0)(*await put(device, *corners))
     y, x, v, u, _ = await to_host(state)
-    # Walls give back a part of the speed; two grains in one place have no direction, and stay.
+    # Walls return a part of the speed; two grains in one place have no direction, and stay.
     np.testing.assert_array_equal(np.sort(v), [-0.3, -0.3, 0, 0, 0.3, 0.3])
     np.testing.assert_array_equal(np.sort(u), [-0.3, -0.3, 0, 0, 0.3, 0.3])
     np.testing.assert_array_equal(np.sort(y), np.sort(corners[0]))

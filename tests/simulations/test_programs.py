@@ -1,4 +1,4 @@
-"""What all simulations have: their command line, kills that change no bit, files, and a page."""
+"""Common properties of all simulations: their command line, kills that change no bit, files, and a page."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_three_kills_change_no_bit(program: Program, name: str, options: str) ->
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_simulation_is_short_and_says_what_it_does(
+def test_a_simulation_is_short_and_describes_itself(
     name: str, capsys: pytest.CaptureFixture[str], program: Program
 ) -> None:
     source = (FOLDER / f"{name}.py").read_text(encoding="utf-8")

@@ -25,7 +25,7 @@ TRIANGLES: Any = importlib.import_module("trio_accel.backends.cpu.compiled._tria
 
 
 def scaled(dtype: str) -> Any:
-    """Make a Hermitian matrix whose diagonal varies."""
+    """Make a Hermitian matrix with a varying diagonal."""
     scale = np.sqrt(np.geomspace(1, 30, 400))
     if dtype.startswith("complex"):
         scale = scale * np.exp(1j * np.arange(400))
@@ -33,7 +33,7 @@ def scaled(dtype: str) -> Any:
 
 
 async def solve_both(device: ta.Device, matrix: Any, b: Any, kind: Any, rtol: float, **more: Any) -> Any:
-    """Solve by many steps at a time, and by a function in place of the matrix, which has them one by one."""
+    """Solve by many steps at a time, and by a function in place of the matrix, with single steps."""
     a, there = await sparse.csr(device, matrix), await device.put(b)
     m = None if kind is None else await sparse.precondition(a, kind)
 
@@ -45,7 +45,7 @@ async def solve_both(device: ta.Device, matrix: Any, b: Any, kind: Any, rtol: fl
 
 @pytest.mark.parametrize("dtype", RTOL)
 @pytest.mark.parametrize("kind", KINDS)
-async def test_steps_are_those_of_operations(device: ta.Device, kind: Any, dtype: str) -> None:
+async def test_steps_match_separate_operations(device: ta.Device, kind: Any, dtype: str) -> None:
     matrix, generator = scaled(dtype), np.random.default_rng(3)
     b = generator.normal(size=400)
     b = (b + 1j * b[::-1] if dtype.startswith("complex") else b).astype(dtype)

@@ -78,7 +78,7 @@ def test_random_products(
 
 
 @needs_cusparse
-async def test_what_was_in_out_does_not_count_without_beta(device: ta.Device) -> None:
+async def test_old_elements_of_out_do_not_count_without_beta(device: ta.Device) -> None:
     a = await sparse.csr(device, scipy.sparse.csr_array(np.array([[0.0, 2.0], [0.0, 0.0]])))
     out = await device.full((2, 2), np.nan)
     assert await sparse.spmm(a, np.array([[np.inf, 1.0], [3.0, 4.0]]), out=out) is out
@@ -98,7 +98,7 @@ async def test_a_sampled_product_makes_a_matrix_of_the_same_structure(device: ta
     )
 
 
-async def test_a_structure_that_was_put_together_by_hand_and_is_wrong(device: ta.Device) -> None:
+async def test_a_wrong_structure_made_by_hand(device: ta.Device) -> None:
     indptr, data = await device.put(np.array([0, 1, 2])), await device.put(np.ones(2))
     outside = await device.put(np.array([0, 2]))
     wrong = sparse.CsrMatrix((2, 2), indptr, outside, data)
@@ -114,7 +114,7 @@ async def test_a_structure_that_was_put_together_by_hand_and_is_wrong(device: ta
 
 @attrs.frozen
 class Given:
-    """What the wrong asks use."""
+    """The arguments of the wrong requests."""
 
     a: sparse.CsrMatrix
     square: ta.AccelRef

@@ -56,7 +56,7 @@ def test_small_systems(case: Any, columns: int | None) -> None:
 
 
 @pytest.mark.parametrize("dtype", sorted(TOLERANCE))
-async def test_pivots_that_are_not_on_the_diagonal(device: ta.Device, dtype: str) -> None:
+async def test_pivots_off_the_diagonal(device: ta.Device, dtype: str) -> None:
     # The first is wrong without a look at other rows, and so is the last one, by far more than roundings.
     for full in ([[0, 1], [1, 0]], [[0, 2, 1], [1, 0, 3], [4, 1, 0]], [[1e-30, 1], [1, 1]]):
         matrix, b = np.array(full), sides(len(full), 2, dtype)
@@ -70,15 +70,15 @@ async def test_random_matrices(device: ta.Device, n: int) -> None:
     values = generator.normal(size=(n, n))
     dense, b = np.where(generator.random((n, n)) < 0.1, values, 0), generator.normal(size=(n, 2))
     found = await solved(device, scipy.sparse.csr_array(dense), b)
-    # No pivot is on the diagonal by itself: what is promised is a small residual.
+    # No pivot is on the diagonal on its own: the promise is a small residual.
     scale = np.abs(dense).sum(1).max() * np.abs(found).max() + np.abs(b).max()
     assert np.abs(b - dense @ found).max() <= 1e-12 * scale
 
 
 @pytest.mark.parametrize("dtype", sorted(TOLERANCE))
 async def test_a_matrix_without_a_diagonal_that_dominates(device: ta.Device, dtype: str) -> None:
-    # With 2000 unknowns cuDSS finds no pivots in blocks as it is, and fails with those of whole columns.
-    # Others would take a minute.
+    # With 2000 unknowns cuDSS finds no pivots in blocks without options, and fails with pivots of whole
+    # columns. Others would take a minute.
     n = 2000 if BACKEND == "cuda" and not IS_STAND_IN else 300
     generator = np.random.default_rng(2)
     random = scipy.sparse.random_array(
@@ -126,7 +126,7 @@ async def test_columns_that_do_not_ascend_and_values_of_one_place(device: ta.Dev
     np.testing.assert_allclose(found, [1.0, 1.0], rtol=1e-14)
 
 
-async def test_a_side_that_is_not_finite_is_no_fault_of_the_matrix(device: ta.Device) -> None:
+async def test_an_infinite_or_nan_side_is_no_fault_of_the_matrix(device: ta.Device) -> None:
     b = np.array([[1.0, np.nan], [2.0, 1.0]])
     found = await solved(device, scipy.sparse.csr_array([[2.0, 1.0], [1.0, 3.0]]), b)
     np.testing.assert_allclose(found[:, 0], [0.2, 0.6], rtol=1e-14)
@@ -157,15 +157,15 @@ REFUSED: dict[str, tuple[Any, Any, type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-async def test_what_is_refused(device: ta.Device, case: str) -> None:
+async def test_invalid_arguments_are_refused(device: ta.Device, case: str) -> None:
     matrix, b, error, message = REFUSED[case]
     with pytest.raises(error, match=message):
         await solved(device, matrix, b)
-    # The library goes on.
+    # The library continues.
     assert (await solved(device, scipy.sparse.eye_array(3, format="csr"), ONES)).tolist() == ONES.tolist()
 
 
-async def test_others_go_on_meanwhile(device: ta.Device) -> None:
+async def test_others_continue_meanwhile(device: ta.Device) -> None:
     matrix, found = laplacian(20), list[Any]()
 
     async def one(ask: Callable[[], Awaitable[Any]]) -> None:
@@ -182,7 +182,7 @@ async def test_others_go_on_meanwhile(device: ta.Device) -> None:
 
 
 def from_the_collection(name: str) -> Any:
-    """Read a matrix of the SuiteSparse collection, of those that SciPy's tests have."""
+    """Read a matrix of the SuiteSparse collection, from SciPy's tests."""
     tests = importlib.import_module("scipy.sparse.linalg.tests")
     with np.load(Path(tests.__path__[0]) / "propack_test_data.npz", allow_pickle=True) as data:
         return scipy.sparse.csr_array(data[name].item())
@@ -195,7 +195,7 @@ NEEDS_COLLECTION = pytest.mark.skipif(
 
 
 @NEEDS_COLLECTION
-async def test_a_matrix_whose_condition_is_bad(device: ta.Device) -> None:
+async def test_an_ill_conditioned_matrix(device: ta.Device) -> None:
     # Bai/mhd1280b: 5e12.
     matrix = from_the_collection("A_complex")
     b = sides(1280, None, "complex128")

@@ -20,7 +20,7 @@ NO_SPMM = pytest.mark.skipif(
 
 
 def of_laplacian(*sides: int) -> tuple[Any, Any]:
-    """Make the Laplacian of a box, and its spectrum: values of a cube stand up to six times."""
+    """Make the Laplacian of a box, and its spectrum: values of a cube occur up to six times."""
     lines = [scipy.sparse.diags_array([-1.0, 2.0, -1.0], offsets=[-1, 0, 1], shape=(n, n)) for n in sides]
     made, spectrum = scipy.sparse.csr_array((1, 1)), np.zeros(1)
     for line, n in zip(lines, sides, strict=True):
@@ -117,7 +117,7 @@ async def test_values_near_a_number(device: ta.Device) -> None:
 
 @NEEDS_DIRECT
 @NEEDS_STRUCTURES
-async def test_values_behind_a_much_nearer_one_on_the_other_side(device: ta.Device) -> None:
+async def test_values_after_a_much_nearer_value_on_the_other_side(device: ta.Device) -> None:
     spectrum = np.array([0.49999, 3.0, 5.0, 7.0, 11.0, 13.0])
     turned, _ = np.linalg.qr(np.random.default_rng(8).normal(size=(6, 6)))
     a = await sparse.csr(device, scipy.sparse.csr_array((turned * spectrum) @ turned.T))
@@ -137,7 +137,7 @@ async def test_values_near_a_number_of_a_complex_matrix(device: ta.Device) -> No
 
 @NEEDS_DIRECT
 @NEEDS_STRUCTURES
-async def test_shifts_that_are_refused(device: ta.Device) -> None:
+async def test_refused_shifts(device: ta.Device) -> None:
     async def product(x: ta.AccelRef) -> ta.AccelRef:
         return x
 

@@ -1,4 +1,4 @@
-"""Factors that are made once and used for many solutions, against NumPy and SciPy."""
+"""Factors made once and used for many solutions, against NumPy and SciPy."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Counted:
 
 @pytest.fixture
 def superlu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Count factorizations of the CPU backend in this process, and the factors that are freed."""
+    """Count factorizations of the CPU backend in this process, and the freed factors."""
     kernels: Any = pytest.importorskip("trio_accel.backends.cpu.libraries.sparse")
     counted = SimpleNamespace(made=[], freed=[], living=[])
 
@@ -110,8 +110,8 @@ async def test_as_scipy(device: ta.Device) -> None:
 
 
 @pytest.mark.parametrize("dtype", sorted(TOLERANCE))
-async def test_pivots_that_are_not_on_the_diagonal(device: ta.Device, dtype: str) -> None:
-    # The structures are symmetric, so that the order of SuperLU is another one than that of `spsolve`.
+async def test_pivots_off_the_diagonal(device: ta.Device, dtype: str) -> None:
+    # The structures are symmetric, so that the order of SuperLU differs from `spsolve`'s.
     for full in ([[0, 1], [1, 0]], [[0, 2, 1], [1, 0, 3], [4, 1, 0]], [[1e-30, 1], [1, 1]]):
         matrix, b = np.array(full), sides(len(full), 2, dtype)
         factors = await sparse.factor(await sparse.csr(device, scipy.sparse.csr_array(matrix.astype(dtype))))
@@ -153,7 +153,7 @@ async def test_factors_are_made_once_and_freed_in_their_thread(
         assert superlu.freed == superlu.made[:1]
         with pytest.raises(ta.StaleRefError, match="its memory was released"):
             await factors.solve(b)
-        # Those that nobody has any more are freed as well.
+        # Unused ones are freed as well.
         del kept
         again = await sparse.factor(a)
         await again.solve(b)
@@ -190,7 +190,7 @@ async def test_a_worker_that_dies_takes_no_factors_along(system: ta.System) -> N
         np.testing.assert_array_equal(after, before)
 
 
-async def test_a_context_that_is_lost_takes_arrays_along(system: ta.System) -> None:
+async def test_a_lost_context_takes_arrays_along(system: ta.System) -> None:
     matrix, b = laplacian(4), np.arange(16.0)
     async with system.open_device(BACKEND, options=INLINE) as device:
         factors = await sparse.factor(await sparse.csr(device, matrix))
@@ -226,16 +226,16 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-async def test_matrices_that_are_refused(device: ta.Device, case: str) -> None:
+async def test_refused_matrices(device: ta.Device, case: str) -> None:
     matrix, error, message = REFUSED[case]
     with pytest.raises(error, match=message):
         await sparse.factor(await sparse.csr(device, matrix))
-    # The library goes on.
+    # The library continues.
     factors = await sparse.factor(await sparse.csr(device, scipy.sparse.eye_array(3, format="csr")))
     assert (await (await factors.solve(np.ones(3))).to_host()).tolist() == [1.0, 1.0, 1.0]
 
 
-async def test_arguments_that_are_refused(device: ta.Device) -> None:
+async def test_refused_arguments(device: ta.Device) -> None:
     factors = await sparse.factor(await sparse.csr(device, laplacian(3)))
     with pytest.raises(TypeError, match=r"CsrMatrix, got CooMatrix; use await sparse\.tocsr\(\.\.\.\)$"):
         await sparse.factor(await sparse.coo(device, laplacian(3)))  # type: ignore[arg-type]

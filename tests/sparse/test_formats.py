@@ -17,7 +17,7 @@ import trio_accel as ta
 from trio_accel import sparse
 
 MAKERS = {"csr": sparse.csr, "csc": sparse.csc, "coo": sparse.coo, "bsr": sparse.bsr}
-# The stand-in has no cuSPARSE products with matrices.
+# The stand-in lacks cuSPARSE products with matrices.
 LAYOUTS = ["bsr", "coo"] if IS_STAND_IN else sorted(MAKERS)
 WIDE = {"float32": "float64", "complex64": "complex128"}
 
@@ -120,7 +120,7 @@ async def test_blocks_of_rows(device: ta.Device, blocksize: tuple[int, int]) -> 
     check(await dense(await sparse.tocsr(made)), matrix.toarray(), "float64")
 
 
-async def test_what_matrices_say_of_themselves(device: ta.Device) -> None:
+async def test_attributes_of_matrices(device: ta.Device) -> None:
     matrix = random_matrix(4, 6, 0.5, "float32")
     a = await sparse.bsr(device, matrix, (2, 2))
     assert repr(a) == f"<BsrMatrix float32 (4, 6), {a.nnz} stored, on {device.name}>"
@@ -140,7 +140,7 @@ WRONG: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
 
 @NEEDS_STRUCTURES
 @pytest.mark.parametrize(("indices", "error", "message"), WRONG.values(), ids=WRONG.keys())
-async def test_coordinates_that_are_wrong(
+async def test_wrong_coordinates(
     device: ta.Device, indices: Callable[[Any], Any], error: type[Exception], message: str
 ) -> None:
     row, col = [await device.put(np.array(one)) for one in indices(None)]
@@ -187,7 +187,7 @@ REFUSED: dict[str, tuple[Callable[[Any, Any], Awaitable[object]], type[Exception
 
 
 @pytest.mark.parametrize(("ask", "error", "message"), REFUSED.values(), ids=REFUSED.keys())
-async def test_what_is_refused(
+async def test_invalid_arguments_are_refused(
     device: ta.Device, ask: Callable[[Any, Any], Awaitable[object]], error: type[Exception], message: str
 ) -> None:
     a = await sparse.coo(device, random_matrix(3, 3, 0.9))

@@ -1,4 +1,4 @@
-"""What is found out about an incomplete Cholesky factor: cuSPARSE takes the root of any pivot."""
+"""Checks of an incomplete Cholesky factor, because cuSPARSE takes the root of any pivot."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def values_at(address: int, count: int, dtype: Any) -> Any:
 
 
 def factor(library: Any, spec: Any, call: Any, addresses: tuple[int, int, int], name: str) -> None:
-    """Factor without fill as the vendor does, with the root of what a pivot is without its sign."""
+    """Factor without fill as the vendor does, with the root of a pivot's absolute value."""
     call.stream.synchronize()
     rows, stored = spec.matrix[0], spec.matrix_indices.size
     index = spec.matrix_indptr.dtype.value
@@ -48,7 +48,7 @@ def factor(library: Any, spec: Any, call: Any, addresses: tuple[int, int, int], 
 
 @pytest.fixture
 def with_such_a_factor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the stand-in, which has no such routine, take the one above."""
+    """On the stand-in, which lacks such a routine, take the routine above."""
     if not IS_STAND_IN:
         return
     from trio_accel.backends.cuda.libraries.sparse import SparseLibrary
@@ -58,7 +58,7 @@ def with_such_a_factor(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("with_such_a_factor")
 @pytest.mark.parametrize("dtype", DTYPES)
-async def test_a_pivot_below_zero_is_told(system: ta.System, dtype: str) -> None:
+async def test_a_negative_pivot_is_reported(system: ta.System, dtype: str) -> None:
     rng = np.random.default_rng(3)
     made = scipy.sparse.random_array((40, 40), density=0.1, rng=rng).toarray()
     if "complex" in dtype:

@@ -1,4 +1,4 @@
-"""Iterative solvers and Lanczos' method, against SciPy, and a Laplacian whose solution is known."""
+"""Iterative solvers and Lanczos' method, against SciPy, and a Laplacian with a known solution."""
 
 from __future__ import annotations
 
@@ -84,12 +84,12 @@ async def test_right_hand_sides_with_squares_beyond_the_dtype(
         found = await SOLVERS[name](
             a, b, x0, rtol=0.0 if atol else rtol, atol=atol, maxiter=400, callback=seen.append
         )
-        # Beside the true scale: the check's own squares would be zeros.
+        # Relative to the true scale, because the check's own squares would be zeros.
         x = (await found.x.to_host()).astype("complex128") / scale
         residual = np.linalg.norm(matrix @ x - b.astype("complex128") / scale)
         assert residual <= 1.1 * (atol / scale or rtol * np.linalg.norm(ones))
         assert found.residual / scale == pytest.approx(residual, abs=0.1 * (atol / scale or rtol * 5))
-        # A callback sees the solution of the system that was given.
+        # A callback sees the solution of the given system.
         assert np.array_equal(await seen[-1].to_host(), await found.x.to_host())
     with pytest.raises(sparse.ConvergenceError) as caught:
         await SOLVERS[name](a, ones * ones.dtype.type(scale), rtol=0.0, maxiter=1)
@@ -170,7 +170,7 @@ async def test_steps_become_one_operation(device: ta.Device, name: str) -> None:
         launched.append((await device.statistics()).launched - before)
         steps = found.iterations
     if name == "gmres":
-        # A replay and the read of its residual for each cycle, and what is before and behind them.
+        # A replay and the read of its residual for each cycle, and the work before and after them.
         assert launched[1] <= 2 * -(-steps // 20) + 12
     # Of the others, the first four rounds are not recorded.
     assert launched[1] <= launched[0] * (40 / steps) + steps
@@ -182,7 +182,7 @@ async def test_steps_of_a_backend_without_graphs(device: ta.Device) -> None:
     a = await sparse.csr(device, matrix)
     for solve in SOLVERS.values():
         refusal = ta.NotSupportedError("no graphs here", backend=BACKEND)
-        # Without that operation, the steps of `cg` are those of a GPU.
+        # Without that operation, the steps of `cg` are those on a GPU.
         faults = [
             ta.testing.inject_fault(device, message, fail=refusal, count=1000)
             for message in (sparse.CgSteps, ta.graphs.Replay)
@@ -194,7 +194,7 @@ async def test_steps_of_a_backend_without_graphs(device: ta.Device) -> None:
             fault.remove()
 
 
-async def test_a_cycle_ends_where_it_is_good_enough(device: ta.Device) -> None:
+async def test_a_cycle_ends_when_it_is_good_enough(device: ta.Device) -> None:
     # Three eigenvalues: three steps are enough, and no more of the twenty count.
     values = np.tile([1.0, 2.0, 5.0], 8)
     a = await sparse.csr(device, scipy.sparse.diags_array(values).tocsr())
@@ -301,7 +301,7 @@ BREAKING: dict[str, tuple[Any, Any]] = {
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("kind", BREAKING)
 async def test_a_breakdown_gives_the_best_solution(device: ta.Device, kind: str, dtype: str) -> None:
-    """Its residual is told truly, and no larger than it was in the beginning."""
+    """Its residual is reported truly, and no larger than in the beginning."""
     matrix, b = (each.astype(dtype) for each in BREAKING[kind])
     a = await sparse.csr(device, scipy.sparse.csr_array(matrix))
     for name, solver in SOLVERS.items():
@@ -321,8 +321,8 @@ async def test_a_breakdown_gives_the_best_solution(device: ta.Device, kind: str,
                 assert abs(residual - true) <= 50 * np.finfo(dtype).eps * scale
 
 
-async def test_steps_ahead_of_a_breakdown_are_not_lost(device: ta.Device) -> None:
-    """A look every ten steps would find the start and the ruins alone."""
+async def test_steps_before_a_breakdown_are_not_lost(device: ta.Device) -> None:
+    """A look every ten steps would find only the start and the ruins."""
     a = await sparse.csr(device, scipy.sparse.diags_array(np.array([1.0, 0.0, 2.0])).tocsr())
     with pytest.raises(sparse.ConvergenceError, match="it broke down") as caught:
         await sparse.cg(a, np.ones(3), maxiter=60)
@@ -359,7 +359,7 @@ def wider(a: sparse.CsrMatrix) -> sparse.CsrMatrix:
 
 
 @pytest.mark.parametrize(("ask", "error", "message"), REFUSED.values(), ids=REFUSED.keys())
-async def test_what_is_refused(
+async def test_invalid_arguments_are_refused(
     device: ta.Device, ask: Callable[[Any], Awaitable[object]], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
@@ -463,7 +463,7 @@ async def test_equal_eigenvalues(device: ta.Device, values: list[float]) -> None
     np.testing.assert_allclose(await found.eigenvalues.to_host(), sorted(values)[-4:], atol=1e-13)
 
 
-async def test_eigenvalues_that_are_not_found(device: ta.Device) -> None:
+async def test_eigenvalues_not_found(device: ta.Device) -> None:
     a = await sparse.csr(device, laplacian(15))
     with pytest.raises(sparse.ConvergenceError, match=r"eigsh: a residual is .* after 1 rounds"):
         await sparse.eigsh(a, 2, "SA", ncv=4, maxiter=1)

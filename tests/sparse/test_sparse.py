@@ -71,7 +71,7 @@ async def test_every_format_of_scipy(device: ta.Device, layout: str, kind: str) 
     assert matrix.format == layout
 
 
-async def test_entries_that_stand_twice_are_added_up(device: ta.Device) -> None:
+async def test_duplicate_entries_are_added_up(device: ta.Device) -> None:
     entries = ([1.0, 2.0, 4.0, 8.0], ([0, 0, 1, 0], [1, 1, 0, 0]))
     a = await sparse.csr(device, scipy.sparse.coo_array(entries, shape=(2, 2)))
     assert a.nnz == 3
@@ -82,7 +82,7 @@ async def test_entries_that_stand_twice_are_added_up(device: ta.Device) -> None:
     b = await sparse.csr(device, twice)
     assert (await b.indices.to_host()).tolist() == [0, 1]
     assert (await b.data.to_host()).tolist() == [2.0, 4.0]
-    assert twice.nnz == 3  # what was given is as it was
+    assert twice.nnz == 3  # the arguments are unchanged
 
 
 async def test_empty_rows_and_explicit_zeros(device: ta.Device) -> None:
@@ -112,7 +112,7 @@ async def test_indices_of_eight_bytes(device: ta.Device) -> None:
     check_product(await (await sparse.spmv(by_hand, x)).to_host(), matrix, x, "float64")
 
 
-async def test_what_a_matrix_says_of_itself(device: ta.Device) -> None:
+async def test_attributes_of_a_matrix(device: ta.Device) -> None:
     a = await sparse.csr(device, random_matrix(3, 4, "float32", density=0.5))
     assert repr(a) == f"<CsrMatrix float32 (3, 4), 6 stored, on {device.name}>"
     a.release()
@@ -155,7 +155,7 @@ def test_random_matrices(rows: int, columns: int, density: float, dtype: str, se
 
 @attrs.frozen
 class Given:
-    """What the wrong asks use."""
+    """The arguments of the wrong requests."""
 
     device: ta.Device
     a: sparse.CsrMatrix
@@ -163,7 +163,7 @@ class Given:
 
 
 def broken(**changes: Any) -> Any:
-    """A matrix whose arrays were changed after it was made."""
+    """A matrix with arrays changed after it was made."""
     matrix = scipy.sparse.csr_array(np.array([[1.0, 2.0], [0.0, 3.0]]))
     for name, values in changes.items():
         setattr(matrix, name, np.array(values))
@@ -295,7 +295,7 @@ async def test_wrong_arguments_are_refused_before_anything_is_launched(
     assert all(node.restarts == 0 for node in system.tree().walk())
 
 
-async def test_a_matrix_made_by_hand_that_is_inconsistent(system: ta.System, device: ta.Device) -> None:
+async def test_an_inconsistent_matrix_made_by_hand(system: ta.System, device: ta.Device) -> None:
     arrays = [
         await device.put(np.array(values)) for values in (np.array([0, 2, 9]), np.array([0, 1]), np.ones(2))
     ]

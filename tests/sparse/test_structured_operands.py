@@ -1,4 +1,4 @@
-"""Declarations with an operand that is several arrays, and what contradicts them."""
+"""Declarations with an operand of several arrays, and their contradictions."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_declaration_that_contradicts_its_function(
         operation(shapes, actor=sparse.SparseActor)(function)
 
 
-def test_one_more_is_a_shape_of_results_too() -> None:
+def test_the_axis_of_a_result_may_be_longer_by_one() -> None:
     outputs, _, _ = parse_shapes("a(m) -> out(m+1, m)").fit("name", ((4,),))
     assert outputs == ((5, 4),)
 

@@ -1,4 +1,4 @@
-"""Matrices that are made of others, and functions of their elements, against SciPy and NumPy."""
+"""Matrices composed of others, and functions of their elements, against SciPy and NumPy."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ async def test_columns_in_any_order(device: ta.Device) -> None:
     made = await sparse.sum_duplicates(a)
     assert (await made.indices.to_host()).tolist() == [0, 1, 0]
     assert (await made.data.to_host()).tolist() == [2.0, 5.0, 8.0]
-    # What is not in order is right all the same.
+    # Unordered elements are right all the same.
     check(await dense(await sparse.spgemm(a, a)), made_squared(), "float64")
     assert (await (await sparse.diagonal(a)).to_host()).tolist() == [2.0, 0.0]
 
@@ -254,7 +254,7 @@ REFUSED: dict[str, tuple[Callable[[Any, Any], Awaitable[object]], type[Exception
 
 
 @pytest.mark.parametrize(("ask", "error", "message"), REFUSED.values(), ids=REFUSED.keys())
-async def test_what_is_refused(
+async def test_invalid_structures_are_refused(
     device: ta.Device, ask: Callable[[Any, Any], Awaitable[object]], error: type[Exception], message: str
 ) -> None:
     a, b = [await sparse.csr(device, random_matrix(3, columns, 0.9)) for columns in (4, 5)]

@@ -138,7 +138,7 @@ def test_incomplete_factors_of_a_full_structure_are_complete(case: Any) -> None:
     on_device(test)
 
 
-async def test_incomplete_factors_are_right_where_something_is_stored(device: ta.Device) -> None:
+async def test_incomplete_factors_are_right_at_stored_elements(device: ta.Device) -> None:
     matrix = laplacian(7)
     made = await dense(await sparse.ilu0(await sparse.csr(device, matrix)))
     product = (np.tril(made, -1) + np.eye(49)) @ np.triu(made)
@@ -182,7 +182,7 @@ REFUSED: dict[str, tuple[Any, Callable[[Any], Awaitable[object]], type[Exception
 
 
 @pytest.mark.parametrize("case", REFUSED)
-async def test_what_is_refused(device: ta.Device, case: str) -> None:
+async def test_invalid_arguments_are_refused(device: ta.Device, case: str) -> None:
     matrix, ask, error, message = REFUSED[case]
     with pytest.raises(error, match=message):
         await ask(await sparse.csr(device, matrix))
@@ -199,7 +199,7 @@ async def test_columns_that_do_not_ascend(device: ta.Device) -> None:
     assert made.tolist() == [[2.0, 1.0], [0.0, 3.0]]
 
 
-async def test_a_zero_on_the_diagonal_that_is_not_read(device: ta.Device) -> None:
+async def test_an_unread_zero_on_the_diagonal(device: ta.Device) -> None:
     a = await sparse.csr(device, scipy.sparse.csr_array(np.array([[0.0, 5.0], [2.0, 0.0]])))
     found = await sparse.spsolve_triangular(a, np.array([1.0, 3.0]), unit_diagonal=True)
     assert (await found.to_host()).tolist() == [1.0, 1.0]

@@ -1,4 +1,4 @@
-"""Sizes that a message tells, and shapes that a matrix has: native code believes none of them."""
+"""Sizes in a message, and shapes of a matrix: native code trusts none of them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def needs(maker: str) -> None:
 
 
 @pytest.mark.parametrize("maker", MAKERS)
-async def test_a_size_that_is_too_small_is_an_error_and_one_too_large_is_none(
+async def test_too_small_a_size_is_an_error_and_too_large_a_size_is_not(
     device: ta.Device, maker: str
 ) -> None:
     needs(maker)
@@ -53,7 +53,7 @@ async def test_a_size_that_is_too_small_is_an_error_and_one_too_large_is_none(
 
 
 @pytest.mark.parametrize("maker", MAKERS)
-async def test_a_structure_that_is_written_behind_the_count(device: ta.Device, maker: str) -> None:
+async def test_a_structure_written_after_the_count(device: ta.Device, maker: str) -> None:
     needs(maker)
     if IS_STAND_IN:
         pytest.skip("a GPU looks at a structure once")
@@ -103,7 +103,7 @@ async def test_a_shape_that_no_matrix_has(device: ta.Device, made: Any) -> None:
 
 @NEEDS_STRUCTURES
 @pytest.mark.parametrize("function", [sparse.ilu0, sparse.ic0])
-async def test_factors_take_rows_alone(device: ta.Device, function: Any) -> None:
+async def test_factors_take_only_rows(device: ta.Device, function: Any) -> None:
     a = await sparse.coo(device, scipy.sparse.eye_array(3).tocoo())
     with pytest.raises(TypeError, match="must be a CsrMatrix, got CooMatrix"):
         await function(a)

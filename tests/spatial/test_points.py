@@ -28,7 +28,7 @@ def some(count: int, axes: int, dtype: str = "float64") -> Array:
 
 
 def by_numpy(points: Array, low: Any, size: Any, shape: Sequence[int]) -> tuple[Array, Array]:
-    """Order and starts; what is outside comes last."""
+    """Order and starts; points outside come last."""
     places = np.floor((points.astype(np.float64) - low) / size)
     inside = np.all((places >= 0) & (places < shape), axis=1)
     cells = np.full(len(points), np.prod(shape))
@@ -96,7 +96,7 @@ async def test_few_points(device: ta.Device, count: int) -> None:
 
 @pytest.mark.parametrize("box", [None, 7.0, 2.0, 0.5])
 @pytest.mark.parametrize("axes", [1, 2, 3])
-async def test_neighbours_are_those_of_scipys_tree(device: ta.Device, axes: int, box: float | None) -> None:
+async def test_neighbours_match_scipys_tree(device: ta.Device, axes: int, box: float | None) -> None:
     points = some(300, axes)
     wrapped = points if box is None else np.mod(points, box)
     # Its types know no single period.
@@ -111,7 +111,7 @@ async def test_neighbours_are_those_of_scipys_tree(device: ta.Device, axes: int,
 
 
 async def test_neighbours_on_a_lattice(device: ta.Device) -> None:
-    """Distances that are the radius are within it, at any edge of a cell."""
+    """Distances equal to the radius are within it, at any edge of a cell."""
     points = np.stack(np.meshgrid(*[np.arange(6.0)] * 3), axis=-1).reshape(-1, 3).astype(np.float32)
     for box, pairs in [(None, 6 * 6**3 - 6 * 6**2), (6.0, 6 * 6**3)]:
         _, indices = await neighbours(await device.put(points), 1.0, box=box)
@@ -187,7 +187,7 @@ async def test_a_loss_in_the_middle(system: ta.System) -> None:
         assert device.generation == 5
 
 
-async def test_what_is_refused(device: ta.Device) -> None:
+async def test_invalid_arguments_are_refused(device: ta.Device) -> None:
     good, bad = await device.put(some(5, 2)), await device.put(np.array([[0, np.inf], [1, 1]]))
     text: Any = "a"
     far = await device.put(np.array([[1.7e308, 0.0], [-1.7e308, 0.0]]))

@@ -165,7 +165,7 @@ def check_functions_of_kernels() -> None:
     big, low = 2**63 + 5, 5
     assert found[0, :6].tolist() == [big * big >> 64, low * low >> 32, 3, 29, 1, 5]
     assert found[1, :6].tolist() == [0, 0, 2, 25, 6, 96]
-    assert found[0, 6] == big  # the first came, the second found it taken
+    assert found[0, 6] == big  # the first one, the second found it taken
 
 
 def check_unloading() -> None:
@@ -233,7 +233,7 @@ def check_errors_of_the_compiler() -> None:
 
 
 def check_library_work() -> None:
-    """What the stand-in math libraries use: work in the order of a stream, dropped after an error."""
+    """The base of the stand-in math libraries: work in the order of a stream, dropped after an error."""
     work = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
     library = ctypes.CDLL(None)
     library.malloc.restype = ctypes.c_void_p

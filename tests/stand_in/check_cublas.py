@@ -21,7 +21,8 @@ HOST, DEVICE = int(cublas.PointerMode.HOST), int(cublas.PointerMode.DEVICE)
 SINGLE, DOUBLE = int(cublas.ComputeType.COMPUTE_32F), int(cublas.ComputeType.COMPUTE_64F)
 LETTERS: dict[int, Callable[[Array], Array]] = {0: lambda x: x, 1: lambda x: x.T, 2: lambda x: x.conj().T}
 
-# Of an element type: its code, that of factors, the compute type, that of sums, the error of one rounding.
+# For an element type: its code, the code of factors, the compute type, the type of sums, the error of one
+# rounding.
 TYPES: dict[Any, tuple[int, int, int, Any, float]] = {
     np.float16: (2, 0, SINGLE, np.float32, 1e-3),
     ml_dtypes.bfloat16: (14, 0, SINGLE, np.float32, 8e-3),
@@ -114,7 +115,7 @@ def check_products_of_all_types_and_letters() -> None:
             if np.iscomplexobj(out)
             else (float(alpha) * left @ right + float(beta) * out)
         )
-        # Also what lies between the columns is as it was.
+        # The elements between the columns are also unchanged.
         assert np.abs(wide(rig.get(at, c)) - expected).max() <= 4 * tolerance, (dtype, op_a, op_b)
 
 
@@ -208,7 +209,7 @@ def check_wrong_arguments() -> None:
     assert gemm() == 1
 
 
-def check_destroy_waits_for_what_runs() -> None:
+def check_destroy_waits_for_running_work() -> None:
     rig, go, has_run = Rig(), threading.Event(), threading.Event()
     keep = launch_host(make_stream(), lambda: (go.wait(30), has_run.set()))
     threading.Timer(0.1, go.set).start()
@@ -250,7 +251,7 @@ def check_vectors() -> None:
         assert abs(wide(rig.get(result, np.zeros(1, real)))[0] - norm) <= 4 * tolerance, dtype
 
 
-def check_vectors_that_run_backwards_and_none() -> None:
+def check_reversed_and_empty_vectors() -> None:
     rig = Rig()
     two, x, y = np.array(2.0), np.arange(5.0), np.ones(5)
     at_x, at_y = rig.put(x), rig.put(y)

@@ -121,7 +121,7 @@ def check_real() -> None:
             out = rig.empty(expected.shape, dtype)
             forward(rig.plan(lengths, there, 2), rig.put(source), out)
             close(rig.get(out, expected.shape, dtype), expected, precision)
-            # A half spectrum of no real numbers: what it cannot say is left out.
+            # A half spectrum without real numbers: parts without a meaning are left out.
             half = rig.numbers(expected.shape, dtype)
             at, out = rig.put(half), rig.empty(source.shape, real)
             inverse(rig.plan(lengths, back, 2), at, out)
@@ -131,7 +131,7 @@ def check_real() -> None:
 
 
 def check_layouts() -> None:
-    """Elements where `inembed`, strides and distances say: compared with NumPy's own views."""
+    """Elements chosen by `inembed`, strides and distances: compared with NumPy's own views."""
     rig = Rig()
     # Every second row, and every second of three batches of elements in each; the result has the batch last.
     whole = rig.numbers((8, 5, 3, 2), np.complex128)
@@ -149,7 +149,7 @@ def check_layouts() -> None:
     close(rig.get(out, (4, 5, 3), np.complex128), expected, "double")
 
 
-def check_what_is_between_is_left_alone() -> None:
+def check_gaps_are_unchanged() -> None:
     rig = Rig()
     source = rig.numbers((6, 4), np.float32)
     out = rig.empty((2 * 6, 3, 2), np.complex64)
@@ -183,7 +183,7 @@ def check_the_order_of_calls() -> None:
     assert status_of(cufft.exec_c2c, plan, array, array, FORWARD) == Status.INVALID_PLAN
 
 
-def check_what_is_no_plan() -> None:
+def check_invalid_plans() -> None:
     open_device()
     side = ((4,), 1, 4)
     cases = [
@@ -213,7 +213,7 @@ def check_without_a_context() -> None:
     assert status_of(cufft.create) == Status.SETUP_FAILED
 
 
-def check_tables_that_are_on_their_way() -> None:
+def check_tables_in_flight() -> None:
     """The default stream brings them: nobody else waits for that, and nobody else is waited for."""
     rig = Rig()
     held = make_stream()

@@ -110,7 +110,7 @@ def check_products() -> None:
             assert error <= TYPES[dtype][1] * 10, (dtype, index, alpha, beta, error)
 
 
-def check_a_result_that_is_not_read() -> None:
+def check_an_unread_result() -> None:
     rig = Rig()
     matrix, x = rig.matrix(5, 6, np.float64), rig.numbers(6, np.float64)
     (of, _), (to, address) = rig.vector(x), rig.vector(np.full(5, np.nan))
@@ -162,7 +162,7 @@ def check_arguments() -> None:
     assert status_of(cusparse.destroy_sp_mat, x + 8) == Status.INVALID_VALUE
 
 
-def check_what_is_no_matrix() -> None:
+def check_invalid_matrices() -> None:
     rig = Rig()
     arrays = [rig.put(np.zeros(8, np.int32)) for _ in range(3)]
     i32, i64 = INDICES.values()
@@ -195,11 +195,11 @@ def check_row_pointers_that_decrease() -> None:
     _check_fault([0, 3, 2], [0, 1])
 
 
-def check_columns_that_are_not_there() -> None:
+def check_columns_out_of_range() -> None:
     _check_fault([0, 1, 2], [0, 2])
 
 
-def check_what_is_destroyed() -> None:
+def check_destroyed_objects_are_released() -> None:
     rig = Rig()
     count = ctypes.CDLL("libcusparse.so.12").stand_in_cusparse_objects
     count.restype = ctypes.c_ulong

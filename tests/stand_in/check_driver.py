@@ -61,7 +61,7 @@ def check_contexts() -> None:
     assert code_of(driver.cuCtxPopCurrent) == 201
     call(driver.cuCtxPushCurrent, context)
     call(driver.cuDevicePrimaryCtxRelease, 1)
-    assert code_of(driver.cuMemAlloc, 16) == 709  # nobody holds the context any more
+    assert code_of(driver.cuMemAlloc, 16) == 709  # nobody holds the context
 
 
 def check_order_of_streams() -> None:
@@ -85,7 +85,7 @@ def check_order_of_streams() -> None:
     assert log == [*range(100), "second"]
     assert code_of(driver.cuStreamQuery, first) == 0
     assert 0 < call(driver.cuEventElapsedTime, start, end) < 10_000
-    # An event that is recorded anew counts for later waits only.
+    # An event recorded again counts for later waits only.
     word[0] = 0
     call(driver.cuStreamWaitEvent, second, start, 0)
     call(driver.cuStreamWaitValue32, first, word.ctypes.data, 1, GEQ)
@@ -114,7 +114,7 @@ def check_destroyed_streams() -> None:
 
 
 def _passes(wide: bool, condition: int, value: int, refused: list[int], accepted: int) -> None:
-    """A wait lets none of the refused values through: what is copied behind it is the accepted one."""
+    """A wait lets none of the refused values through: the copy after it is the accepted one."""
     dtype = np.uint64 if wide else np.uint32
     wait = driver.cuStreamWaitValue64 if wide else driver.cuStreamWaitValue32
     stream, word, seen, started = make_stream(), pinned(1, dtype), pinned(1, dtype), pinned(1)
@@ -154,7 +154,7 @@ def check_waits_for_words() -> None:
 
 
 def check_default_stream() -> None:
-    """Work of the legacy default stream stands between that of blocking streams, and only of those."""
+    """Work of the legacy default stream is between the work of blocking streams, and only of those."""
     open_device()
     first, second = (call(driver.cuStreamCreate, 0) for _ in range(2))
     free, word, log = make_stream(), pinned(1), []
@@ -199,7 +199,7 @@ def check_copies_of_pageable_memory() -> None:
     call(driver.cuMemHostRegister, registered.ctypes.data, 16, 0)
     call(driver.cuStreamWaitValue32, stream, word.ctypes.data, 1, GEQ)
     for _ in range(2):
-        call(driver.cuMemcpyHtoDAsync, address, registered.ctypes.data, 16, stream)  # comes back
+        call(driver.cuMemcpyHtoDAsync, address, registered.ctypes.data, 16, stream)  # returns
 
     def copy() -> None:
         call(driver.cuMemcpyHtoDAsync, address, plain.ctypes.data, 16, stream)
@@ -219,7 +219,7 @@ def check_copies_of_pageable_memory() -> None:
 
 
 def _poisoned_queue() -> tuple[Any, ...]:
-    """Streams that wait, with work of each kind behind, and a word that another write would change."""
+    """Streams that wait, with later work of each kind, and a word that another write would change."""
     stream, waiting, third = make_stream(), make_stream(), make_stream()
     word, log = pinned(2), []
     before, behind = call(driver.cuEventCreate, 0), call(driver.cuEventCreate, 0)
@@ -270,10 +270,10 @@ def check_sticky_errors() -> None:
     ]
     assert [code_of(*each) for each in failing] == [700] * len(failing)
     assert LIBRARY.stand_in_check() == 700
-    call(driver.cuDevicePrimaryCtxRetain, 0)  # who has it gets it again
+    call(driver.cuDevicePrimaryCtxRetain, 0)  # the holder gets it again
     for _ in range(2):
         call(driver.cuDevicePrimaryCtxRelease, 0)
-    assert code_of(driver.cuDevicePrimaryCtxRetain, 0) == 700  # but it is not made anew
+    assert code_of(driver.cuDevicePrimaryCtxRetain, 0) == 700  # but it is not made again
     call(driver.cuStreamSynchronize, other)  # the other device is none the worse
     open_device(1)
     assert LIBRARY.stand_in_check() == 0

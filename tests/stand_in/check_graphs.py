@@ -1,4 +1,4 @@
-"""Checks what the stand-in driver captures, instantiates and launches."""
+"""Checks the captures, instantiations and launches of the stand-in driver."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def check_nodes() -> None:
     del keep
 
 
-def check_what_cannot_be_captured() -> None:
+def check_uncapturable_work() -> None:
     scaling = Scaling()
     stream = scaling.stream
     word = int(pinned(1).ctypes.data)
@@ -130,7 +130,7 @@ def check_copies_fills_and_memory() -> None:
     assert list(read(copy, 4, np.float32)) == [1.0, 1.0, 0.0, 0.0]
 
 
-def check_capture_ends_where_it_began() -> None:
+def check_capture_ends_on_its_first_thread() -> None:
     scaling = Scaling()
     call(driver.cuStreamBeginCapture, scaling.stream, MODE)
     codes: list[int] = []
@@ -154,7 +154,7 @@ def check_memory_for_graphs_grows_when_nothing_runs() -> None:
     busy, words = make_stream(), pinned(1)
     call(driver.cuStreamWaitValue32, busy, int(words.ctypes.data), 1, 0)
     made = [call(driver.cuGraphInstantiate, graph, 0) for _ in range(8)]
-    # One that is in flight keeps its memory.
+    # A graph in flight keeps its memory.
     call(driver.cuGraphLaunch, made[0], busy)
     call(driver.cuGraphExecDestroy, made.pop(0))
     more = threading.Thread(
@@ -255,12 +255,12 @@ def check_parts_that_run_on_a_condition() -> None:
         call(driver.cuGraphExecDestroy, executable)
 
 
-def check_conditions_that_are_refused() -> None:
+def check_refused_conditions() -> None:
     countdown = Countdown()
     graph, other = call(driver.cuGraphCreate, 0), call(driver.cuGraphCreate, 0)
     handle = countdown.handle(graph)
     add = driver.cuGraphAddNode
-    # Without a node of its own, of another graph, of a kind that is not there, and twice.
+    # Without a node of its own, of another graph, of an unknown kind, and twice.
     assert code_of(driver.cuGraphInstantiate, graph, 0) == INVALID
     assert code_of(add, other, [], [], 0, countdown.parameters(handle, 0)) == INVALID
     assert code_of(add, graph, [], [], 0, countdown.parameters(handle, 2)) == INVALID

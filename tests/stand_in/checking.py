@@ -1,4 +1,4 @@
-"""What the programs share that check the stand-in from inside: each runs the function that is named to it."""
+"""Shared helpers of the programs that check the stand-in from inside: each runs the named function."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def pinned(count: int, dtype: npt.DTypeLike = np.uint32) -> Array:
 
 
 def read(address: int, count: int, dtype: npt.DTypeLike) -> Array:
-    """What is in memory of the device."""
+    """The contents of device memory."""
     array = np.empty(count, dtype)
     call(driver.cuMemcpyDtoH, array.ctypes.data, address, array.nbytes)
     return array

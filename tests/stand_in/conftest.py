@@ -1,4 +1,4 @@
-"""What runs programs on the stand-in: each check is a function of one, in a process of its own."""
+"""Runs programs on the stand-in: each check is a function of one, in a process of its own."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def stand_in() -> StandIn:
 
 @pytest.fixture
 def run(stand_in: StandIn, tmp_path: Path) -> Run:
-    """Runs a program of this folder on the stand-in, whatever devices this process sees."""
+    """Runs a program of this folder on the stand-in, with any devices visible to this process."""
 
     def run(program: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         own = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
@@ -47,7 +47,7 @@ def run(stand_in: StandIn, tmp_path: Path) -> Run:
 
 @pytest.fixture
 def succeed(run: Run) -> Callable[..., str]:
-    """Runs a program that has to end well; gives what it printed."""
+    """Runs a program, which has to end without an error, and returns its output."""
 
     def succeed(program: str, *arguments: str, **variables: str) -> str:
         done = run(program, *arguments, **variables)
@@ -58,7 +58,7 @@ def succeed(run: Run) -> Callable[..., str]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Where a module names its program, `check` is each of the program's checks without arguments."""
+    """If a module names its program, `check` is each of the program's checks without arguments."""
     program = getattr(metafunc.module, "PROGRAM", None)
     if program is not None and "check" in metafunc.fixturenames:
         text = (_FOLDER / program).read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The command runs programs of users on the stand-in, and says what it does not have."""
+"""The command runs users' programs on the stand-in, and reports missing functions."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def command(stand_in: StandIn, tmp_path: Path) -> Run:
 
 
 @pytest.mark.slow
-def test_the_program_of_the_guide_prints_what_it_says(command: Run, tmp_path: Path) -> None:
+def test_the_program_of_the_guide_prints_the_shown_output(command: Run, tmp_path: Path) -> None:
     found = blocks(PAGE)
     first = next(number for number, block in enumerate(found) if "saxpy = jit.Kernel" in block.text)
     program, _, output = found[first : first + 3]
@@ -147,7 +147,7 @@ def test_the_tests_of_a_user_run_on_it(command: Run, tmp_path: Path) -> None:
     ],
     ids=["cusolver", "cublas", "shared", "syncthreads", "warp", "half", "ptx"],
 )
-def test_what_it_does_not_have_is_refused_in_a_sentence(
+def test_missing_functions_are_refused_in_a_sentence(
     command: Run, tmp_path: Path, isolation: str, line: str, source: str, refusal: str
 ) -> None:
     code = (
@@ -161,7 +161,7 @@ def test_what_it_does_not_have_is_refused_in_a_sentence(
 
 
 @pytest.mark.slow
-def test_libraries_that_are_installed_beside_it_are_not_used(command: Run, tmp_path: Path) -> None:
+def test_libraries_installed_next_to_it_are_not_used(command: Run, tmp_path: Path) -> None:
     library = tmp_path / "libcusolver.so.12"
     source = "int cusolverGetProperty(int part, int *value) { *value = 12 * !part; return 0; }"
     gcc = ("gcc", "-shared", "-fPIC", "-x", "c", "-", f"-Wl,-soname,{library.name}", "-o", str(library))
@@ -174,7 +174,7 @@ def test_libraries_that_are_installed_beside_it_are_not_used(command: Run, tmp_p
     assert "library 'solver' needs cuSOLVER, which the stand-in driver does not have (" in done.stderr
 
 
-def test_exit_codes_arguments_and_flags_are_those_of_the_program(command: Run) -> None:
+def test_exit_codes_arguments_and_flags_belong_to_the_program(command: Run) -> None:
     done = command("-c", "import sys; print(sys.argv); sys.exit(7)", "--help", "a b")
     assert (done.returncode, done.stdout, done.stderr) == (7, "['-c', '--help', 'a b']\n", "")
 
@@ -204,13 +204,13 @@ def test_ctrl_c_is_that_of_the_program(stand_in: StandIn) -> None:
 
 
 @pytest.mark.parametrize("arguments", [(), ("--help",)])
-def test_without_a_program_it_says_how_it_is_used(command: Run, arguments: tuple[str, ...]) -> None:
+def test_without_a_program_it_prints_its_usage(command: Run, arguments: tuple[str, ...]) -> None:
     done = command(*arguments)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("usage: python -m trio_accel.testing.stand_in (program.py |")
 
 
-def test_without_a_compiler_it_says_what_to_install(command: Run, tmp_path: Path) -> None:
+def test_without_a_compiler_it_names_the_package_to_install(command: Run, tmp_path: Path) -> None:
     done = command("-c", "print(1)", PATH=str(tmp_path))
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (

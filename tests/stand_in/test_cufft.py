@@ -1,4 +1,4 @@
-"""The stand-in cuFFT computes what NumPy does, and refuses what the real one refuses."""
+"""The stand-in cuFFT computes the same as NumPy, and refuses the same as the real one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stand-in cuSPARSE computes what SciPy does, and refuses what the real one refuses."""
+"""The stand-in cuSPARSE computes the same as SciPy, and refuses the same as the real one."""
 
 from __future__ import annotations
 

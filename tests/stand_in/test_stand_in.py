@@ -1,6 +1,6 @@
-"""The stand-in CUDA driver does what the tests of the CUDA backend count on, seen by NVIDIA's own packages.
+"""The stand-in CUDA driver does all that the tests of the CUDA backend rely on, by NVIDIA's own packages.
 
-Each check is a function of a program beside this file, and runs in a process of its own: errors of a context
+Each check is a function of a program next to this file, and runs in a process of its own: errors of a context
 last as long as the process.
 """
 

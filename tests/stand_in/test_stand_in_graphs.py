@@ -1,4 +1,4 @@
-"""The stand-in driver captures work, launches it again, and waits where the real one waits."""
+"""The stand-in driver captures work, launches it again, and waits when the real one waits."""
 
 from __future__ import annotations
 

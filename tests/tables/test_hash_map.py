@@ -1,4 +1,4 @@
-"""A hash map against a dict: all keys, any order of calls, tables that are full, kills and cancellations."""
+"""A hash map against a dict: all keys, any order of calls, full tables, kills and cancellations."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KEYS = st.lists(st.sampled_from(POOL.tolist()), max_size=9)
 KILLS = ta.DeviceOptions(
     isolation="process", retry=1, intensity=ta.Intensity(10_000, 1.0), backoff=ta.Backoff(base=0.0)
 )
-# What an insertion is made of.
+# The parts of an insertion.
 STEPS = (
     ("jit.hash_stamp", "tables.HashMap", "arrays.count_nonzero")
     if RUNS_KERNELS
@@ -53,7 +53,7 @@ async def contents(table: HashMap) -> Model:
 
 
 class Life(RuleBasedStateMachine):
-    """What may happen to a map, in any order. It runs in a thread beside Trio's."""
+    """The events of a map, in any order. It runs in a thread next to Trio's."""
 
     device: ta.Device
     kills: bool
@@ -161,7 +161,7 @@ async def test_many_keys_with_equal_ones(device: ta.Device) -> None:
     wanted = [expected.get(key, np.nan) for key in others.flat]
     np.testing.assert_array_equal(await found.values.to_host(), np.reshape(wanted, others.shape))
     np.testing.assert_array_equal(await found.found.to_host(), ~np.isnan(wanted).reshape(others.shape))
-    # All slots that are not free are those of keys: they may have other values.
+    # All occupied slots belong to keys: they may have other values.
     assert await table.insert(keys, values[::-1].copy()) == 0
 
 
@@ -186,7 +186,7 @@ async def test_views_and_calls_are_operands(device: ta.Device) -> None:
     assert (await table.lookup(np.zeros((2, 0), np.int64))).values.shape == (2, 0)
 
 
-async def test_what_is_refused(device: ta.Device) -> None:
+async def test_invalid_arguments_are_refused(device: ta.Device) -> None:
     table, three = HashMap(device, 10, "float64"), np.arange(3)
     refused: list[tuple[Callable[[], Awaitable[object]], type[Exception], str]] = [
         (
@@ -264,7 +264,7 @@ async def test_a_loss_without_a_retry_changes_nothing(system: ta.System, step: s
 
 @pytest.mark.slow
 @pytest.mark.skipif(BACKEND != "cpu", reason="no driver is to be met in the middle")
-def test_ctrl_c_at_any_line_that_the_program_goes_on_from() -> None:
+def test_ctrl_c_at_any_line_from_which_the_program_continues() -> None:
     before, after, hits = {1: 10, 2: 20}, {1: 10, 2: 20, 4: 40, 5: 50, 6: 60}, 0
 
     async def attempt(interrupter: Interrupter) -> bool:

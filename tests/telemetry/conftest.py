@@ -1,4 +1,4 @@
-"""Devices of both isolations, and spans that are kept in memory."""
+"""Devices of both isolations, and spans kept in memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def exporter() -> InMemorySpanExporter:
 
 @pytest.fixture
 def provider(exporter: InMemorySpanExporter) -> TracerProvider:
-    """A provider whose spans the `exporter` has as soon as they end."""
+    """A provider with spans that the `exporter` has as soon as they end."""
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     return provider

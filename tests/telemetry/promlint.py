@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 __all__ = ["problems"]
 
-# Units that are not a base unit, with an SI prefix or without.
+# Units other than a base unit, with an SI prefix or without.
 _BASE = ("amperes", "bytes", "celsius", "grams", "joules", "kelvins", "meters", "metres", "seconds", "volts")
 _PREFIXES = (
     *("pico", "nano", "micro", "milli", "centi", "deci", "deca", "hecto"),

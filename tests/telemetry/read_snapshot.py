@@ -1,4 +1,4 @@
-"""A snapshot that was written as JSON, read again."""
+"""A snapshot written as JSON, read again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def read_snapshot(text: str | bytes) -> SystemSnapshot:
 
 
 def always(snapshot: SystemSnapshot) -> Callable[..., SystemSnapshot]:
-    """Make a function that stands for `Recorder.snapshot`."""
+    """Make a function that replaces `Recorder.snapshot`."""
 
     def see(*, asks: bool = True) -> SystemSnapshot:
         return snapshot

@@ -1,4 +1,4 @@
-"""What shows a system keeps no device that was closed, also while nobody looks."""
+"""Views of a system keep no closed device, also while nobody looks."""
 
 from __future__ import annotations
 

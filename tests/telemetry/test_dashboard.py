@@ -1,4 +1,4 @@
-"""The page of the dashboard: what is served, to whom, and what bad readers do to the program."""
+"""The page of the dashboard: its contents, its readers, and the harm of bad readers to the program."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def client(dashboard: Dashboard) -> AsyncGenerator[httpx2.AsyncClient, Non
 
 
 async def snapshots(dashboard: Dashboard) -> AsyncGenerator[SystemSnapshot, None]:
-    """What a page is sent, for a minute at most."""
+    """The messages to a page, for a minute at most."""
     buffer = b""
     async with await connect(dashboard) as stream:
         await stream.send_all(b"GET /events HTTP/1.0\r\nHost: localhost\r\n\r\n")
@@ -82,7 +82,7 @@ def port_of(dashboard: Dashboard) -> int:
     return port
 
 
-async def test_what_is_served(client: httpx2.AsyncClient, dashboard: Dashboard) -> None:
+async def test_served_pages(client: httpx2.AsyncClient, dashboard: Dashboard) -> None:
     page = await client.get("")
     assert page.status_code == 200
     for name in ("page.css", "page.js"):
@@ -105,7 +105,7 @@ async def test_each_page_has_its_first_snapshot_at_once(system: ta.System, devic
         aclosing(snapshots(dashboard)) as first,
         aclosing(snapshots(dashboard)) as second,
     ):
-        # The second one comes while the first one waits for the next snapshot.
+        # The second one arrives while the first one waits for the next snapshot.
         for found in (first, second):
             [row] = (await anext(found)).devices
             assert row.memory is not None
@@ -125,7 +125,7 @@ async def test_a_restart_is_sent(dashboard: Dashboard, system: ta.System) -> Non
             break
 
 
-async def test_pages_beyond_the_limit_are_refused_and_those_that_left_count_no_more(
+async def test_pages_beyond_the_limit_are_refused_and_closed_pages_no_longer_count(
     dashboard: Dashboard,
 ) -> None:
     async def open_page() -> trio.SocketStream:
@@ -210,7 +210,7 @@ async def test_http_2_is_not_served(dashboard: Dashboard) -> None:
         with trio.fail_after(60), suppress(trio.BrokenResourceError):
             while part := await stream.receive_some():
                 found += part
-    # Of HTTP/2, the first frame would be that of the settings.
+    # Of HTTP/2, the first frame would be the settings.
     assert b"\x00\x04\x00\x00\x00\x00\x00" not in found
     assert b" 101 " not in found
     assert b"<!doctype" not in found
@@ -224,7 +224,7 @@ async def test_http_2_is_not_served(dashboard: Dashboard) -> None:
         (b"Upgrade: websocket\r\nSec-WebSocket-Key: AAAA\r\n", 505),
     ],
 )
-async def test_an_upgrade_is_ignored_or_refused_whatever_is_before_it(
+async def test_an_upgrade_is_ignored_or_refused_after_any_request(
     dashboard: Dashboard, upgrade: bytes, expected: int
 ) -> None:
     get = b"GET / HTTP/1.1\r\nHost: localhost\r\n"
@@ -246,7 +246,7 @@ async def test_a_browser_that_wants_secure_pages_is_served(client: httpx2.AsyncC
     assert (await client.get("", headers={"Upgrade-Insecure-Requests": "1"})).status_code == 200
 
 
-async def test_those_that_send_or_read_too_slowly_are_closed_without_a_word_in_the_log(
+async def test_slow_senders_and_readers_are_closed_without_a_word_in_the_log(
     system: ta.System,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -268,7 +268,7 @@ async def test_those_that_send_or_read_too_slowly_are_closed_without_a_word_in_t
             with trio.fail_after(60):
                 while len(os.listdir("/proc/self/fd")) > opened + 1:  # noqa: ASYNC110  # nobody is told
                     await trio.sleep(0.001)
-            # What is left of it is in the buffers of the kernel.
+            # The rest of it is in the buffers of the kernel.
             with trio.fail_after(60), suppress(trio.BrokenResourceError):
                 while part := await stream.receive_some():
                     taken += len(part)
@@ -277,7 +277,7 @@ async def test_those_that_send_or_read_too_slowly_are_closed_without_a_word_in_t
         assert system.tree().find("test/dashboard").restarts == 0
 
 
-async def test_texts_of_errors_are_shown_where_that_is_wanted(system: ta.System) -> None:
+async def test_texts_of_errors_are_shown_on_request(system: ta.System) -> None:
     worker = await system.spawn(Worker, name="worker")
     for wanted in (False, True):
         async with (
@@ -301,7 +301,7 @@ async def test_texts_of_errors_are_shown_where_that_is_wanted(system: ta.System)
 
 
 @pytest.mark.slow
-async def test_one_that_does_not_read_holds_up_nothing(dashboard: Dashboard, system: ta.System) -> None:
+async def test_a_page_that_does_not_read_delays_nothing(dashboard: Dashboard, system: ta.System) -> None:
     for number in range(200):
         await system.spawn(Worker, name=f"worker-{number}")
     stuck = socket.create_connection(("127.0.0.1", port_of(dashboard)))
@@ -328,7 +328,7 @@ async def test_garbage_is_answered_and_the_page_lives(
     assert (await client.get("")).status_code == 200
 
 
-async def test_snapshots_that_take_long_come_less_often(
+async def test_slow_snapshots_are_sent_less_often(
     dashboard: Dashboard, system: ta.System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, snapshot = list[float](), dashboard.recorder.snapshot()
@@ -353,7 +353,7 @@ async def test_snapshots_that_take_long_come_less_often(
 async def test_the_charts_begin_with_the_dashboard_and_ask_no_device(
     system: ta.System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first look at a page shows what was before it; while nobody looks, devices are left alone."""
+    """The first look at a page shows the time before it; while nobody looks, devices are not touched."""
     for module in (MODULE, importlib.import_module("trio_accel.telemetry._past")):
         monkeypatch.setattr(module, "INTERVAL", 0.1)
     worker = await system.spawn(Worker, name="worker")
@@ -404,7 +404,7 @@ async def test_a_page_begins_with_a_snapshot(client: httpx2.AsyncClient, dashboa
     assert [one["value"] for one in shown["readings"] if one["name"] == "tokens"] == [3.0]
 
 
-async def test_a_port_that_is_taken(system: ta.System) -> None:
+async def test_an_occupied_port(system: ta.System) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         with pytest.raises(OSError, match="in use"):
             async with open_dashboard(system, port=taken.getsockname()[1]):
@@ -419,7 +419,7 @@ async def test_a_port_that_is_taken(system: ta.System) -> None:
         *({"interval": interval} for interval in (0.0, 0.09, 61, math.nan, math.inf, "1", True, None)),
     ],
 )
-async def test_what_is_out_of_range(system: ta.System, bad: dict[str, Any]) -> None:
+async def test_values_out_of_range(system: ta.System, bad: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(bad))):
         async with open_dashboard(system, **bad):
             pass
@@ -463,7 +463,7 @@ async def test_a_server_that_fails_is_started_again_at_the_same_address(
     assert len(list(system.tree().walk())) == 1
 
 
-async def test_a_connection_that_breaks_the_server_breaks_itself_alone(
+async def test_a_connection_that_breaks_the_server_breaks_only_itself(
     dashboard: Dashboard, client: httpx2.AsyncClient, system: ta.System
 ) -> None:
     upgrade = (
@@ -489,7 +489,7 @@ async def test_it_is_closed_while_a_browser_does_not_read(system: ta.System) -> 
             vars(dashboard.recorder)["snapshot"] = always(large)
             stuck.connect(("127.0.0.1", port_of(dashboard)))
             stuck.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            # What fits into the buffers is there, and the rest waits.
+            # The buffers are full, and the rest waits.
             await trio.to_thread.run_sync(stuck.recv, 1)
         # It reads no more, so whoever waited for it would not return.
 
@@ -503,13 +503,13 @@ async def test_there_is_one_dashboard_and_then_another(system: ta.System) -> Non
         assert dashboard.url.startswith("http://127.0.0.1:")
 
 
-async def test_an_error_of_the_program_stays_what_it_is(system: ta.System) -> None:
+async def test_an_error_of_the_program_stays_unchanged(system: ta.System) -> None:
     with pytest.raises(LookupError, match="of the program"):
         async with open_dashboard(system):
             raise LookupError("of the program")
 
 
-def test_what_is_sent_is_one_line_of_json() -> None:
+def test_each_message_is_one_line_of_json() -> None:
     snapshot = SystemSnapshot(time=1.0, system="a\nb", pid=1, uptime=0.0, recorded=0.0)
     assert "\n" not in snapshot.to_json()
     assert json.loads(snapshot.to_json())["system"] == "a\nb"

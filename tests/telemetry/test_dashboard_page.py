@@ -57,7 +57,7 @@ class Parent(Worker):
 
 
 def browse(url: str, visit: Callable[[Page], T], **options: Any) -> T:
-    """Visit the page in a browser of its own; what the page complains of fails the test."""
+    """Visit the page in a browser of its own; complaints of the page fail the test."""
     complaints: list[str] = []
     asked: list[str] = []
     with sync_playwright() as playwright:
@@ -126,8 +126,8 @@ async def test_the_first_paint_shows_the_state(system: ta.System) -> None:
     assert "worker" in tree
 
 
-async def test_a_device_that_restarts_and_one_that_serves(system: ta.System) -> None:
-    """The numbers that fall to 0 say since when; where there is no process, that is said."""
+async def test_a_restarting_device_and_a_serving_device(system: ta.System) -> None:
+    """Numbers that can fall to 0 show their start; a missing process is reported."""
     row = DeviceRow(
         path="test/gpu", name="gpu", backend="cpu", isolation="process", state="restarting", generation=2
     )
@@ -168,7 +168,7 @@ async def test_it_fits_and_follows_the_colour_scheme(system: ta.System, width: i
     assert red > 200 if scheme == "light" else red < 60
 
 
-async def test_what_the_next_recovery_takes(system: ta.System) -> None:
+async def test_times_of_the_next_recovery(system: ta.System) -> None:
     async with open_dashboard(system) as dashboard, system.open_device("cpu") as device:
         cost = str(device.recovery)
         module = ProgramCost(
@@ -214,7 +214,7 @@ async def test_who_holds_the_memory_of_a_device(system: ta.System) -> None:
     assert (shown.split("\n"), kept.nbytes) == (["arrays of no actor", "8.0 KiB"], 8192)
 
 
-async def test_it_says_that_the_program_has_ended(system: ta.System) -> None:
+async def test_it_shows_that_the_program_has_ended(system: ta.System) -> None:
     def visit(page: Page) -> None:
         trio.from_thread.run_sync(ended.set)
         page.wait_for_selector("#link[data-state=wait]")
@@ -228,7 +228,7 @@ async def test_it_says_that_the_program_has_ended(system: ta.System) -> None:
 
 
 def _visit_and_lose(url: str, visit: Callable[[Page], None]) -> None:
-    # The browser itself says on the console that the connection is gone.
+    # The browser itself reports on the console that the connection has ended.
     with pytest.raises(AssertionError, match="ERR_"):
         browse(url, visit)
 
@@ -297,7 +297,7 @@ async def test_short_waits_have_a_mean_with_digits(system: ta.System) -> None:
     ]
 
 
-async def test_counts_say_since_when(system: ta.System) -> None:
+async def test_counts_show_their_start(system: ta.System) -> None:
     """Counts of actors begin again with their supervisor; counts of messages do not."""
     parent = await system.spawn(Parent, name="parent")
 

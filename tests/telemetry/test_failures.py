@@ -1,4 +1,4 @@
-"""One failure is shown once, whoever tells of it, and in whatever order."""
+"""One failure is shown once, with any reporters, and in any order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trio_accel.telemetry import _tally, record
 
 
 class Clock:
-    """Stands for the module `time`: the clock of the day may be set, and the other goes on."""
+    """Replaces the module `time`: the clock of the day may be set, and the other continues."""
 
     passed = 0.0
     set_by = 0.0
@@ -61,7 +61,7 @@ def test_a_message_and_the_restart_above_it_are_one_in_any_order(clock: Clock) -
         for say in order:
             say(failures)
         assert rows(failures) == [("s/device/context", "restart", "Scal", 2)]
-        # And later, too, with the first time and the last.
+        # And later, with the first time and the last.
         first = clock.now - 0.5
         for hour in range(3, 6):
             clock.passed += 3600.0
@@ -75,7 +75,7 @@ def test_an_hour_of_losses_is_one_line_with_their_count(clock: Clock) -> None:
     failures = _tally.Failures(10)
     began = clock.now
     for _ in range(36):
-        # The texts of both are not the same: that of the operation names it.
+        # The texts of both differ: the operation's text names it.
         for message in ("Scal", "Gemm"):
             error = ta.ContextPoisonedError("killed", operation=message)
             failures.message("s/device/context/blas", message, error)
@@ -86,7 +86,7 @@ def test_an_hour_of_losses_is_one_line_with_their_count(clock: Clock) -> None:
     assert (row.path, row.count, row.first, row.time) == ("s/device/context", 36, began, began + 3500.0)
 
 
-def test_messages_alone_are_counted(clock: Clock) -> None:
+def test_only_messages_are_counted(clock: Clock) -> None:
     failures = _tally.Failures(10)
     for seconds in (0.0, 0.1, 10.0, 10.1):
         clock.passed = seconds
@@ -95,10 +95,10 @@ def test_messages_alone_are_counted(clock: Clock) -> None:
     assert (row.kind, row.count, row.first, row.time) == ("message", 4, 1000.0, 1010.1)
 
 
-def test_others_are_shown_apart(clock: Clock) -> None:
+def test_others_are_shown_separately(clock: Clock) -> None:
     failures = _tally.Failures(10)
     failures.message("s/a/b", "Scal", ValueError("lost"))
-    # Beside it, with a name that begins alike, below it, and with another error.
+    # Next to it, with a similar name, below it, and with another error.
     for path in ("s/c", "s/a/bc", "s/a/b/c"):
         failures.observe(restarted(path, ValueError("lost")))
     failures.observe(restarted("s/a", ValueError("other")))
@@ -128,8 +128,8 @@ async def test_a_lost_context_is_one_failure_with_the_operation(
     assert "for the test" in found[0].error
 
 
-def test_a_clock_that_is_set_back_joins_nothing(clock: Clock) -> None:
-    """A clock that is not set tells what counts as one failure; the time of day is shown."""
+def test_a_clock_set_back_joins_nothing(clock: Clock) -> None:
+    """A clock that nobody sets decides which events count as one failure; the time of day is shown."""
     failures = _tally.Failures(10)
     failures.message("s/device/context/blas", "Scal", ValueError("lost"))
     clock.passed += 60.0

@@ -31,7 +31,7 @@ class Log(ta.Actor):
 
 @functools.cache
 def keys_in_the_package() -> dict[str, str]:
-    """The keys of all `extra` of records, those of `warn_untold` too, each with a file that has it."""
+    """The keys of all `extra` of records, including `warn_untold`, each with a file that has it."""
     found: dict[str, str] = {}
     for path in sorted((ROOT / "trio_accel").rglob("*.py")):
         text = path.read_text(encoding="utf-8")

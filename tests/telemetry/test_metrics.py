@@ -40,7 +40,7 @@ RESUME = ta.Policy(directives={ValueError: ta.Directive.RESUME})
 
 @pytest.fixture
 async def recorder() -> AsyncGenerator[Recorder, None]:
-    """A program that has served 3 requests of 2 s one after the other, and failed one; on a mock clock."""
+    """A program with 3 served requests of 2 s one after the other, and a failed one; on a mock clock."""
     async with ta.open_system("shop") as system:
         sleeper = await system.spawn(Sleeper, name='slee"per\\\n', policy=RESUME)
         with record(system) as recorder:
@@ -62,7 +62,7 @@ def openmetrics(recorder: Recorder) -> str:
 
 
 def parse_openmetrics(text: str) -> list[Metric]:
-    # It has no types.
+    # It lacks types.
     return list(openmetrics_parser.text_string_to_metric_families(text))  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
 
 
@@ -81,7 +81,7 @@ FORMATS: dict[str, Callable[[Recorder], Iterable[Metric]]] = {
 
 
 @pytest.mark.parametrize("read", FORMATS.values(), ids=FORMATS.keys())
-async def test_the_parsers_of_both_formats_find_what_happened(
+async def test_the_parsers_of_both_formats_find_the_events(
     autojump_clock: trio.testing.MockClock, recorder: Recorder, read: Callable[[Recorder], Iterable[Metric]]
 ) -> None:
     found = values(read(recorder))
@@ -206,7 +206,7 @@ async def test_each_text_is_of_its_moment(autojump_clock: trio.testing.MockClock
         await trio.sleep(1.0)
 
 
-async def test_openmetrics_tells_units(autojump_clock: trio.testing.MockClock, recorder: Recorder) -> None:
+async def test_openmetrics_has_units(autojump_clock: trio.testing.MockClock, recorder: Recorder) -> None:
     units = {family.name: family.unit for family in parse_openmetrics(openmetrics(recorder))}
     assert units["trio_accel_message_run_seconds"] == "seconds"
     assert units["trio_accel_device_memory_bytes"] == "bytes"
@@ -214,7 +214,7 @@ async def test_openmetrics_tells_units(autojump_clock: trio.testing.MockClock, r
 
 
 @pytest.mark.parametrize("use", [exposition, prometheus])
-async def test_what_is_not_installed_is_named(
+async def test_a_missing_package_is_named(
     monkeypatch: pytest.MonkeyPatch, use: Callable[[Recorder], object]
 ) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)

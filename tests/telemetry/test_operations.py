@@ -44,7 +44,7 @@ async def test_each_operation_counts_once(device: ta.Device) -> None:
         assert row(recorder, "devices.Put").completed == 1
 
 
-async def test_what_is_submitted_counts(device: ta.Device) -> None:
+async def test_submissions_count(device: ta.Device) -> None:
     array = await device.put(np.ones((16, 16), np.float32))
     with record(device.system) as recorder:
         pending = device.submit(ta.linalg.Matmul(array, array))
@@ -57,7 +57,7 @@ async def test_the_way_past_the_mailbox_stays(device: ta.Device) -> None:
     await ta.linalg.matmul(array, array)
     with record(device.system) as recorder:
         await ta.linalg.matmul(array, array)
-        # One that was in the mailbox of its library has spent time there. In a worker it is the way there.
+        # An operation in the mailbox of its library has spent time there. In a worker it is the way there.
         assert (row(recorder, "linalg.Matmul").queue.total == 0.0) is (device.isolation == "inline")
         with device.system.subscribe(lambda event: None):
             await ta.linalg.matmul(array, array)
@@ -85,7 +85,7 @@ async def test_an_operation_that_the_loss_took_fails(device: ta.Device) -> None:
         assert row(recorder, "linalg.Matmul").failed == 1
 
 
-async def test_a_cancelled_operation_is_told_apart(device: ta.Device) -> None:
+async def test_a_cancelled_operation_is_distinguished(device: ta.Device) -> None:
     array = await device.put(np.ones((2000, 2000)))
     out = await device.put(np.ones((2000, 2000)))
     with record(device.system) as recorder:
@@ -105,7 +105,7 @@ async def test_nobody_measures_and_then_somebody(device: ta.Device) -> None:
         await trio.lowlevel.checkpoint()
         with record(device.system):
             await ta.linalg.matmul(array, array)
-        # What began under the recorder may end without one.
+        # Operations begun under the recorder may end without one.
         nursery.start_soon(ta.linalg.matmul, array, array)
     with record(device.system) as recorder:
         await ta.linalg.matmul(array, array)

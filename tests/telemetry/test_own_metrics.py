@@ -30,7 +30,7 @@ from trio_accel.telemetry import Recorder, exposition, record
 
 
 def samples(recorder: Recorder) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    """All samples of the metrics by name and labels, but for that of the system."""
+    """All samples of the metrics by name and labels, except the system's."""
     found: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
     for family in text_string_to_metric_families(exposition(recorder)):
         for sample in family.samples:
@@ -153,7 +153,7 @@ async def test_a_batcher_shows_sizes_waits_and_outcomes(system: ta.System, autoj
                 nursery.start_soon(ask, number)
         found = samples(recorder)
     path = ("path", "test/batches")
-    # One alone, and at its end three and one more: the last of them waits for both.
+    # A single one, and at its end three and one more: the last of them waits for both.
     sizes = [
         found["trio_accel_batch_size_bucket", (("le", end), path)] for end in ("1.0", "2.0", "4.0", "+Inf")
     ]
@@ -187,7 +187,7 @@ async def test_a_continuous_batcher_shows_its_sequences_in_metrics(
             await trio.sleep(1.5)
             found = samples(recorder)
     path = ("path", "test/sequences")
-    # The first was alone in its step; the second is in one, and the third does not fit beside it.
+    # The first was the only one in its step; the second is in a step, and the third does not fit into it.
     assert found["trio_accel_sequences", (path, ("state", "running"))] == 1
     assert found["trio_accel_sequences", (path, ("state", "waiting"))] == 1
     assert found["trio_accel_sequence_cost", (path,)] == 3
@@ -217,7 +217,7 @@ async def test_a_fair_scheduler_shows_refusals_by_tenant(
         text = exposition(recorder)
     path = ("path", "test/fair")
     assert found["trio_accel_refused_requests_total", (path, ("tenant", "gold"))] == 1
-    # Keys of strangers have no end, and are not to be read in metrics.
+    # Keys of strangers have no end, and must not appear in metrics.
     assert found["trio_accel_refused_requests_total", (path, ("tenant", "(other)"))] == 2
     assert "secret" not in text
     assert found["trio_accel_requests_total", (("outcome", "answered"), path)] == 4

@@ -1,4 +1,4 @@
-"""What the charts keep of the time before they are looked at."""
+"""The charts' memory of the time before anybody looks at them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_the_whole_time_is_kept_in_bounded_memory(seconds: int) -> None:
     assert len(recent) == min(seconds, 119)
     assert min(seconds, 100) <= len(whole) < 240
     assert recent[-1] == [1e3 * (1000 + seconds), 5.0]
-    # No message is lost with the points that were dropped.
+    # No message is lost with the dropped points.
     assert {rate for _, rate in whole} == {5.0}
     times = [1e6, *(time for time, _ in whole)]
     step = max(after - before for before, after in itertools.pairwise(times))
@@ -75,7 +75,7 @@ def test_points_are_apart() -> None:
     assert [time for time, _ in told(past)["recent"]["rate"]] == pytest.approx([1000.9e3, 1001.8e3])
 
 
-def test_a_clock_that_is_set_back_adds_points_still() -> None:
+def test_a_clock_set_back_adds_points_still() -> None:
     past = Past()
     past.add(snapshot(0.0, 0))
     before = snapshot(1.0, 7)

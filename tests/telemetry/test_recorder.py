@@ -1,4 +1,4 @@
-"""What a recorder says of a program, held against what the program did."""
+"""A recorder's figures of a program, compared with the program's actions."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ async def test_deferred_replies_are_timed_to_the_reply(
         assert (row.completed, row.run.total) == (1, pytest.approx(3.0))
 
 
-async def test_failures_and_cancellations_are_told_apart(
+async def test_failures_and_cancellations_are_distinguished(
     autojump_clock: trio.testing.MockClock, system: ta.System
 ) -> None:
     resume = ta.Policy(directives={ValueError: ta.Directive.RESUME})
@@ -170,7 +170,7 @@ async def test_the_same_failure_again_and_again_is_counted(system: ta.System) ->
                 await sleeper.ask(Sleep(0.0, ValueError(f"number {number}")))
         failures = recorder.snapshot().failures
         assert [failure.error for failure in failures] == [f"ValueError: number {n}" for n in (97, 98, 99)]
-        # Written out are so many a second only.
+        # Only this many a second are written out.
         assert sum("Traceback" in failure.traceback for failure in failures) < 3
 
 
@@ -187,7 +187,7 @@ async def test_dead_letters_are_counted(system: ta.System) -> None:
         assert operation(recorder, "Sleep").dropped == recorder.snapshot().dead_letters == 1
 
 
-async def test_what_is_recorded_is_measured_only_meanwhile(system: ta.System) -> None:
+async def test_durations_are_measured_only_during_a_recording(system: ta.System) -> None:
     sleeper = await system.spawn(Sleeper)
     await sleeper.ask(Sleep(0.0))
     with record(system) as recorder:
@@ -211,9 +211,7 @@ async def test_actors_beyond_the_bound_are_counted_together(system: ta.System) -
         assert counts == {"shop/sleeper-1": 1, "shop/sleeper-2": 1, "(other)": 3}
 
 
-async def test_actors_that_have_ended_make_room(
-    autojump_clock: trio.testing.MockClock, system: ta.System
-) -> None:
+async def test_ended_actors_make_room(autojump_clock: trio.testing.MockClock, system: ta.System) -> None:
     with record(system, operations=10) as recorder:
         keeper = await system.spawn(Sleeper, name="keeper")
         await keeper.ask(Sleep(0.0))
@@ -223,7 +221,7 @@ async def test_actors_that_have_ended_make_room(
             await sleeper.ask(Sleep(1.0))
             await sleeper.stop()
             await sleeper.wait_terminated()
-        # A name may be used again, and what it stands for is alive.
+        # A name may be used again, and its owner is alive.
         again = await system.spawn(Sleeper, name="brief-99")
         for _ in range(20):
             brief = await system.spawn(Sleeper)
@@ -295,7 +293,7 @@ async def test_memory_by_the_actor_that_made_it(system: ta.System) -> None:
     bytes_of[makers[-1].path] += 56
     assert {one.path: one.array_bytes for one in snapshot.actors if one.array_bytes} == bytes_of
     bytes_of[""] = own.nbytes
-    # The hundred largest, and what is left of them.
+    # The hundred largest, and the rest of them.
     ordered = sorted(bytes_of.items(), key=lambda item: (-item[1], item[0]))
     assert [(one.path, one.used) for one in row.actors[:-1]] == ordered[:100]
     assert row.actors[-1] == ActorMemoryRow(path="(other)", used=sum(used for _, used in ordered[100:]))
@@ -313,7 +311,7 @@ async def test_a_snapshot_does_not_wait_for_a_device(system: ta.System) -> None:
 
 
 async def test_json_there_and_back(system: ta.System, monkeypatch: pytest.MonkeyPatch) -> None:
-    # What is logged is sent to another process by pytest-xdist, which takes no half of a pair.
+    # Logged records are sent to another process by pytest-xdist, which takes no half of a pair.
     monkeypatch.setattr(logging.getLogger("trio_accel.actors"), "disabled", True)
     sleeper = await system.spawn(Sleeper, name="naïve 🐌")
     async with system.open_device("cpu") as device:
@@ -354,7 +352,7 @@ async def test_bad_arguments(system: ta.System) -> None:
 
 
 async def test_processes_of_the_program_and_of_its_workers(system: ta.System) -> None:
-    """Compared with what the processes are told of themselves by the system."""
+    """Compared with the system's figures of the processes."""
     options = ta.DeviceOptions(isolation="process")
     async with system.open_device("cpu", options=options) as device:
         with record(system) as recorder:
@@ -385,7 +383,7 @@ async def test_the_load_of_a_process(system: ta.System) -> None:
     assert second.processor_seconds - first.processor_seconds >= 0.2
 
 
-def test_a_process_that_has_ended_has_no_figures() -> None:
+def test_an_ended_process_has_no_figures() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         pass
     assert ProcessStatistics.of(process.pid) is None

@@ -1,4 +1,4 @@
-"""Counts by ranges, and what follows from them, against the values themselves."""
+"""Counts by ranges, and their conclusions, against the values themselves."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_counters_may_vanish_and_never_fall(seed: int) -> None:
         elif step == "end" and given_to.pop(number, None) is not None:
             tallies.ended(path)
         elif step == "late" and number not in given_to:
-            # A dead letter of an actor that has ended.
+            # A dead letter of an ended actor.
             tallies.measured(path, "a").dropped()
         elif step == "message" and number in given_to:
             known = given_to[number]
@@ -88,7 +88,7 @@ def test_counters_may_vanish_and_never_fall(seed: int) -> None:
     assert len(own) <= most
 
 
-def test_dead_letters_of_actors_that_have_ended_take_no_room_for_good() -> None:
+def test_dead_letters_of_ended_actors_take_no_room_for_good() -> None:
     tallies = Tallies(10, ignore, 0.0)
     for number in range(100):
         tallies.began(f"s/{number}")
@@ -99,7 +99,7 @@ def test_dead_letters_of_actors_that_have_ended_take_no_room_for_good() -> None:
     assert sum(tally.dropped_count for tally in tallies.by_key.values()) == 100
 
 
-def test_parts_of_actors_that_have_ended_take_no_room_for_good() -> None:
+def test_parts_of_ended_actors_take_no_room_for_good() -> None:
     tallies = Tallies(10, ignore, 0.0)
     for number in range(100):
         tallies.began(f"s/{number}")

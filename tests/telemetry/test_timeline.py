@@ -103,7 +103,7 @@ async def test_messages_and_operations_with_arrows(
     for number, begin in begins.items():
         assert begin["ts"] <= ends[number]["ts"]
     inside = [event for event in begins.values() if event["tid"] == message["tid"]]
-    assert len(inside) == 1  # what the actor has asked, within its message
+    assert len(inside) == 1  # the requests of the actor, within its message
     assert message["ts"] <= inside[0]["ts"] <= message["ts"] + message["dur"]
 
 
@@ -128,7 +128,7 @@ async def test_cancelled_failed_and_unfinished(
     assert ask["args"]["outcome"].startswith("failed: LibraryError")
 
 
-async def test_every_system_that_is_opened(tmp_path: Path) -> None:
+async def test_every_opened_system(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     with pytest.raises(LookupError), ta.telemetry.timeline(None, path):  # noqa: PT012  # it is whole then, too
         async with ta.open_system("one") as one, one.open_device("cpu") as device:
@@ -143,9 +143,7 @@ async def test_a_file_that_cannot_be_written(system: ta.System, tmp_path: Path) 
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="there is no /dev/full")
-async def test_a_disk_that_is_full(
-    system: ta.System, device: ta.Device, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_full_disk(system: ta.System, device: ta.Device, caplog: pytest.LogCaptureFixture) -> None:
     with ta.telemetry.timeline(system, "/dev/full"):
         await device.zeros((2,))
     assert "cannot be written" in caplog.text

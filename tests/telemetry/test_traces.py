@@ -1,4 +1,4 @@
-"""Spans of messages and operations: whose children they are, when they begin and end, and what they say."""
+"""Spans of messages and operations: their parents, their begin and end, and their attributes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Note(ta.Message["Adder"]):
 class Adder(ta.Actor):
     def __init__(self, other: ta.Ref[Adder] | None = None, seen: list[object] | None = None) -> None:
         self.other = other
-        # Current spans, and replies that are open.
+        # Current spans, and open replies.
         self.seen = [] if seen is None else seen
 
     @ta.handles(Sum)
@@ -70,7 +70,7 @@ class Adder(ta.Actor):
 
     @ta.handles(Sleep)
     async def sleep(self, message: Sleep) -> None:
-        # clock: a mock clock of the caller, or work whose time decides nothing
+        # clock: a mock clock of the caller, or work of any duration
         await trio.sleep(message.seconds)
 
     @ta.handles(Fail)
@@ -89,7 +89,7 @@ class Adder(ta.Actor):
 
 
 class Spans:
-    """The spans that have ended, by their names."""
+    """The ended spans, by their names."""
 
     def __init__(self, exporter: InMemorySpanExporter) -> None:
         self.all = exporter.get_finished_spans()
@@ -134,7 +134,7 @@ async def test_asks_are_children_of_the_asker_through_actors(
     with ta.telemetry.trace(system, provider):
         with tracer.start_as_current_span("request"):
             assert await outer.ask(Twice(4)) == 8
-        assert not get_current_span().get_span_context().is_valid  # the asker's own context is as it was
+        assert not get_current_span().get_span_context().is_valid  # the caller's own context is unchanged
         await inner.ask(Sum(1, 2))
     assert await inner.ask(Sum(1, 2)) == 3  # and no span
     spans = Spans(exporter)
@@ -151,7 +151,7 @@ async def test_asks_are_children_of_the_asker_through_actors(
 
 
 @pytest.mark.parametrize("hours", [8, -2])
-async def test_spans_follow_a_clock_that_is_set(
+async def test_spans_follow_a_changed_clock(
     system: ta.System,
     device: ta.Device,
     provider: TracerProvider,
@@ -159,7 +159,7 @@ async def test_spans_follow_a_clock_that_is_set(
     monkeypatch: pytest.MonkeyPatch,
     hours: int,
 ) -> None:
-    """As behind a machine that was suspended: its other clocks have not gone on."""
+    """As on a machine after a suspension: its other clocks have stood still."""
     ref = await system.spawn(Adder, name="adder")
     real = time.time_ns
     with ta.telemetry.trace(system, provider):
@@ -177,7 +177,7 @@ async def test_spans_follow_a_clock_that_is_set(
     assert {"Sum", "Sleep"} < {span.name for span in spans.all}
 
 
-async def test_the_span_is_the_handlers_current_one_and_what_it_starts_has_it(
+async def test_the_span_is_the_handlers_current_one_and_its_tasks_have_it(
     system: ta.System, provider: TracerProvider, exporter: InMemorySpanExporter
 ) -> None:
     current: list[object] = []
@@ -208,7 +208,7 @@ async def test_an_error_is_recorded_with_its_type(
     assert "raise LookupError" in str(exception.attributes["exception.stacktrace"])
 
 
-async def test_a_cancelled_ask_says_so_and_is_no_error(
+async def test_a_cancelled_ask_is_marked_and_is_not_an_error(
     system: ta.System,
     provider: TracerProvider,
     exporter: InMemorySpanExporter,
@@ -272,7 +272,7 @@ async def test_deferred_replies_that_overlap_have_a_span_each(
     assert_child(second, spans["second"])
 
 
-async def test_what_is_open_at_the_end_says_so(
+async def test_open_spans_at_the_end_are_marked(
     system: ta.System, provider: TracerProvider, exporter: InMemorySpanExporter, nursery: trio.Nursery
 ) -> None:
     ref = await system.spawn(Adder, name="adder")
@@ -310,7 +310,7 @@ async def test_operations_are_linked_across_the_worker(
     assert len(Spans(exporter).named("launch linalg.Matmul")) == 2
 
 
-async def test_a_device_that_is_opened_later_is_traced_and_many_at_once(
+async def test_a_later_device_and_many_at_once_are_traced(
     system: ta.System, isolation: str, provider: TracerProvider, exporter: InMemorySpanExporter
 ) -> None:
     options = ta.DeviceOptions(isolation=isolation)  # type: ignore[arg-type]
@@ -356,7 +356,7 @@ async def test_failed_and_cancelled_operations(
     assert not spans.named("launch linalg.Dot")
     assert cancelled.status.status_code is StatusCode.UNSET
     assert events(cancelled) == ["validated", "cancelled"]
-    # It went on without its asker.
+    # It continued without its caller.
     assert times(spans["launch linalg.Scal"])[1] > times(cancelled)[1]
 
 
@@ -397,7 +397,7 @@ async def test_without_opentelemetry_the_extra_is_named(
         pass
 
 
-async def test_what_is_no_provider_or_system_is_refused(system: ta.System) -> None:
+async def test_an_invalid_provider_or_system_is_refused(system: ta.System) -> None:
     untyped: Any = ta.telemetry.trace
     with (
         pytest.raises(TypeError, match=r"^trace: tracer_provider must make tracers, .* got 42"),

@@ -1,4 +1,4 @@
-"""Functions of cuTENSOR, as nvmath binds them, computed by NumPy in memory of the stand-in driver."""
+"""Functions of cuTENSOR in nvmath's binding, computed by NumPy in memory of the stand-in driver."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from nvmath.bindings.cutensor import cuTENSORError
 
 NOWHERE = 1 << 40
 SINGLE, DOUBLE = 11, 12
-# What a plan may take, and what it takes.
+# The memory that a plan may take, and that it takes.
 ESTIMATE, WORKSPACE = 2000, 1000
 DTYPES: dict[int, tuple[Any, Any]] = {
-    # The type of elements, and that of factors, which tells the type to compute in.
+    # The type of elements, and the type of factors, which determines the type of the computation.
     0: (np.float32, np.float32),
     1: (np.float64, np.float64),
     2: (np.float16, np.float32),
@@ -34,11 +34,11 @@ class ComputeDesc:
 
 
 class Cutensor:
-    """The functions; what they make are numbers of what is in `live` until it is destroyed.
+    """The functions; their results are numbers of objects, which are in `live` until they are destroyed.
 
     Attributes:
         live: Values by their numbers.
-        planned: Subscripts of the plans that were made.
+        planned: Subscripts of the plans.
         ran: How often any was executed.
         refused: Status of plans, where there are none.
     """

@@ -1,4 +1,4 @@
-"""Tensors of tests, and how results are held against those of NumPy in wider types."""
+"""Tensors of tests, and comparisons of results with NumPy's in wider types."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def extents_of(subscripts: str, *arrays: Array) -> dict[str, int]:
 
 
 async def check(result: ta.AccelRef, expected: Array, terms: int = 1) -> None:
-    """Hold a result against one in wider types; each of its numbers is a sum of so many."""
+    """Compare a result with one in wider types; each of its numbers is a sum of this many."""
     host = await result.to_host()
     assert host.shape == expected.shape
     tolerance = TOLERANCES[host.dtype.name] * math.sqrt(max(terms, 1))

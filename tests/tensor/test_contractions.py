@@ -18,9 +18,9 @@ import trio_accel as ta
 
 EXTENTS = {"a": 3, "b": 2, "c": 5, "d": 4, "e": 3, "f": 2, "g": 7, "i": 6, "j": 5, "k": 9, "l": 1}
 
-# Products of matrices, each with its transposes; batches before, between and behind; several axes in one
-# group, in the same and in another order; columns and rows of one; and the cases of TCCG (P. Springer and
-# P. Bientinesi, "Design of a high-performance GEMM-like tensor-tensor multiplication", 2018) in small.
+# Products of matrices, each with its transposes; batches first, in the middle and last; several axes in one
+# group, in the same and in another order; columns and rows of one; and the cases of TCCG (P. Springer and P.
+# Bientinesi, "Design of a high-performance GEMM-like tensor-tensor multiplication", 2018) in small.
 EQUATIONS = [
     *("ik,kj->ij", "ik,kj->ji", "ki,kj->ij", "ik,jk->ij", "ki,jk->ji"),
     *("bik,bkj->bij", "bik,bkj->ibj", "ikb,kjb->ijb", "ibk,bjk->bji", "bik,kj->bij", "ik,bkj->bij"),
@@ -89,7 +89,7 @@ async def test_low_precision_is_added_in_float32(device: ta.Device) -> None:
     assert (await result.to_host() == 4096).all()
 
 
-async def test_views_are_read_and_written_where_they_lie(device: ta.Device) -> None:
+async def test_views_are_read_and_written_in_place(device: ta.Device) -> None:
     a, b = values((8, 6, 10), seed=1), values((10, 3, 12), seed=2)
     ra, rb = await device.put(a), await device.put(b)
     out = await device.zeros((9, 6, 8), "float64")
@@ -104,7 +104,7 @@ async def test_views_are_read_and_written_where_they_lie(device: ta.Device) -> N
     await check(twice, 2 * expected, 10)
 
 
-async def test_ellipsis_stands_for_a_batch(device: ta.Device) -> None:
+async def test_ellipsis_means_a_batch(device: ta.Device) -> None:
     a, b = values((2, 3, 4, 5), seed=1), values((2, 3, 5, 2), seed=2)
     result = await ta.tensor.contract("...ik,...kj->...ji", await device.put(a), b)
     await check(result, np.einsum("...ik,...kj->...ji", a, b), 5)
@@ -121,7 +121,7 @@ async def test_empty_tensors(device: ta.Device, empty: str) -> None:
             await check(result, np.einsum(subscripts, wide(a), wide(b)) + beta * wide(c), 2)
 
 
-async def test_what_is_not_read_may_hold_anything(device: ta.Device) -> None:
+async def test_unread_elements_may_hold_anything(device: ta.Device) -> None:
     for subscripts in ("ik,kj->ij", "ik,ki->i", "ik,ki->ik", "aik,kja->ji"):
         a, b, c = operands(subscripts)
         nothing = await device.put(np.full_like(c, np.nan))
@@ -239,7 +239,7 @@ async def test_a_contraction_is_a_step_of_a_graph(device: ta.Device) -> None:
 
 @pytest.mark.skipif(BACKEND != "cuda" or IS_STAND_IN, reason="asks the library itself")
 @pytest.mark.parametrize("dtype", TOLERANCES)
-async def test_cutensor_computes_what_would_be_copied(
+async def test_cutensor_computes_layouts_that_would_be_copied(
     system: ta.System, monkeypatch: pytest.MonkeyPatch, dtype: str
 ) -> None:
     pathfinder = pytest.importorskip("cuda.pathfinder")

@@ -80,12 +80,12 @@ async def test_halves_at_an_odd_element_go_by_cublas(
         assert library.ran == 1
 
 
-async def test_what_it_does_not_take_goes_by_cublas(system: ta.System, library: Cutensor) -> None:
+async def test_calls_outside_its_range_use_cublas(system: ta.System, library: Cutensor) -> None:
     a, b = values((4, 6, 5), seed=1), values((5, 3, 4), seed=2)
     async with system.open_device(BACKEND, options=INLINE) as device:
         ra, rb = await device.put(a), await device.put(b)
         expected = np.einsum("abc,cda->db", a, b)
-        # Matrices where they lie; an axis that runs backwards; and what has no kernel.
+        # Matrices in place; a reversed axis; and cases without a kernel.
         await check(await ta.tensor.contract("bk,kd->bd", ra[0], rb[:, 0]), a[0] @ b[:, 0], 5)
         await check(await ta.tensor.contract("abc,cda->db", ra[:, ::-1], rb), expected[:, ::-1], 20)
         library.refused = int(cutensor.Status.NOT_SUPPORTED)
@@ -118,7 +118,7 @@ async def test_its_error_restarts_the_library(
             with pytest.raises(ta.ActorFailedError, match="INTERNAL_ERROR"):
                 await ta.tensor.contract("abc,cda->db", ra, b)
         await check(await ta.tensor.contract("abc,cda->db", ra, b), expected, 20)
-        # The second ask was a chain with a plan of its own, and the third is planned anew.
+        # The second ask was a chain with a plan of its own, and the third is planned again.
         assert library.planned == ["abc,cda->db"] * 3
 
 

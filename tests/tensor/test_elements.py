@@ -30,7 +30,7 @@ async def test_reduce(device: ta.Device, op: Any) -> None:
 
 
 async def test_reduce_keeps_the_dtype(device: ta.Device) -> None:
-    """Whole numbers wrap around, as in `numpy.einsum`."""
+    """Integers wrap around, as in `numpy.einsum`."""
     a = np.full((3, 100), 100, np.int8)
     result = await ta.tensor.reduce("ij->i", await device.put(a))
     np.testing.assert_array_equal(await result.to_host(), np.einsum("ij->i", a))
@@ -103,7 +103,7 @@ async def test_factors_leave_the_dtype(device: ta.Device) -> None:
         await ta.tensor.elementwise("i,i->i", truths, truths, factors=(2, 1))
 
 
-async def test_what_is_refused(device: ta.Device) -> None:
+async def test_invalid_arguments_are_refused(device: ta.Device) -> None:
     a, b = await device.zeros((2, 3)), await device.zeros((3, 2))
     tensor = ta.tensor
     with pytest.raises(ValueError, match=r"reduce: op must be one of .* got 'mean'"):

@@ -20,7 +20,7 @@ import trio_accel as ta
 
 opt_einsum: Any = import_module("opt_einsum")
 
-# A chain, a star, a ring, a batch of bilinear forms, a diagonal, and a letter that one tensor alone has.
+# A chain, a star, a ring, a batch of bilinear forms, a diagonal, and a letter in only one tensor.
 NETWORKS = [
     *("ij,jk,kl,lm->im", "ai,bi,ci->abc", "ab,bc,cd,da->", "bi,ij,bj->b", "ii,ij,jkk->k", "ij,jk,lm->im"),
     *("ab,cd,ef->acebdf", "bqhd,bkhd,bkhe->bqhe", "ij", "ijj->i", "ij,jk"),
@@ -110,10 +110,10 @@ async def test_a_limit_of_memory(device: ta.Device) -> None:
     shapes = [tuple(extents[x] for x in term) for term in TRADE.partition("->")[0].split(",")]
     arrays = [values(shape, seed=seed) for seed, shape in enumerate(shapes)]
     refs = [await device.put(array) for array in arrays]
-    # This order multiplies what has no letter in common.
+    # This order multiplies operands without a common letter.
     bad = [(0, 2), (0, 1), (0, 1), (0, 1)]
     wasteful = ta.tensor.contract_path(TRADE, *arrays, optimize=bad)
-    # opt_einsum's dynamic programming multiplies nothing that has no letter to be added along.
+    # opt_einsum's dynamic programming never multiplies operands without a letter to add along.
     chosen = ta.tensor.contract_path(TRADE, *arrays, optimize="dp")
     least = ta.tensor.contract_path(TRADE, *arrays, optimize="dp", memory_limit=3600).peak
     assert (wasteful.peak > 3600, chosen.peak, least) == (True, 7200, 3600)
@@ -141,8 +141,8 @@ async def test_the_device_limits_it_too(system: ta.System) -> None:
         assert await (await ta.tensor.einsum("i,i,i->", x, x, x)).item() == 1000
 
 
-async def test_a_path_takes_the_memory_that_it_tells(system: ta.System) -> None:
-    """By the device's own count of bytes. A block takes a whole number of pieces of some size."""
+async def test_a_path_takes_the_memory_that_it_reports(system: ta.System) -> None:
+    """By the device's own count of bytes. A block takes an integral number of pieces of some size."""
     subscripts, options = "ab,bc,cd,de,ef,fg->ag", ta.DeviceOptions(isolation="inline")
     sides = [96, 32, 64, 32, 96, 64, 32]
     arrays = [values(shape, seed=seed) for seed, shape in enumerate(itertools.pairwise(sides))]
@@ -159,7 +159,7 @@ async def test_a_path_takes_the_memory_that_it_tells(system: ta.System) -> None:
             assert after.used - before.used == 8 * 96 * 32
 
 
-async def test_what_is_refused(device: ta.Device) -> None:
+async def test_invalid_arguments_are_refused(device: ta.Device) -> None:
     a, b = await device.zeros((2, 3)), await device.zeros((3, 4))
     for einsum in (ta.tensor.einsum, ta.linalg.einsum):
         with pytest.raises(ValueError, match=r"einsum: optimize must be one of .* got 'best'"):
@@ -183,7 +183,7 @@ MOST = {"optimal": 6, "branch-all": 6, "branch-2": 14, "dp": 14}
 
 
 def _outer(count: int) -> tuple[str, list[np.ndarray]]:
-    """Subscripts of so many vectors that share no axis: all orders are possible."""
+    """Subscripts of this many vectors that share no axis: all orders are possible."""
     letters = "abcdefghijklmnopqrstuvwxyz"[:count]
     return f"{','.join(letters)}->{letters}", [np.ones(2)] * count
 

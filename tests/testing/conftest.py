@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-# Whatever runs the outer session, in how many processes and with which time limits.
+# For any outer session, with any number of processes and any time limits.
 _ALONE = ("-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:timeout")
 
 

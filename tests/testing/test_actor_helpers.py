@@ -47,7 +47,7 @@ class Shop(ta.Actor):
     pass
 
 
-async def test_a_probe_stands_in_for_an_actor_and_records_what_it_is_sent() -> None:
+async def test_a_probe_replaces_an_actor_and_records_its_messages() -> None:
     async with ta.open_system("s") as system:
         probe = await open_probe(system, Price, Note, replies={Price: 3})
         customer = await system.spawn(Customer, probe.ref)
@@ -87,7 +87,7 @@ class Worker(ta.Actor):
 
     @ta.handles(Work)
     async def work(self, message: Work) -> None:
-        # clock: a mock clock of the caller, or work whose time decides nothing
+        # clock: a mock clock of the caller, or work of any duration
         await trio.sleep(message.seconds)
         type(self).done += 1
 

@@ -1,4 +1,4 @@
-"""Each kind of fault, inline and in a worker process: what the program sees, and that the device goes on."""
+"""Each kind of fault, inline and in a worker process: the program's view, and the device's recovery."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ async def test_a_hung_operation_is_found(system: ta.System, isolation: Any, how:
         assert device.generation == 2
 
 
-async def test_what_an_endless_kernel_wrote_is_damaged_and_nothing_else(isolated: ta.Device) -> None:
+async def test_writes_of_an_endless_kernel_are_damaged_and_nothing_else(isolated: ta.Device) -> None:
     x, y = [await isolated.put(np.arange(1000.0)) for _ in range(2)]
     inject_fault(isolated, ta.linalg.Scal, kill=True, how="writing")
     with pytest.raises(ta.ContextLostError):
@@ -127,7 +127,7 @@ async def test_what_an_endless_kernel_wrote_is_damaged_and_nothing_else(isolated
 
 
 async def test_a_hung_operation_outlives_its_asker_and_ends_with_the_context(device: ta.Device) -> None:
-    # What a first use loads would wait for the operation that hangs, and the fault behind it.
+    # Code loaded at a first use would wait for the hanging operation, and the fault after it.
     assert await norm(device) == 2.0
     inject_fault(device, ta.linalg.Nrm2, hang=True)
     async with trio.open_nursery() as nursery:
@@ -184,7 +184,7 @@ async def test_a_worker_that_dies_is_replaced_and_arrays_survive(
 @pytest.mark.parametrize(
     "kind", LOSSES, ids=lambda kind: "-".join([next(iter(kind)), *filter(None, [kind.get("how")])])
 )
-async def test_what_runs_again_is_hit_once(system: ta.System, kind: dict[str, Any]) -> None:
+async def test_a_repeated_operation_is_hit_once(system: ta.System, kind: dict[str, Any]) -> None:
     options = ta.DeviceOptions(isolation="process", retry=1, retry_suspects=True, **OPTIONS)
     async with system.open_device(BACKEND, options=options) as device:
         fault = inject_fault(device, ta.linalg.Nrm2, **kind)
@@ -228,7 +228,7 @@ trio.run(main)
     ],
     ids=["library", "crash", "poison"],
 )
-async def test_what_was_submitted_is_hit_and_spoils_what_follows(
+async def test_a_submission_is_hit_and_invalidates_its_successors(
     device: ta.Device, kind: dict[str, Any], error: type[Exception]
 ) -> None:
     await norm(device)
@@ -246,7 +246,7 @@ async def test_what_was_submitted_is_hit_and_spoils_what_follows(
 
 
 @pytest.mark.parametrize("kind", [{"segfault": True}, {"kill": True}], ids=["segfault", "kill"])
-async def test_what_was_submitted_to_a_worker_is_hit(isolated: ta.Device, kind: dict[str, Any]) -> None:
+async def test_a_submission_to_a_worker_is_hit(isolated: ta.Device, kind: dict[str, Any]) -> None:
     fault = inject_fault(isolated, ta.linalg.Nrm2, **kind)
     pending = isolated.submit(ta.linalg.Nrm2(np.ones(4)))
     with pytest.raises(ta.ContextLostError):
@@ -255,7 +255,7 @@ async def test_what_was_submitted_to_a_worker_is_hit(isolated: ta.Device, kind: 
     assert await norm(isolated) == 2.0
 
 
-async def test_faults_of_different_kinds_come_one_after_the_other(device: ta.Device) -> None:
+async def test_faults_of_different_kinds_follow_one_another(device: ta.Device) -> None:
     first = inject_fault(device, ta.linalg.Nrm2, fail=ta.LibraryError("no", library="blas", code=7))
     second = inject_fault(device, ta.linalg.Nrm2, poison=True)
     third = inject_fault(device, ta.linalg.Nrm2, delay=0.05)
@@ -271,7 +271,7 @@ async def test_faults_of_different_kinds_come_one_after_the_other(device: ta.Dev
     assert counts(third) == (1, 0)
 
 
-async def test_a_request_that_is_cancelled_in_the_queue_gives_its_fault_back(device: ta.Device) -> None:
+async def test_a_request_cancelled_in_the_queue_gives_its_fault_back(device: ta.Device) -> None:
     x = await device.put(np.ones(3))
     await norm(device)  # the library is there: nobody waits for a thread
     inject_fault(device, ta.linalg.Scal, delay=1.0)
@@ -296,7 +296,7 @@ async def _cancel_when_blocked(scope: trio.CancelScope) -> None:
     scope.cancel()
 
 
-async def test_a_request_that_is_cancelled_while_there_is_no_context_gives_its_fault_back(
+async def test_a_request_cancelled_without_a_context_gives_its_fault_back(
     system: ta.System, isolation: Any
 ) -> None:
     options = ta.DeviceOptions(isolation=isolation, backoff=ta.Backoff(initial=0.3, jitter=0.0), **OPTIONS)
@@ -314,7 +314,7 @@ async def test_a_request_that_is_cancelled_while_there_is_no_context_gives_its_f
             await norm(device)
 
 
-async def test_a_request_that_was_refused_gives_its_fault_back(device: ta.Device) -> None:
+async def test_a_refused_request_gives_its_fault_back(device: ta.Device) -> None:
     fault = inject_fault(device, ta.linalg.Nrm2, fail=ta.LibraryError("no", library="blas", code=7))
     with pytest.raises(TypeError):
         await device.ask(ta.linalg.Nrm2("no array"))  # type: ignore[arg-type]
@@ -325,7 +325,7 @@ async def test_a_request_that_was_refused_gives_its_fault_back(device: ta.Device
     assert counts(fault) == (0, 1)
 
 
-async def test_a_request_whose_input_failed_gives_its_fault_back(device: ta.Device) -> None:
+async def test_a_request_with_a_failed_input_gives_its_fault_back(device: ta.Device) -> None:
     x = await device.put(np.ones(3))
     inject_fault(device, ta.linalg.Scal, fail=ta.LibraryError("no", library="blas", code=7))
     fault = inject_fault(device, ta.fft.Fft, fail=ta.LibraryError("no", library="fft", code=7))
@@ -338,7 +338,7 @@ async def test_a_request_whose_input_failed_gives_its_fault_back(device: ta.Devi
     assert counts(fault) == (0, 1)
 
 
-async def test_a_fault_that_was_removed_hits_no_more(device: ta.Device) -> None:
+async def test_a_removed_fault_hits_no_more(device: ta.Device) -> None:
     fault = inject_fault(device, ta.linalg.Nrm2, fail=RuntimeError("no"), count=3)
     with pytest.raises(ta.ActorFailedError):
         await norm(device)
@@ -348,7 +348,7 @@ async def test_a_fault_that_was_removed_hits_no_more(device: ta.Device) -> None:
     assert counts(fault) == (1, 0)
 
 
-async def test_a_fault_that_was_removed_stays_so_when_a_request_gives_it_back(device: ta.Device) -> None:
+async def test_a_removed_fault_stays_so_when_a_request_gives_it_back(device: ta.Device) -> None:
     x = await device.put(np.ones(3))
     inject_fault(device, ta.linalg.Scal, delay=0.1)
     fault = inject_fault(device, ta.linalg.Nrm2, fail=RuntimeError("no"))
@@ -374,7 +374,7 @@ async def test_poison_without_an_operation(device: ta.Device) -> None:
     ta.testing.poison(device, "for a reason")
     with pytest.raises(ta.ContextLostError) as caught:
         await for_ever(lambda: norm(device))
-    # A real one is told in the driver's words.
+    # A real one is reported in the driver's words.
     why = "CUDA_ERROR" if BACKEND == "cuda" and device.isolation == "process" else "for a reason"
     assert why in f"{caught.value} {caught.value.__cause__}"
     assert await norm(device) == 2.0

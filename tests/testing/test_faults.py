@@ -13,7 +13,7 @@ from trio_accel.testing import inject_fault
 
 
 class OddError(Exception):
-    """An error that cannot be made anew from its `args`."""
+    """An error that cannot be made again from its `args`."""
 
     def __init__(self, first: int, second: int) -> None:
         super().__init__("odd")
@@ -35,7 +35,7 @@ async def test_so_many_launches_fail_and_no_more(device: ta.Device) -> None:
     assert fault._plan not in device.state.faults
 
 
-async def test_other_operations_are_left_alone(device: ta.Device) -> None:
+async def test_other_operations_are_unaffected(device: ta.Device) -> None:
     x = await device.put(np.ones(3))
     fault = inject_fault(device, ta.linalg.Nrm2, fail=RuntimeError("broken"))
     await ta.linalg.scal(2.0, x)
@@ -79,16 +79,16 @@ async def test_errors_of_devices_keep_their_fields(device: ta.Device, error: ta.
     if isinstance(raised, ta.ActorFailedError):  # a class that makes the library suspect
         raised = raised.__cause__
     if isinstance(raised, ta.ContextLostError) and device.isolation == "process":
-        raised = raised.__cause__  # what a worker has lost its context to
+        raised = raised.__cause__  # the cause of a worker's lost context
     assert type(raised) is type(error)
     assert raised is not error
-    # What is refused is refused in the name of the function; a text of a failure stays as it is.
+    # A refusal is made in the name of the function; the text of a failure is unchanged.
     head = "linalg.nrm2: " if isinstance(error, ta.NotSupportedError) else ""
     assert raised.message == f"{head}{error.message}"
     for field in ("requested", "free", "total", "library", "code", "backend"):
         assert getattr(raised, field, None) == getattr(error, field, None)
     assert raised.operation == "linalg.Nrm2"
-    assert error.operation is None  # the one that was given is as it was
+    assert error.operation is None  # the given one is unchanged
 
 
 async def test_a_crash_is_a_crash(system: ta.System, device: ta.Device) -> None:

@@ -13,7 +13,7 @@ import trio_accel as ta
 from trio_accel.backends.cpu.manifest import load_library
 
 pytest_plugins = ["pytester"]
-# An outer limit that is short would end a run in the middle, and nobody would say what it has found.
+# A short outer limit would end a run in the middle, and nobody would report its findings.
 pytestmark = pytest.mark.timeout(120)
 
 IMPORTS = "import numpy as np\nimport pytest\nimport trio\nimport trio_accel as ta\n"
@@ -116,7 +116,7 @@ def test_the_backend_is_that_of_the_environment(
     result.stdout.fnmatch_lines(["*ValueError: *abacus*"])
 
 
-def test_an_isolation_that_is_not_there_skips_the_test(
+def test_an_unavailable_isolation_skips_the_test(
     run: Callable[..., pytest.RunResult], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trio_accel.backends.cpu._backend.has_shared_memory", lambda: False)
@@ -126,13 +126,13 @@ def test_an_isolation_that_is_not_there_skips_the_test(
 
 
 @pytest.mark.parametrize("arguments", ["", "'thread'", "'inline', 'process'", "where='inline'"])
-def test_a_marker_that_names_none(run: Callable[..., pytest.RunResult], arguments: str) -> None:
+def test_a_marker_without_a_name(run: Callable[..., pytest.RunResult], arguments: str) -> None:
     result = run(f"@pytest.mark.isolation({arguments})\nasync def test_it(device):\n    pass\n")
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["*the marker isolation takes 'inline' or 'process', got *"])
 
 
-def test_what_is_left_behind_fails_the_test(run: Callable[..., pytest.RunResult]) -> None:
+def test_leftovers_fail_the_test(run: Callable[..., pytest.RunResult]) -> None:
     result = run(
         """
         import os
@@ -169,7 +169,7 @@ def test_what_is_left_behind_fails_the_test(run: Callable[..., pytest.RunResult]
     )
 
 
-def test_a_test_that_has_failed_is_not_blamed_for_the_arrays_of_its_frames(
+def test_a_failed_test_is_not_blamed_for_the_arrays_of_its_frames(
     run: Callable[..., pytest.RunResult],
 ) -> None:
     result = run(

@@ -14,7 +14,7 @@ import trio_accel as ta
 from trio_accel.backends.cpu.manifest import load_library
 
 pytest_plugins = ["pytester"]
-# An outer limit that is short would end a run in the middle, and nobody would say what it has found.
+# A short outer limit would end a run in the middle, and nobody would report its findings.
 pytestmark = pytest.mark.timeout(120)
 
 SOURCE = """
@@ -75,7 +75,7 @@ def every(fixtures: list[str], body: str) -> str:
 
 
 def said(result: pytest.RunResult) -> list[str]:
-    """What `no_actors_left` has found, test by test."""
+    """The findings of `no_actors_left`, test by test."""
     return [
         line.partition("Failed: left behind by the test: ")[2]
         for line in result.outlines
@@ -119,7 +119,7 @@ def test_the_combination_of_the_guide_with_all(run: Callable[[str], pytest.RunRe
     run(every(fixtures, "assert device.generation == 1")).assert_outcomes(passed=len(fixtures))
 
 
-def test_an_actor_that_is_left_in_the_system(run: Callable[[str], pytest.RunResult]) -> None:
+def test_an_actor_left_in_the_system(run: Callable[[str], pytest.RunResult]) -> None:
     with_check = [names for names in orders("accel_system") if "no_actors_left" in names]
     body = "await (await accel_system.spawn(Idle, name='idle')).stop()\n" * 2
     body += "await accel_system.spawn(Idle, name='forgotten')"
@@ -130,7 +130,7 @@ def test_an_actor_that_is_left_in_the_system(run: Callable[[str], pytest.RunResu
 
 
 @pytest.mark.slow
-def test_a_device_that_is_left_in_the_system(run: Callable[[str], pytest.RunResult]) -> None:
+def test_a_device_left_in_the_system(run: Callable[[str], pytest.RunResult]) -> None:
     with_check = [names for names in orders("device", "accel_system") if "no_actors_left" in names][::3]
     body = """
         other = await accel_system.open_device("cpu", options=ta.DeviceOptions(isolation="inline"))
@@ -144,7 +144,7 @@ def test_a_device_that_is_left_in_the_system(run: Callable[[str], pytest.RunResu
 
 
 @pytest.mark.slow
-def test_an_array_that_is_left(run: Callable[[str], pytest.RunResult]) -> None:
+def test_an_array_left_in_the_test(run: Callable[[str], pytest.RunResult]) -> None:
     with_check = [names for names in orders("device") if "nothing_leaked" in names]
     result = run(every([*with_check, "device, no_actors_left"], "kept.append(await device.put(np.ones(3)))"))
     result.assert_outcomes(passed=len(with_check) + 1, errors=len(with_check))
@@ -154,7 +154,7 @@ def test_an_array_that_is_left(run: Callable[[str], pytest.RunResult]) -> None:
     assert len(named) == len(with_check)
 
 
-def test_an_actor_and_an_array_that_are_left(run: Callable[[str], pytest.RunResult]) -> None:
+def test_an_actor_and_an_array_left_in_the_test(run: Callable[[str], pytest.RunResult]) -> None:
     body = """
         kept.append(await device.put(np.ones(3)))
         await device.system.spawn(Idle, name="forgotten")
@@ -165,7 +165,7 @@ def test_an_actor_and_an_array_that_are_left(run: Callable[[str], pytest.RunResu
     assert said(result) == ["actor test/forgotten"]
 
 
-def test_what_fixtures_have_started_is_no_leak(run: Callable[[str], pytest.RunResult]) -> None:
+def test_objects_started_by_fixtures_are_no_leak(run: Callable[[str], pytest.RunResult]) -> None:
     result = run(
         """
         @pytest.fixture
@@ -230,7 +230,7 @@ def test_an_actor_with_children_is_named_once(run: Callable[[str], pytest.RunRes
     assert said(result) == ["actor test/parent", children]
 
 
-def test_a_test_that_fails_by_itself_says_why(run: Callable[[str], pytest.RunResult]) -> None:
+def test_a_test_that_fails_on_its_own_gives_the_reason(run: Callable[[str], pytest.RunResult]) -> None:
     result = run(
         """
         async def test_it(accel_system, nothing_leaked, no_actors_left):

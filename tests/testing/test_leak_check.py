@@ -30,7 +30,7 @@ only_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="th
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leaks do not go away by themselves here."""
+    """Leaks do not go away on their own here."""
     monkeypatch.setattr("trio_accel.testing._leaks._SETTLE", 0.3)
 
 
@@ -38,7 +38,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 async def opened(request: pytest.FixtureRequest, system: ta.System) -> AsyncGenerator[ta.Device, None]:
     options = ta.DeviceOptions(isolation=request.param, close_grace=0.5)
     async with system.open_device(BACKEND, options=options) as device:
-        # The memory that a simulated driver maps for its first arrays is nothing that is left behind.
+        # The memory that a simulated driver maps for its first arrays is not a leftover.
         await device.zeros(1)
         yield device
 
@@ -72,7 +72,7 @@ def finds(*patterns: str) -> Generator[None, None, None]:
 
 
 async def test_a_clean_program_passes(opened: ta.Device) -> None:
-    # What a library opens with its first operation stays as long as the device.
+    # Objects opened by a library with its first operation stay as long as the device.
     await program(opened)
     for _ in range(2):
         async with leaves_nothing():
@@ -96,7 +96,7 @@ async def test_a_program_with_a_system_of_its_own_passes(isolation: Any) -> None
 
 @pytest.mark.parametrize("spares", [0, 1])
 @pytest.mark.parametrize("preload", [(), ("colorsys",)], ids=["", "preload"])
-async def test_a_context_that_was_replaced_is_no_leak(
+async def test_a_replaced_context_is_no_leak(
     system: ta.System, spares: int, preload: tuple[str, ...]
 ) -> None:
     options = ta.DeviceOptions(isolation="process", spares=spares, preload=preload)
@@ -123,7 +123,7 @@ async def test_an_array(opened: ta.Device) -> None:
         del kept
 
 
-async def test_an_array_in_a_cycle_is_none(opened: ta.Device) -> None:
+async def test_an_array_in_a_cycle_is_no_leak(opened: ta.Device) -> None:
     async with leaves_nothing():
         cycle: list[Any] = [await opened.put(np.zeros(3))]
         cycle.append(cycle)
@@ -221,7 +221,7 @@ async def test_a_thread(opened: ta.Device) -> None:
     thread.join()  # noqa: ASYNC200  # it has been told to end
 
 
-async def test_threads_that_trio_keeps_are_none(opened: ta.Device) -> None:
+async def test_threads_kept_by_trio_are_no_leak(opened: ta.Device) -> None:
     async with leaves_nothing(), trio.open_nursery() as nursery:
         for _ in range(5):
             nursery.start_soon(trio.to_thread.run_sync, threading.Event().wait, 0.01)
@@ -265,7 +265,7 @@ async def test_a_dead_process_that_nobody_reaped(opened: ta.Device) -> None:
         assert Leak("process", f"{process.pid} (dead, not reaped)") in leaks
 
 
-async def test_only_what_was_asked_for(system: ta.System, opened: ta.Device) -> None:
+async def test_only_the_requested_kinds(system: ta.System, opened: ta.Device) -> None:
     async with system.open_device(BACKEND, options=ta.DeviceOptions(isolation="inline")) as other:
         async with leak_check(other):
             kept = await opened.put(np.ones(3))
@@ -277,7 +277,7 @@ async def test_only_what_was_asked_for(system: ta.System, opened: ta.Device) -> 
     del kept, again, third
 
 
-async def test_what_is_ending_gets_a_moment(opened: ta.Device) -> None:
+async def test_ending_objects_get_a_moment(opened: ta.Device) -> None:
     async with leaves_nothing(opened):
         threading.Thread(target=threading.Event().wait, args=(0.05,), name="ending").start()
 
@@ -289,7 +289,7 @@ async def test_a_virtual_clock_does_not_disturb(
         threading.Thread(target=threading.Event().wait, args=(0.05,), name="ending").start()
 
 
-async def test_an_error_of_the_body_comes_through_unchecked(opened: ta.Device) -> None:
+async def test_an_error_of_the_body_is_raised_without_a_check(opened: ta.Device) -> None:
     kept: list[ta.AccelRef] = []
 
     async def fail() -> None:
@@ -307,7 +307,7 @@ async def test_scope_must_be_devices_and_systems() -> None:
             pass
 
 
-def test_the_error_says_what_was_left_and_can_be_copied() -> None:
+def test_the_error_lists_leftovers_and_can_be_copied() -> None:
     leaks = [Leak("thread", "'a'"), Leak("process", "3 (sleep 1)")]
     error = LeakError(leaks)
     assert str(error) == "left behind:\n  thread 'a'\n  process 3 (sleep 1)"
@@ -315,7 +315,7 @@ def test_the_error_says_what_was_left_and_can_be_copied() -> None:
         assert (str(again), again.leaks) == (str(error), tuple(leaks))
 
 
-async def test_memory_of_chains_is_no_leak(device: ta.Device) -> None:
+async def test_memory_of_chains_is_not_a_leak(device: ta.Device) -> None:
     async with leaves_nothing(device):
         x = await device.put(np.ones(4))
         for _ in range(4):

@@ -145,10 +145,10 @@ async def test_past_the_grace_the_asker_is_let_go_and_the_operation_is_not(
     np.testing.assert_array_equal(await x.to_host(), np.full(3, 2.0))
 
 
-async def test_what_is_held_counts_as_hung(
+async def test_held_work_counts_as_hung(
     mock_clock: trio.testing.MockClock, system: ta.System, manual: ManualCompletion
 ) -> None:
-    """The clock stands still but for the operation that is held: others take as long as they take."""
+    """The clock stands still except for the held operation: others take as long as they take."""
     options = ta.DeviceOptions(
         isolation="inline", completion=manual, stuck_after=1.0, cancel_grace=0.05, close_grace=0.05
     )
@@ -174,7 +174,7 @@ async def be_hung(device: ta.Device) -> None:
         await device.put(np.ones(3))
 
 
-async def test_a_lost_context_ends_what_is_held(held: ta.Device, manual: ManualCompletion) -> None:
+async def test_a_lost_context_ends_held_work(held: ta.Device, manual: ManualCompletion) -> None:
     manual.hold()
     pending = held.submit(ta.linalg.Nrm2(np.ones(3)))
     await manual.wait_held()

@@ -1,4 +1,4 @@
-"""A model in NumPy that takes the place of PyTorch's: steps of ranks are tested where there is no PyTorch."""
+"""A model in NumPy that takes the place of PyTorch's, so that steps of ranks are tested without PyTorch."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class ArrayModule(train.Module):
         raise NotImplementedError(f"{type(self).__name__} must define gradients()")
 
     def forward(self, parameters: Arrays, x: Any, batch: Arrays) -> tuple[Any, object]:
-        """Return what this stage makes of `x`, the last one the mean loss; and what `backward` needs."""
+        """Return this stage's result for `x`, the last one the mean loss; and the state for `backward`."""
         return self.gradients(parameters, batch)
 
     def backward(self, parameters: Arrays, kept: Any, slope: Any) -> tuple[Any, Arrays]:
-        """Return the gradients for `x` and for the parameters, by that of what `forward` has made."""
+        """Return the gradients for `x` and for the parameters, from the state of `forward`."""
         return None, {name: one * slope for name, one in kept.items()}
 
     def start(self, seed: int, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

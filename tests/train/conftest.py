@@ -1,4 +1,4 @@
-"""Modules beside the tests of this folder can be imported by their names."""
+"""Modules next to the tests of this folder can be imported by their names."""
 
 from __future__ import annotations
 

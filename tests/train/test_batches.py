@@ -38,7 +38,7 @@ async def opened(**changes: Any) -> AsyncGenerator[train.Trainer, None]:
 
 @pytest.fixture(scope="module")
 def losses() -> list[float]:
-    """The losses of a training that has one list of batches."""
+    """The losses of a training with one list of batches."""
 
     async def main() -> list[float]:
         async with opened() as trainer:
@@ -48,7 +48,7 @@ def losses() -> list[float]:
 
 
 class Loader:
-    """An iterable that has one iterator for all calls of `iter`."""
+    """An iterable with one iterator for all calls of `iter`."""
 
     def __init__(self, iterator: Iterator[Any]) -> None:
         self.iterator = iterator
@@ -142,7 +142,7 @@ async def with_a_break(trainer: train.Trainer, source: Any, until: int) -> list[
         found.append(step.loss)
         if step.number == until:
             break
-    # What is fetched in advance is ready.
+    # Batches fetched in advance are ready.
     await trio.testing.wait_all_tasks_blocked(0.001)
     return found
 
@@ -225,7 +225,7 @@ class Stumbling(Own):
         return super().__next__()
 
 
-async def test_an_iterator_that_raises_and_goes_on(losses: list[float]) -> None:
+async def test_an_iterator_raises_and_continues(losses: list[float]) -> None:
     source, found = Stumbling(), list[float]()
     async with opened() as trainer:
         for number in (0, 3, 4):
@@ -282,7 +282,7 @@ async def test_two_loops_over_one_iterator(losses: list[float]) -> None:
     assert found == losses[:10]
 
 
-async def test_what_is_no_iterable() -> None:
+async def test_data_must_be_iterable() -> None:
     source: Any = 3
     async with opened() as trainer:
         with pytest.raises(TypeError, match="'int' object is not iterable"):

@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not there, of any number of ranks, and refused where they are of something else."""
+"""Checkpoints: complete or missing, of any number of ranks, and refused if they are of something else."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ async def go_on(
 
 
 @pytest.mark.parametrize("module", [NumpyMlp, CallMlp])
-async def test_a_training_goes_on_with_another_number_of_ranks(tmp_path: Path, module: Any) -> None:
-    """Each time the losses go on as those of one processor that has seen all batches once."""
+async def test_a_training_continues_with_another_number_of_ranks(tmp_path: Path, module: Any) -> None:
+    """Each time the losses continue like those of one processor that has seen all batches once."""
     kept = train.Checkpoint(tmp_path, every=3, keep=2)
     losses: list[float] = []
     parameters: dict[str, Any] = {}
@@ -57,7 +57,7 @@ async def test_ranks_that_share_layers_go_on(tmp_path: Path) -> None:
     np.testing.assert_allclose(first + second, reference(8, 64)[0], rtol=0, atol=1e-12)
 
 
-async def test_files_are_those_that_others_read(tmp_path: Path) -> None:
+async def test_files_can_be_read_by_others(tmp_path: Path) -> None:
     _, parameters, _ = await go_on(2, NumpyMlp, config(checkpoint=train.Checkpoint(tmp_path, every=2)), 2)
     found = safetensors.numpy.load_file(tmp_path / "step-00000002" / "model-000.safetensors")
     assert found.keys() == parameters.keys()
@@ -67,11 +67,11 @@ async def test_files_are_those_that_others_read(tmp_path: Path) -> None:
     assert {*state} == {"exp_avg", "exp_avg_sq"}
 
 
-async def test_what_is_not_whole_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_incomplete_checkpoints_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     chosen = config(checkpoint=train.Checkpoint(tmp_path, every=2))
     await go_on(2, NumpyMlp, chosen, 4)
     (tmp_path / "step-00000004" / "training.json").unlink()
-    # A writer that was killed leaves a folder of another name.
+    # A killed writer leaves a folder of another name.
     shutil.copytree(tmp_path / "step-00000002", tmp_path / ".step-00000009-abcd")
     (tmp_path / "step-nine").mkdir()
     losses, parameters, trainer = await go_on(2, NumpyMlp, chosen, 5)
@@ -122,7 +122,7 @@ async def test_half_of_a_checkpoint(tmp_path: Path, damage: str, says: str) -> N
 
 
 async def test_workers_die_while_checkpoints_are_written(tmp_path: Path) -> None:
-    """The steps go on; the folder has whole checkpoints alone, and the newest one can be gone on from."""
+    """The steps continue; the folder has only complete checkpoints, and the newest one can be resumed."""
     chosen = config(checkpoint=train.Checkpoint(tmp_path, every=1, keep=20))
     async with (
         ta.open_system("training") as system,
@@ -162,7 +162,7 @@ async def test_a_checkpoint_by_hand(tmp_path: Path) -> None:
     assert not (tmp_path / "other").exists()
 
 
-async def test_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error of a checkpoint by hand is raised, and nothing is left of it."""
 
     async def full(*args: Any, **options: Any) -> None:

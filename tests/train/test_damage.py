@@ -1,4 +1,4 @@
-"""Checkpoints that are damaged, hostile, or of another training in the same folder."""
+"""Checkpoints that are damaged, hostile, or from another training in the same folder."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SHARD = train.Parallel(shard_optimizer=True)
 
 
 class TurnedMlp(CallMlp):
-    """The same network, whose parameters are named in another order."""
+    """The same network, with parameters named in another order."""
 
     def initial(self, rng: np.random.Generator) -> Any:
         return dict(reversed(super().initial(rng).items()))
@@ -142,7 +142,7 @@ def test_any_change_of_the_manifest_is_refused_or_makes_no_difference(
 @settings(max_examples=150)
 @given(st.data())
 def test_a_manifest_with_a_right_checksum_is_read_or_refused(base: Path, data: st.DataObject) -> None:
-    """Whoever can write files can write checksums, too: no other error, and no long wait."""
+    """Anyone who can write files can also write checksums: no other error, and no long wait."""
     layouts = [{"parameters": _LAYOUT, "buffers": FlatLayout([], [])}]
     identity = _checkpoints.Identity("adamw", train.adamw().states)
 
@@ -178,7 +178,7 @@ CONTENTS: dict[str, Callable[[bytes, float], bytes]] = {
         data[: (place := int(at * len(data)))] + bytes([data[place] ^ 1 << place % 8]) + data[place + 1 :]
     ),
 }
-# What is in its place.
+# The object in its place.
 INSTEAD: dict[str, Callable[[Path], object]] = {
     "removed": lambda path: None,
     "folder": Path.mkdir,
@@ -265,11 +265,11 @@ def test_the_checkpoint_before_a_damaged_one(
     shutil.copytree(base, folder)
     newest = folder / "step-00000004" / file
     damaged(newest, how, newest, 0.5)
-    # One checkpoint stays, and it is the one that this training has written.
+    # One checkpoint stays, and this training has written it.
     assert trained(3, folder, every=3, keep=1) == UNDISTURBED[2:3]
     [told] = [one for one in caplog.records if "is damaged and left out" in one.message]
     assert f"step-00000004 is damaged and left out: {file} " in told.message
-    # A program that has not configured logging prints it.
+    # A program without a logging configuration prints it.
     assert getattr(told, "is_untold", False)
     assert sorted(os.listdir(folder)) == ["step-00000003", "step-00000004"]
     assert trained(6, folder, keep=1) == UNDISTURBED[3:]
@@ -277,7 +277,7 @@ def test_the_checkpoint_before_a_damaged_one(
 
 
 def test_no_checkpoint_is_complete(base: Path, tmp_path: Path) -> None:
-    """A training does not begin anew where there was one before."""
+    """A training does not begin again if there was one before."""
     folder = tmp_path / "runs"
     shutil.copytree(base, folder)
     for name in ("step-00000002", "step-00000004"):
@@ -287,7 +287,7 @@ def test_no_checkpoint_is_complete(base: Path, tmp_path: Path) -> None:
     assert trained(6, folder, load=None) == UNDISTURBED
 
 
-def test_a_checkpoint_that_is_missing(tmp_path: Path) -> None:
+def test_a_missing_checkpoint(tmp_path: Path) -> None:
     text = r"nosuch does not exist: load must be 'latest', None or the path of a checkpoint"
     with raises_inside(train.CheckpointError, text):
         trained(6, tmp_path, load="nosuch")
@@ -295,7 +295,7 @@ def test_a_checkpoint_that_is_missing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("keep", [1, 2, 5])
 @pytest.mark.parametrize("load", [None, "step-00000002"])
-def test_a_new_training_where_there_are_later_checkpoints(
+def test_a_new_training_with_later_checkpoints(
     base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, keep: int, load: str | None
 ) -> None:
     folder = tmp_path / "runs"
@@ -339,7 +339,7 @@ def test_damaged_checkpoints_are_removed_first(base: Path, tmp_path: Path) -> No
     assert sorted(os.listdir(folder)) == ["step-00000004", "step-00000006"]
 
 
-def test_parameters_in_another_order_keep_what_the_optimizer_knows(base: Path, tmp_path: Path) -> None:
+def test_parameters_in_another_order_keep_the_optimizers_state(base: Path, tmp_path: Path) -> None:
     shutil.copytree(base, tmp_path / "runs")
     found = trained(6, tmp_path / "runs", module=TurnedMlp)
     np.testing.assert_allclose(found, UNDISTURBED[4:], rtol=1e-12)

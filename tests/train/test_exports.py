@@ -90,7 +90,7 @@ async def test_a_loaded_model_answers_as_the_validation(compute: str, ranks: int
     assert "scratch" not in arrays
 
 
-async def test_buffers_are_those_of_a_training_by_pytorch() -> None:
+async def test_buffers_match_a_training_by_pytorch() -> None:
     torch.manual_seed(0)
     model = layers("float64")
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], 1e-2, weight_decay=0.1)

@@ -1,4 +1,4 @@
-"""Adapters, and layers that are computed again, against a loop of PyTorch alone."""
+"""Adapters, and recomputed layers, against a loop of PyTorch alone."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def tensors(batch: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def plain(steps: int) -> tuple[list[float], dict[str, Any], Any]:
-    """Train adapters that are written out here, by PyTorch alone."""
+    """Train adapters written out here, by PyTorch alone."""
     torch.manual_seed(0)
     model = models.adapted(lora=None)
     layers = [getattr(block, part) for part in ("up", "down") for block in model.blocks]
@@ -94,19 +94,19 @@ def assert_same(found: Any, expected: Any, tolerance: float = 1e-12) -> None:
 
 
 @pytest.mark.parametrize("shard", [False, True])
-async def test_adapters_are_those_of_a_plain_loop(shard: bool) -> None:
+async def test_adapters_match_a_plain_loop(shard: bool) -> None:
     parallel = train.Parallel(shard_optimizer=shard)
     chosen = config(validate=held_out(), validate_every=12, parallel=parallel)
     found = await trained(chosen, 12, ranks=2)
     assert_same(found, plain(12))
-    # Only the adapter is replicated: two copies of it, and what the optimizer keeps.
+    # Only the adapter is replicated: two copies of it, and the optimizer's state.
     numbers = sum(array.size for array in found[1].values())
     assert numbers == 4 * 2 * (8 + 16)
     assert found[2].snapshot_bytes == (numbers + 2 * numbers / (2 if shard else 1)) * 8
 
 
-async def test_adapters_under_faults_are_those_of_one_undisturbed_device(tmp_path: Path) -> None:
-    """Averages, metrics and checkpoints too; only the adapter is saved, and goes on with three ranks."""
+async def test_adapters_under_faults_match_one_undisturbed_device(tmp_path: Path) -> None:
+    """Averages, metrics and checkpoints too; only the adapter is saved, and continues with three ranks."""
     given: dict[str, Any] = {"validate": held_out(), "validate_every": 4, "average": 0.9}
     averages: list[dict[str, Any]] = []
 
@@ -154,7 +154,7 @@ async def test_frozen_parameters_that_differ_from_worker_to_worker() -> None:
             await anext(trainer.steps(batches(64)))
 
 
-async def test_layers_that_are_computed_again_have_the_same_gradients() -> None:
+async def test_recomputed_layers_have_the_same_gradients() -> None:
     """Dropout has the same random numbers in both passes."""
     quiet = await trained(config(), 6, ranks=1, drop=0.5)
     found = await trained(config(recompute=["blocks.*"]), 6, ranks=1, drop=0.5)
@@ -164,7 +164,7 @@ async def test_layers_that_are_computed_again_have_the_same_gradients() -> None:
 
 
 def test_inner_results_are_not_kept() -> None:
-    """What the backward pass needs of a block is its input alone."""
+    """The backward pass needs only the input of a block."""
     parts = import_module("trio_accel.train._torch_parts")
 
     def kept(patterns: list[str]) -> int:
@@ -195,7 +195,7 @@ async def test_a_file_of_an_adapter(tmp_path: Path) -> None:
     for name, array in parameters.items():
         np.testing.assert_array_equal(found[name], array)
         np.testing.assert_array_equal(lora.load(path)[name], array)
-    # In PyTorch alone, and as changes of the weights.
+    # In PyTorch alone, and in the form of changes of the weights.
     torch.manual_seed(0)
     model = models.adapted()
     frozen = {name: one.numpy() for name, one in model.named_parameters() if not one.requires_grad}
@@ -215,9 +215,7 @@ async def test_a_file_of_an_adapter(tmp_path: Path) -> None:
     assert step.loss == pytest.approx(loss.item(), abs=1e-12)
 
 
-def test_a_disk_that_is_full_keeps_the_adapter_of_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_keeps_the_previous_adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, lora = tmp_path / "adapter.safetensors", train.Lora(["up"], rank=1)
     named = {"up.lora_A.weight": np.ones((1, 3)), "up.lora_B.weight": np.ones((2, 1))}
     lora.save(path, named)
@@ -232,7 +230,7 @@ def test_a_disk_that_is_full_keeps_the_adapter_of_before(
     np.testing.assert_array_equal(lora.load(path)["up.lora_A.weight"], named["up.lora_A.weight"])
 
 
-async def test_adapters_that_are_refused(tmp_path: Path) -> None:
+async def test_refused_adapters(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, lora, path = models.adapted(), models.LORA, tmp_path / "adapter.safetensors"
     named = {name: one.detach().numpy() for name, one in model.named_parameters() if one.requires_grad}

@@ -1,4 +1,4 @@
-"""Losses of workers change nothing but the time: each step is that of one processor that nobody disturbs."""
+"""Losses of workers change nothing but the time: each step equals the step of one undisturbed processor."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def pid(device: ta.Device) -> int:
 
 
 async def disturb(trainer: train.Trainer, step: train.Step) -> None:
-    """Hurt a rank just ahead of the next step."""
+    """Hurt a rank just before the next step."""
     kind = FAULTS.get(step.number)
     device = trainer.devices[step.number % len(trainer.devices)]
     if kind == "poison":
@@ -101,7 +101,7 @@ async def test_ranks_that_do_not_meet_do_the_step_again(tmp_path: Path, times: i
     ):
         steps = trainer.steps(given)
         if times > trainer.config.replays:
-            # The other rank may tell it: its part was ended by this.
+            # The other rank may report it, because its part was ended by this.
             with pytest.raises(ta.collectives.RankFailedError, match=r"no longer meet|rank has failed"):
                 [step async for step in steps]
             assert trainer.progress.step == 1

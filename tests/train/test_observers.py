@@ -111,7 +111,7 @@ async def test_a_hook_that_raises_on_a_loss() -> None:
         await trained(config(hooks=[hook]), 5, options=options, each=kill)
 
 
-async def test_the_end_is_told_with_the_error() -> None:
+async def test_the_end_is_reported_with_the_error() -> None:
     hook = Noted()
     short = {name: one[:1] for name, one in next(batches(64)).items()}
     with raises_inside(ValueError, "cannot be shared among 2"):
@@ -157,7 +157,7 @@ class Rows(train.Logger):
         self.rows.append((step, dict(figures)))
 
 
-async def test_figures_are_those_of_the_steps() -> None:
+async def test_figures_match_the_steps() -> None:
     log = Rows()
     groups = [train.ParameterGroup(lambda name: name == "b1", lr=0.5)]
     chosen = config(loggers=[log], groups=groups, tokens=lambda batch: 128)
@@ -182,7 +182,7 @@ def test_rows_of_a_table(tmp_path: Path) -> None:
     log.log(2, {"loss": 0.25, "validation_loss": 1.0})
     log.log(3, {"loss": 0.125})
     assert path.read_text().split() == ["step,loss,validation_loss", "1,0.5,", "2,0.25,1.0", "3,0.125,"]
-    # A program that was killed may have left the beginning of a row.
+    # A killed program may have left the beginning of a row.
     path.write_text(path.read_text() + "4")
     log = train.CsvLogger(path)
     log.log(3, {"loss": 0.1})
@@ -268,7 +268,7 @@ def test_pytorch_and_safetensors_are_not_installed(monkeypatch: pytest.MonkeyPat
             ask()
     with pytest.raises(ImportError, match="needs PyTorch: import torch at the top of its module"):
         lora.add(None)
-    # What an optimizer keeps is asked of PyTorch in the workers alone.
+    # The optimizer's state is requested from PyTorch in the workers only.
     assert train.torch_optimizer("torch.optim:RAdam", 1e-3).states == ("optimizer",)
 
 

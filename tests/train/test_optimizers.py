@@ -116,7 +116,7 @@ def wide() -> Any:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.usefixtures("wide")
-async def test_fifty_steps_are_those_of_pytorch(name: str, kind: str) -> None:
+async def test_fifty_steps_match_pytorch(name: str, kind: str) -> None:
     mine, theirs, options = OPTIMIZERS[name]
     torch = pytest.importorskip("torch")
     expected = by_torch(
@@ -124,7 +124,7 @@ async def test_fifty_steps_are_those_of_pytorch(name: str, kind: str) -> None:
     )
     for parallel in (train.Parallel(), SHARD)[: 1 if mine.has_shapes else 2]:
         chosen = config(optimizer=mine, average=0.9, parallel=parallel)
-        # An element whose gradient is nearly 0 turns its rounding into a step.
+        # An element with a gradient near 0 turns its rounding into a step.
         assert_equal(await trained(module_of(kind), chosen, 50), expected, 1e-10)
 
 
@@ -210,7 +210,7 @@ async def test_averages_and_groups_are_the_same_under_kills(module: Any, optimiz
 
 
 async def kill(trainer: train.Trainer, step: train.Step) -> None:
-    if step.number != 13:  # a worker that is stopped needs `stuck_after`
+    if step.number != 13:  # a stopped worker needs `stuck_after`
         await disturb(trainer, step)
     if step.number == 15:
         assert trainer.workers_lost == 2
@@ -233,7 +233,7 @@ GROUPS = [
 
 
 @pytest.mark.parametrize(("groups", "says"), GROUPS)
-async def test_groups_that_are_refused(groups: Any, says: str) -> None:
+async def test_refused_groups(groups: Any, says: str) -> None:
     with raises_inside(ValueError, says):
         await trained(CallMlp, config(groups=groups), 1)
 
@@ -260,7 +260,7 @@ RADAM = train.torch_optimizer("torch.optim:RAdam", 1e-2)
         ),
     ],
 )
-async def test_optimizers_that_are_refused(kind: str, changes: dict[str, Any], error: Any, says: str) -> None:
+async def test_refused_optimizers(kind: str, changes: dict[str, Any], error: Any, says: str) -> None:
     module = module_of(kind)
     with pytest.RaisesGroup(pytest.RaisesExc(error, match=says), flatten_subgroups=True):
         await trained(module, config(**changes), 1)

@@ -1,4 +1,4 @@
-"""Bad input of a training: what is refused, and that nothing was committed by it."""
+"""Bad input of a training: the refusals, and that nothing was committed by it."""
 
 from __future__ import annotations
 
@@ -86,13 +86,13 @@ async def test_a_loader_that_fails_or_ends(open_: Callable[..., Any]) -> None:
             async for _ in trainer.steps(failing(), until=9):
                 pass
         assert trainer.progress.step == 2
-        # What was used is left out, so that a loader that begins anew goes on.
+        # Used batches are left out, so that a loader that begins again continues.
         assert [step.number async for step in trainer.steps(ending(), until=9)] == [3]
         assert [step.number async for step in trainer.steps(lambda first: batches(8), until=4)] == [4]
 
 
 class Failing(CallMlp):
-    """A loss that is not finite, or fails, for batches that say so."""
+    """An infinite, NaN or failing loss, for batches that ask for it."""
 
     def loss(self, parameters: Any, batch: Any) -> Any:
         return super().loss(parameters, {"x": batch["x"], "y": batch["y"]}) * ta.arrays.mean(batch["factor"])
@@ -103,7 +103,7 @@ def factors(*given: float) -> list[train.Batch]:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-async def test_losses_that_are_not_finite(
+async def test_infinite_and_nan_losses(
     open_: Callable[..., Any], bad: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with open_(module=Failing) as trainer:
@@ -126,7 +126,7 @@ async def test_losses_that_are_not_finite(
 
 
 class Stumbling(CallMlp):
-    """A loss that raises on one rank, whose samples say so."""
+    """A loss that raises on one rank, at the request of its samples."""
 
     def loss(self, parameters: Any, batch: Any) -> Any:
         if batch["x"].shape[0] == 3:
@@ -205,7 +205,7 @@ async def test_a_schedule_that_divides_by_zero(open_: Callable[..., Any]) -> Non
         (int, train.Parallel(), "module must be a class of train.Module or its like, got <class 'int'>"),
     ],
 )
-async def test_what_devices_cannot_share(
+async def test_values_that_devices_cannot_share(
     system: ta.System, module: Any, parallel: train.Parallel, says: str
 ) -> None:
     async with system.open_devices(["cpu"] * 2, options=INLINE) as devices:
@@ -227,7 +227,7 @@ async def test_an_option_that_the_model_does_not_take(device: ta.Device) -> None
 
 
 class Forgetful(NumpyMlp):
-    """Rank 1 comes to a collective that no other rank asks for."""
+    """Rank 1 enters a collective that no other rank asks for."""
 
     def gradients(self, parameters: Any, batch: Any) -> Any:
         rank = ta.programs.current_rank()
@@ -236,7 +236,7 @@ class Forgetful(NumpyMlp):
         return super().gradients(parameters, batch)
 
 
-async def test_a_model_whose_ranks_ask_for_different_collectives(tmp_path: Path) -> None:
+async def test_ranks_of_a_model_ask_for_different_collectives(tmp_path: Path) -> None:
     options = ta.DeviceOptions(isolation="process")
     async with (
         ta.open_system("training") as system,

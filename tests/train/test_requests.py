@@ -99,7 +99,7 @@ OPTIMIZERS = [
 
 
 class Line(train.CallModule):
-    """A loss whose gradient is the mean of the samples."""
+    """A loss with the mean of the samples for a gradient."""
 
     def initial(self, rng: np.random.Generator) -> Any:
         return {"w": rng.uniform(0.1, 1.0, 33)}
@@ -110,7 +110,7 @@ class Line(train.CallModule):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-async def test_optimizers_have_the_bits_of_those_in_place(
+async def test_optimizers_match_the_bits_of_updates_in_place(
     system: ta.System, optimizer: train.Optimizer, dtype: str
 ) -> None:
     rng, numbers = np.random.default_rng(5), optimizer.numbers
@@ -185,7 +185,7 @@ async def test_workers_die_at_any_time() -> None:
 
 
 async def test_samples_of_other_kinds(system: ta.System) -> None:
-    """Lists, rows with gaps, and arrays of another order are those of plain arrays."""
+    """Lists, rows with gaps, and arrays of another order equal plain arrays."""
     found: list[float] = []
     x, y = np.arange(256.0).reshape(4, 64) / 256, np.arange(4)
     kinds: list[Any] = [

@@ -1,4 +1,4 @@
-"""The scale of a loss: its bounds, and gradients that are not finite whatever it is."""
+"""The scale of a loss: its bounds, and infinite or NaN gradients at any scale."""
 
 from __future__ import annotations
 
@@ -89,13 +89,13 @@ async def test_such_a_step_ends_the_training(
     async with open_(on_nan="stop") as trainer:
         assert [step.number async for step in trainer.steps(given(1, 0, 1))] == [1]
     assert "gradient nan whatever the scale is: the training ends" in caplog.text
-    # Nobody else hears of it, so a program without logging has it on its stderr.
+    # Nobody else gets it, so a program without logging prints it on its stderr.
     assert all(
         getattr(record, "is_untold", False) for record in caplog.records if record.name == "trio_accel.train"
     )
 
 
-async def test_a_scale_that_is_too_large_falls_until_gradients_are_finite(
+async def test_a_large_scale_falls_until_gradients_are_finite(
     open_: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     async with open_(precision=train.Precision("float16", scale=2.0**32)) as trainer:
@@ -106,7 +106,7 @@ async def test_a_scale_that_is_too_large_falls_until_gradients_are_finite(
         assert 15 <= sum(skipped) <= 18
         assert trainer.progress.scale == 2.0 ** (32 - sum(skipped))
     assert "with the scale 8.38861e+06; steps skipped in a row: 10" in caplog.text
-    # Nobody else hears of it, so a program without logging has it on its stderr.
+    # Nobody else gets it, so a program without logging prints it on its stderr.
     assert all(
         getattr(record, "is_untold", False) for record in caplog.records if record.name == "trio_accel.train"
     )
@@ -160,7 +160,7 @@ async def test_a_gradient_is_unscaled_in_the_master_dtype(open_: Callable[..., A
 
 
 class Faint(train.CallModule):
-    """Its slope is 2**-26, and float16 has no number below 2**-24."""
+    """Its slope is 2**-26, and the numbers of float16 begin at 2**-24."""
 
     def initial(self, rng: np.random.Generator) -> Any:
         return {"w": np.ones(3)}

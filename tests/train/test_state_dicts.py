@@ -107,7 +107,7 @@ class LargeIntegers(NumpyMlp):
 
 
 async def test_an_export_during_steps_is_of_one_step() -> None:
-    """Buffers and parameters belong together, and no step writes to a copy that is read."""
+    """Buffers and parameters belong together, and no step writes to a copy under a read."""
     by_step: dict[int, dict[str, Any]] = {}
     found: list[dict[str, Any]] = []
     async with (

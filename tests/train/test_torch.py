@@ -20,7 +20,7 @@ functional: Any = torch.nn.functional
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-async def test_losses_are_those_of_the_formulas_under_faults(ranks: int) -> None:
+async def test_losses_match_the_formulas_under_faults(ranks: int) -> None:
     chosen = config(clip_norm=0.5, accumulate=2, parallel=train.Parallel(shard_optimizer=ranks == 4))
     found = await trained(ranks, models.TorchMlp, chosen, 16, options=STOPPABLE, each=disturb)
     assert_same(found, reference(16, 64, clip=0.5))
@@ -81,7 +81,7 @@ async def test_half_precision_keeps_the_parameters_wide() -> None:
 
 
 async def test_all_in_bfloat16(tmp_path: Path) -> None:
-    """Parameters, gradients and what the optimizer keeps: as PyTorch's own training has it, bit by bit."""
+    """Parameters, gradients and the optimizer's state: equal to PyTorch's own training, bit by bit."""
     whole = train.Precision("bfloat16", master="bfloat16")
     model = models.TorchMlp.configure(object.__new__(models.TorchMlp), dtype="bfloat16")
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2, weight_decay=0.1, fused=True)
@@ -107,7 +107,7 @@ async def test_all_in_bfloat16(tmp_path: Path) -> None:
 
 
 async def test_scaled_losses_that_overflow_are_skipped() -> None:
-    """The loss is halved until its gradients fit; then it goes on, and nothing was changed before."""
+    """The loss is halved until its gradients fit; then it continues, and nothing was changed before."""
     precision = train.Precision(compute="float16", scale=2.0**20, growth=10_000)
     found = await trained(2, models.Overflowing, config(precision=precision), 4)
     skipped = [step for step in found[2] if step.is_skipped]
@@ -120,6 +120,6 @@ async def test_scaled_losses_that_overflow_are_skipped() -> None:
     np.testing.assert_allclose(found[0][: len(skipped) + 1], 128 * losses[0], rtol=0.15)
 
 
-async def test_ranks_whose_modules_differ() -> None:
+async def test_ranks_with_different_modules() -> None:
     with raises_inside(ValueError, r"configure\(\) has made another model than before: 'b1' has the shape"):
         await trained(2, models.Other, config(), 1)

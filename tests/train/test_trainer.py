@@ -1,4 +1,4 @@
-"""Trainers against a training by NumPy alone."""
+"""Trainers against a training only by NumPy."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ def assert_same(found: tuple[Any, ...], expected: tuple[Any, ...], tolerance: fl
 
 @contextmanager
 def raises_inside(kind: type[Exception], says: str) -> Iterator[None]:
-    """Expect one error, in groups of the nurseries that it came through."""
+    """Expect one error, in groups of the nurseries that it passed."""
     with pytest.RaisesGroup(pytest.RaisesExc(kind, match=says), flatten_subgroups=True):
         yield
 
 
 @pytest.mark.parametrize("module", MODULES)
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-async def test_losses_and_parameters_are_those_of_one_processor(ranks: int, module: Any) -> None:
+async def test_losses_and_parameters_match_one_processor(ranks: int, module: Any) -> None:
     found = await trained(ranks, module, config(), 12)
     assert_same(found, reference(12, 64))
     assert [step.number for step in found[2]] == [*range(1, 13)]
@@ -73,7 +73,7 @@ async def test_losses_and_parameters_are_those_of_one_processor(ranks: int, modu
 
 
 @pytest.mark.parametrize("module", MODULES)
-async def test_options_of_a_training_are_those_of_the_formulas(module: Any) -> None:
+async def test_options_of_a_training_match_the_formulas(module: Any) -> None:
     """A schedule, clipping, parts of a batch, rows that the ranks cannot share equally, sharded arrays."""
     rate = train.warmup_cosine(2e-2, 4, 20)
     optimizer = train.adamw(rate, weight_decay=0.1)

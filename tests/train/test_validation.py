@@ -1,4 +1,4 @@
-"""Validation on all ranks, the best checkpoint, and what a resumed training keeps."""
+"""Validation on all ranks, the best checkpoint, and the state kept by a resumed training."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ SHARD = train.Parallel(shard_optimizer=True)
 
 
 def held_out(size: int = 20, count: int = 50) -> list[train.Batch]:
-    """The last images in batches, whose last one is smaller: with three ranks, one of these gets none."""
+    """The last images in batches, the last one smaller: with three ranks, one of these gets none."""
     x, y = (one[-count - 2 :] for one in digits())
     return [{"x": x[at : at + size], "y": y[at : at + size]} for at in range(0, len(x), size)]
 
 
 class Measured(CallMlp):
-    """It also tells how many images are right."""
+    """It also returns the number of right images."""
 
     def validate(self, parameters: Any, batch: Any) -> Mapping[str, Any]:
         hidden = ta.nn.relu(batch["x"] @ parameters["w1"] + parameters["b1"])
@@ -73,7 +73,7 @@ async def trained(
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
-async def test_metrics_are_those_of_all_samples_at_once(ranks: int) -> None:
+async def test_metrics_match_all_samples_at_once(ranks: int) -> None:
     chosen = config(validate=held_out(), validate_every=4, average=0.5, parallel=SHARD)
     steps, _, found = await trained(Measured, chosen, 8, ranks=ranks)
     assert [step.number for step in steps if step.metrics] == [4, 8]
@@ -136,7 +136,7 @@ async def test_a_worker_dies_in_a_validation() -> None:
 
 
 def scored(*values: float) -> Any:
-    """Return a model whose metric has these values, one for each validation."""
+    """Return a model with these values of its metric, one for each validation."""
 
     left = list(values)
 
@@ -173,8 +173,8 @@ async def test_the_best_checkpoint_stays(
     assert len(told) == bad
 
 
-async def test_a_training_goes_on_with_averages_groups_and_the_best_metric(tmp_path: Path) -> None:
-    """Each part has another number of ranks; the rows of the log are those of one training."""
+async def test_a_training_continues_with_averages_groups_and_the_best_metric(tmp_path: Path) -> None:
+    """Each part has another number of ranks; the rows of the log equal those of one training."""
     groups = [
         train.ParameterGroup(lambda name: name[0] == "b", lr=1e-3, weight_decay=0.0),
         train.ParameterGroup(lambda name: name == "w1", is_frozen=True),
@@ -189,7 +189,7 @@ async def test_a_training_goes_on_with_averages_groups_and_the_best_metric(tmp_p
         log = train.CsvLogger(tmp_path / "log.csv")
         chosen = config(**given, checkpoint=kept, parallel=parallel, loggers=[log])
         _, trainer, found = await trained(CallMlp, chosen, until, ranks=ranks)
-        # A best step that came after the last checkpoint is part of a checkpoint, too.
+        # A best step after the last checkpoint is also part of a checkpoint.
         done = {number: value for number, value in values.items() if number <= until}
         least = min(done, key=lambda number: done[number])
         assert trainer.best == (least, pytest.approx(done[least], abs=1e-12))
@@ -229,7 +229,7 @@ async def test_a_checkpoint_of_another_frozen_part(tmp_path: Path) -> None:
         await trained(CallMlp, config(**given, seed=1), 2)
 
 
-async def test_loaders_that_are_empty_or_short() -> None:
+async def test_empty_and_short_loaders() -> None:
     async def ending() -> AsyncIterator[train.Batch]:
         yield held_out()[-1]
 
@@ -260,7 +260,7 @@ async def test_loaders_that_are_empty_or_short() -> None:
         )
 
 
-async def test_a_validation_that_is_refused_ends_the_training() -> None:
+async def test_a_refused_validation_ends_the_training() -> None:
     chosen = config(validate=iter(held_out()), validate_every=1)
     with raises_inside(ValueError, "the batches are empty"):
         await trained(CallMlp, chosen, 3)

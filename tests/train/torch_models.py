@@ -64,7 +64,7 @@ class Normed(train.Module):
 
     def configure(self) -> Any:
         torch.manual_seed(1)
-        # A bias here has a gradient of 0, whose rounding Adam would make steps of.
+        # A bias here has a gradient of 0, and Adam would make steps of its rounding.
         first = torch.nn.Linear(64, 8, bias=False)
         layers = first, torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 10)
         return torch.nn.Sequential(*layers).double()
@@ -74,7 +74,7 @@ class Normed(train.Module):
 
 
 class Dropped(TorchMlp):
-    """Random numbers inside of a step; the first rank's worker is told of each step."""
+    """Random numbers inside of a step; the first rank's worker learns of each step."""
 
     def loss(self, batch: Mapping[str, Any]) -> Any:
         p = self.model

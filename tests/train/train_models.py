@@ -1,4 +1,4 @@
-"""One network in three forms, and its training by NumPy alone: a hidden layer, softmax, cross entropy."""
+"""One network in three forms, and its training only by NumPy: a hidden layer, softmax, cross entropy."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class DyingMlp(NumpyMlp):
 
 
 class PartedMlp(NumpyMlp):
-    """In batch 1, rank 1 meets nobody, so many times: NCCL may say so before a loss is known."""
+    """In batch 1, rank 1 meets nobody, this many times: NCCL may report it before a loss is known."""
 
     @classmethod
     def initial(cls, rng: np.random.Generator, *, folder: str, times: int) -> Arrays:

@@ -12,7 +12,7 @@ import pytest
 
 import trio_accel
 
-# Values that stand for no type, and what is known by its name.
+# Values other than types, and types known by their names.
 NO_TYPES = (types.FunctionType, types.BuiltinFunctionType, types.ModuleType, types.MethodType)
 
 
@@ -20,13 +20,13 @@ def packages() -> Iterator[str]:
     yield "trio_accel"
     for module in pkgutil.walk_packages(trio_accel.__path__, "trio_accel."):
         words = module.name.split(".")
-        # The stand-in for a GPU is a program, and its names are those of a driver.
+        # The stand-in for a GPU is a program, and its names are a driver's.
         if not any(word.startswith("_") for word in words) and "stand_in" not in words and "cli" not in words:
             yield module.name
 
 
 def types_of(name: str) -> Iterator[tuple[str, Any]]:
-    """Yield the public names of a package that are written like a type."""
+    """Yield the public names of a package in the style of types."""
     module = importlib.import_module(name)
     for public in getattr(module, "__all__", ()):
         value = getattr(module, public)
@@ -79,5 +79,5 @@ def test_the_types_of_guides_are_among_them() -> None:
 
 
 def test_a_text_is_refused_as_an_alias() -> None:
-    """The test of the test: an alias that is a text is found."""
+    """The test of the test: an alias given as a text is found."""
     assert [one.partition(":")[0] for one in refusals("Mapping[str, Any]")] == ["{} | None", "None | {}"]

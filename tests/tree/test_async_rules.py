@@ -1,4 +1,4 @@
-"""The package and what stands beside it keep flake8-async's rules, with our list of blocking calls."""
+"""The package and the code next to it keep flake8-async's rules, with our list of blocking calls."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ RULES = (
 OF_FUNCTIONS = {"arrays", "expressions", "fft", "linalg", "nn", "random", "signal", "sparse", "tensor"}
 # A file without one of these has nothing that the rules are about.
 ASYNC_WORDS = re.compile(r"\basync\b|\btrio\b|\bBaseException\b|\bexcept\s*:")
-# So many processes at once are worth their starts.
+# This many processes at once are worth their starts.
 PARTS = 4
 
 
@@ -63,7 +63,7 @@ def _findings(files: list[Path]) -> str:
 
 # By turns in order of size, so that all parts take as long.
 @pytest.mark.parametrize("part", range(PARTS))
-def test_what_is_concurrent_keeps_the_rules(part: int) -> None:
+def test_concurrent_code_keeps_the_rules(part: int) -> None:
     files = _files(*_folders(of_functions=False), ROOT / "examples", ROOT / "benchmarks")[part::PARTS]
     assert files
     assert _findings(files) == ""
@@ -72,7 +72,7 @@ def test_what_is_concurrent_keeps_the_rules(part: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
 def test_tests_and_functions_of_arrays_keep_the_rules(part: int) -> None:
-    """What `lint` leaves to ruff's async rules: the others find little there."""
+    """The rules that `lint` leaves to ruff's async rules: the others find little there."""
     files = _files(*_folders(of_functions=True), ROOT / "tests")[part::PARTS]
     assert files
     assert _findings(files) == ""

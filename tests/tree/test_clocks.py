@@ -23,7 +23,7 @@ OF_THE_DAY = {"time.time", "time.time_ns", "time.localtime", "datetime.now", "da
 
 
 @pytest.mark.slow
-def test_only_what_shows_the_time_of_day_asks_for_it() -> None:
+def test_only_modules_that_show_the_time_of_day_ask_for_it() -> None:
     found = set()
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

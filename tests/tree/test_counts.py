@@ -1,4 +1,4 @@
-"""The project's own counts have not grown: docs/design/counts.md says why they are counted."""
+"""The project's own counts have not grown; docs/design/counts.md gives the reasons for counting."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_few_files_run_for_an_operation(isolation: ta.Isolation) -> None:
     fewest: dict[str, tuple[int, int]] = {}
     calls: list[int] = []
     for _ in range(4):
-        # What runs beside an operation, now and then, is none of its files: the fewest of some runs count.
+        # Files used next to an operation, now and then, are not its files: the fewest of some runs count.
         found = trio.run(executed_files, isolation)
         for name, one in found.items():
             assert (one.worker is None) == (isolation == "inline")
@@ -98,7 +98,7 @@ def test_every_room_that_computes_counts() -> None:
     libraries = {name for name in rooms if re.search(r"/(libraries|ops)/\w*[a-z]\w*\.py$", name)}
     counted = {name for name in libraries if library_of(name)}
     left = {Path(name).stem for name in libraries - counted}
-    # Names, and what runs the user's own code, moves data, or serves all libraries.
+    # Names, and functions that run the user's own code, move data, or serve all libraries.
     assert left == {
         *("__init__", "graphs", "jit", "memory", "program", "numeric", "tensor_maps"),
         *("_array", "_asker", "_signature", "_spec"),

@@ -1,4 +1,4 @@
-"""Every design decision that is cited is on a page, and every page is cited."""
+"""Every cited design decision is on a page, and every page is cited."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _FOLDERS = ("benchmarks", "docs", "examples", "tests", "trio_accel")
 
 
 def _numbers(page: Path) -> list[int]:
-    """The decisions that a page holds: they stand below its title."""
+    """The decisions on a page: they are below its title."""
     line = page.read_text(encoding="utf-8").splitlines()[2]
     return [int(number) for number in re.findall(r"D(\d+)", line)]
 
 
 def _cited() -> dict[int, set[str]]:
-    """Where each decision is cited, by its number."""
+    """The citations of each decision, by its number."""
     found: dict[int, set[str]] = {}
     files = [path for folder in _FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix in _SOURCES]
     for file in (*files, *ROOT.glob("*.md")):
@@ -68,7 +68,7 @@ def test_all_pages_together_can_be_read() -> None:
     assert sum(len(page.read_text(encoding="utf-8").split()) for page in (INDEX, *PAGES)) <= WORDS
 
 
-def test_each_decision_that_is_cited_is_on_a_page() -> None:
+def test_each_cited_decision_is_on_a_page() -> None:
     held = {number for page in PAGES for number in _numbers(page)}
     assert {number: where for number, where in _cited().items() if number not in held} == {}
 

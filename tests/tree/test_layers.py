@@ -228,7 +228,7 @@ def test_no_circles() -> None:
 
 
 @pytest.mark.parametrize("folder", BESIDE)
-def test_what_stands_beside_the_package_sees_public_names_only(folder: str) -> None:
+def test_code_next_to_the_package_sees_public_names_only(folder: str) -> None:
     private = {
         found[0]: f"{module.name}:{line} imports {name}"
         for module in modules(ROOT.parent / folder)
@@ -402,5 +402,5 @@ def test_an_import_that_points_downwards_is_allowed(module: Module) -> None:
         ("trio_accel.devices.engine._engine", False),
     ],
 )
-def test_where_threads_may_be_imported(name: str, allowed: bool) -> None:
+def test_modules_that_may_import_threads(name: str, allowed: bool) -> None:
     assert bool(THREADS.fullmatch(name)) is allowed

@@ -81,7 +81,7 @@ def test_each_options_class_is_here() -> None:
         for name in names
         if not re.search(r"\._|stand_in|cuda", name)
         for one in vars(importlib.import_module(name)).values()
-        # Operations may have changed constructors, too, but do not have options.
+        # Operations may also have changed constructors, but do not have options.
         if isinstance(one, type) and attrs.has(one) and not issubclass(one, devices.Operation)
     }
     checked = {one for one in found if hasattr(one.__init__, "__wrapped__")}

@@ -1,7 +1,7 @@
-"""Without CUDA's packages, and on another system than Linux: the CPU works inline, the rest says why not.
+"""Without CUDA's packages, and on another system than Linux: the CPU works inline, the rest explains why not.
 
-Another system is made up from this one: its name, and what Python's modules have on Linux alone is taken away
-before the package is imported.
+Another system is made up from this one: its name, and the parts of Python's modules that only Linux has are
+taken away before the package is imported.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Blocked(MetaPathFinder):
 
 sys.meta_path.insert(0, Blocked())
 """
-# What the package imports, before the system changes its name: it was installed for this one.
+# Imports of the package, before the system changes its name: they were installed for this one.
 DARWIN = """
 import asyncio, ctypes, fcntl, importlib, mmap, multiprocessing, os, platform, select, signal, socket
 import subprocess
@@ -129,7 +129,7 @@ def test_info_on_another_system(system: str) -> None:
     assert not system or "runs on Linux, and this is darwin" in " ".join(printed.split())
 
 
-def test_pip_is_asked_for_the_packages_of_cuda_on_linux_alone() -> None:
+def test_pip_is_asked_for_the_packages_of_cuda_only_on_linux() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
     named = [*project["dependencies"], *(line for lines in extras.values() for line in lines)]

@@ -1,4 +1,4 @@
-"""What a stranger gets: the wheel, the README's commands and example, the sessions of nox."""
+"""A stranger's first steps: the wheel, the README's commands and example, the sessions of nox."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_the_wheel_holds_the_package_with_types_and_data(wheel: zipfile.Path) ->
     } <= names  # compiled where they are used
 
 
-def test_the_source_distribution_holds_what_the_tests_need(tmp_path: Path) -> None:
+def test_the_source_distribution_holds_all_files_of_the_tests(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
         name = hatchling.build.build_sdist(str(tmp_path))
@@ -163,7 +163,7 @@ FOLDERS = ("tests", "examples", "benchmarks", "docs")
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_what_programs_import_is_installed_for_ci(folder: str) -> None:
+def test_imports_of_programs_are_installed_for_ci(folder: str) -> None:
     installed = requirements("dev")
     files = [path for one in FOLDERS for path in (ROOT / one).rglob("*") if path.suffix in {"", ".py"}]
     own = {path.stem for path in files} | {"trio_accel", *FOLDERS}
@@ -223,7 +223,7 @@ def test_the_extras_that_the_documentation_names_exist() -> None:
     assert {"cuda12", "cuda13", "plot"} <= set(named) <= EXTRAS
 
 
-def test_nothing_is_installed_by_a_name_that_is_not_published() -> None:
+def test_no_unpublished_name_is_installed() -> None:
     """From a checkout, until there is something to find."""
     folders = [ROOT / name for name in ("docs", "trio_accel", "examples")]
     texts = [page for folder in folders for kind in ("md", "py", "txt") for page in folder.rglob(f"*.{kind}")]
@@ -254,7 +254,7 @@ def test_the_links_of_the_readme_lead_somewhere() -> None:
     assert [link for link in links if not (ROOT / link.partition("#")[0]).exists()] == []
 
 
-def test_the_readmes_example_prints_what_it_says() -> None:
+def test_the_readmes_example_prints_the_shown_output() -> None:
     program, expected = fenced("python"), fenced("text", after="trio.run(main)")
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
@@ -276,7 +276,7 @@ def nox(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
     )
 
 
-def test_the_cuda_session_is_skipped_with_the_reason_where_it_cannot_run() -> None:
+def test_the_cuda_session_is_skipped_with_the_reason_if_it_cannot_run() -> None:
     done = nox("--session", "tests", "--", "--version")
     assert done.returncode == 0, done.stderr
     assert "tests(backend='cpu'): success" in done.stderr
@@ -292,7 +292,7 @@ def test_the_cuda_session_is_skipped_with_the_reason_where_it_cannot_run() -> No
         ([], {"NOXSESSION": "tests(backend='cuda')"}),
     ],
 )
-def test_the_cuda_session_fails_where_it_was_asked_for_and_cannot_run(
+def test_the_cuda_session_fails_if_it_was_requested_and_cannot_run(
     arguments: list[str], environment: dict[str, str]
 ) -> None:
     done = nox(*arguments, "--", "--version", **environment)

@@ -22,11 +22,11 @@ SLEEPS = {"trio.sleep", "trio.sleep_until", "time.sleep"}
 CLOCKS = re.compile(r"\b(perf_counter|monotonic|current_time)(_ns)?\(")
 WORDS = re.compile(r"\bsleep|\bfail_after|\bperf_counter|\bmonotonic|\bcurrent_time")
 MOCKED = re.compile(r"autojump_clock|mock_clock|MockClock")
-# Whole modules whose tests run without company, or on hardware of their own.
+# Whole modules with tests that run without company, or on hardware of their own.
 APART = re.compile(r"\bmark\.(alone|gpu|ray)\b")
 # Seconds of a time limit that ends what hangs, and does not measure.
 GENEROUS = 10
-# A sleep of so many seconds stands for an operation that does not end by itself.
+# A sleep of this many seconds represents an operation without an end of its own.
 ENDLESS = 20
 # Helpers that pass time for callers with a mock clock.
 FOR_MOCK_CLOCKS = {
@@ -53,7 +53,7 @@ class Module:
         self.mocked: set[ast.AST] = {node for node, text in self.texts.items() if MOCKED.search(text)}
 
     def _hand_on(self) -> None:
-        """Have a helper the clock of its callers, and a function that of the helper that runs it."""
+        """Give a helper the clock of its callers, and a function the clock of the helper that runs it."""
         count = -1
         while count < len(self.mocked):
             count = len(self.mocked)
@@ -109,7 +109,7 @@ class Module:
         return False
 
     def findings(self) -> Iterator[tuple[str, int]]:
-        """Yield the kinds and lines of what a busy machine could change."""
+        """Yield the kinds and lines of checks that a busy machine could change."""
         found = [(kind, node) for node in ast.walk(self.tree) if (kind := self._kind(node))]
         if found:
             self._hand_on()
@@ -150,7 +150,7 @@ class Module:
                     continue
                 names = {one.id for one in ast.walk(less) if isinstance(one, ast.Name)}
                 is_time = bool(CLOCKS.search(ast.unparse(less)) or names & measured)
-                # A time beside another one is ordered, and not bounded.
+                # A time compared with another one is ordered, and not bounded.
                 is_order = bool(CLOCKS.search(ast.unparse(more))) or not isinstance(
                     more, ast.Constant | ast.BinOp
                 )

@@ -26,7 +26,7 @@ def noxfile() -> ModuleType:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A tree that is ready for the release of 1.2.3."""
+    """A tree ready for the release of 1.2.3."""
     (tmp_path / "changes").mkdir()
     (tmp_path / "changes" / "README.md").write_text("# Changelog fragments\n")
     (tmp_path / "CHANGELOG.md").write_text("# Changelog\n\n## 1.2.3 (2026-11-29)\n\nWords.\n")
@@ -34,7 +34,7 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_tree_that_is_ready_has_no_problems(noxfile: ModuleType, tree: Path) -> None:
+def test_a_ready_tree_has_no_problems(noxfile: ModuleType, tree: Path) -> None:
     assert noxfile.release_problems("v1.2.3", "1.2.3", tree) == []
 
 
@@ -54,7 +54,7 @@ def test_a_tag_that_does_not_fit_is_refused(
     assert told in "\n".join(noxfile.release_problems(tag, version, tree))
 
 
-def test_a_fragment_that_is_left_is_refused(noxfile: ModuleType, tree: Path) -> None:
+def test_a_remaining_fragment_is_refused(noxfile: ModuleType, tree: Path) -> None:
     (tree / "changes" / "+one.added.md").write_text("One.\n")
     (problem,) = noxfile.release_problems("v1.2.3", "1.2.3", tree)
     assert problem == "changes/ still has +one.added.md: run `towncrier build --version 1.2.3`"

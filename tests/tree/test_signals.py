@@ -1,4 +1,4 @@
-"""Signals go to the processes that are meant, and never to the group of the program that sends them."""
+"""Signals go to the intended processes, and never to the group of the program that sends them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FOLDERS = ("benchmarks", "docs", "examples", "tests", "trio_accel")
 
 
 def careless_kills(source: str) -> list[int]:
-    """Find calls of `kill` and `killpg` whose process may be 0 or -1: the lines of a source."""
+    """Find calls of `kill` and `killpg` with a process that may be 0 or -1: the lines of a source."""
     return sorted(call.lineno for call in kills(ast.parse(source)) if is_careless(call.args[0]))
 
 
@@ -38,7 +38,7 @@ def is_careless(pid: ast.expr) -> bool:
 
 
 @pytest.mark.lint
-def test_no_process_is_killed_whose_number_may_be_0() -> None:
+def test_no_process_with_a_possible_number_0_is_killed() -> None:
     paths = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
     found = {str(path): careless_kills(path.read_text("utf-8")) for path in paths}
     assert {path: lines for path, lines in found.items() if lines} == {}

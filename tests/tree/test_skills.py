@@ -1,4 +1,4 @@
-"""The files for coding assistants have the common form. Their code runs with that of the other pages."""
+"""The files for coding assistants have the common form. Their code runs with the code of the other pages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_there_is_one_for_each_part() -> None:
 
 
 @pytest.mark.parametrize("skill", SKILLS, ids=lambda skill: skill.parent.name)
-def test_a_skill_is_short_and_says_what_it_is_for(skill: Path) -> None:
+def test_a_skill_is_short_and_names_its_purpose(skill: Path) -> None:
     text = skill.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 90
     front = re.match(r"---\nname: ([a-z-]{1,64})\ndescription: (.{40,1024}?)\n---\n", text, re.DOTALL)

@@ -1,4 +1,4 @@
-"""A test that reaches its time limit fails alone: the tests behind it in its process pass."""
+"""A test that reaches its time limit fails alone, and later tests in its process pass."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def run(folder: Path, text: str, *options: str) -> subprocess.CompletedProcess[s
     )
 
 
-def test_the_tests_behind_it_pass(tmp_path: Path) -> None:
+def test_the_tests_after_it_pass(tmp_path: Path) -> None:
     done = run(tmp_path, TESTS, "--timeout", "1.5")
     assert re.search(r"4 failed, 2 passed in", done.stdout), done.stdout
     assert "from inside a run" not in done.stdout
@@ -93,13 +93,13 @@ def test_the_tests_behind_it_pass(tmp_path: Path) -> None:
     assert re.search(r"test_waits\S* *\n( +\| \S+\n)* +\| \S+test_limits\.py:16\n", done.stdout), done.stdout
 
 
-def test_one_that_cannot_be_interrupted_ends_its_process(tmp_path: Path) -> None:
+def test_an_uninterruptible_test_ends_its_process(tmp_path: Path) -> None:
     done = run(tmp_path, STUBBORN, "--timeout", "1.5", "-n", "1")
     assert re.search(r"1 failed, 1 passed in", done.stdout), done.stdout
     assert re.search(r"worker 'gw0' crashed while running '.*test_cannot_be_interrupted'", done.stdout)
 
 
-def test_the_hooks_of_time_limits_are_those_of_this_run(request: pytest.FixtureRequest) -> None:
+def test_the_hooks_of_time_limits_belong_to_this_run(request: pytest.FixtureRequest) -> None:
     hooks = request.config.pluginmanager.hook
     for name in timeouts.__all__:
         functions = [found.function for found in getattr(hooks, name).get_hookimpls()]

@@ -1,4 +1,4 @@
-"""The hand-written stubs of vendors' packages say what these packages have."""
+"""The hand-written stubs of vendors' packages match the contents of these packages."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def class_differences(node: ast.ClassDef, real: Any) -> Iterator[str]:
                 if int(getattr(real, name, None) or 0) != ast.literal_eval(value):
                     yield f"{node.name}.{name}"
             case ast.AnnAssign(target=ast.Name(id=name)) | ast.FunctionDef(name=name):
-                # What an exception has, it has from its `__init__`.
+                # The attributes of an exception come from its `__init__`.
                 if not is_error and not hasattr(real, name):
                     yield f"{node.name}.{name}"
             case _:
@@ -62,14 +62,14 @@ def class_differences(node: ast.ClassDef, real: Any) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("stub", STUBS, ids=name_of)
-def test_what_a_stub_names_is_there(stub: Path) -> None:
+def test_the_names_of_a_stub_exist(stub: Path) -> None:
     name = name_of(stub)
     # TensorRT's wheels are too large for the machines that test the package.
     module = pytest.importorskip(name) if name == "tensorrt" else importlib.import_module(name)
     assert list(differences(name, ast.parse(stub.read_text(encoding="utf-8")), module)) == []
 
 
-def test_a_name_or_a_value_that_is_not_there_is_found() -> None:
+def test_a_missing_name_or_value_is_found() -> None:
     from cuda.bindings import driver
 
     wrong = ast.parse(

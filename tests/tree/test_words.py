@@ -60,7 +60,7 @@ def test_the_package_has_prose_to_look_at(found: dict[str, dict[str, float]]) ->
     assert found["errors"][""] > 10_000
 
 
-def test_names_say_what_they_hold() -> None:
+def test_names_describe_their_values() -> None:
     uses, _ = uses_of_names([ROOT / "trio_accel"])
     for kind, bound in VAGUE_NAMES.items():
         names = vague_names(uses, kind)

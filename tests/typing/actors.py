@@ -1,4 +1,4 @@
-"""What type checkers know of actors; read by mypy and pyright, never run."""
+"""Types of actors for type checkers; read by mypy and pyright, never run."""
 
 # A `type: ignore` that nothing needs is an error here: it marks what the checkers must refuse.
 # pyright: reportUnnecessaryTypeIgnoreComment=true
@@ -109,7 +109,7 @@ async def inheritance(system: ta.System) -> None:
     derived = await system.spawn(Derived, 1)
     assert_type(derived, ta.Ref[Derived])
     assert_type(await derived.ask(Add()), int)
-    # Whoever talks to the base can talk to what inherits from it, and not the other way round.
+    # Callers of the base can talk to its subclasses, and not the other way round.
     await takes_base(derived)
     await takes_derived(await system.spawn(Counter, 1))  # type: ignore[arg-type]
 

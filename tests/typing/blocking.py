@@ -1,4 +1,4 @@
-"""What type checkers know of a device for code that blocks; read by mypy and pyright, never run."""
+"""Types of a device for blocking code; read by mypy and pyright, never run."""
 
 # pyright: reportUnnecessaryTypeIgnoreComment=true
 

@@ -1,4 +1,4 @@
-"""What type checkers know of calls, in a user's program; read by mypy and pyright, never run."""
+"""Types of calls in a user's program; read by mypy and pyright, never run."""
 
 # pyright: reportUnnecessaryTypeIgnoreComment=true
 
@@ -84,11 +84,11 @@ async def mistakes(x: ta.AccelRef, plain: list[float]) -> None:
     ref: ta.AccelRef = x * 2.0  # type: ignore[assignment]
     await x.copy_to(device=y)  # type: ignore[arg-type]
     x += 1.0  # type: ignore[assignment]
-    # Operands that are none.
+    # Invalid operands.
     await (x + "1")  # type: ignore[operator]
     await (y @ plain)  # type: ignore[operator]
     await linalg.matmul(y, plain)  # type: ignore[arg-type]
-    # The host has no such methods, and a call no elements.
+    # The host lacks such methods, and a call lacks elements.
     await y.to_host().cast("float32")  # type: ignore[misc]
     y[0] = 1.0  # type: ignore[index]
     # Wrong values of arguments.

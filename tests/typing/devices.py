@@ -1,4 +1,4 @@
-"""What type checkers know of devices, arrays and capabilities; read by mypy and pyright, never run."""
+"""Types of devices, arrays and capabilities; read by mypy and pyright, never run."""
 
 # A `type: ignore` that nothing needs is an error here: it marks what the checkers must refuse.
 # pyright: reportUnnecessaryTypeIgnoreComment=true
@@ -48,7 +48,7 @@ async def arrays(device: ta.Device, host: npt.NDArray[np.float32]) -> None:
     assert_type(await a.to_host(), npt.NDArray[Any])
     assert_type(await a.to_host(out=host), npt.NDArray[Any])
     async with a.lease(write=True, stream=7) as array:
-        # What it is depends on the backend.
+        # Its type depends on the backend.
         assert_type(array, Any)
     await a.to_host(host)  # type: ignore[call-arg]  # `out` is a keyword
     await device.zeros("three")  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What type checkers know of expressions; read by mypy and pyright, never run."""
+"""Types of expressions; read by mypy and pyright, never run."""
 
 # pyright: reportUnnecessaryTypeIgnoreComment=true
 

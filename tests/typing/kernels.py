@@ -1,4 +1,4 @@
-"""What type checkers know of kernels of one's own; read by mypy and pyright, never run."""
+"""Types of custom kernels; read by mypy and pyright, never run."""
 
 # A `type: ignore` that nothing needs is an error here: it marks what the checkers must refuse.
 # pyright: reportUnnecessaryTypeIgnoreComment=true

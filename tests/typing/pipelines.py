@@ -1,4 +1,4 @@
-"""What type checkers refuse in pipelines; read by mypy and pyright, never run."""
+"""Refusals of type checkers for pipelines; read by mypy and pyright, never run."""
 
 # A `type: ignore` that nothing needs is an error here: it marks what the checkers must refuse.
 # pyright: reportUnnecessaryTypeIgnoreComment=true

@@ -1,4 +1,4 @@
-"""What type checkers know of programs; read by mypy and pyright, never run."""
+"""Types of programs; read by mypy and pyright, never run."""
 
 # A `type: ignore` that nothing needs is an error here: it marks what the checkers must refuse.
 # pyright: reportUnnecessaryTypeIgnoreComment=true
@@ -63,7 +63,7 @@ async def programs(device: ta.Device, ids: ta.AccelRef, mask: ta.AccelRef) -> No
     assert_type(await encoder.ask(Encoder.encode, ids, mask, scale=0.5), Any)
     assert_type(await encoder.ask(Encoder.embed, ids, mask=mask, out=ids), Any)
     assert_type(await encoder.ask("encode", ids, mask), Any)
-    # What is plain comes as it is returned; arrays come as references.
+    # Plain values come as they are returned; arrays come as references.
     assert_type(await encoder.ask(Encoder.loss, ids), float)
     assert_type(await encoder.ask(Encoder.pairs, ids), dict[str, list[tuple[Any, int]]])
     assert_type(await encoder.ask(Encoder.rows), ta.AccelRef)

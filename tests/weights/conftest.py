@@ -3,5 +3,5 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-# Test folders are no packages: what several modules share is imported by its own name.
+# Test folders are not packages, so modules import their shared code by its own name.
 sys.path.insert(0, str(Path(__file__).parent))

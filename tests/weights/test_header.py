@@ -107,7 +107,7 @@ async def test_a_file_cut_off_at_any_byte_is_an_error(device: ta.Device, tmp_pat
 async def test_any_byte_of_the_header_changed_is_an_error_or_another_file(
     device: ta.Device, tmp_path: Path
 ) -> None:
-    """Each change by one bit: what loads has the shape and dtype that the file says, from its own bytes."""
+    """Each change by one bit: a loaded array has the shape and dtype of the file, from its own bytes."""
     data = noise((6,), "int16")
     content = encoded({"ab": data}, {"x": "y"})
     path = tmp_path / "bits.safetensors"
@@ -138,7 +138,7 @@ async def test_bytes_at_random_are_an_error(device: ta.Device, tmp_path: Path) -
             await ta.weights.load(device, path)
 
 
-async def test_what_is_right_though_strange(device: ta.Device, tmp_path: Path) -> None:
+async def test_unusual_but_valid_headers(device: ta.Device, tmp_path: Path) -> None:
     path = tmp_path / "strange.safetensors"
     right: dict[str, tuple[Any, bytes, int]] = {
         "nothing in it": ({}, b"", 0),
@@ -159,7 +159,7 @@ async def test_what_is_right_though_strange(device: ta.Device, tmp_path: Path) -
     assert list(await ta.weights.load(device, path)) == ["a"]
 
 
-async def test_the_limit_of_the_header_is_that_of_what_is_read(
+async def test_the_limit_of_the_header_matches_the_limit_of_reading(
     device: ta.Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_files, "LONGEST", 64)
@@ -184,7 +184,7 @@ def _shuffled(count: int) -> bytes:
     return b"{%b}" % b",".join(texts)
 
 
-# Headers that take long to read, and what is said of them; of those that are right, the number of tensors.
+# Slowly read headers, and their errors; for the valid ones, the number of tensors.
 LONG: dict[str, tuple[Callable[[], bytes], str | int]] = {
     "empty lists": (lambda: b'{"a":[%b]}' % _many(b"[]", 3_000_000), "more than 262144"),
     "empty texts": (lambda: b'{"a":[%b]}' % _many(b'""', 260_000), "got a list"),
@@ -203,7 +203,7 @@ LONG: dict[str, tuple[Callable[[], bytes], str | int]] = {
 @pytest.mark.slow
 @pytest.mark.alone
 @pytest.mark.parametrize("name", LONG)
-async def test_the_loop_goes_on_while_a_long_header_is_read(tmp_path: Path, name: str) -> None:
+async def test_the_loop_continues_while_a_long_header_is_read(tmp_path: Path, name: str) -> None:
     make, said = LONG[name]
     path = tmp_path / "long.safetensors"
     path.write_bytes(raw(make(), bytes(32_000) if "order" in name else b""))

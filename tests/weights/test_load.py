@@ -123,7 +123,7 @@ async def test_names_are_chosen(device: ta.Device, tmp_path: Path) -> None:
         await ta.weights.load(device, path, names="a")
 
 
-async def test_what_no_device_has_is_refused_by_name(device: ta.Device, tmp_path: Path) -> None:
+async def test_dtypes_without_a_device_are_refused_by_name(device: ta.Device, tmp_path: Path) -> None:
     header = {
         "a": {"dtype": "F6_E2M3", "shape": [4], "data_offsets": [0, 3]},
         "b": {"dtype": "U8", "shape": [2], "data_offsets": [3, 5]},
@@ -137,7 +137,7 @@ async def test_what_no_device_has_is_refused_by_name(device: ta.Device, tmp_path
     assert (contents.tensors["a"].format, contents.tensors["a"].shape) == ("F6_E2M3", (4,))
 
 
-async def test_progress_ends_with_all_bytes_and_what_it_raises_ends_the_loading(
+async def test_progress_ends_with_all_bytes_and_its_error_ends_the_loading(
     device: ta.Device, tmp_path: Path, small_pieces: int
 ) -> None:
     arrays = {"a": noise((9000,), "uint8"), "b": noise((3000,), "float32"), "c": noise((), "int8")}
@@ -190,7 +190,7 @@ async def test_an_index_and_several_files(device: ta.Device, tmp_path: Path) -> 
         await ta.weights.load(device, index)
 
 
-async def test_what_is_no_file(device: ta.Device, tmp_path: Path) -> None:
+async def test_invalid_files(device: ta.Device, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     os.mkfifo(tmp_path / "pipe.json")
     with pytest.raises(FileNotFoundError):
@@ -243,7 +243,7 @@ async def test_more_than_there_is_is_refused_before_anything_is_made(
         assert not told
         assert (await device.statistics()).memory.peak == 0
         assert len(await ta.weights.load(device, path, names=["a", "b"])) == 2
-        # Both are let go, and what was let go counts for nothing.
+        # Both are released, and released memory counts for nothing.
         assert (await ta.weights.load(device, path, dtype="float16")).nbytes == 120_000
 
 
@@ -284,7 +284,7 @@ async def test_a_file_that_changes_meanwhile_is_an_error(device: ta.Device, tmp_
 
 
 @pytest.mark.usefixtures("small_pieces")
-async def test_a_file_that_is_replaced_meanwhile_is_read_as_it_was(device: ta.Device, tmp_path: Path) -> None:
+async def test_a_file_replaced_meanwhile_is_read_in_its_old_state(device: ta.Device, tmp_path: Path) -> None:
     expected = noise((50_000,), "uint8")
     path = written(tmp_path, encoded({"a": expected}))
     other = written(tmp_path, encoded({"a": noise((10,), "int64")}), "other")
@@ -373,7 +373,7 @@ async def test_a_lost_context_is_an_error_or_the_files_are_read_again(
 
 
 @pytest.mark.usefixtures("small_pieces")
-async def test_a_killed_worker_costs_nothing_that_is_there(system: ta.System, tmp_path: Path) -> None:
+async def test_a_killed_worker_costs_no_existing_array(system: ta.System, tmp_path: Path) -> None:
     arrays = {name: noise((50_000,), "uint8") for name in "ab"}
     path = written(tmp_path, encoded(arrays))
     options = ta.DeviceOptions(isolation="process", retry=1)

@@ -1,4 +1,4 @@
-"""What is written is the format: the format's own library reads it, and so do we."""
+"""The written files have the format: the format's own library reads them, and so do we."""
 
 from __future__ import annotations
 
@@ -69,8 +69,10 @@ async def test_the_formats_own_library_reads_and_writes_the_same(device: ta.Devi
         assert opened.metadata() == {"a": "b"}
 
 
-async def test_what_it_refuses_the_formats_own_library_refuses(device: ta.Device, tmp_path: Path) -> None:
-    """Each bit of a header changed: what that library does not read, we do not read either."""
+async def test_arguments_it_refuses_are_refused_by_the_formats_own_library(
+    device: ta.Device, tmp_path: Path
+) -> None:
+    """Each bit of a header changed: a header that the library cannot read, we cannot read either."""
     theirs = pytest.importorskip("safetensors")
     content = encoded({"ab": noise((6,), "int16"), "c": noise((), "uint8")})
     path = tmp_path / "bits.safetensors"
@@ -124,7 +126,7 @@ async def test_wrong_arguments(device: ta.Device, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("small_pieces")
-async def test_what_fails_or_is_cancelled_changes_nothing(device: ta.Device, tmp_path: Path) -> None:
+async def test_a_failed_or_cancelled_save_changes_nothing(device: ta.Device, tmp_path: Path) -> None:
     path = tmp_path / "kept.safetensors"
     path.write_bytes(b"before")
     x = await device.put(noise((30_000,), "uint8"))
@@ -169,7 +171,7 @@ async def test_a_full_disk_changes_nothing(device: ta.Device, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
-async def test_a_disk_that_is_full_at_the_last_moment_changes_nothing(
+async def test_a_disk_full_at_the_last_moment_changes_nothing(
     device: ta.Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     path = tmp_path / "kept.safetensors"
@@ -236,7 +238,7 @@ def test_anything_comes_back(arrays: dict[str, Any], metadata: dict[str, str]) -
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o666])
-async def test_a_file_that_is_replaced_keeps_its_mode(device: ta.Device, tmp_path: Path, mode: int) -> None:
+async def test_a_replaced_file_keeps_its_mode(device: ta.Device, tmp_path: Path, mode: int) -> None:
     path = tmp_path / "kept.safetensors"
     x = await device.put(np.ones(2))
     seen = set[int]()
@@ -256,7 +258,7 @@ async def test_a_file_that_is_replaced_keeps_its_mode(device: ta.Device, tmp_pat
     assert stat.S_IMODE(path.stat().st_mode) == mode
 
 
-async def test_links_and_what_is_no_file(device: ta.Device, tmp_path: Path) -> None:
+async def test_links_and_other_paths(device: ta.Device, tmp_path: Path) -> None:
     x = await device.put(np.ones(2))
     (tmp_path / "other").mkdir()
     link, path = tmp_path / "link", tmp_path / "other" / "model"
@@ -278,8 +280,8 @@ async def test_links_and_what_is_no_file(device: ta.Device, tmp_path: Path) -> N
     assert sorted(os.listdir(tmp_path)) == ["hard", "link", "other", "pipe"]
 
 
-async def test_what_a_killed_save_has_left_is_removed(device: ta.Device, tmp_path: Path) -> None:
-    """Once it is old: a younger file is of a save that goes on, and other names are the user's."""
+async def test_leftovers_of_a_killed_save_are_removed(device: ta.Device, tmp_path: Path) -> None:
+    """Once it is old: a younger file belongs to a running save, and other names are the user's."""
     names = [
         ".model.safetensors.0123456789abcdef",
         ".model.safetensors.fedcba9876543210",

@@ -105,7 +105,7 @@ def test_the_grace_is_for_all_streams_together():
         device.open_stream(f"stuck {number}").enqueue(lambda: go.wait(PATIENCE))
     start = time.monotonic()
     assert not device.close(1.5)
-    # clock: five graces, one behind the other, would take 7.5 s
+    # clock: five graces, one after the other, would take 7.5 s
     assert 1.5 <= time.monotonic() - start < 6.5
     go.set()
     assert device.close(PATIENCE)
@@ -121,9 +121,9 @@ def test_ended_streams_are_forgotten(device):
     assert len(device.streams) == 1
 
 
-def test_a_kernel_without_memory_for_itself_says_how_much_it_wanted(device, monkeypatch):
+def test_a_kernel_without_work_memory_reports_the_requested_size(device, monkeypatch):
     stream, library = device.open_stream("main"), device.open_library("blas")
-    # One element, seen 2**50 times: what a product of it takes is more than any machine has.
+    # One element, seen 2**50 times: a product of it takes more memory than any machine has.
     array = array_in(device, 1, (1,))
     wide = ArraySpec(array.block, 0, DType.float16, (1 << 25, 1 << 25), (0, 0))
     library.enqueue(MatmulSpec(wide, wide, wide), stream)
@@ -151,7 +151,7 @@ def _exhausted(spec, call):
     raise MemoryError
 
 
-def test_an_error_within_a_kernel_is_kept_as_it_is(device):
+def test_an_error_within_a_kernel_is_kept_unchanged(device):
     stream, library = device.open_stream("main"), device.open_library("memory")
     array = array_in(device, 1, (2,))
     library.enqueue(CopyFromHostSpec(np.zeros(3), array), stream)
@@ -162,7 +162,7 @@ def test_an_error_within_a_kernel_is_kept_as_it_is(device):
     assert clean.error is None
 
 
-def test_what_ran_releases_the_hosts_array(device):
+def test_finished_work_releases_the_hosts_array(device):
     stream, library = device.open_stream("main"), device.open_library("memory")
     array = array_in(device, 1, (3,))
     host = np.arange(3.0)
@@ -191,7 +191,7 @@ def test_axpy_needs_no_memory_of_its_own(device):
 
 
 @pytest.mark.slow
-def test_a_worker_keeps_what_its_kernels_free():
+def test_a_worker_keeps_the_memory_freed_by_its_kernels():
     """In a thread the temporary arrays of each call cost a page fault for every 4 KiB otherwise."""
     program = """
 import resource, sys, threading, numpy as np, scipy.fft

@@ -50,7 +50,7 @@ def test_errors_and_bits(dtype: DType) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_special_values_are_those_of_numpy(dtype: DType) -> None:
+def test_special_values_match_numpy(dtype: DType) -> None:
     with np.errstate(over="ignore", under="ignore"):
         one = np.array([sign * number for number in SPECIAL for sign in (1, -1)]).astype(dtype.dtype)
     x, y = np.repeat(one, len(one)), np.tile(one, len(one))

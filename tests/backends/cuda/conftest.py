@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-# Test folders are no packages: what several modules of this one share is imported by its own name.
+# Test folders are not packages, so modules of this folder import their shared code by its own name.
 sys.path.insert(0, str(Path(__file__).parent))
 
 from chosen import SEARCHED
@@ -21,7 +21,7 @@ from trio_accel.testing.stand_in import StandIn, build, is_available
 
 @pytest.fixture
 def only_cuda(backend: Any) -> None:
-    """For tests that are given every backend, and look into this one."""
+    """For tests that get every backend, and look into this one."""
     if backend.name != "cuda":
         pytest.skip("of what only the CUDA backend has")
 
@@ -36,7 +36,7 @@ def stand_in() -> StandIn:
 
 @pytest.fixture(scope="session")
 def made_libraries(stand_in: StandIn, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a file for each library of CUDA, which tells its version and does nothing else."""
+    """A folder with a file for each library of CUDA, which has its version and no other function."""
     folder = tmp_path_factory.mktemp("libraries")
     for name in LIBRARIES:
         make_library(folder, name)
@@ -45,7 +45,7 @@ def made_libraries(stand_in: StandIn, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture
 def forget_probes() -> Iterator[None]:
-    """Let the backend ask anew, now and after the test."""
+    """Let the backend ask again, now and after the test."""
     from trio_accel.backends.cuda import _installed, _probe
 
     for _ in range(2):
@@ -76,7 +76,7 @@ def machine(
 
 @pytest.fixture
 def driverless(machine: Machine) -> Machine:
-    """The same, where the system has no driver either: the loader looks there last."""
+    """The same, if the system has no driver either: the loader looks there last."""
     program = "import ctypes; ctypes.CDLL('libcuda.so.1')"
     if not subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, check=False).returncode:
         pytest.skip("there is a driver here")
@@ -102,7 +102,7 @@ def variables(machine: Machine) -> Variables:
 
 @pytest.fixture
 def run_on_stand_in(stand_in: StandIn, tmp_path: Path) -> Callable[..., str]:
-    """Runs a program, given as text, in a process that has the stand-in; returns what it printed."""
+    """Runs a program, given as text, in a process with the stand-in, and returns its output."""
 
     def run(program: str, **variables: str) -> str:
         own = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}

@@ -1,4 +1,4 @@
-"""Folders of libraries that stand for how a machine is equipped with CUDA."""
+"""Folders of libraries that imitate the equipment of a machine with CUDA."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ unsigned long {name}GetVersion(void) {{
 }}
 """
 
-# Name, file and version of what CUDA 13.0 has; the dependencies have nothing that is called.
+# Name, file and version of the libraries of CUDA 13.0; no function of the dependencies is called.
 LIBRARIES = {
     "nvrtc": ("libnvrtc.so.13", "13, 0"),
     "cublas": ("libcublas.so.13", "13, 1, 2"),
@@ -45,13 +45,13 @@ LIBRARIES = {
 
 
 def compile_library(path: Path, source: str) -> None:
-    """Compile C to a shared library whose name is that of its file."""
+    """Compile C to a shared library named like its file."""
     command = ["gcc", "-shared", "-fPIC", "-x", "c", "-", f"-Wl,-soname,{path.name}", "-o", str(path)]
     subprocess.run(command, input=source, text=True, check=True)
 
 
 def make_library(folder: Path, name: str, version: str | None = None) -> Path:
-    """Compile what has the version of a library of CUDA, and nothing else of it."""
+    """Compile a library with only the version of a library of CUDA."""
     file, usual = LIBRARIES[name]
     template = {"nvrtc": _NVRTC, "cutensor": _CUTENSOR}.get(name, _PROPERTY)
     path = folder / file
@@ -71,7 +71,7 @@ class Machine:
         return {
             "LD_LIBRARY_PATH": str(self.folder),
             "STAND_IN_DIR": str(self.folder),
-            # What is compiled here runs on no device, and the other way round.
+            # Code compiled here runs on no device, and the other way round.
             "XDG_CACHE_HOME": self.stand_in.environment()["XDG_CACHE_HOME"],
             **variables,
         }

@@ -1,4 +1,4 @@
-"""A fault in a process that has CUDA itself: there is no way back in it, and that is said at once."""
+"""A fault in a process with CUDA itself: the process cannot recover, and the error says so at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker whose context is lost before it has served: another one follows, as after any loss."""
+"""A worker with a context lost before it has served: another one follows, as after any loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How GPUs reach one another: as the stand-in driver tells it in a child process."""
+"""The links between GPUs, as reported by the stand-in driver in a child process."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_ways_between_devices(gpus: Machine) -> None:
     assert [link.rank for link in (fast, slow, none)] == [0, 1, None]
 
 
-def test_devices_are_those_that_are_visible(gpus: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_visible_devices_are_linked(gpus: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,0,2")
     assert rows(ta.topology()) == [
         "cuda:0 - host NVLink PCIe",
@@ -51,7 +51,7 @@ def test_devices_are_those_that_are_visible(gpus: Machine, monkeypatch: pytest.M
     ]
 
 
-def test_access_counts_where_both_have_it(gpus: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_access_counts_if_both_have_it(gpus: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STAND_IN_PEERS", "-0-/--0/-0-")
     topology = ta.topology()
     assert topology.link("cuda:0", "cuda:1").kind == "host"
@@ -61,7 +61,7 @@ def test_access_counts_where_both_have_it(gpus: Machine, monkeypatch: pytest.Mon
 def test_a_driver_that_hangs(
     gpus: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The devices were found before; nothing is told of the ways."""
+    """The devices were found before; the links are not reported."""
     assert len(ta.list_devices()) == 5
     (gpus.folder / "libcuda.so.1").unlink()
     compile_library(gpus.folder / "libcuda.so.1", "#include <unistd.h>\nint cuInit() { return pause(); }")

@@ -1,4 +1,4 @@
-"""What the backend says of a machine that lacks something, from the driver to a single library."""
+"""The backend's reports of a machine with something missing, from the driver to a single library."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CUDA12 = "pip install '.[cuda12]' in a checkout"
 
 
 def refusal(spec: str = "cuda") -> str:
-    """What opening a device says, where nothing but the CPU is left."""
+    """The error of opening a device, if only the CPU is left."""
     assert [info.name for info in list_devices()] == ["cpu:0"]
     assert resolve(None)[1].name == "cpu:0"
     with pytest.raises(NotSupportedError) as caught:
@@ -84,7 +84,7 @@ class TestDriver:
         assert advice in text
 
     @pytest.mark.parametrize("code", ["802", "46"])
-    def test_what_passes_by_itself_is_asked_again(
+    def test_transient_failures_are_asked_again(
         self, equipped: Machine, monkeypatch: pytest.MonkeyPatch, code: str
     ) -> None:
         monkeypatch.setenv("STAND_IN_INIT_ERROR", code)
@@ -92,7 +92,9 @@ class TestDriver:
         monkeypatch.delenv("STAND_IN_INIT_ERROR")
         assert resolve(None)[1].name == "cuda:0"
 
-    def test_what_does_not_is_asked_once(self, equipped: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_permanent_failures_are_asked_once(
+        self, equipped: Machine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("STAND_IN_INIT_ERROR", "999")
         first = refusal()
         monkeypatch.delenv("STAND_IN_INIT_ERROR")
@@ -134,7 +136,7 @@ class TestDriver:
 
 class TestDevices:
     @pytest.mark.parametrize("visible", ["", "-1", "7", "no such", "GPU-0"])
-    def test_the_environment_leaves_none(
+    def test_the_environment_leaves_no_device(
         self, equipped: Machine, monkeypatch: pytest.MonkeyPatch, visible: str
     ) -> None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
@@ -167,11 +169,11 @@ class TestDevices:
             text = refusal()
             assert "is in compute mode 'exclusive process', and another process has it" in text
             assert "nvidia-smi" in text
-        # It is free again, and nobody need start anew.
+        # It is free again, and nobody needs to start again.
         info = resolve("cuda")[1]
         assert (info.name, info.is_exclusive) == ("cuda:0", True)
 
-    def test_one_that_cannot_be_used_says_why_by_its_number(
+    def test_an_unusable_device_is_reported_by_its_number_with_the_reason(
         self, monkeypatch: pytest.MonkeyPatch, forget_probes: None
     ) -> None:
         devices = [device(), device(compute_mode=2), device(has_virtual_memory=0)]
@@ -274,7 +276,7 @@ class TestLibraries:
         assert bounds == {(str(first), str(second), str(first), str(second + 1))}
 
     @pytest.mark.parametrize("variable", ["CONDA_PREFIX", "CUDA_PATH"])
-    def test_they_are_found_where_the_bindings_look(
+    def test_they_are_found_on_the_path_of_the_bindings(
         self, bare: Machine, monkeypatch: pytest.MonkeyPatch, made_libraries: Path, variable: str
     ) -> None:
         prefix = bare.folder.parent / "prefix"
@@ -287,7 +289,7 @@ class TestLibraries:
         assert (prefix / "lib" / "libnvrtc.so.13").samefile(nvrtc.path)
         assert nvrtc.source == {"CONDA_PREFIX": "conda", "CUDA_PATH": "CUDA_PATH"}[variable]
 
-    def test_there_are_none(self, bare: Machine) -> None:
+    def test_there_are_no_libraries(self, bare: Machine) -> None:
         assert refusal() == (f"the NVIDIA driver is there, but CUDA's libraries are not installed: {CUDA13}")
 
     def test_without_the_compiler_there_is_no_device(self, bare: Machine) -> None:
@@ -378,7 +380,7 @@ class TestLibraries:
         monkeypatch.syspath_prepend(str(tmp_path / "empty"))
         assert refusal() == f"cuda-bindings is not installed: {CUDA13}"
 
-    def test_this_process_loads_none(self, equipped: Machine) -> None:
+    def test_this_process_loads_no_library(self, equipped: Machine) -> None:
         before = _mapped()
         assert describe()[0].problem is None
         assert {
@@ -388,7 +390,7 @@ class TestLibraries:
 
 class TestOpening:
     @pytest.mark.parametrize("isolation", ["inline", pytest.param("process", marks=pytest.mark.slow)])
-    def test_a_library_that_is_missing_is_refused_by_the_actor(
+    def test_a_missing_library_is_refused_by_the_actor(
         self, bare: Machine, variables: Callable[..., dict[str, str]], isolation: str
     ) -> None:
         bare.add(set(LIBRARIES) - {"cufft"})
@@ -441,7 +443,7 @@ print(device.info.name)
         )
         refused, warned, other, opened = text.splitlines()
         assert "is in compute mode 'exclusive process', and another process has it" in refused
-        # Whoever has named none goes on with the next best, and is told of it.
+        # A caller without a name continues with the next best, and gets a warning.
         assert warned == f"WARNING cuda:0 was found, but cannot be opened: {refused}"
         assert other == "cpu:0 [0. 1. 2.]"
         assert opened == "cuda:0"
@@ -574,7 +576,7 @@ def _bindings() -> str:
 
 
 def device(**changes: object) -> dict[str, object]:
-    """What the driver says of a device."""
+    """The driver's attributes of a device."""
     facts: dict[str, object] = {
         "name": "GPU",
         "uuid": "00",
@@ -591,7 +593,7 @@ def device(**changes: object) -> dict[str, object]:
 
 
 def found() -> dict[str, object]:
-    """What is found where all libraries of CUDA 13 are installed."""
+    """The result if all libraries of CUDA 13 are installed."""
     versions = {"nvrtc": [13, 0], "cublas": [13, 0, 0], "cufft": [12, 0, 0]}
     versions |= {"cusolver": [12, 0, 4], "cusparse": None, "cudnn": [9, 19, 0], "cutensor": [2, 5, 0]}
     return {

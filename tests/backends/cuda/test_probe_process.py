@@ -1,4 +1,4 @@
-"""Processes of their own that ask the driver: what comes of their answers, and of having none."""
+"""Separate processes that ask the driver: the use of their answers, and of missing answers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TestChild:
             ("1 / 0", r"ended with code 1 \(ZeroDivisionError: division by zero\)"),
         ],
     )
-    def test_there_is_none(self, program: Path, text: str, how: str) -> None:
+    def test_there_is_no_answer(self, program: Path, text: str, how: str) -> None:
         program.write_text(text)
         with pytest.raises(_probe.ChildError, match=how):
             _probe.ask("probe", {})

@@ -1,6 +1,6 @@
 """The other process of a test of frames in shared memory: it answers questions and sleeps now and then.
 
-Arguments: the descriptor of its socket, that of the shared page, and how many questions come.
+Arguments: the descriptor of its socket, the descriptor of the shared page, and the number of questions.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from trio_accel.devices.wire._protocol import SharedFrame, SharedPage
 
 
 def answer(sock: socket.socket, seen: SharedFrame, count: int) -> None:
-    """Answer so many questions; behind some of them it sleeps until the socket has something to read."""
+    """Answer this many questions; after some of them it sleeps until the socket has something to read."""
     channel = Channel(sock)
     channel._inbox.seen = seen
     answered = 0

@@ -1,4 +1,4 @@
-"""Imported, it says so to a named pipe, and waits until its reader has gone."""
+"""Reports its import to a named pipe, and waits until the reader has gone."""
 
 import os
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""Libraries that fail in a worker: when they are imported, where the program says so, or opened."""
+"""Libraries that fail in a worker: at their import, at a place chosen by the program, or at their opening."""
 
 from __future__ import annotations
 
@@ -74,6 +74,6 @@ class AlwaysLosingActor(LibraryActor):
 
 
 class SquareInVain(Square):
-    """The same, by a library that is never open."""
+    """The same, by a library that never opens."""
 
     library: ClassVar[str] = f"{__name__}:AlwaysLosingActor"

@@ -1,4 +1,4 @@
-"""An application that counts what it keeps of launchers that were killed, or of devices that were closed.
+"""An application that counts its objects of killed launchers, or of closed devices.
 
 A test cannot do so itself: pytest keeps what was logged, with the errors, and the fixtures keep workers.
 """
@@ -27,12 +27,12 @@ OPTIONS = ta.DeviceOptions(isolation="process", backoff=ta.Backoff(initial=0.0, 
 BEFORE, TIMES = 3, 8
 # Bytes that count as one thing. Trio, CPython and the recorder keep less each time, up to a bound.
 _PIECE = 8192
-# Trio keeps scopes whose deadlines were dropped, up to a thousand, so these are not counted.
+# Trio keeps scopes with dropped deadlines, up to a thousand, so these are not counted.
 _OTHERS = {"builtins.coroutine", "builtins.async_generator", "trio.Event", "trio.Lock", "trio.Nursery"}
 
 
 def kept() -> Counter[str]:
-    """Objects of the package, and those that tasks have, by their classes; descriptors; Python's memory."""
+    """Objects of the package, and objects of tasks, by their classes; descriptors; Python's memory."""
     gc.collect()
     names = (f"{type(each).__module__}.{type(each).__qualname__}" for each in gc.get_objects())
     found = Counter(name for name in names if name.startswith("trio_accel.") or name in _OTHERS)
@@ -48,7 +48,7 @@ async def growth(once: Callable[[], Awaitable[None]]) -> dict[str, int]:
     before = kept()
     for _ in range(TIMES):
         await once()
-    # What is on its way may be counted.
+    # Messages on their way may be counted.
     return {name: count for name, count in (kept() - before).items() if count >= TIMES - 2}
 
 

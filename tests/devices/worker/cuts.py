@@ -26,7 +26,7 @@ class Cut:
         class Halting(Copying):
             def run(self) -> None:
                 cut.entered.set()
-                # A test that has failed by then must not hang.
+                # A test that failed before must not hang.
                 for _ in range(_PATIENCE):
                     if cut.leave.wait(0.002) or self._is_cancelled:
                         break

@@ -1,8 +1,8 @@
-"""A program that keeps a device in a worker busy: it says what it has, and waits for its end.
+"""A program that keeps a device in a worker busy: it reports its processes, and waits for its end.
 
-The words on its command line say what else happens: ``hang`` and ``stop``, its worker does not answer;
-``lose``, it loses its worker again and again; ``fork``, a forked child holds everything that it holds;
-``stage``, host arrays go by way of host memory, as where it cannot map the device's.
+The words on its command line select more events: ``hang`` and ``stop``, its worker does not answer; ``lose``,
+it loses its worker again and again; ``fork``, a forked child holds the same descriptors; ``stage``, host
+arrays are copied through host memory, as if it could not map the device's.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ status = 0
 try:
     trio.run(main, sys.argv[1:])
 except* KeyboardInterrupt:
-    # As a shell would: whatever else comes out of it ends with a traceback and 1. Not from here, as with
-    # Python 3.11.2 an exit would come out as a group.
+    # As a shell would: any other error ends with a traceback and 1. Not from here, because with Python 3.11.2
+    # an exit would be raised as a group.
     status = 128 + signal.SIGINT
 sys.exit(status)

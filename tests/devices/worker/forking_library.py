@@ -1,4 +1,4 @@
-"""A library whose import leaves a child to the process; a variable of the environment says which kind."""
+"""A library that forks a child at its import; a variable of the environment selects the kind."""
 
 from __future__ import annotations
 

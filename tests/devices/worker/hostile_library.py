@@ -41,7 +41,7 @@ class _Hostile:
 
     def enqueue(self, spec: OperationSpec, stream: AccelStream) -> None:
         assert isinstance(spec, SaySpec)
-        # Those that are frozen are not listed.
+        # Frozen modules are not listed.
         gc.unfreeze()
         (channel,) = [found for found in gc.get_objects() if isinstance(found, Channel)]
         if not (spec.is_shown and channel._outbox._show(spec.payload)):

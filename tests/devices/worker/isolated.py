@@ -1,4 +1,4 @@
-"""What tests of devices in worker processes share."""
+"""Shared helpers of the tests of devices in worker processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def options(**changes: Any) -> ta.DeviceOptions:
 
 
 async def outcome(wait: Callable[..., Any], *arguments: Any) -> object:
-    """What it returns, or the error of the device that it ends with."""
+    """Its result, or the error of the device at its end."""
     try:
         return await wait(*arguments)
     except ta.AccelError as error:
@@ -30,7 +30,7 @@ async def outcome(wait: Callable[..., Any], *arguments: Any) -> object:
 
 
 async def wait_at_worker(device: ta.Device, count: int = 1) -> None:
-    """Wait until the worker has read so many requests, or more, that are not over."""
+    """Wait until the worker has read at least this many open requests."""
     dispatch = device.dispatch
     assert isinstance(dispatch, WorkerDispatch)
     await until(lambda: dispatch._requests.sent >= count)
@@ -45,7 +45,7 @@ async def replace_worker(device: ta.Device) -> None:
 
 
 async def wait_in_flight(device: ta.Device, count: int = 1, library: str = BLAS) -> None:
-    """Wait until exactly so many operations of a library are in flight."""
+    """Wait until exactly this many operations of a library are in flight."""
     while True:
         queue = (await device.statistics()).queues.get(library)
         if queue is not None and queue.in_flight == count:

@@ -1,9 +1,9 @@
-"""A program with a worker process and a kept chunk: it says what it has, and waits for its end.
+"""A program with a worker process and a kept chunk: it reports them, and waits for its end.
 
-With ``fork`` on its command line a forked child holds everything that it holds; with ``parent`` the worker
-has a child; with ``stop`` it is stopped; with ``import`` a second worker is ordered, whose module blocks the
-launcher while it is imported; with ``file`` the file that is named last is taken for a chunk, too; Ctrl-C is
-answered by a line.
+With ``fork`` on its command line a forked child holds the same descriptors; with ``parent`` the worker has a
+child; with ``stop`` it is stopped; with ``import`` a second worker is ordered, and its module blocks the
+launcher during the import; with ``file`` the last named file is taken for a chunk, too; Ctrl-C is answered by
+a line.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the kernel says of processes and descriptors."""
+"""The kernel's facts about processes and descriptors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def everyone() -> Iterator[tuple[int, int, int]]:
 
 
 def children(parent: int | None = None) -> set[int]:
-    """The children of a process, by default this one; those that are not reaped, too."""
+    """The children of a process, by default of this one, including unreaped children."""
     wanted = os.getpid() if parent is None else parent
     return {pid for pid, other, _ in everyone() if other == wanted}
 
@@ -55,13 +55,13 @@ def launcher(parent: int | None = None) -> int:
 
 
 def workers(launcher: int) -> set[int]:
-    """What lives of the launcher's session besides itself, and the process that workers are forked from."""
+    """Live processes of the launcher's session except itself and the process that workers are forked from."""
     others = in_session(launcher) - {launcher}
     return {pid for pid in others if _read(PROC / str(pid) / "comm") != b"accel template\n"}
 
 
 def descriptors(pid: int | None = None) -> dict[int, str]:
-    """What a process has open, by default this one."""
+    """The open descriptors of a process, by default of this one."""
     found = {}
     for entry in (PROC / (str(pid) if pid else "self") / "fd").iterdir():
         try:
@@ -74,15 +74,15 @@ def descriptors(pid: int | None = None) -> dict[int, str]:
 
 @contextmanager
 def none_left(monkeypatch: pytest.MonkeyPatch) -> Generator[None, None, None]:
-    """Fail where a process is left that was started in the body, however far removed."""
+    """Fail if a process started in the body is left, however far removed."""
     mark = uuid.uuid4().hex
-    # Handed down to every process that is started from here, and by those.
+    # Handed down to every process started from here, and to their children.
     monkeypatch.setenv("TRIO_ACCEL_TEST_MARK", mark)
     zombies = children()
     yield
     deadline = time.monotonic() + _DYING
     while (left := marked(mark)) and time.monotonic() < deadline:
-        # One that was killed and is nobody's child here takes a moment.
+        # A killed process that is nobody's child here takes a moment.
         time.sleep(0.005)
     assert not left, f"processes are alive: {[command(pid) for pid in left]}"
     left = children() - zombies
@@ -96,7 +96,7 @@ async def wait_dead(*pidfds: int) -> None:
 
 
 async def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    """Wait for what other processes bring about and tell nobody."""
+    """Wait for an action of other processes that report it to nobody."""
     with trio.fail_after(seconds):
         while not condition():  # noqa: ASYNC110  # there is nothing to wait for
             await trio.sleep(0.001)

@@ -1,4 +1,4 @@
-"""A worker in the process of the test, which says whatever the test has it say."""
+"""A worker in the process of the test, which sends the messages that the test chooses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MEMORY = 1 << 20
 
 
 def in_json(*message: object) -> bytes:
-    """A message as a worker writes one that is no answer to an operation."""
+    """A message as a worker writes it when it does not answer an operation."""
     return b"\0" + json.dumps(message).encode()
 
 
@@ -32,9 +32,9 @@ class Puppet:
     """One worker, in the place of a `WorkerProcess` as well. It makes one chunk for all its blocks.
 
     Attributes:
-        asked: Numbers of the requests that it has been told and has not answered, with the blocks to be made.
-        answers: Whether it answers requests by itself.
-        said: The payloads that it has sent.
+        asked: Numbers of its unanswered requests, with the blocks to be made.
+        answers: Whether it answers requests on its own.
+        said: The payloads of its messages.
     """
 
     def __init__(self, descriptors: Sequence[int], pid: int, *, answers: bool) -> None:
@@ -73,7 +73,7 @@ class Puppet:
     # As a worker.
 
     def say(self, payload: bytes, descriptors: Sequence[int] = ()) -> None:
-        """Send what this says, whatever it is."""
+        """Send this, whatever it is."""
         self.said.append(payload)
         self.channel._outbox._put(payload, tuple(map(os.dup, descriptors)))
         self.channel._outbox._work.notify()
@@ -86,7 +86,7 @@ class Puppet:
         self._page.words[FIRST_WORD] = number
 
     def done(self, number: int) -> None:
-        """Answer a request, as if all had gone well."""
+        """Answer a request with success."""
         addresses = []
         for block, nbytes in self.asked.pop(number):
             addresses.append((block, nbytes, self._chunk, self._offset))
@@ -151,8 +151,8 @@ class Puppets:
     """The workers of one test: all that its devices order.
 
     Attributes:
-        answers: Whether those that come answer requests by themselves.
-        last: The one that was started last.
+        answers: Whether new puppets answer requests on their own.
+        last: The last started puppet.
     """
 
     def __init__(self, nursery: trio.Nursery) -> None:

@@ -34,7 +34,7 @@ MEMORY = "trio_accel.devices:MemoryActor"
 
 TRIGGER = ta.random.Bits(1, 0, (4,))
 
-# What each library has begun with when the worker dies.
+# The first work of each library when the worker dies.
 BEGUN = {BLAS: 20, MEMORY: 20, FFT: 12}
 
 _SMALL = 16
@@ -43,7 +43,7 @@ _WIDTH = 256
 
 
 class Outcome(enum.Enum):
-    """What must become of a request."""
+    """The required outcome of a request."""
 
     RIGHT = "runs, once, and its result is right"
     IN_FLIGHT = "was in flight"
@@ -52,16 +52,16 @@ class Outcome(enum.Enum):
 
 @attrs.define(eq=False)
 class Sent:
-    """A request, and what became of it.
+    """A request and its outcome.
 
     Attributes:
         kind: Which of the five.
         operation: Its name.
-        required: What must become of it.
+        required: The required outcome.
         expected: Its result.
-        producer: The operation in flight whose output it uses.
+        producer: The operation in flight that makes its input.
         outcome: Its reply or its error.
-        at: When it came.
+        at: The time of its outcome.
     """
 
     kind: str
@@ -73,11 +73,11 @@ class Sent:
     at: float = 0.0
 
     async def check(self, lost: type[ta.ContextLostError], *, stuck: bool) -> None:
-        """Compare with what must have become of it.
+        """Compare with the required outcome.
 
         Args:
-            lost: Class of the error of those in flight.
-            stuck: Whether it is the one that was hung.
+            lost: Class of the error of requests in flight.
+            stuck: Whether the request was hung.
         """
         outcome = self.outcome
         if self.required is Outcome.RIGHT:
@@ -103,14 +103,14 @@ class Sent:
 
 @attrs.define(eq=False)
 class Base:
-    """What every round uses and none writes.
+    """Arrays that every round reads and none writes.
 
     Attributes:
-        device: Where.
+        device: The device of the round.
         bystander: Memory that nothing uses.
-        digest: What was in it.
-        hosts: What is in `refs`.
-        refs: Arrays that are read.
+        digest: The digest of the contents.
+        hosts: The contents of `refs`.
+        refs: Arrays to read.
     """
 
     device: ta.Device
@@ -175,8 +175,8 @@ class Load:
     """One round: 220 requests of five kinds.
 
     Attributes:
-        base: What they read.
-        nursery: Where they are asked.
+        base: The arrays they read.
+        nursery: The nursery of the requests.
         heads: How the first of each stream is held.
         sent: All of them.
     """
@@ -258,7 +258,7 @@ class Load:
         await self._ask("to_host", ToHost(ref, out), required, host)
 
     def _chains(self) -> None:
-        """44 that were submitted: of two whose first is in flight or is not, and of three."""
+        """44 submissions: of two operations, the first in flight or not, and of three."""
         refs, hosts = self.base.refs, self.base.hosts
         for number in range(12):
             first = self._submit(ta.fft.Fft(refs["signal"]), Outcome.IN_FLIGHT)
@@ -341,10 +341,10 @@ class Load:
 
 @attrs.define
 class Times:
-    """What rounds took, in seconds.
+    """The durations of rounds, in seconds.
 
     Attributes:
-        errors: From the moment when the loss was seen to the last error of what had been in flight.
+        errors: From the detection of the loss to the last error of the requests in flight.
         felt: To that error from when the worker was struck.
         gemms: From the moment when the loss was seen to a right product.
     """
@@ -382,13 +382,13 @@ async def play(
     """One round: hand over, strike, see who survives.
 
     Args:
-        base: What is read.
-        times: Where to note them.
+        base: The array to read.
+        times: Receives the durations.
         is_hang: The first operation never ends.
-        strike: Makes the worker die, or do nothing any more.
-        heads: What befalls the first operation on each stream.
+        strike: Makes the worker die, or hang.
+        heads: The fate of the first operation on each stream.
         seen: Waits until the loss can be seen.
-        lost: Class of the error of those in flight.
+        lost: Class of the error of requests in flight.
     """
     device = base.device
     generation = device.generation

@@ -1,4 +1,4 @@
-"""A library of one's own whose module takes long to import in a worker."""
+"""A custom library with a module that takes long to import in a worker."""
 
 from __future__ import annotations
 

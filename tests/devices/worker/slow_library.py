@@ -1,4 +1,4 @@
-"""A library of one's own whose enqueueing takes long: with the interpreter free for others, or not."""
+"""A custom library that enqueues slowly: with the interpreter free for others, or not."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trio_accel.devices import LibraryActor, Operation, Planned, Planner
 
 @attrs.frozen(eq=False)
 class _Slow:
-    """Kernels that take as many seconds to be enqueued as their factor says."""
+    """Kernels that take as many seconds to be enqueued as their factor."""
 
     _kernels: KernelLibrary
 
@@ -61,7 +61,7 @@ class SlowActor(LibraryActor):
 
 @attrs.frozen(eq=False)
 class Sleep(Operation[SlowActor, ta.AccelRef]):
-    """``x = -x``, enqueued in so many seconds."""
+    """``x = -x``, enqueued in this many seconds."""
 
     x: ta.AccelRef
     seconds: float

@@ -1,4 +1,4 @@
-"""The arrays of a device that was given up belong to the next one that adopts it."""
+"""The arrays of a given up device belong to the next device that adopts them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def given_up(system: ta.System, **changes: Any) -> ta.Device:
 
 @pytest.fixture
 async def old(system: ta.System) -> ta.Device:
-    """A device that was given up, with an array in `kept`."""
+    """A given up device, with an array in `kept`."""
     return await given_up(system)
 
 
@@ -72,7 +72,7 @@ def kept(device: ta.Device) -> ta.AccelRef:
 
 @pytest.fixture(autouse=True)
 def nothing_kept() -> Iterator[None]:
-    """Chunks are those of devices that are open."""
+    """Each chunk belongs to an open device."""
     before = chunks()
     yield
     gc.collect()
@@ -80,7 +80,7 @@ def nothing_kept() -> Iterator[None]:
 
 
 async def test_the_next_device_has_the_arrays_by_the_same_references(system: ta.System) -> None:
-    """Also views, and it goes on from device to device; what was invalid stays so, with its reason."""
+    """Also of views, from device to device; invalid arrays stay invalid, with their reason."""
     host = np.random.default_rng(0).standard_normal((300, 1000))
     device = await system.open_device(BACKEND, options=OPTIONS)
     x, small = await device.put(host), await device.put(np.ones(3))
@@ -101,7 +101,7 @@ async def test_the_next_device_has_the_arrays_by_the_same_references(system: ta.
         assert all(ref.device is heir for ref in (x, small, view, struck))
         np.testing.assert_array_equal(await x.to_host(), host)
         np.testing.assert_array_equal(await view.to_host(), host[10:20].T)
-        # Both in one operation, and with what is new.
+        # Both in one operation, and with new arrays.
         fresh = await heir.put(np.full(3, 2.0))
         assert await (await ta.linalg.dot(small, fresh)).item() == 6.0
         with pytest.raises(ta.StaleRefError, match=r"spoiled by linalg\.Scal"):
@@ -118,7 +118,9 @@ async def test_the_next_device_has_the_arrays_by_the_same_references(system: ta.
         await x.to_host()
 
 
-async def test_what_nobody_adopts_goes_with_the_last_reference(system: ta.System, old: ta.Device) -> None:
+async def test_unadopted_arrays_are_released_with_the_last_reference(
+    system: ta.System, old: ta.Device
+) -> None:
     (descriptor,) = descriptors_of(left(old))
     assert left(old).nbytes == 96
     view = kept(old)[1:]
@@ -134,7 +136,7 @@ async def test_what_nobody_adopts_goes_with_the_last_reference(system: ta.System
     assert descriptors_of(left(old)) == []
 
 
-async def test_what_nobody_adopts_goes_with_the_system() -> None:
+async def test_unadopted_arrays_are_released_with_the_system() -> None:
     async with ta.open_system("s") as system:
         device = await given_up(system)
         (descriptor,) = descriptors_of(left(device))
@@ -143,7 +145,7 @@ async def test_what_nobody_adopts_goes_with_the_system() -> None:
     assert not kept(device).block.is_released
 
 
-async def test_a_device_that_is_closed_leaves_nothing(system: ta.System) -> None:
+async def test_a_closed_device_leaves_nothing(system: ta.System) -> None:
     device = await system.open_device(BACKEND, options=OPTIONS)
     x = await device.put(np.ones(3))
     await device.close()
@@ -154,7 +156,7 @@ async def test_a_device_that_is_closed_leaves_nothing(system: ta.System) -> None
         await x.to_host()
 
 
-async def test_what_cannot_be_adopted_says_why(system: ta.System, old: ta.Device) -> None:
+async def test_a_refused_adoption_gives_the_reason(system: ta.System, old: ta.Device) -> None:
     """And stays where it is: in the end it is adopted."""
     with pytest.raises(TypeError, match="adopt must be a Device that was given up, got 'cpu'"):
         system.open_device(adopt="cpu")  # type: ignore[arg-type]
@@ -226,7 +228,7 @@ async def test_after_an_uncorrectable_memory_error_nothing_is_adopted(system: ta
     assert "intact" not in str(caught.value)
 
 
-async def test_an_opening_that_fails_leaves_the_arrays_where_they_are(
+async def test_a_failed_opening_leaves_the_arrays_in_place(
     system: ta.System, old: ta.Device, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     """Whether the worker does not start, or the opening is cancelled."""

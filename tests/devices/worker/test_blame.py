@@ -1,4 +1,4 @@
-"""Who pays for a fault of the device: the request that caused it, and nobody beside it."""
+"""The payer for a fault of the device: the request that caused it, and no other."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from trio_accel.testing import inject_fault
 
 pytestmark = pytest.mark.any_backend
 
-# One of a library of its own, and one of the good ones' library.
+# One of a library of its own, and one of the good requests' library.
 BAD: dict[str, Callable[[ta.AccelRef], Operation[Any, Any]]] = {
     "fft.Fft": ta.fft.Fft,
     "linalg.Nrm2": lambda x: ta.linalg.Nrm2(x[0]),
 }
 EYE = np.eye(8) + 0j
-# Where a product of so many rows takes long, and on a GPU it does not.
+# On some devices a product of this many rows takes long, but not on a GPU.
 CHOSEN, LONG = (BACKEND, 1200) if IS_STAND_IN else ("cpu", 1500)
 
 
 class Load:
-    """Askers of products, and of what else is asked meanwhile."""
+    """Callers of products and of other requests in the meantime."""
 
     def __init__(self, device: ta.Device) -> None:
         self.device = device
@@ -47,7 +47,7 @@ class Load:
                 self.errors.append(error)
 
     async def answers(self, count: int) -> None:
-        """Wait for so many more."""
+        """Wait for this many more."""
         wanted = self.good + count
         await until(lambda: self.good >= wanted)
 
@@ -105,7 +105,7 @@ async def test_with_suspects_that_run_again_it_costs_two_losses(system: ta.Syste
 
 @pytest.fixture
 async def long_and_short(system: ta.System) -> AsyncIterator[tuple[ta.Device, ta.AccelRef, ta.AccelRef]]:
-    """A device, an array whose product takes long, and a small one."""
+    """A device, an array with a slow product, and a small one."""
     async with system.open_device(CHOSEN, options=options(retry=1, spares=1)) as device:
         long, short = await device.put(2.0 * np.eye(LONG)), await device.put(EYE)
         await ta.linalg.matmul(long, long)
@@ -127,7 +127,7 @@ async def begun(device: ta.Device) -> None:
 
 async def test_a_suspect_that_seemed_likelier_gets_no_error(long_and_short: Devices) -> None:
     device, long, short = long_and_short
-    # More of these have gone well than products, so this one runs first, and costs a second loss.
+    # More of these have succeeded than products, so this one runs first, and costs a second loss.
     for _ in range(4):
         await ta.fft.fft(short)
     product = device.submit(ta.linalg.Matmul(long, long))
@@ -151,7 +151,7 @@ async def test_a_suspect_that_seemed_likelier_gets_no_error(long_and_short: Devi
     assert device.generation == 4
 
 
-async def test_a_fault_that_comes_by_itself_costs_the_last_suspect_an_error(long_and_short: Devices) -> None:
+async def test_a_spontaneous_fault_costs_the_last_suspect_an_error(long_and_short: Devices) -> None:
     device, long, short = long_and_short
     for _ in range(4):
         await ta.linalg.matmul(short, short)
@@ -195,7 +195,7 @@ async def test_bad_requests_of_two_libraries_at_once(system: ta.System) -> None:
             async with trio.open_nursery() as bad_ones:
                 for bad in BAD.values():
                     bad_ones.start_soon(load.ask_bad, bad(x))
-            # Each once among others, and perhaps one of them once alone.
+            # Each once among others, and perhaps one of them once on its own.
             assert device.generation <= 4
             await load.answers(12)
             nursery.cancel_scope.cancel()
@@ -217,7 +217,7 @@ async def test_two_bad_requests_at_once(system: ta.System) -> None:
             async with trio.open_nursery() as bad_ones:
                 bad_ones.start_soon(bad)
                 bad_ones.start_soon(bad)
-            # Each once among others, and once alone.
+            # Each once among others, and once on its own.
             assert device.generation <= 5
             await load.answers(12)
             nursery.cancel_scope.cancel()
@@ -226,7 +226,7 @@ async def test_two_bad_requests_at_once(system: ta.System) -> None:
 
 async def test_the_first_of_a_stream_is_the_suspect(system: ta.System) -> None:
     async with system.open_device(CHOSEN, options=options(retry=1, retry_suspects=False)) as device:
-        # A product of it takes long enough for those behind it to be begun.
+        # A product of it takes long enough for its successors to begin.
         x = await device.put(2.0 * np.eye(LONG))
         await ta.linalg.matmul(x, x)
         before = device.submit(ta.linalg.Matmul(x, x))
@@ -242,7 +242,7 @@ async def test_the_first_of_a_stream_is_the_suspect(system: ta.System) -> None:
         assert device.generation == 2
 
 
-async def test_a_worker_that_is_killed_blames_nobody(system: ta.System) -> None:
+async def test_a_killed_worker_blames_nobody(system: ta.System) -> None:
     async with system.open_device(CHOSEN, options=options(retry=1, retry_suspects=False)) as device:
         x = await device.put(2.0 * EYE)
         inject_fault(device, ta.linalg.Matmul, kill=True)
@@ -257,7 +257,7 @@ async def test_a_batcher_finds_the_item(system: ta.System, *, suspects: bool) ->
     async with system.open_device(CHOSEN, options=chosen) as device, trio.open_nursery() as nursery:
 
         async def transform(rows: list[np.ndarray]) -> np.ndarray:
-            # Bad is what has a negative number, in whatever company.
+            # A request with a negative number is bad, in any company.
             if any(row[0] < 0 for row in rows):
                 inject_fault(device, ta.fft.Fft, poison=True, repeat=True)
             x = await device.put(np.stack(rows) + 0j)
@@ -282,7 +282,7 @@ async def test_a_batcher_finds_the_item(system: ta.System, *, suspects: bool) ->
         np.testing.assert_allclose(result, np.fft.fft(np.full(4, 1.0 + number)))
 
 
-async def test_a_batcher_finds_nothing_that_is_bad_only_in_company(system: ta.System) -> None:
+async def test_a_batcher_cannot_find_a_request_bad_only_in_company(system: ta.System) -> None:
     chosen = options(retry=1, spares=1, retry_suspects=False)
     async with system.open_device(CHOSEN, options=chosen) as device, trio.open_nursery() as nursery:
 
@@ -337,7 +337,7 @@ async def test_a_bad_request_in_each_replica_of_a_pool(system: ta.System) -> Non
         for _ in range(6):
             nursery.start_soon(ask_good)
         bad = 0
-        # Until each has had one, wherever the pool sends them.
+        # Until each has had one, in any order of the pool.
         while min(device.generation for device in devices) == 1 and bad < 40:
             with pytest.raises(ta.ContextPoisonedError) as caught:
                 await pool.ask(Submit("bad"))

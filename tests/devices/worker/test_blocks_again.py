@@ -19,7 +19,7 @@ import trio_accel as ta
 from trio_accel.backends.base import Isolation
 
 NO = ta.LibraryError("no", library="blas", code="no")
-# All but the last are as large as one another: what is known of an array does not go on to the next one.
+# All but the last are equally large, so that facts known of an array do not pass to the next one.
 SHAPES = [(4, 4), (4, 4), (2, 8), (16,), (2, 3)]
 
 
@@ -40,13 +40,11 @@ async def test_a_program_that_drops_its_results_has_one_block_for_all(
 
 
 @pytest.mark.parametrize("how", ["dropped", "released"])
-async def test_a_block_that_is_in_flight_becomes_no_other(
-    system: ta.System, isolation: Isolation, how: str
-) -> None:
+async def test_a_block_in_flight_becomes_no_other(system: ta.System, isolation: Isolation, how: str) -> None:
     changes = ta.DeviceOptions(isolation=isolation, close_grace=0.2)
     async with system.open_device(BACKEND, options=changes) as device:
         x = await device.put(np.ones(5))
-        # What is loaded only now would wait for the stream that is held.
+        # A library loaded only now would wait for the held stream.
         await ta.linalg.scal(1.0, x)
         number = x.block.id
         ta.testing.inject_fault(device, ta.linalg.Scal, hang=True)
@@ -60,9 +58,7 @@ async def test_a_block_that_is_in_flight_becomes_no_other(
         assert not pending.is_done
 
 
-async def test_what_was_withdrawn_holds_up_nothing_in_its_block_which_is_known_as_any_other(
-    system: ta.System, isolation: Isolation
-) -> None:
+async def test_withdrawn_work_does_not_delay_its_block(system: ta.System, isolation: Isolation) -> None:
     async with system.open_device(BACKEND, options=options(isolation=isolation, cancel_grace=5.0)) as device:
         if not (isolation == "inline" or device.state.backend.shares_memory_with_host):
             pytest.skip("its memory cannot be leased from a worker")
@@ -76,7 +72,7 @@ async def test_what_was_withdrawn_holds_up_nothing_in_its_block_which_is_known_a
             assert scope.cancelled_caught
             await wait_all_tasks_blocked()
             gc.collect()
-            # It has nothing to do with the array that is leased, nor has what it is written to.
+            # It does not touch the leased array, nor does its target.
             with trio.fail_after(60):
                 other = await device.put(host)
             assert other.block.id == number
@@ -87,8 +83,8 @@ async def test_what_was_withdrawn_holds_up_nothing_in_its_block_which_is_known_a
             assert (await other.to_host() == host).all()
 
 
-async def test_what_failed_leaves_no_place_behind(system: ta.System) -> None:
-    """The memory of its result is another's when the worker dies and the next one is told what lies where."""
+async def test_failed_work_leaves_no_reservation(system: ta.System) -> None:
+    """The memory of its result is another's when the worker dies and the next one gets the addresses."""
     async with system.open_device(BACKEND, options=options()) as device:
         x = await device.put(np.eye(4))
         first = await ta.linalg.matmul(x, x)
@@ -106,14 +102,14 @@ async def test_what_failed_leaves_no_place_behind(system: ta.System) -> None:
         del caught
 
 
-async def test_what_is_made_where_another_was_outlives_the_worker(system: ta.System) -> None:
+async def test_an_array_in_a_reused_block_outlives_the_worker(system: ta.System) -> None:
     async with system.open_device(BACKEND, options=options()) as device:
         x, y = await device.put(np.eye(4) * 3), await device.put(np.eye(4) * 2)
         first = await ta.linalg.matmul(x, x)
         number, place = first.block.id, device.dispatch._chunks.blocks[first.block.id]
         del first
         second = await ta.linalg.matmul(x, y)
-        # Its answer says nothing of the place.
+        # Its answer does not mention the address.
         assert second.block.id == number
         assert device.dispatch._chunks.blocks[number] == place
         await replace_worker(device)
@@ -121,7 +117,7 @@ async def test_what_is_made_where_another_was_outlives_the_worker(system: ta.Sys
         assert device.dispatch._chunks.blocks[number] == place
 
 
-async def test_where_something_was_being_made_nothing_lies_for_the_next_worker(system: ta.System) -> None:
+async def test_an_unfinished_block_is_not_offered_to_the_next_worker(system: ta.System) -> None:
     async with system.open_device(BACKEND, options=options()) as device:
         x = await device.put(np.eye(4))
         first = await ta.linalg.matmul(x, x)
@@ -145,7 +141,7 @@ async def test_where_something_was_being_made_nothing_lies_for_the_next_worker(s
 
 
 class Model:
-    """Arrays of the device, and what should stand in them."""
+    """Arrays of the device, and their expected contents."""
 
     def __init__(self, device: ta.Device, seed: int, *actions: str) -> None:
         self.device: ta.Device = device
@@ -175,7 +171,7 @@ class Model:
         elif action in ("drop", "release"):
             self.arrays = [pair for pair in self.arrays if pair[0] is not ref]
             if action == "release":
-                # What was submitted and has not begun would not have it any more.
+                # A submission that has not begun would have lost its array.
                 await self.device.synchronize()
                 ref.release()
 
@@ -186,7 +182,7 @@ class Model:
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_programs_at_random_whose_workers_die(system: ta.System, seed: int) -> None:
+async def test_random_programs_with_dying_workers(system: ta.System, seed: int) -> None:
     async with system.open_device(BACKEND, options=options(spares=1, retry=100)) as device:
         model = Model(device, seed, "invalidate")
         for number in range(90):
@@ -196,7 +192,7 @@ async def test_programs_at_random_whose_workers_die(system: ta.System, seed: int
                 generation = device.generation
                 device.dispatch.process.kill()
                 await model.check()
-                # Where there is no array nobody has waited for it.
+                # If there is no array, nobody has waited for it.
                 await until(lambda before=generation: device.generation > before)
 
 

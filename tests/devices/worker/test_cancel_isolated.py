@@ -1,4 +1,4 @@
-"""Cancelled askers of a device in a worker: withdrawn, awaited, or let go after the grace."""
+"""Cancelled callers of a device in a worker: withdrawn, awaited, or let go after the grace."""
 
 from __future__ import annotations
 
@@ -41,17 +41,18 @@ async def cancelled_in_flight(
 
 
 async def balanced(device: ta.Device, blocks: int) -> None:
-    """Nothing is under way, and only so many arrays are there."""
+    """Nothing is under way, and only this many arrays are there."""
     await device.synchronize()
     found = await device.statistics()
     assert (found.in_flight, device.pending, found.queues) == (0, 0, {})
     with trio.fail_after(60):
-        # What a killed worker may write to is kept until it is dead, and an array until no traceback has it.
+        # Memory open to a killed worker is kept until the worker is dead, and an array until no traceback
+        # keeps it.
         while (await device.statistics()).memory.blocks != blocks:
             gc.collect()
 
 
-# Where the application has the device's memory mapped; for the others see `test_staged_copies`.
+# Backends whose device memory the application has mapped; for the others see `test_staged_copies`.
 mapped = pytest.mark.skipif(BACKEND != "cpu", reason="the host cannot map the memory of this device")
 
 
@@ -104,7 +105,7 @@ async def test_a_queued_request_is_withdrawn_and_never_runs(system: ta.System) -
                     await wait_all_tasks_blocked()
                     scope.cancel()
             assert scope.cancelled_caught
-            # They have not waited for the one that is with the worker.
+            # They have not waited for the request in the worker.
             assert len(nursery.child_tasks) == 1
         assert delay.hit == 1
         assert (await x.to_host()).tolist() == [2.0] * 3
@@ -115,7 +116,7 @@ async def test_a_queued_request_is_withdrawn_and_never_runs(system: ta.System) -
 
 @mapped
 async def test_a_request_that_waits_in_the_worker_is_withdrawn(system: ta.System) -> None:
-    """It waits behind one of another library that it depends on."""
+    """It waits for an operation of another library that it depends on."""
     async with system.open_device(BACKEND, options=options()) as device:
         x = await device.put(np.ones(3))
         await ta.linalg.nrm2(x)
@@ -135,7 +136,7 @@ async def test_a_running_operation_is_awaited_within_the_grace(system: ta.System
         ta.testing.inject_fault(device, ta.linalg.Scal, delay=0.3)
         start = trio.current_time()
         with trio.CancelScope() as scope:
-            # It is complete by the time that the asker hears anything: the array is in a known state.
+            # It is complete before the caller gets the outcome, so the array is in a known state.
             async with cancelled_in_flight(device, scope):
                 assert await ta.linalg.scal(2.0, x) is x
         assert trio.current_time() - start >= 0.3
@@ -143,7 +144,7 @@ async def test_a_running_operation_is_awaited_within_the_grace(system: ta.System
         assert device.generation == 1
 
 
-async def test_past_the_grace_the_asker_goes_and_the_operation_goes_on(system: ta.System) -> None:
+async def test_after_the_grace_the_asker_leaves_and_the_operation_continues(system: ta.System) -> None:
     """It keeps what it uses until it ends, and has its effect then; the worker serves all the while."""
     async with system.open_device(BACKEND, options=options(cancel_grace=0.1)) as device:
         x, y = await device.put(np.ones(3)), await device.put(np.ones(3))
@@ -158,7 +159,7 @@ async def test_past_the_grace_the_asker_goes_and_the_operation_goes_on(system: t
         del x
         found = await device.statistics()
         assert (found.in_flight, found.memory.blocks) == (1, used)
-        # What is ordered after it by the memory that they touch has its result.
+        # Work ordered after it, because it touches the same memory, has its result.
         assert (await y.to_host()).tolist() == [3.0] * 3
         assert device.generation == 1
         assert device.dispatch.process is process
@@ -190,7 +191,7 @@ async def test_a_deadline_holds_on_an_operation_that_hangs(
         assert found.in_flight == 1
         # The result, and the copy of the operand.
         assert found.memory.blocks == before.memory.blocks + 1 + is_host
-        # The device goes on, with the same context.
+        # The device continues, with the same context.
         assert (await (await device.ask(ta.fft.Fft(y))).to_host()).real.tolist() == [3.0, 0.0, 0.0]
         assert device.generation == 1
         start = trio.current_time()
@@ -198,7 +199,7 @@ async def test_a_deadline_holds_on_an_operation_that_hangs(
 
 
 @pytest.mark.parametrize("isolation", ["inline", "process"])
-async def test_what_was_left_ends_by_stuck_after(system: ta.System, isolation: Any) -> None:
+async def test_abandoned_work_ends_by_stuck_after(system: ta.System, isolation: Any) -> None:
     async with system.open_device(
         BACKEND, options=options(isolation=isolation, stuck_after=0.3, cancel_grace=0.0)
     ) as device:
@@ -218,7 +219,7 @@ async def test_what_was_left_ends_by_stuck_after(system: ta.System, isolation: A
 
 
 @pytest.mark.parametrize("isolation", ["inline", "process"])
-async def test_one_call_waits_for_what_it_has_begun(system: ta.System, isolation: Any) -> None:
+async def test_one_call_waits_for_its_begun_work(system: ta.System, isolation: Any) -> None:
     async with system.open_device(BACKEND, options=options(isolation=isolation)) as device:
         x = await device.put(np.ones(3))
         ta.testing.inject_fault(device, ta.linalg.Scal, delay=0.3)
@@ -230,7 +231,7 @@ async def test_one_call_waits_for_what_it_has_begun(system: ta.System, isolation
 
 
 async def test_a_left_operation_that_the_worker_dies_with(system: ta.System) -> None:
-    """What it was changing is invalid, and nothing of it is kept."""
+    """Its targets are invalid, and nothing of it is kept."""
     async with system.open_device(BACKEND, options=options(retry=1)) as device:
         x, y = await device.put(np.ones(3)), await device.put(np.ones(3))
         ta.testing.inject_fault(device, ta.linalg.Scal, hang=True)
@@ -239,7 +240,7 @@ async def test_a_left_operation_that_the_worker_dies_with(system: ta.System) -> 
                 await ta.linalg.scal(2.0, x)
         assert scope.cancelled_caught
         with trio.move_on_after(0.05) as scope:
-            # Behind it, so that it is left as well.
+            # Queued after it, so that it is left as well.
             await device.ask(ta.linalg.Matmul(np.eye(2), np.eye(2)))
         assert scope.cancelled_caught
         device.dispatch.process.kill()
@@ -299,7 +300,7 @@ async def test_cancelled_while_the_worker_is_replaced(system: ta.System) -> None
 async def test_cancelled_while_the_application_copies(
     system: ta.System, monkeypatch: pytest.MonkeyPatch, is_read: bool
 ) -> None:
-    """Within the grace the copy ends: the asker is let go only when nobody uses its array any more."""
+    """The copy ends within the grace: the caller returns only when nobody uses its array."""
     async with system.open_device(BACKEND, options=options(cancel_grace=5.0)) as device:
         host = np.arange(1 << 16, dtype=float)
         ref = await device.put(host)
@@ -333,7 +334,7 @@ async def test_cancelled_while_the_application_copies(
 async def test_the_worker_dies_while_the_application_copies(
     system: ta.System, monkeypatch: pytest.MonkeyPatch, is_read: bool
 ) -> None:
-    """The copy is cut; when the asker hears of the loss, nothing touches its array any more."""
+    """The copy is cut; when the caller gets the loss, nothing touches its array."""
     async with system.open_device(BACKEND, options=options()) as device:
         host = np.arange(1 << 16, dtype=float)
         ref, other = await device.put(host), await device.put(host)
@@ -381,7 +382,7 @@ async def test_past_the_grace_of_a_copy_nothing_uses_the_array(
 
 
 @mapped
-async def test_a_lease_that_is_cancelled_in_its_turn(system: ta.System) -> None:
+async def test_a_lease_is_cancelled_in_its_turn(system: ta.System) -> None:
     async with system.open_device(BACKEND, options=options()) as device:
         x = await device.put(np.ones(3))
         async with x.lease(write=True):
@@ -396,7 +397,7 @@ async def test_a_lease_that_is_cancelled_in_its_turn(system: ta.System) -> None:
 
 
 @pytest.mark.parametrize(("finish", "grace"), [(1000.0, 1.0), (0.5, 1000.0)])
-async def test_a_device_that_closes_lets_what_runs_finish_within_its_grace(
+async def test_a_closing_device_lets_running_work_finish_within_its_grace(
     system: ta.System, finish: float, grace: float
 ) -> None:
     device = await system.open_device(BACKEND, options=options(close_grace=grace))

@@ -1,4 +1,4 @@
-"""A worker that is killed while it runs a chain of calls: one outcome for each asker, and nothing left."""
+"""A worker killed while it runs a chain of calls: one outcome for each caller, and nothing left."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ async def test_a_chain_in_flight(system: ta.System, retry: int) -> None:
             assert found.operation.startswith("linalg.matmul, arrays.multiply, linalg.matmul")
             assert len(str(found)) < 500
         del found
-        # What it only read is as it was, and the chain runs on the next worker.
+        # Arrays that it only read are unchanged, and the chain runs on the next worker.
         assert await chain() == 2.0 * LARGE
         assert device.generation == 2
         await nothing_left(device, 1)
 
 
-async def test_what_a_chain_was_changing_is_damaged(system: ta.System) -> None:
+async def test_arrays_changed_by_a_chain_are_damaged(system: ta.System) -> None:
     async with system.open_device(BACKEND, options=options(retry=5)) as device:
         x, y = await device.put(np.eye(LARGE) * 2.0), await device.put(np.zeros((LARGE, LARGE)))
 
@@ -84,8 +84,8 @@ async def test_what_a_chain_was_changing_is_damaged(system: ta.System) -> None:
 
 
 @pytest.mark.skipif(BACKEND == "cuda", reason="NumPy does not write to the memory of the device")
-async def test_chains_that_had_not_begun(system: ta.System) -> None:
-    """They went to the lost worker by templates that the next one does not know."""
+async def test_chains_before_their_beginning(system: ta.System) -> None:
+    """They were sent to the lost worker by templates that the next one does not know."""
     async with system.open_device(BACKEND, options=options(retry=0)) as device:
         x = await device.put(np.ones(3))
         for _ in range(TURNS):
@@ -128,7 +128,7 @@ async def _outcome_of_a_kill(device: ta.Device, chain: Callable[[], ta.Call[Any]
     return one
 
 
-# What the last step does not use is not awaited.
+# Values without a use in the last step are not awaited.
 @pytest.mark.filterwarnings("ignore:<Call .* was never awaited:RuntimeWarning")
 @pytest.mark.parametrize("retry", [0, 1])
 @pytest.mark.slow

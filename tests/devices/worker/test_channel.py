@@ -77,7 +77,7 @@ async def open_pair(*, buffer: int | None = None, writers: bool = True) -> Async
 
 
 async def collect(channel: Channel, count: int) -> list[Message]:
-    """Receive so many messages, which carry no descriptors."""
+    """Receive this many messages, which carry no descriptors."""
     messages: list[Message] = []
     while len(messages) < count:
         for message, descriptors in await channel.receive():
@@ -122,7 +122,7 @@ def files(no_descriptor_left: None) -> Generator[Files, None, None]:
 
 
 class TestMessages:
-    async def test_they_come_in_order_and_those_of_one_moment_together(self) -> None:
+    async def test_they_arrive_in_order_and_messages_of_one_moment_together(self) -> None:
         async with open_pair() as pair:
             expected = [("request", number, (1.5, None)) for number in range(1000)]
             for message in expected:
@@ -132,7 +132,7 @@ class TestMessages:
             assert [message for message, _ in received] == expected
             assert pair.left.pending_bytes == 0
 
-    async def test_a_lone_one_can_go_at_once_but_never_ahead_of_others(self) -> None:
+    async def test_a_lone_message_can_be_sent_at_once_but_never_before_others(self) -> None:
         async with open_pair(writers=False) as pair:
             pair.left.send(("alone",), now=True)
             assert pair.left.pending_bytes == 0
@@ -147,14 +147,14 @@ class TestMessages:
                 assert await collect(pair.right, 2) == [("first",), ("second",)]
                 pair.left.close()
 
-    async def test_what_a_message_holds_may_change_once_it_is_sent(self) -> None:
+    async def test_the_contents_of_a_message_may_change_once_it_is_sent(self) -> None:
         async with open_pair() as pair:
             content = [1, 2]
             pair.left.send(("list", content))
             content.append(3)
             assert await collect(pair.right, 1) == [("list", [1, 2])]
 
-    async def test_those_with_descriptors_keep_their_place_among_others(self, files: Files) -> None:
+    async def test_messages_with_descriptors_keep_their_position_among_others(self, files: Files) -> None:
         expected: list[Message] = []
         async with open_pair() as pair:
             for number in range(300):
@@ -173,7 +173,7 @@ class TestMessages:
                 for descriptor in descriptors:
                     os.close(descriptor)
 
-    async def test_one_that_goes_at_once_and_does_not_fit_is_finished_by_the_writer(self) -> None:
+    async def test_an_immediate_message_that_does_not_fit_is_finished_by_the_writer(self) -> None:
         async with open_pair() as pair:
             await wait_all_tasks_blocked()
             pair.left.send((LARGE,), now=True)
@@ -181,7 +181,7 @@ class TestMessages:
             assert 0 < pair.left.pending_bytes < len(LARGE)
             assert await collect(pair.right, 2) == [(LARGE,), ("after",)]
 
-    async def test_ends_that_both_have_much_to_say_do_not_block_each_other(self) -> None:
+    async def test_two_ends_with_many_messages_do_not_block_each_other(self) -> None:
         async with open_pair() as pair:
             expected: list[Message] = [(number, LARGE) for number in range(3)]
             for message in expected:
@@ -203,7 +203,7 @@ class TestMessages:
             assert len(await collect(pair.right, 5)) == 5
             assert pair.left.pending_bytes == 0
 
-    async def test_sizes_around_those_of_the_buffers(self) -> None:
+    async def test_sizes_around_the_sizes_of_the_buffers(self) -> None:
         edges = (_frames._SEND_ALONE_FROM_BYTES, BUFFER, 2 * BUFFER)
         expected: list[Message] = [(b"x" * (edge + off),) for edge in edges for off in range(-40, 3)]
         async with open_pair() as pair:
@@ -211,7 +211,7 @@ class TestMessages:
                 pair.left.send(message)
             assert await collect(pair.right, len(expected)) == expected
 
-    async def test_what_cannot_be_encoded_is_the_sender_s_error_and_sends_nothing(self) -> None:
+    async def test_an_unencodable_message_is_the_sender_s_error_and_sends_nothing(self) -> None:
         async with open_pair() as pair:
             with pytest.raises((TypeError, AttributeError, pickle.PicklingError)):
                 pair.left.send((lambda: None,))
@@ -223,14 +223,14 @@ class TestMessages:
 
 
 class TestDescriptors:
-    async def test_they_come_with_their_message_among_many_others(self, files: Files) -> None:
+    async def test_they_arrive_with_their_message_among_many_others(self, files: Files) -> None:
         expected: list[tuple[int, list[int]]] = []
         async with open_pair() as pair:
             for number in range(200):
                 mine = files.new({0: 0, 1: 1, 2: MAX_DESCRIPTORS, 3: 0}[number % 4])
                 expected.append((number, [inode(descriptor) for descriptor in mine]))
                 pair.left.send((number, LARGE[: number * 97]), mine, now=number % 3 == 0)
-                # They were duplicated; the number may stand for another file by the time they are sent.
+                # They were duplicated; the number may belong to another file by the time they are sent.
                 files.close()
             received: list[tuple[object, list[int]]] = []
             while len(received) < len(expected):
@@ -252,7 +252,7 @@ class TestDescriptors:
             os.close(descriptor)
             assert await collect(pair.right, 1) == [("after",)]
 
-    async def test_those_not_sent_or_not_claimed_are_closed(self, files: Files) -> None:
+    async def test_unsent_and_unclaimed_ones_are_closed(self, files: Files) -> None:
         async with open_pair() as pair:
             pair.left.send((LARGE,), files.new(2))
             pair.left.send((LARGE,), files.new(2))
@@ -263,7 +263,7 @@ class TestDescriptors:
             assert not pair.right._inbox.read(pair.right._sock)
             assert len(pair.right._inbox._descriptors) == 2
 
-    async def test_a_message_whose_descriptors_were_lost_says_so(self, files: Files) -> None:
+    async def test_a_message_reports_its_lost_descriptors(self, files: Files) -> None:
         async with open_pair() as pair:
             pair.left.send(("fine",))
             pair.left.send(("lost",), files.new(8))
@@ -369,7 +369,7 @@ class TestEnd:
             # The kernel reports a reset instead of an end, but not before what there is to read.
             assert await until_the_end(pair.left) == [("last words",)]
 
-    async def test_sending_to_a_peer_that_is_gone_raises_nothing(self, files: Files) -> None:
+    async def test_sending_to_a_gone_peer_raises_nothing(self, files: Files) -> None:
         async with open_pair(writers=False) as pair:
             pair.left.send((LARGE,), files.new(1), now=True)
             pair.left.send(("more",), files.new(1))
@@ -381,7 +381,7 @@ class TestEnd:
             assert pair.left.pending_bytes == 0
             assert "broken" in repr(pair.left)
 
-    async def test_the_writer_returns_when_the_reader_finds_the_peer_gone(self) -> None:
+    async def test_the_writer_returns_when_the_reader_finds_the_peer_closed(self) -> None:
         async with open_pair(writers=False) as pair, trio.open_nursery() as nursery:
             nursery.start_soon(pair.left.run)
             await wait_all_tasks_blocked()
@@ -422,7 +422,9 @@ class TestEnd:
         assert left.pending_bytes == 0
 
     @pytest.mark.parametrize("payload", [b"", b"\x80\x05no pickle", pickle.dumps(("x",), 5)[:-1]])
-    async def test_what_is_no_message_ends_the_channel_after_those_before_it(self, payload: bytes) -> None:
+    async def test_a_malformed_message_ends_the_channel_after_the_messages_before_it(
+        self, payload: bytes
+    ) -> None:
         async with open_pair() as pair:
             pair.left.send(("fine",))
             await wait_all_tasks_blocked()
@@ -466,7 +468,7 @@ class TestCancellation:
                 assert await collect(pair.right, 2) == [(LARGE,), ("after",)]
                 await wait_all_tasks_blocked()
                 nursery.cancel_scope.cancel()
-            # The writer that was cancelled while it had nothing to do is not waited for.
+            # The writer cancelled while it was idle is not waited for.
             pair.left.send(("again",))
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(pair.left.run)

@@ -1,4 +1,4 @@
-"""What a worker has started neither hides its death nor outlives it."""
+"""Processes started by a worker neither hide its death nor outlive it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def test_a_worker_with_a_living_child_is_replaced(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("preload", [(), ("forking_library",)], ids=["fresh", "fork"])
-async def test_the_end_of_a_worker_is_told_when_its_children_are_gone(
+async def test_the_end_of_a_worker_is_reported_after_its_children_have_ended(
     system: ta.System, kind: str, preload: tuple[str, ...]
 ) -> None:
     workshop = await open_launcher(system)
@@ -76,7 +76,7 @@ async def test_the_end_of_a_worker_is_told_when_its_children_are_gone(
     assert await worker.wait() == "was killed by SIGKILL"
     assert not any(map(command, left))
     assert children(launcher()) == set()
-    # Who had the worker's descriptors is gone.
+    # The holder of the worker's descriptors has ended.
     await trio.lowlevel.wait_readable(reader)
     os.close(reader)
 
@@ -97,7 +97,7 @@ async def test_the_death_of_the_launcher_ends_children_of_workers(
         await until(lambda: not any(map(command, left)))
 
 
-async def test_a_launcher_whose_socket_is_held_is_replaced(
+async def test_a_launcher_with_a_held_socket_is_replaced(
     system: ta.System, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A module that it has imported has forked it."""
@@ -151,7 +151,7 @@ async def test_a_fork_bomb_ends_with_its_worker(system: ta.System) -> None:
         assert os.read(reader, 8) == b"now"
         worker.kill()
         assert await worker.wait() == "was killed by SIGKILL"
-    # All that had the worker's descriptors are gone.
+    # All processes with the worker's descriptors have ended.
     assert os.read(reader, 8) == b""
     os.close(reader)
     assert launcher() == first

@@ -1,4 +1,4 @@
-"""The machine was suspended, or the program stopped: hours pass between two looks of those that watch."""
+"""The machine was suspended, or the program stopped: hours pass between two looks of the watchdogs."""
 
 from __future__ import annotations
 
@@ -80,10 +80,10 @@ WATCHES: dict[str, Callable[[Link], Any]] = {
 
 
 @pytest.mark.parametrize("watch", WATCHES)
-async def test_a_worker_is_not_judged_by_what_passed_while_all_slept(
+async def test_time_asleep_does_not_count_against_a_worker(
     mock_clock: MockClock, nursery: trio.Nursery, ends: Link, watch: str
 ) -> None:
-    """It is silent for some looks after the machine awakes, and then goes on."""
+    """It is silent for some looks after the machine awakes, and then continues."""
     ends.link.is_ready = True
     ends.link.is_asked = lambda: True
     nursery.start_soon(WATCHES[watch], ends)
@@ -94,7 +94,7 @@ async def test_a_worker_is_not_judged_by_what_passed_while_all_slept(
         ends.page.looks += 1
         await settle(mock_clock, HOURS)
     assert ends.link.how is None
-    # And one that stays silent is seen, in seconds of a machine that is awake.
+    # A silent worker is detected, in seconds of an awake machine.
     for _ in range(int(20.0 / 0.1)):
         await settle(mock_clock, 0.1)
     assert ends.killed

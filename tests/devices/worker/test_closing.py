@@ -1,4 +1,4 @@
-"""Closing devices whose workers, or launcher, do not answer: all at the same time."""
+"""Closing devices with unresponsive workers, or an unresponsive launcher: all at the same time."""
 
 from __future__ import annotations
 

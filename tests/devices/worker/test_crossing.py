@@ -1,4 +1,4 @@
-"""What reaches a worker, and what does not."""
+"""Objects that reach a worker, and objects that cannot."""
 
 from __future__ import annotations
 
@@ -75,11 +75,11 @@ async def test_a_specification_that_the_worker_does_not_know_is_refused(
     isolated: ta.Device, module: None
 ) -> None:
     x = await isolated.put(np.ones(3))
-    # As it is, and as one that occurs again.
+    # As it is, and in a repeated form.
     for _ in range(4):
         with pytest.raises(ModuleNotFoundError, match="made_here_only"):
             await isolated.ask(OnlyHere(x))
-    # An ask that was never launched harms nothing; of what was submitted others count on the outcome.
+    # An ask before its launch harms nothing; but others count on the outcome of a submission.
     assert (await (await ta.linalg.nrm2(x)).item()) == pytest.approx(3**0.5)
     pending = isolated.submit(OnlyHere(x))
     follower = isolated.submit(ta.linalg.Nrm2(x))
@@ -92,9 +92,7 @@ async def test_a_specification_that_the_worker_does_not_know_is_refused(
     assert isolated.generation == 1
 
 
-async def test_a_specification_that_holds_what_cannot_cross_is_refused(
-    isolated: ta.Device, module: None
-) -> None:
+async def test_a_specification_with_unsendable_contents_is_refused(isolated: ta.Device, module: None) -> None:
     x = await isolated.put(np.ones(3))
     with pytest.raises(TypeError, match=r"OddSpec\.what is \{1, 2\}"):
         await isolated.ask(Odd(x))
@@ -102,7 +100,7 @@ async def test_a_specification_that_holds_what_cannot_cross_is_refused(
     assert isolated.generation == 1
 
 
-async def test_what_is_let_go_while_a_worker_starts_is_not_kept_by_it(system: ta.System) -> None:
+async def test_memory_released_while_a_worker_starts_is_not_kept_by_it(system: ta.System) -> None:
     options = ta.DeviceOptions(isolation="process", intensity=ta.Intensity(100, 60.0))
     async with system.open_device(BACKEND, options=options) as device:
         kept = await device.put(np.ones(30_000))
@@ -114,7 +112,7 @@ async def test_what_is_let_go_while_a_worker_starts_is_not_kept_by_it(system: ta
                 async for current in generations:
                     if current > generation:
                         break
-                    # In the midst of the start, too.
+                    # Also in the midst of the start.
                     dropped.pop()
             dropped.clear()
             await device.synchronize()
@@ -122,7 +120,7 @@ async def test_what_is_let_go_while_a_worker_starts_is_not_kept_by_it(system: ta
         np.testing.assert_array_equal(await kept.to_host(), np.ones(30_000))
 
 
-async def test_what_is_small_and_let_go_waits_for_a_request_and_other_memory_does_not(
+async def test_small_dropped_memory_waits_for_a_request_and_other_memory_does_not(
     isolated: ta.Device,
 ) -> None:
     dispatch = isolated.dispatch
@@ -146,12 +144,12 @@ async def test_what_is_small_and_let_go_waits_for_a_request_and_other_memory_doe
     assert (await isolated.statistics()).memory.blocks == 1
 
 
-async def test_what_is_large_and_dropped_rings_nobody_while_requests_come_and_go(
+async def test_large_dropped_memory_wakes_nobody_while_requests_come_and_go(
     isolated: ta.Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     blocks, host = isolated.state.blocks, np.ones(1 << 20)
     await until(lambda: not blocks.is_watched)
-    # Else it may come to rest in between, on a machine that is busy.
+    # Otherwise it may come to rest in between on a busy machine.
     monkeypatch.setattr(_requests, "_DRAINED", 60.0)
     ref = await isolated.put(host)
     assert blocks.is_watched
@@ -163,7 +161,7 @@ async def test_what_is_large_and_dropped_rings_nobody_while_requests_come_and_go
     ref.release()
 
 
-async def test_what_is_large_and_dropped_rings_when_nothing_was_asked_for_long(isolated: ta.Device) -> None:
+async def test_large_dropped_memory_wakes_after_a_long_time_without_requests(isolated: ta.Device) -> None:
     blocks, host = isolated.state.blocks, np.ones(1 << 20)
     ref = await isolated.put(host)
     # No request takes this one along: somebody looks for a while yet.
@@ -177,7 +175,7 @@ async def test_what_is_large_and_dropped_rings_when_nothing_was_asked_for_long(i
     assert (await isolated.statistics()).memory.blocks == 0
 
 
-async def test_who_gives_back_what_is_dropped_looks_again_on_the_next_worker(
+async def test_a_return_of_dropped_memory_looks_again_on_the_next_worker(
     isolated: ta.Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host = np.ones(1 << 20)

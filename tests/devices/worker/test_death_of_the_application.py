@@ -1,4 +1,4 @@
-"""The end of a program that has devices in workers, by SIGKILL or by Ctrl-C: nothing is left of it."""
+"""The end of a program with devices in workers, by SIGKILL or by Ctrl-C, leaves nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.any_backend
 
 APPLICATION = Path(__file__).with_name("device_application.py")
 PAGE = 4096
-# What the program has set, and what it is to be over within besides.
+# The settings of the program, and the time limit of its end besides.
 GRACE = 0.5
 MARGIN = 60.0
 
@@ -32,8 +32,8 @@ class Application:
     """A program in a session of its own.
 
     Attributes:
-        process: It.
-        facts: What it has said last.
+        process: The process.
+        facts: Its last report.
     """
 
     process: trio.Process
@@ -41,7 +41,7 @@ class Application:
     _said: bytes = b""
 
     async def wait_said(self, at: str) -> None:
-        """Wait until it says where it is."""
+        """Wait until it reports its state."""
         while self.facts.get("at") != at:
             line, found, rest = self._said.partition(b"\n")
             if found:
@@ -52,7 +52,7 @@ class Application:
             self._said += more
 
     async def errors(self) -> str:
-        """What it has written of its end."""
+        """Its output about its end."""
         found = b""
         async for part in self.process.stderr:
             found += part
@@ -65,7 +65,7 @@ class Application:
 
 @asynccontextmanager
 async def application(*words: str) -> AsyncGenerator[Application, None]:
-    """A program that works; it, and what it has forked, is over in the end."""
+    """A running program, which has ended at the end of the test together with its forks."""
     process = await trio.lowlevel.open_process(
         [sys.executable, str(APPLICATION), *words],
         stdout=subprocess.PIPE,
@@ -87,7 +87,7 @@ async def application(*words: str) -> AsyncGenerator[Application, None]:
 
 
 def shared(pid: int) -> dict[str, int]:
-    """Bytes that shared memory takes, of what a process holds, by descriptor; pages of words do not count."""
+    """Bytes of shared memory among the descriptors of a process; pages of words do not count."""
     found = {}
     for number, target in descriptors(pid).items():
         size = os.stat(f"/proc/{pid}/fd/{number}").st_blocks * 512 if "memfd:" in target else 0
@@ -120,7 +120,7 @@ async def test_nothing_is_left_when_the_application_is_killed(words: tuple[str, 
 
 
 async def interrupted(app: Application, more: float = 0.0) -> None:
-    """See that the terminal is back in time, or so much later, and that nothing is left."""
+    """Check that the terminal is back in time, or this much later, and that nothing is left."""
     start = trio.current_time()
     with trio.move_on_after(GRACE + MARGIN + more) as late:
         await app.process.wait()
@@ -175,6 +175,6 @@ async def test_ctrl_c_while_the_device_opens(seed: int) -> None:
         # clock: any moment will do
         await trio.sleep(random.Random(seed).uniform(0.0, 0.4))
         app.interrupt()
-        # A start that is cancelled waits for the launcher, which imports NumPy and SciPy now: that takes half
-        # a second on an idle machine.
+        # A cancelled start waits for the launcher, which imports NumPy and SciPy now. That takes half a
+        # second on an idle machine.
         await interrupted(app, more=5.0)

@@ -1,4 +1,4 @@
-"""Modules of the program that the launcher imports ahead, each on trial in a child first."""
+"""Modules of the program that the launcher preloads, each on trial in a child first."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ async def loaded_in_a_worker(workshop: Launcher, *names: str) -> list[bool]:
 
 
 def is_pending(workshop: Launcher) -> bool:
-    """Whether a launcher is still to say what became of a module."""
+    """Whether a launcher has yet to report the outcome of a module."""
     return workshop.ahead.is_pending
 
 
@@ -150,7 +150,7 @@ BAD: dict[str, tuple[str, str]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-async def test_what_no_fork_could_use_is_not_imported_by_the_launcher(
+async def test_modules_no_fork_could_use_are_not_imported_by_the_launcher(
     system: ta.System, workshop: Launcher, modules: Modules, caplog: pytest.LogCaptureFixture, case: str
 ) -> None:
     source, why = BAD[case]
@@ -181,18 +181,18 @@ async def test_of_a_list_with_an_obstacle_nothing_is_imported(
     assert message.startswith(
         "modules good, bad, never are not imported ahead, so each worker that needs them"
     )
-    # Nobody tells at which module a process has crashed.
+    # Nobody reports at which module a process has crashed.
     assert why.replace("imported bad", "imported good, bad, never") in message
     assert {workshop.ahead.judge(name) for name in ("good", "bad", "never")} == {
         ("refused", message.split("to start: ")[1])
     }
-    # It is in the way of its own list alone.
+    # It delays only its own list.
     await workshop.import_ahead(("good",), BASE)
     assert await loaded_in_a_worker(workshop, "good", "bad") == [True, False]
     assert workshop.ahead.judge("good") == ("fully", None)
 
 
-async def test_a_launcher_with_too_many_open_files_imports_nothing_and_says_so(
+async def test_a_launcher_with_too_many_open_files_imports_nothing_and_warns(
     workshop: Launcher, modules: Modules, caplog: pytest.LogCaptureFixture
 ) -> None:
     modules.write("one")
@@ -209,9 +209,7 @@ async def test_a_launcher_with_too_many_open_files_imports_nothing_and_says_so(
     assert modules.importers("one") == []
 
 
-async def test_a_module_that_is_not_there_is_named(
-    workshop: Launcher, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_missing_module_is_named(workshop: Launcher, caplog: pytest.LogCaptureFixture) -> None:
     await workshop.import_ahead(("not_there",), BASE)
     (message,) = warned(caplog)
     assert "module not_there" in message
@@ -253,7 +251,7 @@ def test_a_descriptor_of_the_driver_is_cuda(monkeypatch: pytest.MonkeyPatch) -> 
         assert _probe_process.driver_in_use() is None
 
 
-async def test_what_an_import_does_to_the_environment_is_found_by_forks(
+async def test_changes_of_the_environment_by_an_import_are_found_by_forks(
     workshop: Launcher, modules: Modules
 ) -> None:
     modules.write("setting", "os.environ['SETTING'] = 'here'\n")
@@ -304,7 +302,9 @@ async def test_a_caller_that_leaves_does_not_end_the_import(
     assert await loaded_in_a_worker(workshop, "slow") == [True]
 
 
-async def test_the_next_launcher_imports_what_the_last_one_had(workshop: Launcher, modules: Modules) -> None:
+async def test_the_next_launcher_imports_the_modules_of_the_last(
+    workshop: Launcher, modules: Modules
+) -> None:
     modules.write("one")
     await workshop.import_ahead(("one",), BASE)
     first = launcher()
@@ -366,7 +366,7 @@ async def test_the_end_of_the_system_does_not_wait_for_a_trial(modules: Modules,
 def trials_of(
     forks: Any, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[_launcher_trial.ImportTrials, list[Any], list[Any]]:
-    """Trials that start processes which sleep; what they start and report."""
+    """Trials that start sleeping processes; the started processes and the reports."""
     started: list[subprocess.Popen[bytes]] = []
     reported: list[Any] = []
 
@@ -387,7 +387,7 @@ def trials_of(
     return trials, started, reported
 
 
-def test_a_child_that_has_seen_to_its_alarm_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_handles_its_alarm_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     class Forks:
         def lacks(self, order: dict[str, object]) -> bool:
             return False
@@ -414,18 +414,18 @@ def test_a_child_that_has_seen_to_its_alarm_is_killed(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("name", ["__main__", "", "a b", "a..b", ".a", "a/b", "a.py:C"])
-def test_what_is_no_module_is_refused(name: str) -> None:
+def test_invalid_names_of_modules_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match="preload"):
         ta.DeviceOptions(preload=(name,))
 
 
 @pytest.mark.parametrize("value", ["torch", ["torch"], (1,), None])
-def test_what_is_no_tuple_of_names_is_refused(value: Any) -> None:
+def test_modules_must_be_a_tuple_of_names(value: Any) -> None:
     with pytest.raises(TypeError, match="preload"):
         ta.DeviceOptions(preload=value)
 
 
-async def test_inline_there_is_nothing_to_import_ahead(system: ta.System) -> None:
+async def test_inline_devices_import_nothing_in_advance(system: ta.System) -> None:
     with pytest.raises(ta.NotSupportedError, match="preload"):
         await system.open_device("cpu", options=ta.DeviceOptions(preload=("json",)))
 
@@ -441,7 +441,7 @@ async def test_the_first_worker_of_a_device_begins_with_them(system: ta.System, 
     assert len(modules.importers("one")) == 1
 
 
-async def test_a_program_of_a_module_that_is_ahead_imports_nothing_again(
+async def test_a_program_of_a_preloaded_module_imports_nothing_again(
     system: ta.System, modules: Modules
 ) -> None:
     modules.write(
@@ -452,11 +452,11 @@ async def test_a_program_of_a_module_that_is_ahead_imports_nothing_again(
         program: Any = await ta.open_program(device, replying.Answer, np.ones(2))
         await replace_worker(device)
         assert await program.ask("get") == 42
-    # Here, and ahead.
+    # In this process, and in advance.
     assert len(modules.importers("replying")) == 2
 
 
-async def test_a_backend_that_names_nothing_can_have_modules_ahead(
+async def test_a_backend_without_a_list_can_preload_modules(
     system: ta.System, modules: Modules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(CpuBackend, "preload", ())
@@ -518,7 +518,7 @@ async def test_a_thread_of_a_library_is_named(workshop: Launcher, modules: Modul
 THREAD = "import threading\nthreading.Thread(target=threading.Event().wait, name='spoiler').start()\n"
 
 
-async def test_a_trusted_module_is_imported_whatever_it_leaves_behind(
+async def test_a_trusted_module_is_imported_despite_its_side_effects(
     workshop: Launcher, modules: Modules, caplog: pytest.LogCaptureFixture
 ) -> None:
     modules.write("risky", f"FILE = open('/dev/zero')\nimport signal\nsignal.signal(15, print)\n{THREAD}")
@@ -532,7 +532,7 @@ async def test_a_trusted_module_is_imported_whatever_it_leaves_behind(
 
 
 @pytest.mark.slow
-async def test_a_module_with_the_thread_of_pyarrow_comes_back_without_its_import(
+async def test_a_module_with_the_thread_of_pyarrow_returns_without_its_import(
     system: ta.System, modules: Modules
 ) -> None:
     pytest.importorskip("pyarrow")
@@ -576,7 +576,7 @@ async def test_threads_of_openblas_compute_in_the_next_worker(
     system: ta.System, modules: Modules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x = np.arange(600 * 600).reshape(600, 600) % 7
-    # Of whole numbers, without the BLAS: the sum of a product's columns, by rows.
+    # Of integers, without the BLAS: the sum of a product's columns, by rows.
     expected = [float(x.sum(axis=0) @ x.sum(axis=1))]
     threads = min(2, len(os.sched_getaffinity(0)))
     modules.write("team", OPENBLAS + TEAM)

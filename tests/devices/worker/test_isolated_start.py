@@ -1,4 +1,4 @@
-"""Workers import what the program imports, and nothing that merely lies in the working directory."""
+"""Workers import the modules of the program, and no module that merely is in the working directory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from trio_accel.devices.launcher._link import interpreter_options
 
 pytestmark = [pytest.mark.any_backend, pytest.mark.own_launcher]
 
-# What an interpreter or a worker imports early, and what it looks for and usually does not find.
+# Modules that an interpreter or a worker imports early, and modules it looks for and usually does not find.
 HOSTILE = [
     "codecs",
     "collections",
@@ -69,7 +69,7 @@ def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Path, 
 
 
 async def serve(system: ta.System, preload: tuple[str, ...]) -> None:
-    """Have a device opened, and have it go on with another worker."""
+    """Have a device opened, and continued with another worker."""
     async with system.open_device("cpu", options=options()) as device:
         x = await device.put(np.arange(4.0))
         await replace_worker(device)
@@ -95,7 +95,7 @@ async def test_modules_of_the_working_directory_are_not_imported(
 
 
 @WAYS
-async def test_variables_do_not_say_where_modules_are(
+async def test_variables_do_not_give_the_places_of_modules(
     system: ta.System, hostile: Path, monkeypatch: pytest.MonkeyPatch, preload: tuple[str, ...]
 ) -> None:
     monkeypatch.setattr(CpuBackend, "preload", preload)
@@ -106,7 +106,7 @@ async def test_variables_do_not_say_where_modules_are(
     await serve(system, preload)
 
 
-def test_a_program_that_was_started_safely_stays_so(hostile: Path) -> None:
+def test_a_safely_started_program_stays_safe(hostile: Path) -> None:
     program = (
         "import trio, trio_accel as ta\n"
         "async def main():\n"
@@ -125,7 +125,7 @@ def test_a_program_that_was_started_safely_stays_so(hostile: Path) -> None:
     assert (said.stdout, said.stderr) == ("[1.]\n", "")
 
 
-def test_what_depends_on_the_working_directory_is_looked_at_last(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_relative_to_the_working_directory_are_searched_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", ["", "/a", "b", Path("/c"), b"/d", 5, None, "/e", "."])
     assert search_path() == ["/a", "/c", "/d", "/e", "", "b", "."]
 
@@ -184,7 +184,7 @@ async def test_an_environment_of_any_length_starts_a_worker(
 
 
 @pytest.mark.slow
-async def test_an_environment_that_has_grown_costs_no_device(
+async def test_a_grown_environment_costs_no_device(
     system: ta.System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with system.open_device("cpu", options=options()) as device:
@@ -196,7 +196,7 @@ async def test_an_environment_that_has_grown_costs_no_device(
 
 
 @pytest.mark.parametrize("executable", [None, ""])
-async def test_an_unknown_interpreter_is_told_of(
+async def test_an_unknown_interpreter_is_reported(
     system: ta.System, monkeypatch: pytest.MonkeyPatch, executable: Any
 ) -> None:
     with monkeypatch.context() as patch:
@@ -223,7 +223,7 @@ async def test_an_unknown_interpreter_is_told_of(
         ("PYTHONWARNINGS", "error,ignore", ["-W", "error", "-W", "ignore"]),
     ],
 )
-def test_variables_that_say_other_things_are_in_force(
+def test_variables_with_other_values_are_in_force(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str, expected: list[str]
 ) -> None:
     def told() -> list[str]:

@@ -1,4 +1,4 @@
-"""Which class the loss of a context has: poisoned only where the device has said so."""
+"""The class of a lost context: poisoned only if the device has reported so."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KINDS: dict[str, tuple[dict[str, Any], type[ta.AccelError]]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_what_was_in_flight(system: ta.System, kind: str) -> None:
+async def test_work_in_flight(system: ta.System, kind: str) -> None:
     fault, cls = KINDS[kind]
     async with system.open_device(BACKEND, options=options()) as device:
         x = await device.zeros((8,))
@@ -27,12 +27,12 @@ async def test_what_was_in_flight(system: ta.System, kind: str) -> None:
         error = await outcome(ta.linalg.scal, 2.0, x)
         assert type(error) is cls
         assert isinstance(error.__cause__, cls)
-        # What was damaged by it says the same.
+        # Arrays damaged by it report the same.
         damaged = await outcome(x.to_host)
         assert isinstance(damaged, ta.StaleRefError)
 
 
-async def test_what_was_in_flight_beside_one_that_hangs(system: ta.System) -> None:
+async def test_work_in_flight_next_to_a_hanging_operation(system: ta.System) -> None:
     found: dict[str, object] = {}
 
     async def scale(name: str, x: ta.AccelRef) -> None:

@@ -1,4 +1,4 @@
-"""A worker hears that an array is not borrowed any more when the context that read it is gone."""
+"""A worker learns that an array is no longer borrowed when the context that read it has ended."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BLOCK = PlacedBlock(5, 8, -1, 0)
 
 
 class Engine:
-    """An engine, whose device knows no block any more once it is closed."""
+    """An engine with a device that knows no block once it is closed."""
 
     def __init__(self) -> None:
         self.leases = SimpleNamespace(is_idle=lambda block: True)
@@ -28,7 +28,7 @@ class Engine:
 
 
 @pytest.mark.parametrize("fate", ["there", "gone", "another"])
-def test_the_end_of_a_lease_behind_that_of_its_context(fate: str) -> None:
+def test_the_end_of_a_lease_after_the_end_of_its_context(fate: str) -> None:
     answers: list[Any] = []
     given_back: list[int] = []
     other: Any = None

@@ -1,4 +1,4 @@
-"""Worker processes: how they start, what they inherit, how they end."""
+"""Worker processes: their start, their inheritance, and their end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.no_device, pytest.mark.own_launcher]
 
 SLEEP = ("-I", "-S", "-c", "import signal; signal.pause()")
 
-# A worker is a fresh interpreter, or a fork of the launcher that has this imported.
+# A worker is a fresh interpreter, or a fork of a launcher with this module imported.
 AHEAD = "colorsys"
 WAYS = pytest.mark.parametrize("preload", [(), (AHEAD,)], ids=["fresh", "fork"])
 
@@ -161,7 +161,7 @@ async def test_a_worker_has_directory_and_environment_of_its_start(
 
 
 @WAYS
-async def test_descriptors_come_in_order_and_stay_the_callers(
+async def test_descriptors_arrive_in_order_and_stay_the_callers(
     workshop: Launcher, preload: tuple[str, ...]
 ) -> None:
     pipes = [os.pipe() for _ in range(12)]
@@ -193,7 +193,7 @@ os.close(3)
         ("os.kill(os.getpid(), signal.SIGTERM)", "was killed by SIGTERM"),
     ],
 )
-async def test_how_a_process_ends_that_takes_long_to_be_gone(workshop: Launcher, end: str, how: str) -> None:
+async def test_the_end_of_a_slowly_ending_process(workshop: Launcher, end: str, how: str) -> None:
     reader, writer = os.pipe()
     worker = await workshop.start_worker(("-c", HEAVY.format(end=end)), [writer])
     os.close(writer)
@@ -203,7 +203,7 @@ async def test_how_a_process_ends_that_takes_long_to_be_gone(workshop: Launcher,
     said: set[str | None] = set()
     while not worker.is_dead:
         said.add(worker.ending())
-    # What is known at all is true, also between its death and the launcher's report.
+    # Known facts are true, also between its death and the launcher's report.
     said.add(worker.ending())
     assert said <= {None, how}
     assert await worker.wait() == how
@@ -211,7 +211,7 @@ async def test_how_a_process_ends_that_takes_long_to_be_gone(workshop: Launcher,
 
 
 async def test_how_a_dead_process_has_ended_is_known_without_its_launcher(workshop: Launcher) -> None:
-    # A launcher that is stopped reaps nothing, as one on a busy machine that is late.
+    # A stopped launcher reaps nothing, just as a late launcher on a busy machine.
     worker = await workshop.start_worker(("-c", "import time; time.sleep(60)"), [])
     status = await trio.Path(f"/proc/{worker.pid}/stat").read_text()
     launcher = int(status.rpartition(")")[2].split()[1])
@@ -235,7 +235,7 @@ async def test_how_a_dead_process_has_ended_is_known_without_its_launcher(worksh
     ],
 )
 @WAYS
-async def test_how_a_worker_ended_is_said_in_words(
+async def test_the_end_of_a_worker_is_described_in_words(
     workshop: Launcher, code: str, how: str, preload: tuple[str, ...]
 ) -> None:
     worker = await workshop.start_worker(["-c", code], preload=preload)
@@ -295,7 +295,7 @@ async def test_many_workers_leave_no_descriptor(workshop: Launcher, preload: tup
     assert descriptors(launcher()) == of_launcher
 
 
-async def test_workers_start_beside_each_other(workshop: Launcher) -> None:
+async def test_workers_start_concurrently(workshop: Launcher) -> None:
     pids = set()
 
     async def start() -> None:
@@ -327,7 +327,7 @@ async def test_a_cancelled_start_leaves_nothing(workshop: Launcher, begun: bool)
             nursery.cancel_scope.cancel()
             await trio.lowlevel.cancel_shielded_checkpoint()
             os.kill(process, signal.SIGCONT)
-    # Nobody else holds the end of the pipe: those that did are dead and reaped.
+    # Nobody else holds the end of the pipe: its holders are dead and reaped.
     os.close(writer)
     with trio.fail_after(60):
         await trio.lowlevel.wait_readable(reader)
@@ -337,12 +337,12 @@ async def test_a_cancelled_start_leaves_nothing(workshop: Launcher, begun: bool)
     assert descriptors() == before
 
 
-async def test_a_descriptor_that_is_not_open_is_refused(workshop: Launcher) -> None:
+async def test_a_closed_descriptor_is_refused(workshop: Launcher) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     os.close(writer)
     with pytest.raises(LauncherError, match="could not be ordered") as caught:
-        # Not the other: its number is free for what the order itself opens.
+        # Not the other, because its number is free for files that the order itself opens.
         await workshop.start_worker(SLEEP, [writer])
     assert isinstance(caught.value.__cause__, OSError)
     assert isinstance(caught.value, AccelError)
@@ -356,7 +356,7 @@ async def test_too_long_an_order_is_refused(workshop: Launcher) -> None:
 
 
 @pytest.mark.parametrize(("executable", "what"), [("/nowhere/python", "No such file"), ("/tmp\0", "null")])
-async def test_a_program_that_is_not_there_is_named(
+async def test_a_missing_program_is_named(
     workshop: Launcher, monkeypatch: pytest.MonkeyPatch, executable: str, what: str
 ) -> None:
     before = descriptors(launcher())
@@ -400,7 +400,7 @@ async def test_orders_and_reports_never_wait_for_each_other() -> None:
         nursery.start_soon(link.write)
         with stopped(launcher()):
             for order in range(number):
-                # Far more than the socket takes; each is refused, as it has no descriptor.
+                # Far more than the socket takes; each is refused, because it has no descriptor.
                 link.send("start", order, {"descriptors": 1})
             link.send("keep", 0, None, (0,))
         await trio.testing.wait_all_tasks_blocked()
@@ -430,7 +430,7 @@ async def test_there_is_one_launcher_a_system(system: ActorSystem) -> None:
         assert len(children()) == 2
 
 
-async def test_a_system_that_is_over_is_not_held() -> None:
+async def test_an_ended_system_is_not_held() -> None:
     gc.collect()
     before = len(_launcher._launchers)
     async with open_system("other") as system:
@@ -462,7 +462,7 @@ async def test_a_cancelled_opening_leaves_nothing(system: ActorSystem) -> None:
     ("executable", "what"),
     [("/nowhere/python", "could not be started"), ("/bin/false", "exited with code 1")],
 )
-async def test_a_launcher_that_does_not_start_says_why(
+async def test_a_launcher_that_does_not_start_gives_the_reason(
     system: ActorSystem, monkeypatch: pytest.MonkeyPatch, executable: str, what: str
 ) -> None:
     before = descriptors()
@@ -470,12 +470,12 @@ async def test_a_launcher_that_does_not_start_says_why(
         patch.setattr(sys, "executable", executable)
         with pytest.raises(LauncherError, match=what):
             await open_launcher(system)
-    # Threads of Trio that were started meanwhile have none of their own.
+    # Threads of Trio started meanwhile have none of their own.
     assert descriptors() == before
     assert await open_launcher(system)
 
 
-async def test_a_platform_without_process_descriptors_is_told_of_inline(
+async def test_a_platform_without_process_descriptors_is_advised_to_use_inline(
     system: ActorSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -484,7 +484,7 @@ async def test_a_platform_without_process_descriptors_is_told_of_inline(
             await open_launcher(system)
 
 
-async def test_an_actor_of_that_name_is_no_hindrance(system: ActorSystem) -> None:
+async def test_an_actor_of_that_name_is_accepted(system: ActorSystem) -> None:
     other = await system.spawn(_launcher.LauncherActor, Launcher(), name="launcher")
     assert (await open_launcher(system)).ref.path == "test/launcher#2/process"
     await other.stop()

@@ -46,7 +46,7 @@ def kept(process: int) -> int:
 
 
 async def begun(found: Launcher) -> None:
-    """Wait until everything that was ordered has been done."""
+    """Wait until all orders have been executed."""
     worker = await found.start_worker(["-I", "-S", "-c", ""])
     await worker.wait()
 
@@ -129,7 +129,7 @@ async def test_workers_die_by_themselves_when_the_launcher_does() -> None:
     assert await link.close() == "was killed by SIGKILL"
 
 
-async def test_what_a_launcher_had_not_begun_is_left_to_the_next(system: ActorSystem) -> None:
+async def test_unbegun_starts_of_a_launcher_are_left_to_the_next(system: ActorSystem) -> None:
     found = await open_launcher(system)
     os.kill(launcher(), signal.SIGSTOP)
     async with trio.open_nursery() as nursery:
@@ -161,7 +161,9 @@ async def test_a_start_may_be_cancelled_while_there_is_no_launcher(
     found.ref.cancel("it never starts")
 
 
-async def test_what_two_launchers_died_of_fails(system: ActorSystem, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_start_fatal_to_two_launchers_fails(
+    system: ActorSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = await open_launcher(system)
     # Every launcher from now on dies of its first order.
     send = _launcher_link.LauncherLink.send
@@ -171,7 +173,7 @@ async def test_what_two_launchers_died_of_fails(system: ActorSystem, monkeypatch
     assert system.tree().find("test/launcher/process").failed == 0
 
 
-async def test_what_no_launcher_takes_any_more_fails(system: ActorSystem) -> None:
+async def test_a_start_without_a_launcher_fails(system: ActorSystem) -> None:
     found = await open_launcher(system)
     os.kill(launcher(), signal.SIGSTOP)
     async with trio.open_nursery() as nursery:
@@ -218,7 +220,7 @@ async def test_chunks_are_kept_by_each_launcher_until_they_are_forgotten(system:
     found.forget_chunk(memory[0])
     await begun(found)
     assert kept(launcher()) == 1
-    # The launcher's death says nothing of the application.
+    # The launcher's death does not concern the application.
     assert [os.fstat(descriptor).st_blocks * 512 for descriptor in memory] == [SIZE, SIZE]
     for descriptor in memory:
         os.close(descriptor)
@@ -234,13 +236,13 @@ async def test_chunks_survive_the_end_of_the_system() -> None:
     os.close(memory)
 
 
-async def test_no_chunk_is_kept_that_is_not_open(system: ActorSystem) -> None:
+async def test_no_closed_chunk_is_kept(system: ActorSystem) -> None:
     found = await open_launcher(system)
     memory = chunk()
     os.close(memory)
     with pytest.raises(OSError, match="Bad file descriptor"):
         found.keep_chunk(memory)
-    # Nor is it told to the next launcher.
+    # Nor is it reported to the next launcher.
     await replace_launcher(system)
     await begun(found)
 
@@ -279,7 +281,7 @@ async def running_application(*options: str) -> AsyncGenerator[Application, None
         held = [
             os.pidfd_open(launcher(process.pid)),
             os.pidfd_open(said["worker"]),
-            # What the application gives away only with its death, or not even then.
+            # Descriptors that the application gives away only with its death, or not even then.
             os.open(f"/proc/{child or process.pid}/fd/{said['memory']}", os.O_RDONLY),
         ]
         dying = held[:2]
@@ -329,7 +331,7 @@ async def test_the_death_of_the_application_is_seen_after_an_import(
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     async with running_application("import") as application:
         with trio.fail_after(60):
-            # The module is being imported, and goes on when nobody reads any more.
+            # The module is being imported, and continues when the reader has ended.
             await trio.lowlevel.wait_readable(reader)
         process = launcher(application.process.pid)
         application.process.kill()
@@ -342,7 +344,7 @@ async def test_the_death_of_the_application_is_seen_after_an_import(
         assert in_session(process) == set()
 
 
-async def test_ctrl_c_reaches_the_application_alone() -> None:
+async def test_ctrl_c_reaches_only_the_application() -> None:
     async with running_application() as application:
         os.killpg(application.process.pid, signal.SIGINT)
         assert await application.read() == "interrupted\n"
@@ -357,7 +359,7 @@ async def test_ctrl_c_reaches_the_application_alone() -> None:
 
 
 def test_ctrl_c_while_a_worker_is_ordered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the launcher answers is to find the order, whenever Ctrl-C came."""
+    """The launcher's answers must find the order at any time of Ctrl-C."""
     order = _launcher_link.LauncherLink.order
 
     def interrupted(*args: Any, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""Workers that are forks of a launcher with their modules imported: like fresh interpreters, or such."""
+"""Workers forked from a launcher with their modules imported: like fresh interpreters, or fresh ones."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def workshop(system: ta.System) -> Launcher:
 async def run_in(
     workshop: Launcher, code: str, *arguments: str, preload: tuple[str, ...] = ("ahead",)
 ) -> Any:
-    """Run a program in a worker; returns what it says, if anything, else how it ended."""
+    """Run a program in a worker; returns its message, if any, or else its end."""
     reader, writer = os.pipe()
     try:
         path = json.dumps(sys.path)
@@ -123,7 +123,7 @@ async def test_the_launcher_imports_once_and_its_forks_have_it(
     assert os.readlink(f"/proc/{launcher()}/cwd") == "/"
 
 
-async def test_what_has_no_modules_ahead_is_fresh_beside_it(run: Run, ahead: Callable[[str], None]) -> None:
+async def test_a_worker_without_modules_is_fresh_next_to_it(run: Run, ahead: Callable[[str], None]) -> None:
     ahead(WHO)
     await run(WHO_IMPORTED)
     program = SAY + "import sys; say('ahead' in sys.modules)"
@@ -178,7 +178,7 @@ async def test_it_ends_as_a_fresh_interpreter_does(
     assert ends[0] == ends[1]
 
 
-async def test_it_finds_what_a_fresh_interpreter_finds(run: Run) -> None:
+async def test_it_finds_the_state_of_a_fresh_interpreter(run: Run) -> None:
     program = SAY + FACTS
     fresh = await run(program, "one", "two", preload=())
     assert fresh[3] == ["-c", "one", "two"]
@@ -192,7 +192,7 @@ async def test_each_has_random_numbers_of_its_own(run: Run) -> None:
     assert random.random() not in found[0]
 
 
-# What a worker's BLAS does: products by NumPy and by SciPy, which have a copy of it each.
+# The work of a worker's BLAS: products by NumPy and by SciPy, which have a copy of it each.
 MULTIPLY = """
 import os, hashlib, numpy, scipy.linalg.blas
 x = numpy.random.default_rng(5).random((300, 300))
@@ -251,7 +251,7 @@ async def test_threads_that_end_before_a_fork_are_no_reason(run: Run, ahead: Cal
     assert importer == parent == launcher()
 
 
-async def test_what_a_module_does_to_the_environment_stays(
+async def test_changes_of_the_environment_by_a_module_stay(
     run: Run, ahead: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ahead("import os\nos.environ['ADDED'] = 'here'\nos.environ.pop('TAKEN')\n")
@@ -348,7 +348,7 @@ FRESH: dict[str, tuple[str, str]] = {
 
 
 @pytest.mark.parametrize("case", FRESH)
-async def test_where_a_fork_would_not_do_the_interpreter_is_fresh(
+async def test_the_interpreter_is_fresh_if_a_fork_would_not_do(
     run: Run, ahead: Callable[[str], None], caplog: pytest.LogCaptureFixture, case: str
 ) -> None:
     source, why = FRESH[case]
@@ -380,7 +380,7 @@ async def test_a_launcher_with_a_thread_ends_in_order(ahead: Callable[[str], Non
     assert await link.close() == "exited with code 0"
 
 
-async def test_a_module_that_is_not_there_is_the_workers_error(
+async def test_a_missing_module_is_the_workers_error(
     run: Run, capfd: pytest.CaptureFixture[str], ahead: Callable[[str], None]
 ) -> None:
     for _ in range(2):
@@ -402,7 +402,7 @@ async def test_a_module_that_is_not_there_is_the_workers_error(
         ("OMP_NUM_THREADS", "7,1"),
     ],
 )
-async def test_what_is_read_at_the_start_of_a_process_is_in_force(
+async def test_settings_read_at_the_start_of_a_process_are_in_force(
     run: Run, ahead: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
     ahead(WHO)
@@ -421,7 +421,7 @@ async def test_options_of_the_interpreter_are_in_force(workshop: Launcher) -> No
     assert await worker.wait() == "exited with code 2"
 
 
-async def test_faults_are_traced_if_the_environment_says_so(
+async def test_faults_are_traced_if_the_environment_asks_for_it(
     run: Run, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     program = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
@@ -467,7 +467,7 @@ async def test_an_import_that_hangs_ends_the_launcher(
 
 
 async def test_no_alarm_is_left_to_the_launcher(run: Run, ahead: Callable[[str], None]) -> None:
-    # Forks do not inherit it: what the launcher has is seen before.
+    # Forks do not inherit it, because the launcher's state is seen before.
     ahead(
         "import os, signal\n"
         "LEFT = []\n"
@@ -476,7 +476,7 @@ async def test_no_alarm_is_left_to_the_launcher(run: Run, ahead: Callable[[str],
     assert await run(SAY + "import ahead; say(ahead.LEFT)") == [0.0]
 
 
-async def test_the_death_of_a_launcher_that_has_imported_is_no_reason(
+async def test_the_death_of_a_launcher_with_imports_is_no_reason(
     workshop: Launcher, run: Run, ahead: Callable[[str], None]
 ) -> None:
     ahead(WHO)

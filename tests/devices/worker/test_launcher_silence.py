@@ -1,4 +1,4 @@
-"""A launcher that says nothing, dies repeatedly or does not start: its devices fail, and nothing else."""
+"""A silent launcher, a launcher that dies repeatedly or does not start: only its devices fail."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ async def test_closing_does_not_wait_for_a_stopped_launcher() -> None:
     async with ta.open_system("short") as system:
         await system.open_device("cpu", options=options())
         os.kill(launcher(), signal.SIGSTOP)
-    # A stopped launcher ends by a kill alone, so a close that waited for it would not return.
+    # Only a kill ends a stopped launcher, so a close that waited for it would not return.
     assert children() == set()
 
 
-async def test_a_stopped_launcher_that_is_not_asked_may_stay(
+async def test_a_stopped_launcher_without_requests_may_stay(
     system: ta.System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_launcher_link, "_SILENCE", 0.05)
@@ -137,7 +137,7 @@ async def test_a_launcher_that_does_not_start_fails_the_device_that_orders(
         assert "did not start" in str(caught.value)
         await device.close()
         monkeypatch.undo()
-        # Others go on, and so does the launcher.
+        # Others continue, and so does the launcher.
         async with system.open_device("cpu", options=options()) as other:
             y: Any = await other.put(np.ones(2))
             assert (await y.to_host()).tolist() == [1.0, 1.0]

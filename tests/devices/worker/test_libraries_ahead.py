@@ -1,4 +1,4 @@
-"""The next worker, and a spare, open ahead what the generation before has used."""
+"""The next worker, and a spare, open the libraries of the generation before in advance."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def pid(device: ta.Device) -> int:
 
 
 async def spare(device: ta.Device) -> int:
-    """The one worker that stands ready."""
+    """The only spare."""
     await until(lambda: device.dispatch.spares == 1)  # type: ignore[attr-defined]
     (other,) = workers(launcher()) - {pid(device)}
     return other
@@ -53,7 +53,9 @@ async def until_opened(noted: NotedLibraries, worker: int, *names: str) -> None:
     await until(lambda: noted.names(worker) == list(names))
 
 
-async def test_exactly_what_was_used_is_opened_ahead(system: ta.System, noted: NotedLibraries) -> None:
+async def test_exactly_the_used_libraries_are_opened_in_advance(
+    system: ta.System, noted: NotedLibraries
+) -> None:
     async with system.open_device(BACKEND, options=options(streams=noted)) as device:
         assert noted.opened == []
         x = await device.put(np.ones(3))
@@ -62,7 +64,7 @@ async def test_exactly_what_was_used_is_opened_ahead(system: ta.System, noted: N
         await replace_worker(device)
         await until_opened(noted, pid(device), "memory", "fft", "blas")
         assert {thread for of, thread, _ in noted.opened if of == pid(device)} == {"thread"}
-        # What was opened ahead is what is used.
+        # The library opened in advance is the one in use.
         await norm(device)
         assert noted.names(pid(device)) == ["memory", "fft", "blas"]
         await replace_worker(device)
@@ -72,19 +74,19 @@ async def test_exactly_what_was_used_is_opened_ahead(system: ta.System, noted: N
         assert noted.names(pid(device)) == ["blas", "fft", "memory"]
 
 
-async def test_a_generation_that_used_nothing_says_nothing(system: ta.System, noted: NotedLibraries) -> None:
+async def test_an_unused_generation_reports_nothing(system: ta.System, noted: NotedLibraries) -> None:
     async with system.open_device(BACKEND, options=options(streams=noted)) as device:
         await norm(device)
         await replace_worker(device)
         await replace_worker(device)
         await until_opened(noted, pid(device), "blas")
         await replace_worker(device)
-        # For so long nobody has needed it.
+        # Nobody has needed it for this time.
         await device.put(np.ones(3))
         assert noted.names(pid(device)) == ["memory"]
 
 
-async def test_a_spare_follows_what_is_used(system: ta.System, noted: NotedLibraries) -> None:
+async def test_a_spare_follows_the_used_libraries(system: ta.System, noted: NotedLibraries) -> None:
     async with system.open_device(BACKEND, options=options(streams=noted, spares=1)) as device:
         await norm(device)
         first = await spare(device)
@@ -137,7 +139,7 @@ async def test_a_spare_takes_over_while_it_opens_a_library(
         assert noted.names(second).count("random") == 1
 
 
-async def test_what_cannot_be_opened_ahead_is_no_error_before_its_use(
+async def test_a_failure_to_open_in_advance_is_no_error_before_its_use(
     system: ta.System, noted: NotedLibraries
 ) -> None:
     async with system.open_device(BACKEND, options=options(streams=noted)) as device:
@@ -156,7 +158,7 @@ async def test_what_cannot_be_opened_ahead_is_no_error_before_its_use(
         assert device.generation == 2
 
 
-async def test_what_ends_every_process_that_opens_it_is_not_opened_ahead_for_ever(
+async def test_a_library_fatal_to_every_process_is_not_opened_in_advance_for_ever(
     system: ta.System, noted: NotedLibraries
 ) -> None:
     async with system.open_device(BACKEND, options=options(streams=noted)) as device:
@@ -185,7 +187,7 @@ async def test_a_spare_that_outlives_a_generation_opens_nothing_twice(
             await until_opened(noted, one, "blas")
         await replace_worker(device)
         (left,) = spares - {pid(device)}
-        # In this generation it comes into use once more.
+        # In this generation it is used once more.
         await norm(device)
         await transform(device)
         await until(lambda: "fft" in noted.names(left))

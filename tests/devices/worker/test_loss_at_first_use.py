@@ -24,7 +24,7 @@ SPECTRUM = np.fft.fft(VALUES)
 
 
 async def hanging(device: ta.Device) -> tuple[ta.AccelRef, ta.Pending[ta.AccelRef]]:
-    """Return an array, and the spectrum of it that is in flight and does not end with this context."""
+    """Return an array and its spectrum, which is in flight and does not end with this context."""
     x = await device.put(VALUES + 0j)
     await ta.fft.fft(x)
     inject_fault(device, ta.fft.Fft, hang=True)
@@ -35,7 +35,7 @@ async def hanging(device: ta.Device) -> tuple[ta.AccelRef, ta.Pending[ta.AccelRe
             return x, spectrum
 
 
-async def test_an_opening_that_finds_the_context_lost_ends_what_is_in_flight(
+async def test_an_opening_in_a_lost_context_ends_the_work_in_flight(
     system: ta.System, isolation: Isolation
 ) -> None:
     chosen = options(isolation=isolation, retry=0)
@@ -50,7 +50,7 @@ async def test_an_opening_that_finds_the_context_lost_ends_what_is_in_flight(
         assert device.generation == 2
 
 
-async def test_an_opening_is_a_suspect_beside_what_is_in_flight(system: ta.System) -> None:
+async def test_an_opening_is_a_suspect_next_to_the_work_in_flight(system: ta.System) -> None:
     async with system.open_device(BACKEND, options=options(retry=1)) as device:
         x, spectrum = await hanging(device)
         squares = [device.submit(broken_library.Square(x)) for _ in range(3)]
@@ -79,7 +79,7 @@ async def test_an_opening_that_loses_each_context_ends_no_other_request(system: 
 
 
 @pytest.mark.skipif(BACKEND == "cuda", reason="cuBLAS is opened anew when what is in flight has ended (D50)")
-async def test_a_library_that_fails_too_often_ends_what_is_in_flight(
+async def test_a_library_with_too_many_failures_ends_the_work_in_flight(
     system: ta.System, isolation: Isolation
 ) -> None:
     chosen = options(isolation=isolation, retry=0, intensity=ta.Intensity(1, 60.0))
@@ -128,7 +128,7 @@ FIRST_USES: dict[str, Callable[[ta.Device, ta.AccelRef], Awaitable[ta.AccelRef]]
 
 @pytest.mark.parametrize("first_use", FIRST_USES)
 async def test_first_uses_while_bad_requests_lose_the_context(system: ta.System, first_use: str) -> None:
-    """The fault comes at another step of the opening each time, and sometimes before it or behind it."""
+    """The fault hits another step of the opening each time, and sometimes the time before or after it."""
     ask: Any = FIRST_USES[first_use]
     chosen = options(retry=1, spares=1)
     async with system.open_device(BACKEND, options=chosen) as device:

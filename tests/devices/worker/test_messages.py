@@ -1,4 +1,4 @@
-"""Declarations of messages: what does not fit is refused where it is declared, by name."""
+"""Declarations of messages: errors are raised at the declaration, by name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def messages() -> _messages.Messages:
 
 
 def moved(number: int, place: str) -> None:
-    """What the other end would send."""
+    """The message of the other end."""
 
 
 class Taker:
@@ -43,7 +43,7 @@ class TestDeclarations:
         with pytest.raises(AssertionError, match="moved"):
             kind(3)  # type: ignore[call-arg]
 
-    def test_what_reads_it_follows_from_the_annotations(self, messages: _messages.Messages) -> None:
+    def test_the_readers_follow_from_the_annotations(self, messages: _messages.Messages) -> None:
         @messages.declare()
         def sent(
             number: _messages.Count,
@@ -134,7 +134,7 @@ class TestHandlers:
         with pytest.raises(TypeError, match=message):
             _messages.handlers(moves, *owners)
 
-    def test_descriptors_are_taken_where_they_come(self) -> None:
+    def test_descriptors_are_taken_with_their_message(self) -> None:
         messages = _messages.Messages(are_read=False)
 
         @messages.declare()
@@ -144,7 +144,7 @@ class TestHandlers:
         with pytest.raises(TypeError, match=r"Taker\.on_moved"):
             _messages.handlers(messages, Taker)
 
-    def test_a_kind_that_is_taken_elsewhere(self, moves: _messages.Messages) -> None:
+    def test_a_duplicate_kind(self, moves: _messages.Messages) -> None:
         kind = moves.kinds["moved"]
         assert _messages.handlers(moves, Forgetful, but=(kind,))(Forgetful()) == {}
         with pytest.raises(TypeError, match=r"moved.* is taken by a method"):

@@ -1,4 +1,4 @@
-"""A program whose device has its context in a worker leaves the driver alone; and nobody loads NVML."""
+"""A program with its device's context in a worker does not touch the driver, and nobody loads NVML."""
 
 from __future__ import annotations
 

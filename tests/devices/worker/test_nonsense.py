@@ -1,4 +1,4 @@
-"""Whatever a worker sends, the application goes on: that worker is lost, and the next one serves."""
+"""The application survives any message of a worker: that worker is lost, and the next one serves."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def deep(levels: int) -> bytes:
     return b"\0" + b"[" * levels + b"]" * levels
 
 
-# What is sent while request {n} waits for its answer.
+# Sent while request {n} waits for its answer.
 GARBAGE: dict[str, Callable[[int], bytes]] = {
     "nothing": lambda n: b"",
     "zeros": lambda n: bytes(64),
@@ -149,7 +149,7 @@ async def device(system: ta.System, puppets: Puppets) -> AsyncGenerator[ta.Devic
 
 @pytest.fixture
 def losses(system: ta.System) -> list[str]:
-    """What contexts were lost to."""
+    """The causes of lost contexts."""
     found: list[str] = []
 
     def observe(event: object) -> None:
@@ -172,7 +172,7 @@ def saying(payload: bytes | Callable[[int], bytes], *descriptors: int) -> Callab
 
 
 def sending(length: int, descriptors: int, ahead: int) -> Callable[[Puppet, int], None]:
-    """Send the beginning of a frame, so far ahead of the next."""
+    """Send the beginning of a frame, this long before the next."""
     header = struct.Struct("<IBQ")
 
     def send(puppet: Puppet, _: int) -> None:
@@ -194,7 +194,7 @@ def placing(nbytes: int, chunk: int, offset: int) -> Callable[[Puppet, int], Non
 async def upset(
     device: ta.Device, puppets: Puppets, say: Callable[[Puppet, int], None], *, is_lost: bool = True
 ) -> None:
-    """Have a worker say something while it has a request, which the next one answers."""
+    """Have a worker send a message while it has a request, which the next one answers."""
     generation = device.generation
     made: list[ta.AccelRef] = []
     puppet = puppets.last
@@ -217,7 +217,7 @@ async def test_each_is_the_loss_of_that_worker(
         await upset(device, puppets, saying(garbage))
         assert len(losses) == 1, name
         assert NONSENSE in losses.pop(), name
-    # What went before counts, and nothing of a worker that was given up does.
+    # Earlier messages count, and later messages of a given up worker do not.
     await upset(device, puppets, Puppet.done, is_lost=False)
     assert (await device.statistics()).launched == 0
 
@@ -233,7 +233,7 @@ async def test_nothing_after_it_counts(device: ta.Device, puppets: Puppets, loss
     assert "unknown message 'format'" in loss
 
 
-async def test_what_was_begun_is_lost_with_it(device: ta.Device, puppets: Puppets) -> None:
+async def test_begun_work_is_lost_with_it(device: ta.Device, puppets: Puppets) -> None:
     found: list[object] = []
 
     async def fail() -> None:
@@ -261,7 +261,7 @@ async def test_descriptors_too_many(device: ta.Device, puppets: Puppets, losses:
             in_json("unchunk", 1),
         ):
             await upset(device, puppets, saying(payload, descriptor, descriptor))
-        # One that has less in it than is said.
+        # A message with less content than announced.
         await upset(device, puppets, lambda puppet, _: puppet.say(in_json("chunk", 77, 4096), (descriptor,)))
     finally:
         os.close(descriptor)
@@ -287,7 +287,7 @@ async def test_chunks_that_could_end_the_application(
     assert "chunk 77" in loss
 
 
-async def test_a_chunk_that_is_larger_than_the_machine(
+async def test_a_chunk_larger_than_the_machine(
     device: ta.Device, puppets: Puppets, losses: list[str]
 ) -> None:
     descriptor = sealed(1 << 60)
@@ -298,12 +298,12 @@ async def test_a_chunk_that_is_larger_than_the_machine(
     assert "chunk 77" in losses[0]
 
 
-async def test_a_chunk_that_is_replaced(device: ta.Device, puppets: Puppets, losses: list[str]) -> None:
+async def test_a_replaced_chunk(device: ta.Device, puppets: Puppets, losses: list[str]) -> None:
     kept = await device.zeros((8,))
     number = puppets.last.pid * 1000
     descriptor = sealed(1 << 20)
     try:
-        # Another in its place, and none in its place: an array of the application lies in it.
+        # Another at its address, and none at its address: an array of the application is there.
         await upset(device, puppets, saying(in_json("chunk", number, 1 << 20), descriptor))
         await upset(device, puppets, saying(in_json("unchunk", number)))
     finally:
@@ -319,7 +319,7 @@ async def test_descriptors_that_no_message_names(
     def say(puppet: Puppet, _: int) -> None:
         with open(os.devnull) as file:
             for _ in range(20):
-                # The first byte of a frame that never comes, again and again.
+                # The first byte of a frame that never arrives, again and again.
                 socket_of(puppet).sendmsg([b"\1"], [rights(file.fileno())])
 
     await upset(device, puppets, say)
@@ -332,9 +332,7 @@ async def test_lengths_and_numbers_of_frames(device: ta.Device, puppets: Puppets
         assert NONSENSE in losses.pop()
 
 
-async def test_blocks_that_lie_where_they_cannot(
-    device: ta.Device, puppets: Puppets, losses: list[str]
-) -> None:
+async def test_blocks_outside_their_chunks(device: ta.Device, puppets: Puppets, losses: list[str]) -> None:
     for place in ((64, 999, 0), (64, 0, 1 << 20), (64, 0, 2**64 - 1), (128, 0, 0)):
         await upset(device, puppets, placing(*place))
         assert NONSENSE in losses.pop()
@@ -425,7 +423,7 @@ def _change(value: Any, dice: random.Random) -> Any:
     return [*value[:which], _change(value[which], dice), *value[which + 1 :]]
 
 
-async def test_mutations_of_what_workers_send(device: ta.Device, puppets: Puppets) -> None:
+async def test_mutations_of_workers_messages(device: ta.Device, puppets: Puppets) -> None:
     """Each is a message that can be meant, or the loss of that worker; neither is the end of anything."""
     dice = random.Random(20)
     sensible: list[Callable[[int], bytes]] = [
@@ -464,7 +462,7 @@ async def try_to_ask(device: ta.Device) -> None:
     try:
         await device.zeros((8,))
     except (ta.AccelError, ta.actors.ActorError, ValueError, RuntimeError):
-        # A worker may say that of a request.
+        # A worker may report that about a request.
         return
 
 
@@ -490,7 +488,7 @@ async def test_a_worker_that_would_have_the_application_run_something(
     assert not target.exists()
 
 
-def test_results_cross_as_they_are_however_many_bytes() -> None:
+def test_results_of_any_size_cross_unchanged() -> None:
     addresses = ((1, 64, 1000, 0), (2, 8, 1000, 64))
     # Each zero byte would take six characters of JSON, and a message has 16 MiB of them at most.
     for results in ((b"result",), (b"", b"one", bytes(range(256)) * 3), (bytes(4 << 20),)):

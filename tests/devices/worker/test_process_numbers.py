@@ -1,4 +1,4 @@
-"""Which process a worker is: told wherever an operator looks."""
+"""The process number of a worker is in every place that an operator reads."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def test_the_tree_and_the_statistics_name_the_worker(system: ta.System, de
     assert len({*pids, os.getpid()}) == 3
     (launcher,) = [node for node in system.tree().walk() if node.actor_class == "LauncherActor"]
     assert launcher.pid not in (None, *pids, os.getpid())
-    # What is in this process has no number.
+    # Records of this process lack a number.
     assert system.tree().find(f"test/{NAME}").pid is None
 
 
@@ -100,7 +100,9 @@ def test_a_record_of_a_worker_has_its_number() -> None:
     assert logging.Formatter(text).format(record) == "4711 trio_accel worker mine ERROR 100 %d"
 
 
-async def test_what_a_worker_logs_has_its_number(device: ta.Device, caplog: pytest.LogCaptureFixture) -> None:
+async def test_log_records_of_a_worker_have_its_number(
+    device: ta.Device, caplog: pytest.LogCaptureFixture
+) -> None:
     ta.testing.inject_fault(device, ta.linalg.Scal, fail=RuntimeError("broken"))
     with pytest.raises(ta.ActorFailedError):
         await ta.linalg.scal(2.0, await device.put(np.ones(3)))
@@ -108,7 +110,7 @@ async def test_what_a_worker_logs_has_its_number(device: ta.Device, caplog: pyte
     def crashes() -> list[logging.LogRecord]:
         return [record for record in caplog.records if "/blas crashed" in record.getMessage()]
 
-    # It may come behind the reply.
+    # It may follow the reply.
     await until(lambda: bool(crashes()))
     (record,) = crashes()
     assert record.process == (await device.statistics()).pid
@@ -130,7 +132,7 @@ async def test_long_errors_stay_in_their_line(system: ta.System, device: ta.Devi
 
 @pytest.mark.parametrize("cls", _EVENTS.values(), ids=_EVENTS)
 def test_every_field_of_an_event_crosses(cls: type[Any]) -> None:
-    """A field of a type that is not known would be the end of a worker that says nothing wrong."""
+    """A field of an unknown type would be the end of a worker with correct messages."""
     values: dict[str, Any] = {
         "bool": True,
         "str": "x",

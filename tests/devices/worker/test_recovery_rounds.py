@@ -65,7 +65,7 @@ KINDS = pytest.mark.parametrize(
 
 @pytest.fixture(scope="module")
 def measured() -> dict[object, Times]:
-    """What the rounds took, by what happened in them."""
+    """The durations of the rounds, by their events."""
     return {}
 
 
@@ -109,7 +109,7 @@ async def test_each_request_has_the_fate_of_its_class(
 
 @pytest.mark.slow
 @KINDS
-async def test_and_where_host_arrays_go_by_way_of_host_memory(
+async def test_and_through_host_memory_if_host_arrays_are_sent(
     system: ta.System, monkeypatch: pytest.MonkeyPatch, strike: Callable[[Load], Awaitable[None]], spares: int
 ) -> None:
     if BACKEND != "cpu":
@@ -128,7 +128,7 @@ async def test_a_large_array_survives(system: ta.System) -> None:
 
 @pytest.fixture(scope="module")
 def slowness() -> float:
-    """How much longer than on the machine of the bounds, when that is quiet, a bare worker's imports take."""
+    """The ratio of a bare worker's import time to that on the quiet machine of the bounds."""
     took: list[float] = []
     for _ in range(5):
         start = time.perf_counter()

@@ -45,13 +45,13 @@ FAULTS: dict[str, dict[str, Any]] = {
     "crash": {"fail": RuntimeError("a broken handle")},
 }
 TASKS = 8
-# Nothing waits for longer: what does not end is given up after `stuck_after`, and a worker comes in a second.
+# Nothing waits for longer: endless work is given up after `stuck_after`, and a worker comes in a second.
 PATIENCE = 30.0
 
 
 @attrs.define(eq=False)
 class Array:
-    """An array of one task, and what must be in it."""
+    """An array of one task, and its expected contents."""
 
     ref: ta.AccelRef
     host: npt.NDArray[np.float64]
@@ -59,7 +59,7 @@ class Array:
 
 @attrs.define(eq=False)
 class Client:
-    """One task: does this and that with arrays of its own, and knows what comes of it."""
+    """One task: uses arrays of its own, and knows the results."""
 
     device: ta.Device
     random: random.Random
@@ -83,7 +83,7 @@ class Client:
             step = self.random.choice(steps) if self.arrays else self.put
             self.outcomes["begun"] += 1
             try:
-                # One that has no outcome by then fails the test.
+                # A request without an outcome by then fails the test.
                 with trio.fail_after(PATIENCE):
                     if self.random.random() < 0.1:
                         with trio.move_on_after(self.random.uniform(0.0, 0.02)) as scope:
@@ -250,7 +250,7 @@ async def test_everything_at_once(system: ta.System, seconds: float) -> None:
         await device.synchronize()
         found = await device.statistics()
         assert (found.memory.blocks, found.memory.used) == (0, 0)
-        # Chunks come and go with the arrays; there is one worker, one spare, and what they are held by.
+        # Chunks come and go with the arrays; there is one worker, one spare, and their holders.
         await until(lambda: len(workers(launcher())) == 2 and device.dispatch.spares == 1)
         without_chunks = [
             target for target in descriptors().values() if target != "/memfd:trio_accel (deleted)"
@@ -259,14 +259,14 @@ async def test_everything_at_once(system: ta.System, seconds: float) -> None:
 
 
 def check_outcomes(outcomes: Counter[str], *, parts: int) -> None:
-    """Each has one outcome, and more is done than lost; at the end of a part each task has one under way."""
+    """Each has one outcome, and more is done than lost; at the end of a part each task has one open."""
     assert outcomes["begun"] == sum(outcomes.values()) - outcomes["begun"]
     assert outcomes["done"] > outcomes["begun"] / 2
     assert outcomes["ended"] <= TASKS * parts
 
 
 async def wait_idle(device: ta.Device) -> None:
-    """Wait until nothing is in flight, and nothing waits: what was submitted goes on without its task."""
+    """Wait until nothing is in flight and nothing waits, because submissions continue without their task."""
     while True:
         found = await device.statistics()
         if (found.in_flight, device.pending, dict(found.queues)) == (0, 0, {}):
@@ -275,7 +275,7 @@ async def wait_idle(device: ta.Device) -> None:
 
 
 async def settled(device: ta.Device) -> None:
-    """Faults that wait for an operation hit nobody any more, and the device serves."""
+    """Waiting faults hit nobody, and the device serves."""
     for plan in tuple(device.state.faults.waiting):
         device.state.faults.remove(plan)
     while True:

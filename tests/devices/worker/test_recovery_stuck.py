@@ -1,4 +1,4 @@
-"""Work that does not end, workers that do not answer, and what is taken for neither."""
+"""Endless work, unresponsive workers, and cases to be taken for neither."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import trio_accel as ta
 from trio_accel.devices import ToHost
 
 
-async def test_the_asker_of_what_is_stuck_hears_so_and_others_by_their_class(system: ta.System) -> None:
+async def test_the_asker_of_stuck_work_learns_so_and_others_by_their_class(system: ta.System) -> None:
     found: dict[str, object] = {}
 
     async def ask(name: str, wait: Callable[..., Any], *arguments: Any) -> None:
@@ -56,8 +56,8 @@ async def test_the_asker_of_what_is_stuck_hears_so_and_others_by_their_class(sys
         assert device.generation == 2
 
 
-async def test_what_waits_for_another_stream_is_not_what_is_stuck(system: ta.System) -> None:
-    """The copy waits for the operation that hangs, on a stream that was there before its stream."""
+async def test_waiting_for_another_stream_is_not_being_stuck(system: ta.System) -> None:
+    """The copy waits for the hanging operation, on a stream older than its stream."""
     found: dict[str, object] = {}
 
     async def ask(name: str, wait: Callable[..., Any], *arguments: Any) -> None:
@@ -74,9 +74,9 @@ async def test_what_waits_for_another_stream_is_not_what_is_stuck(system: ta.Sys
         assert type(found["waits"]) is ta.ContextLostError
 
 
-async def test_a_submitted_operation_that_is_stuck(system: ta.System) -> None:
+async def test_a_stuck_submitted_operation(system: ta.System) -> None:
     async with system.open_device(BACKEND, options=options(stuck_after=0.3)) as device:
-        # A kernel that is used for the first time is loaded when it is launched, which waits for what hangs.
+        # A kernel used for the first time is loaded at its launch, which waits for the hanging one.
         await device.ask(ta.fft.Fft(np.ones(4)))
         ta.testing.inject_fault(device, ta.linalg.Matmul, hang=True)
         pending = device.submit(ta.linalg.Matmul(np.eye(2), np.eye(2)))
@@ -111,9 +111,10 @@ async def test_a_launch_that_fails_leaves_nothing_to_look_after(system: ta.Syste
         assert device.generation == 1
 
 
-async def test_a_worker_whose_loop_stands_still_behind_what_is_stuck(system: ta.System) -> None:
-    """As a call of the driver does that waits for what never ends: then the worker itself sees nothing."""
-    # Opened with the device: to open a library beside what hangs would take as long as that.
+async def test_a_worker_whose_loop_stands_still_after_stuck_work(system: ta.System) -> None:
+    """As by a call of the driver that waits for endless work, so that the worker itself sees nothing."""
+    # Opened with the device, because opening a library next to a hanging operation would take as long as it
+    # does.
     opened = options(stuck_after=0.3, libraries=(FFT, slow_library.Sleep.library))
     async with system.open_device(BACKEND, options=opened) as device:
         x, other = await device.put(np.ones(3)), await device.put(np.ones(3))
@@ -133,7 +134,7 @@ async def test_a_worker_whose_loop_stands_still_behind_what_is_stuck(system: ta.
 
 
 @pytest.mark.slow
-async def test_a_long_enqueue_is_no_silence(system: ta.System) -> None:
+async def test_a_long_enqueue_is_not_silence(system: ta.System) -> None:
     """The worker's loop is busy with it for longer than the heart may be silent."""
     async with system.open_device(BACKEND, options=options(heartbeat_timeout=1.0)) as device:
         ref = await device.put(np.ones(3))
@@ -154,7 +155,7 @@ async def test_a_worker_that_holds_the_interpreter_gives_no_sign_of_life(system:
 
 
 @pytest.mark.parametrize("what", ["request", "load", "call"])
-async def test_a_worker_that_is_stopped_is_replaced_after_stuck_after(system: ta.System, what: str) -> None:
+async def test_a_stopped_worker_is_replaced_after_stuck_after(system: ta.System, what: str) -> None:
     """Also if it has begun with nothing: its engine looks for nothing then, and its heart may be long."""
     async with system.open_device(BACKEND, options=options(stuck_after=0.4, spares=1)) as device:
         x = await device.put(np.eye(8))
@@ -187,7 +188,7 @@ async def _load(device: ta.Device, x: ta.AccelRef) -> None:
             await device.ask(ta.linalg.Matmul(x, x))
 
 
-async def test_a_stopped_worker_that_has_nothing_to_do_is_left_alone(system: ta.System) -> None:
+async def test_an_idle_stopped_worker_is_not_replaced(system: ta.System) -> None:
     async with system.open_device(BACKEND, options=options(stuck_after=0.5)) as device:
         process = device.dispatch.process
         process.send_signal(signal.SIGSTOP)
@@ -208,7 +209,7 @@ async def test_a_library_that_takes_long_to_open_is_not_stuck(
     monkeypatch.setenv("TRIO_ACCEL_TEST_HOLDS", holds)
     async with system.open_device(BACKEND, options=options(stuck_after=0.5)) as device:
         ref = await device.put(np.ones(3))
-        # The engine looks after the copy, and could not go on looking while the interpreter is held.
+        # The engine looks after the copy, and could not continue looking while the interpreter is held.
         link = device.dispatch._sender.link
         await until(lambda: link.page.looks == 0)
         assert await device.ask(slow_import.Negate(ref)) is ref
@@ -216,7 +217,7 @@ async def test_a_library_that_takes_long_to_open_is_not_stuck(
         assert device.generation == 1
 
 
-async def test_a_worker_that_is_stopped_for_a_moment_goes_on(system: ta.System) -> None:
+async def test_a_briefly_stopped_worker_continues(system: ta.System) -> None:
     async with system.open_device(BACKEND, options=options(heartbeat_timeout=2.0)) as device:
         process = device.dispatch.process
         process.send_signal(signal.SIGSTOP)

@@ -21,7 +21,7 @@ import trio_accel as ta
 from trio_accel.actors import ActorRestarted, ActorStarted
 from trio_accel.devices.wire._channel import Channel, Received
 
-# What takes a launcher's life, or starts one in another environment.
+# Settings that end a launcher, or start one in another environment.
 own_launcher = pytest.mark.own_launcher
 
 
@@ -44,10 +44,10 @@ async def kill(device: ta.Device) -> None:
 
 
 @pytest.mark.parametrize("how", ["illegal_address", "trap", "assert"])
-async def test_a_fault_beside_an_operation_that_is_held(system: ta.System, how: Any) -> None:
+async def test_a_fault_next_to_a_held_operation(system: ta.System, how: Any) -> None:
     async with system.open_device(BACKEND, options=options(backoff=AT_ONCE)) as device:
         x = await device.put(np.ones(3))
-        # What is loaded only now would wait for the stream that is held.
+        # A library loaded only now would wait for the held stream.
         await ta.linalg.scal(1.0, x)
         await device.ask(ta.random.Bits(1, 0, (4,)))
         ta.testing.inject_fault(device, ta.linalg.Scal, hang=True)
@@ -62,7 +62,7 @@ async def test_a_fault_beside_an_operation_that_is_held(system: ta.System, how: 
 
 
 async def test_a_loss_that_the_device_did_not_report_is_waited_for(system: ta.System) -> None:
-    """A library says so, and its kernels know nothing of it: they write on until the process is dead."""
+    """A library reports it, and its kernels do not know: they write on until the process is dead."""
     changes = options(spares=1, backoff=AT_ONCE)
     async with system.open_device(BACKEND, options=changes) as device:
         await device.put(np.ones(3))
@@ -82,7 +82,7 @@ async def test_a_loss_that_the_device_did_not_report_is_waited_for(system: ta.Sy
             assert before.is_dead
 
 
-async def test_the_fourth_loss_in_a_minute_is_the_last_where_every_loss_counts(system: ta.System) -> None:
+async def test_the_fourth_loss_in_a_minute_is_the_last_if_every_loss_counts(system: ta.System) -> None:
     device = await system.open_device(BACKEND, options=options(intensity=ta.Intensity(3, 60.0)))
     x = await device.put(np.ones(3))
     pid = launcher()
@@ -133,12 +133,12 @@ async def test_a_spare_takes_over_and_is_replaced(system: ta.System) -> None:
         assert len(workers(launcher())) == 2
 
 
-async def test_a_loss_while_a_spare_comes_up_leaves_no_third_worker(system: ta.System) -> None:
+async def test_a_loss_while_a_spare_starts_leaves_no_third_worker(system: ta.System) -> None:
     async with system.open_device(BACKEND, options=options(spares=1, backoff=AT_ONCE)) as device:
         for _ in range(3):
             await wait_spares(device, 1)
             await kill(device)
-            # The one that takes the place of the spare is there, and not ready yet.
+            # The replacement of the spare exists, and is not ready yet.
             await until(lambda: len(workers(launcher())) == 2)
             assert device.dispatch.spares == 0
             await kill(device)
@@ -146,8 +146,8 @@ async def test_a_loss_while_a_spare_comes_up_leaves_no_third_worker(system: ta.S
         await until(lambda: len(workers(launcher())) == 2)
 
 
-async def test_a_spare_has_what_was_made_after_it(system: ta.System) -> None:
-    """Chunks that are made, given back and made again while it stands ready."""
+async def test_a_spare_has_later_declarations(system: ta.System) -> None:
+    """Chunks made, given back and made again while it stands ready."""
     async with system.open_device(BACKEND, options=options(spares=1)) as device:
         await wait_spares(device, 1)
         kept = []
@@ -176,7 +176,7 @@ async def test_a_dead_spare_is_not_handed_out(system: ta.System) -> None:
         assert len(workers(launcher())) == 3
 
 
-async def test_a_spare_that_is_stopped_does_not_hold_up_the_device(system: ta.System) -> None:
+async def test_a_stopped_spare_does_not_delay_the_device(system: ta.System) -> None:
     changes = options(spares=1, heartbeat_timeout=1.0)
     async with system.open_device(BACKEND, options=changes) as device:
         await wait_spares(device, 1)
@@ -197,7 +197,7 @@ async def test_the_tree_shows_nothing_of_a_worker_that_died_before_it_served(
 
         async def take_behind_another() -> Any:
             link = await take()
-            # What that has told of, before it was to serve.
+            # Its reports from before it should serve.
             ghost = f"{device.path}/context/ghost"
             dispatch._answers.actors.take(ActorStarted(path=ghost, incarnation=0), "BlasActor")
             return link
@@ -235,7 +235,7 @@ async def test_a_spare_that_dies_while_it_starts(system: ta.System) -> None:
         assert (await x.to_host()).tolist() == [2.0] * 3
 
 
-async def test_the_spares_of_a_closed_device_are_gone(system: ta.System) -> None:
+async def test_the_spares_of_a_closed_device_have_ended(system: ta.System) -> None:
     for ready in (False, True):
         device = await system.open_device(BACKEND, options=options(spares=2))
         if ready:
@@ -271,7 +271,7 @@ async def test_the_death_of_the_launcher_is_one_loss(system: ta.System) -> None:
 
 
 async def opened_in_vain(system: ta.System, **changes: Any) -> BaseException:
-    """What opening a device fails with; it leaves nothing, and is bounded."""
+    """The error of opening a device; it leaves nothing, and is bounded."""
     before = descriptors()
     with trio.fail_after(60), pytest.raises(BaseException) as caught:  # noqa: PT011  # see the caller
         await system.open_device(BACKEND, options=options(**changes))
@@ -308,7 +308,7 @@ async def test_a_library_that_ends_every_worker(system: ta.System) -> None:
 
 
 async def test_a_library_that_finds_the_context_lost(system: ta.System) -> None:
-    """Its first asker hears of it; nothing was begun, so that nothing is invalid."""
+    """Its first caller gets the error; nothing was begun, so that nothing is invalid."""
     async with system.open_device(BACKEND, options=options()) as device:
         x = await device.put(np.ones(3))
         with pytest.raises(ta.ContextLostError, match="waited for its library to be opened") as caught:
@@ -345,7 +345,7 @@ async def test_an_interpreter_that_ends_at_once(
 
 
 @own_launcher
-async def test_a_device_whose_next_worker_cannot_start_is_given_up(
+async def test_a_device_is_given_up_if_its_next_worker_cannot_start(
     system: ta.System, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     device = await system.open_device(BACKEND, options=options(intensity=ta.Intensity(3, 60.0)))

@@ -1,4 +1,4 @@
-"""The life of a request against a model: each event has an edge or is refused; one outcome comes."""
+"""The life of a request against a model: each event has an edge or is refused; there is one outcome."""
 
 from __future__ import annotations
 
@@ -54,13 +54,14 @@ class Observed(RemoteRequest):
 
 
 class Life(RuleBasedStateMachine):
-    """What a device does with a request, in any order, and what the asker must see of it."""
+    """The device's actions on a request, in any order, and the caller's required view of them."""
 
     @initialize()
     def begin(self) -> None:
         self.request = Observed()
         self.request.task = object()  # type: ignore[assignment]  # any: nothing is scheduled here
-        # The model: where it waits, whether its end was told and its asker cancelled, and what was told.
+        # The model: the request's queue, whether its end was reported and its caller cancelled, and the
+        # reports.
         self.place = "here"
         self.is_cancelled = self.is_ended = self.has_left = False
         self.expected: object = None
@@ -107,7 +108,7 @@ class Life(RuleBasedStateMachine):
 
     @rule()
     def cancel(self) -> None:
-        """The asker is cancelled: taken back where it waits, left to its grace where a worker has it."""
+        """The caller is cancelled: a waiting request is withdrawn, a request in a worker has its grace."""
         if self.is_cancelled or self.request.stage == "over":
             return
         self.is_cancelled = True
@@ -175,17 +176,17 @@ LOST = ta.ContextLostError("the worker was killed")
 
 @attrs.define(eq=False)
 class Held:
-    """A lease, or an array that was borrowed of one, and the model of it.
+    """A lease, or an array borrowed from a lease, and its model.
 
     Attributes:
         request: The real one.
         loan: Of a lease: ends it when its last user has ended.
-        lender: The lease of what is borrowed.
-        ends: How often the lender was told of the end.
-        users: The model's count of a lease's users: who asked, and what is borrowed.
+        lender: The lease that lends the array.
+        ends: The number of ends reported to the lender.
+        users: The model's count of a lease's users: the caller, and the loans.
         is_dropped: Whether who asked has given it back.
         place: "here", "worker" or "over".
-        is_leaving: Whether the worker was told to end it.
+        is_leaving: Whether the worker was asked to end it.
         is_told: Whether who asked knows that it is held, or why not.
     """
 
@@ -206,7 +207,7 @@ class Held:
 
 
 class Worker:
-    """What the application sees of a worker that serves leases."""
+    """The application's view of a worker that serves leases."""
 
     has_faulted = is_stuck = False
     used = ()
@@ -221,7 +222,7 @@ class Worker:
 
 
 class LifeOfLeases(RuleBasedStateMachine):
-    """Leases and what is borrowed of them, while workers come and go, and until the device is closed."""
+    """Leases and their loans, while workers come and go, and until the device is closed."""
 
     @initialize()
     def begin(self) -> None:
@@ -238,7 +239,7 @@ class LifeOfLeases(RuleBasedStateMachine):
         self.open()
 
     def sent(self, request: RemoteRequest) -> None:
-        # One that is just lent is not known yet.
+        # A request just lent is not known yet.
         (held,) = [one for one in self.all if one.request in (request, None)]
         assert held.place == "here"
         held.place = "worker"
@@ -254,7 +255,7 @@ class LifeOfLeases(RuleBasedStateMachine):
             self.end(held)
 
     def end(self, held: Held) -> None:
-        """Have the model end one, and with it perhaps the lease of what was borrowed."""
+        """Have the model end one, and with it perhaps the lease that lent it."""
         held.place, held.is_leaving = "over", False
         if held.lender is not None:
             held.lender.users -= 1
@@ -307,7 +308,7 @@ class LifeOfLeases(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def grant(self, data: st.DataObject) -> None:
-        """The worker holds it; the next worker says so again."""
+        """The worker holds it; the next worker reports it again."""
         if had := self.where("worker"):
             self.granted(data.draw(st.sampled_from(had)))
 
@@ -329,7 +330,7 @@ class LifeOfLeases(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def answer(self, data: st.DataObject) -> None:
-        """The worker has ended it as it was told to, or has refused it."""
+        """The worker has ended it on request, or has refused it."""
         if had := [one for one in self.where("worker") if one.is_leaving or not one.is_told]:
             self.finish(data.draw(st.sampled_from(had)))
 
@@ -342,7 +343,7 @@ class LifeOfLeases(RuleBasedStateMachine):
     @precondition(lambda self: self.sender.link is not None)
     @rule()
     def lose(self) -> None:
-        """What is held goes to the next worker, but for leases that were to end."""
+        """Held requests pass to the next worker, except leases that were to end."""
         link, self.sender.link = self.sender.link, None
         for held in self.where("worker"):
             if held.is_leaving:
@@ -354,7 +355,7 @@ class LifeOfLeases(RuleBasedStateMachine):
     @precondition(lambda self: self.sender.link is None)
     @rule()
     def rest(self) -> None:
-        """The device is given up for a while: what was never held is refused."""
+        """The device is given up for a while: requests never held are refused."""
         for held in self.where("here"):
             if not held.is_told:
                 held.is_told = True
@@ -379,7 +380,7 @@ class LifeOfLeases(RuleBasedStateMachine):
             self.outcomes.refuse(request, self.outcomes.closed())
 
     @invariant()
-    def each_is_where_the_model_has_it(self) -> None:
+    def states_match_the_model(self) -> None:
         link = self.sender.link
         for held in self.all:
             at_worker = "left" if held.is_leaving else "sent"
@@ -392,7 +393,7 @@ class LifeOfLeases(RuleBasedStateMachine):
         assert len(self.table) == len(self.where("here")) + len(self.where("worker"))
 
     def teardown(self) -> None:
-        """Where all is given back and a worker has answered, nothing is left."""
+        """After everything is given back and a worker has answered, nothing is left."""
         for held in self.all:
             if not held.is_dropped:
                 self.give_back(held)
@@ -400,7 +401,7 @@ class LifeOfLeases(RuleBasedStateMachine):
             self.open()
         while had := self.where("worker"):
             self.finish(had[-1])
-        self.each_is_where_the_model_has_it()
+        self.states_match_the_model()
         assert {one.place for one in self.all} <= {"over"}
 
 
@@ -418,7 +419,7 @@ def test_every_edge_leads_on_and_every_stage_ends() -> None:
     assert ending == stages == {"queued", "sent", "copying", "unwinding", "left", "over"}
 
 
-def test_one_that_waits_is_withdrawn_at_once() -> None:
+def test_a_waiting_request_is_withdrawn_at_once() -> None:
     request = Observed()
     request.take_back_at_once()
     assert request.abort(raise_cancel) is trio.lowlevel.Abort.SUCCEEDED

@@ -30,7 +30,7 @@ actions = st.lists(
 
 @attrs.define
 class World:
-    """The table, with what a worker would see of it."""
+    """The table, and a worker's view of it."""
 
     table: RequestTable = attrs.field(init=False)
     made: list[RemoteRequest] = attrs.field(factory=list)
@@ -46,14 +46,14 @@ class World:
     def sent(self, request: RemoteRequest) -> None:
         assert self.is_open
         assert request in self.waiting
-        # Nothing runs beside a suspect.
+        # Nothing runs concurrently with a suspect.
         assert not any(other.is_suspect for other in self.had)
         assert not (request.is_suspect and any(other.library for other in self.had))
         if any(other.is_suspect for other in self.waiting) and not request.is_suspect:
             assert request.number <= self.last
         for other in self.waiting:
             if other.number < request.number:
-                # None that waits and came before is of its library, or touches what it touches.
+                # No earlier waiting request uses its library, or touches the same memory.
                 assert other.library != request.library or other.is_suspect != request.is_suspect
                 assert not (other.writes & (request.reads | request.writes))
                 assert not (other.reads & request.writes)
@@ -120,7 +120,7 @@ CLOSED = [("add", "", NONE, NONE), ("lose", set(), set())]
 
 @settings(max_examples=400, deadline=None)
 @given(actions)
-# One that is taken back from between others that touch the same memory.
+# A request withdrawn from between others that touch the same memory.
 @example([*CLOSED, ("add", "a", ONE, NONE), ("add", "a", NONE, ONE), ("withdraw", 2), ("add", "", NONE, ONE)])
 @example([*CLOSED, ("add", "a", NONE, ONE), ("add", "a", NONE, ONE), ("withdraw", 2), ("add", "", NONE, ONE)])
 def test_requests_go_in_order_so_many_at_a_time_and_none_is_forgotten(history: list[tuple]) -> None:
@@ -137,7 +137,7 @@ def test_requests_go_in_order_so_many_at_a_time_and_none_is_forgotten(history: l
     assert not world.table._order._writers
 
 
-def test_what_waits_is_taken_in_its_order() -> None:
+def test_waiting_requests_are_taken_in_their_order() -> None:
     world = World()
     for library in "abaabbab":
         world.add(library, frozenset(), frozenset([1]))
@@ -147,14 +147,14 @@ def test_what_waits_is_taken_in_its_order() -> None:
 
 
 class Large(RemoteRequest):
-    """One for which there is never room beside others."""
+    """A request that never fits next to others."""
 
     @property
     def has_room(self) -> bool:
         return False
 
 
-def test_what_finds_no_room_beside_others_goes_when_it_is_alone() -> None:
+def test_a_request_too_large_next_to_others_runs_on_its_own() -> None:
     sent: list[RemoteRequest] = []
     table = RequestTable(LIMIT, sent.append)
     table.open()
@@ -162,7 +162,7 @@ def test_what_finds_no_room_beside_others_goes_when_it_is_alone() -> None:
     table.add(first)
     table.add(second)
     assert sent == [first]
-    # It comes again, behind the other, and holds what it held.
+    # It comes again, after the other, and holds its old memory.
     table.done(first.number)
     first.number = table.next_number()
     table.add(first)
@@ -173,7 +173,7 @@ def test_what_finds_no_room_beside_others_goes_when_it_is_alone() -> None:
     assert sent == [first, second, first]
 
 
-def test_carefully_opened_it_hands_over_one_at_a_time_until_it_is_told_to_hurry() -> None:
+def test_a_careful_device_hands_over_one_at_a_time_until_it_should_hurry() -> None:
     sent: list[int] = []
     table = RequestTable(LIMIT, lambda request: sent.append(request.number))
     requests = [RemoteRequest(table.next_number(), library, frozenset(), frozenset()) for library in "aabb"]
@@ -182,22 +182,22 @@ def test_carefully_opened_it_hands_over_one_at_a_time_until_it_is_told_to_hurry(
     assert sent == []
     table.open(carefully=True)
     assert sent == [1]
-    # What comes meanwhile waits as well.
+    # Requests arriving meanwhile wait as well.
     table.add(RemoteRequest(table.next_number(), "c", frozenset(), frozenset()))
     assert sent == [1]
-    # One that is over without having shown anything makes room for the next.
+    # A request that ended without showing anything makes room for the next.
     table.done(1)
     table.pump()
     assert sent == [1, 2]
     table.send_ready()
     assert sorted(sent) == [1, 2, 3, 4, 5]
-    # After a loss everything waits again; opened as usual it goes as usual.
+    # After a loss everything waits again; a normally opened device continues normally.
     table.put_back(table.close())
     table.open()
     assert sorted(sent[5:]) == [2, 3, 4, 5]
 
 
-def test_the_likeliest_suspect_is_the_last_but_for_those_that_read_what_it_makes() -> None:
+def test_the_likeliest_suspect_is_the_last_except_its_own_readers() -> None:
     sent: list[int] = []
     table = RequestTable(LIMIT, lambda request: sent.append(request.number))
     table.open()
@@ -218,7 +218,7 @@ def test_the_likeliest_suspect_is_the_last_but_for_those_that_read_what_it_makes
     assert sent == [2, 1, 3]
 
 
-def test_a_suspect_that_is_refused_at_once_keeps_nobody_waiting() -> None:
+def test_a_suspect_refused_at_once_keeps_nobody_waiting() -> None:
     sent: list[int] = []
 
     def send(request: RemoteRequest) -> None:
@@ -247,7 +247,7 @@ def test_a_suspect_that_is_refused_at_once_keeps_nobody_waiting() -> None:
     assert table.waiting == 0
 
 
-def test_a_lease_that_is_held_keeps_no_suspect_waiting() -> None:
+def test_a_held_lease_keeps_no_suspect_waiting() -> None:
     sent: list[int] = []
     table = RequestTable(LIMIT, lambda request: sent.append(request.number))
     lease, request = (RemoteRequest(table.next_number(), library, NONE, NONE) for library in ("", "a"))

@@ -1,4 +1,4 @@
-"""Operations that were in flight and run again: those that write no array that was there before."""
+"""Operations in flight that run again, because they write no array from before."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EYE = np.eye(3)
 
 
 async def lose(device: ta.Device, count: int = 1, library: str = BLAS) -> None:
-    """Kill the worker when it has begun with so many of a library, and wait for the next."""
+    """Kill the worker when it has begun with this many of a library, and wait for the next."""
     while True:
         queue = (await device.statistics()).queues.get(library)
         if queue is not None and queue.in_flight == count:
@@ -31,7 +31,7 @@ async def lose(device: ta.Device, count: int = 1, library: str = BLAS) -> None:
 
 
 @pytest.mark.parametrize("fault", ["kill", "poison", "segfault"])
-async def test_one_that_writes_no_input_runs_again(system: ta.System, fault: str) -> None:
+async def test_an_operation_that_writes_no_input_runs_again(system: ta.System, fault: str) -> None:
     async with system.open_device(BACKEND, options=options(retry=1, retry_suspects=True)) as device:
         x = await device.put(2.0 * EYE)
         injected = ta.testing.inject_fault(device, ta.linalg.Matmul, **{fault: True})
@@ -73,7 +73,7 @@ async def test_so_many_losses_it_survives_and_no_more(system: ta.System, losses:
         assert device.generation == 1 + losses
 
 
-async def test_what_is_updated_in_place_never_runs_again(system: ta.System) -> None:
+async def test_updates_in_place_never_run_again(system: ta.System) -> None:
     async with system.open_device(BACKEND, options=options(retry=5)) as device:
         x = await device.put(np.ones(3))
         ta.testing.inject_fault(device, ta.linalg.Scal, kill=True)
@@ -101,7 +101,7 @@ async def test_copies_run_again(system: ta.System, size: int) -> None:
         assert device.generation == 4
 
 
-async def test_what_was_submitted_behind_one_that_runs_again_is_right(system: ta.System) -> None:
+async def test_submissions_after_a_repeated_operation_are_right(system: ta.System) -> None:
     async with system.open_device(BACKEND, options=options(retry=1)) as device:
         a = await device.put(2.0 * EYE + 0j)
         # To make a plan, a vendor's library may wait for all that runs.
@@ -112,7 +112,7 @@ async def test_what_was_submitted_behind_one_that_runs_again_is_right(system: ta
         scaled = device.submit(ta.linalg.Scal(2.0, transform.value))
         apart = device.submit(ta.linalg.Matmul(a, EYE + 0j))
         await lose(device, 3)
-        # The product and what reads it make their outputs again; the update in place was in flight, too.
+        # The product and its readers make their outputs again; the update in place was also in flight.
         for pending in (product, transform, apart):
             await pending.wait()
         np.testing.assert_array_equal(await product.value.to_host(), 4.0 * EYE)
@@ -124,10 +124,10 @@ async def test_what_was_submitted_behind_one_that_runs_again_is_right(system: ta
         assert device.generation == 2
 
 
-async def test_a_chain_behind_one_that_runs_again_that_was_not_begun(system: ta.System) -> None:
+async def test_a_chain_after_a_repeated_operation_had_not_begun(system: ta.System) -> None:
     async with system.open_device(BACKEND, options=options(retry=1, in_flight=4)) as device:
         a = await device.put(2.0 * EYE)
-        # A product that is loaded only now would wait for the stream that is held.
+        # A product loaded only now would wait for the held stream.
         (await ta.linalg.matmul(a, a)).release()
         ta.testing.inject_fault(device, ta.linalg.Matmul, delay=60.0)
         product = device.submit(ta.linalg.Matmul(a, a))
@@ -152,7 +152,7 @@ async def test_a_chain_behind_one_that_runs_again_that_was_not_begun(system: ta.
         np.testing.assert_array_equal(await product.value.to_host(), 12.0 * EYE)
 
 
-async def test_inline_only_what_uses_no_array_runs_again(system: ta.System) -> None:
+async def test_inline_only_work_without_arrays_runs_again(system: ta.System) -> None:
     changes = ta.DeviceOptions(isolation="inline", retry=1, intensity=MANY, backoff=AT_ONCE)
     async with system.open_device(BACKEND, options=changes) as device:
         x = await device.put(EYE)

@@ -1,4 +1,4 @@
-"""Frames that are shown in shared memory instead of being sent: none is lost, and none comes twice."""
+"""Frames shown in shared memory instead of being sent: none is lost, and none arrives twice."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(not SharedFrame.is_possible(), reason="this proc
 
 PEER = Path(__file__).with_name("answering_peer.py")
 LARGEST = SIZE - 128
-# What is said, with how many descriptors, and how.
+# The text, the number of descriptors, and the way it is sent.
 SAYS: dict[str, tuple[str, int, Callable[[Channel, tuple[object, ...]], None]]] = {
     "post": ("posted", 0, lambda channel, message: channel.send(message, now=True)),
     "later": ("later", 0, lambda channel, message: channel.send(message)),
@@ -77,7 +77,7 @@ def memory() -> memoryview:
 
 
 class TestFrame:
-    def test_what_is_shown_to_one_that_is_awake_is_taken_once(self, memory: memoryview) -> None:
+    def test_a_frame_shown_to_an_awake_peer_is_taken_once(self, memory: memoryview) -> None:
         sender, receiver = SharedFrame(memory), SharedFrame(memory)
         assert not sender.show(1, b"asleep")
         assert receiver.take(1) == b"asleep"
@@ -91,7 +91,7 @@ class TestFrame:
         receiver.sleep()
         assert not sender.show(3, b"")
 
-    def test_only_what_fits_is_shown(self, memory: memoryview) -> None:
+    def test_only_small_frames_are_shown(self, memory: memoryview) -> None:
         sender, receiver = SharedFrame(memory), SharedFrame(memory)
         receiver.wake()
         whole = bytes(range(256)) * (LARGEST // 256) + bytes(LARGEST % 256)
@@ -101,7 +101,7 @@ class TestFrame:
         assert receiver.take(2) is None
 
     @pytest.mark.parametrize("access", range(1, 5))
-    def test_one_that_falls_asleep_meanwhile_has_seen_it_or_has_said_so(
+    def test_a_receiver_falling_asleep_meanwhile_has_seen_it_or_has_reported_so(
         self, memory: memoryview, access: int
     ) -> None:
         sender, receiver = SharedFrame(memory), SharedFrame(memory)
@@ -119,7 +119,7 @@ class TestFrame:
         assert taken[0] == b"frame" or not is_seen
 
     @pytest.mark.parametrize("access", [1, 2])
-    def test_one_that_is_shown_meanwhile_is_seen_or_sent(self, memory: memoryview, access: int) -> None:
+    def test_a_frame_shown_meanwhile_is_seen_or_sent(self, memory: memoryview, access: int) -> None:
         sender, receiver = SharedFrame(memory), SharedFrame(memory)
         receiver.wake()
         seen: list[bool] = []
@@ -133,7 +133,7 @@ class TestFrame:
 
     @pytest.mark.parametrize("access", range(1, 5))
     def test_no_half_of_one_is_taken(self, memory: memoryview, access: int) -> None:
-        """The next is shown while one is read; its sender has sent that, too, so it may be missed."""
+        """The next is shown while one is read; its sender has also sent it, so it may be missed."""
         sender, receiver = SharedFrame(memory), SharedFrame(memory)
         sender.show(1, b"old" * 100)
         words = watched(receiver)
@@ -156,7 +156,7 @@ class TestFrame:
 
 @attrs.define
 class Ends:
-    """A sender and a receiver that are called by hand, and never sleep by themselves."""
+    """A sender and a receiver called by hand, which never sleep on their own."""
 
     left: Channel
     right: Channel
@@ -204,7 +204,7 @@ def make_ends() -> Generator[Ends, None, None]:
 
 
 class TestChannel:
-    def test_a_lone_one_to_a_peer_that_is_awake_calls_no_system(
+    def test_a_lone_frame_to_an_awake_peer_makes_no_system_call(
         self, ends: Ends, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         ends.take()
@@ -218,7 +218,7 @@ class TestChannel:
         assert [message for message, _ in ends.received] == [
             (how, number) for number in range(3) for how in ("posted", "sent")
         ]
-        # A second one behind one that nobody has taken, many together, and to a sleeper: all are sent.
+        # A second one after an unread one, many together, and to a sleeper: all are sent.
         ends.left.send(("first",), now=True)
         ends.left.send(("second",), now=True)
         ends.doze()
@@ -228,7 +228,7 @@ class TestChannel:
         assert [message[0] for message, _ in ends.received[6:]] == ["first", "second", "third"]
 
     @pytest.mark.parametrize("how", ["large", "descriptor", "later"])
-    def test_others_are_sent_behind_it(self, ends: Ends, how: str) -> None:
+    def test_others_are_sent_after_it(self, ends: Ends, how: str) -> None:
         ends.take()
         ends.left.send(("shown",), now=True)
         if how == "large":
@@ -258,7 +258,7 @@ class TestChannel:
         assert len(ends.received) == 1
 
     @pytest.mark.parametrize("access", [1, 2])
-    def test_one_that_is_shown_while_its_receiver_falls_asleep(self, ends: Ends, access: int) -> None:
+    def test_a_frame_is_shown_while_its_receiver_falls_asleep(self, ends: Ends, access: int) -> None:
         ends.take()
         seen = ends.right._inbox.seen
         assert seen is not None
@@ -274,7 +274,7 @@ class TestChannel:
         assert ends.right._inbox.is_at_end
         assert isinstance(ends.right._inbox.error, pickle.UnpicklingError)
 
-    def test_one_that_is_missing_is_the_end(self, ends: Ends) -> None:
+    def test_a_missing_frame_is_the_end(self, ends: Ends) -> None:
         ends.left._outbox._frames += 1
         ends.left.send(("later",), now=True)
         ends.take()
@@ -284,7 +284,7 @@ class TestChannel:
 
     @settings(deadline=None, max_examples=300)
     @given(st.lists(st.sampled_from([*SAYS, "flush", "take", "doze", "notify"]), max_size=60))
-    def test_any_order_of_what_both_do(self, steps: list[str]) -> None:
+    def test_any_interleaving_of_both_ends(self, steps: list[str]) -> None:
         with closing(make_ends()) as making:
             ends = next(making)
             expected: list[Any] = []
@@ -311,7 +311,7 @@ class TestChannel:
             assert ends.received == expected
 
     def test_two_processes(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Questions to one that sleeps now and then, and does not say when."""
+        """Questions to a peer that sleeps at unknown times."""
         count, sent = 3000, 0
         transmit = _frames._transmit
 
@@ -341,11 +341,11 @@ class TestChannel:
             child.wait()
             channel.close()
             page.close()
-        # Both ways were gone.
+        # Both ways had ended.
         assert 0 < sent < count
 
 
-async def test_the_end_of_a_peer_that_was_awake() -> None:
+async def test_the_end_of_an_awake_peer() -> None:
     with closing(make_ends()) as making:
         ends = next(making)
         ends.take()
@@ -364,7 +364,7 @@ def test_ctrl_c_leaves_no_barrier_behind(memory: memoryview) -> None:
     try:
         for _ in range(200):
             with suppress(KeyboardInterrupt):
-                # Once: none comes where nobody expects it.
+                # Once: none arrives unexpectedly.
                 signal.setitimer(signal.ITIMER_REAL, 2e-5)
                 while True:
                     frame.sleep()

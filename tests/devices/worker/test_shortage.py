@@ -1,4 +1,4 @@
-"""A process with too many open files: what it costs, and that nothing is left of it."""
+"""A process with too many open files: its losses, and their complete clean-up."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from trio_accel.backends.cpu import CpuBackend
 from trio_accel.devices import Empty
 from trio_accel.devices.dispatch import _pool
 
-# NVIDIA's driver fails behind such limits, and the next test that uses it in this process would meet that.
+# NVIDIA's driver fails with such limits, and the next test that uses it in this process would fail.
 pytestmark = pytest.mark.skipif(
     BACKEND == "cuda" and not IS_STAND_IN and "TRIO_ACCEL_TEST_APART" not in os.environ,
     reason="test_shortage_apart runs them in a process of their own",
@@ -35,7 +35,7 @@ LARGE = 9 << 20
 
 @contextmanager
 def no_descriptors() -> Generator[None, None, None]:
-    """The application gets no descriptor in the body; those that it has stay open."""
+    """The application gets no descriptor in the body; its open ones stay open."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
     try:
@@ -45,7 +45,7 @@ def no_descriptors() -> Generator[None, None, None]:
 
 
 def is_short(error: BaseException) -> bool:
-    """Whether it says what the system said."""
+    """Whether it repeats the system's text."""
     cause = error.__cause__
     while cause is not None and not isinstance(cause, OSError):
         cause = cause.__cause__
@@ -90,7 +90,7 @@ async def test_it_is_the_error_of_that_request_only(system: ta.System, what: str
             with pytest.raises(ta.OutOfMemoryError) as caught:
                 await ask(device, what)
             assert is_short(caught.value)
-            # What needs no descriptor goes on.
+            # Work without descriptors continues.
             await ta.linalg.scal(2.0, x)
             assert (await x.to_host()).tolist() == [2.0] * 3
         del caught
@@ -99,14 +99,14 @@ async def test_it_is_the_error_of_that_request_only(system: ta.System, what: str
         assert (await large.to_host())[-1] == LARGE - 1
         assert (device.generation, device.dispatch.process) == (1, process)
         del large
-        # An array lives as long as a traceback has it.
+        # An array lives as long as a traceback refers to it.
         gc.collect()
         await device.synchronize()
         assert (await device.statistics()).memory.blocks == 1
 
 
 @mapped
-async def test_memory_that_was_missing_survives_the_next_worker(system: ta.System) -> None:
+async def test_missing_memory_survives_the_next_worker(system: ta.System) -> None:
     async with system.open_device(BACKEND, options=options()) as device:
         with no_descriptors(), pytest.raises(ta.OutOfMemoryError):
             await device.zeros(LARGE)
@@ -118,8 +118,8 @@ async def test_memory_that_was_missing_survives_the_next_worker(system: ta.Syste
 
 
 @mapped
-async def test_a_worker_that_dies_with_memory_that_is_missing(system: ta.System) -> None:
-    """Nothing of the program lies there; the next one makes its own."""
+async def test_a_worker_dies_short_of_memory(system: ta.System) -> None:
+    """Nothing of the program is there; the next one makes its own."""
     async with system.open_device(BACKEND, options=options()) as device:
         x = await device.put(np.ones(3))
         with no_descriptors():
@@ -170,7 +170,7 @@ async def test_a_lease_of_memory_that_cannot_be_mapped(system: ta.System) -> Non
 async def test_a_worker_is_started_when_there_are_descriptors_again(
     system: ta.System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is lost meanwhile does not use up the intensity."""
+    """Losses in the meantime do not use up the intensity."""
     tries, start = 0, _pool.WorkerPool._start
 
     async def counted(pool: Any) -> Any:

@@ -57,7 +57,7 @@ class Peers:
         nursery.start_soon(self.ours.listen)
 
     async def exchange(self, seconds: float) -> int:
-        """Ask, and be answered after a while; returns how often the loop went round without sleep."""
+        """Ask, and be answered after a while; returns the number of loop turns without sleep."""
         with counted() as turns:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.answer, seconds)
@@ -103,7 +103,7 @@ async def peers(
     nursery.cancel_scope.cancel()
 
 
-async def test_what_is_due_finds_the_loop_awake(peers: Peers, autojump_clock: MockClock) -> None:
+async def test_due_work_finds_the_loop_awake(peers: Peers, autojump_clock: MockClock) -> None:
     await peers.get_steady()
     # Between two exchanges it sleeps.
     with counted() as turns:
@@ -112,12 +112,12 @@ async def test_what_is_due_finds_the_loop_awake(peers: Peers, autojump_clock: Mo
     assert await peers.exchange(PERIOD) > 50
 
 
-async def test_what_never_takes_as_long_is_not_waited_for(peers: Peers, autojump_clock: MockClock) -> None:
+async def test_unsteady_work_is_not_waited_for(peers: Peers, autojump_clock: MockClock) -> None:
     for round_ in range(4):
         assert await peers.exchange(0.02 * 2**round_) < 20
 
 
-async def test_what_does_not_come_is_waited_for_no_longer(
+async def test_overdue_work_is_no_longer_waited_for(
     peers: Peers, nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
     await peers.get_steady()
@@ -131,7 +131,7 @@ async def test_what_does_not_come_is_waited_for_no_longer(
     peers.theirs.send(("answer",), now=True)
 
 
-async def test_what_is_due_later_is_slept_for(peers: Peers, autojump_clock: MockClock) -> None:
+async def test_work_due_later_is_slept_for(peers: Peers, autojump_clock: MockClock) -> None:
     peers.spin_wait._half = PERIOD / 10
     await peers.get_steady()
     with counted() as turns:
@@ -154,7 +154,7 @@ async def test_only_answers_count(peers: Peers, monkeypatch: pytest.MonkeyPatch)
     for round_ in range(3):
         ours.send(("ask",), now=True)
         await theirs.receive()
-        # What is said in between begins nothing and ends nothing.
+        # Messages in between begin nothing and end nothing.
         ours.send(("by the way",), now=True)
         theirs.send(("by the way",), now=True)
         await ours.receive()

@@ -1,4 +1,4 @@
-"""A task that waits for an answer alone polls for it by itself, where the answer is due."""
+"""A lone waiting task polls for its answer on its own, if the answer is due."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ async def peers(request: pytest.FixtureRequest, nursery: trio.Nursery) -> AsyncG
     nursery.cancel_scope.cancel()
 
 
-async def test_the_answer_comes_to_who_waits_for_it(peers: Peers) -> None:
+async def test_the_answer_reaches_its_waiting_caller(peers: Peers) -> None:
     for count in range(1, 4):
         peers.ask()
         peers.theirs.send(("answer", count), now=True)
@@ -101,13 +101,13 @@ async def test_the_answer_comes_to_who_waits_for_it(peers: Peers) -> None:
     assert not peers.ours.may_spin
 
 
-async def test_behind_the_answer_the_receiver_is_woken(peers: Peers) -> None:
+async def test_the_receiver_is_woken_after_the_answer(peers: Peers) -> None:
     peers.ask()
     turns = iter(range(9))
 
     def answer() -> bool:
         if next(turns, None) == 4:
-            # To one that looks for it.
+            # To a task that looks for it.
             peers.theirs.send(("answer",), now=True)
         return False
 
@@ -119,7 +119,7 @@ async def test_behind_the_answer_the_receiver_is_woken(peers: Peers) -> None:
     assert peers.received == [("by the way",)]
 
 
-async def test_what_nobody_takes_is_the_receivers(peers: Peers) -> None:
+async def test_unclaimed_messages_belong_to_the_receiver(peers: Peers) -> None:
     peers.takes = False
     peers.ask()
     turns = iter(range(20))
@@ -133,7 +133,7 @@ async def test_what_nobody_takes_is_the_receivers(peers: Peers) -> None:
 
     await peers.spin(is_over)
     assert next(turns, None) is not None
-    # What comes behind it is received behind it, and so is the end.
+    # Later messages are received after it, and so is the end.
     peers.theirs.send(("later",), now=True)
     peers.theirs.close()
     await until(lambda: peers.end is not None)
@@ -141,7 +141,7 @@ async def test_what_nobody_takes_is_the_receivers(peers: Peers) -> None:
     assert isinstance(peers.end, EndOfChannel)
 
 
-async def test_what_is_left_when_the_channel_is_closed_leaves_no_descriptor(peers: Peers) -> None:
+async def test_messages_left_when_the_channel_is_closed_leave_no_descriptor(peers: Peers) -> None:
     peers.takes = False
     peers.ask()
     descriptor = os.open(os.devnull, os.O_RDONLY)
@@ -150,7 +150,7 @@ async def test_what_is_left_when_the_channel_is_closed_leaves_no_descriptor(peer
     await peers.spin(lambda: False)
     [(_, (left,))] = peers.ours._left
     os.fstat(left)
-    # Another that spins now would have what comes behind it first.
+    # Another spinning task would get its successors first.
     peers.spin_wait.sent()
     assert not peers.spin_wait.pause()
     assert not peers.ours.may_spin
@@ -169,7 +169,7 @@ async def test_nobody_spins_for_long(peers: Peers, monkeypatch: pytest.MonkeyPat
     await until(lambda: peers.received)
 
 
-async def test_what_comes_later_is_received_as_ever(peers: Peers) -> None:
+async def test_later_messages_are_received_as_usual(peers: Peers) -> None:
     peers.ask()
     turns = iter(range(5))
     await peers.spin(lambda: next(turns, None) is None)
@@ -183,7 +183,7 @@ async def test_what_comes_later_is_received_as_ever(peers: Peers) -> None:
     assert not peers.polled
 
 
-async def test_what_was_notified_while_one_spins_is_notified_again(peers: Peers) -> None:
+async def test_a_notification_during_a_spin_is_repeated(peers: Peers) -> None:
     """The task that listens has notified nobody by then."""
     peers.ask()
     take, turns = peers.ours._take, iter(range(20))
@@ -208,7 +208,7 @@ async def test_what_was_notified_while_one_spins_is_notified_again(peers: Peers)
 async def test_who_is_cancelled_leaves_it_to_the_receiver(peers: Peers) -> None:
     peers.ask()
     with trio.move_on_after(0.01) as scope:
-        # No answer comes, so it returns because of the cancellation alone.
+        # No answer arrives, so it returns only because of the cancellation.
         await peers.spin(lambda: False)
         assert trio.current_effective_deadline() == -float("inf")
         await trio.lowlevel.checkpoint()
@@ -233,7 +233,7 @@ async def test_the_end_is_the_receivers(peers: Peers, whose: str) -> None:
 
 
 async def test_one_task_waits_for_several_peers(nursery: trio.Nursery) -> None:
-    """Each receiver has its peer back once that has answered, and the others are still looked for."""
+    """Each receiver gets its peer back after the answer, and the others are still looked for."""
     several = [Peers(nursery, None) for _ in range(3)]
     await trio.testing.wait_all_tasks_blocked()
     for one in several:
@@ -261,7 +261,7 @@ async def test_one_task_waits_for_several_peers(nursery: trio.Nursery) -> None:
 
 @attrs.define
 class Spinning:
-    """Counts the askers that poll for themselves."""
+    """Counts the callers that poll for themselves."""
 
     now: int = 0
     begun: int = 0
@@ -298,7 +298,7 @@ async def device(system: ta.System, spinning: Spinning) -> AsyncGenerator[ta.Dev
 
 
 async def steady(device: ta.Device, spinning: Spinning) -> ta.AccelRef:
-    """An array that was used by one that spins."""
+    """An array used by a spinning request."""
     x = await device.put(np.ones(8))
     before = spinning.taken
     # The first is of a template that the worker does not have, and its library is opened.
@@ -360,7 +360,7 @@ async def test_one_who_is_cancelled(device: ta.Device, spinning: Spinning) -> No
         async with one_that_spins(x, spinning, trio.Cancelled):
             scope.cancel()
     assert not spinning.now
-    # What it has left goes on, and the worker serves others.
+    # Its abandoned work continues, and the worker serves others.
     y = await device.put(np.ones(8))
     assert (await y.to_host()).tolist() == [1.0] * 8
     assert device.generation == 1
@@ -374,7 +374,7 @@ async def test_one_who_is_cancelled(device: ta.Device, spinning: Spinning) -> No
 async def one_that_spins(
     x: ta.AccelRef, spinning: Spinning, error: type[BaseException]
 ) -> AsyncGenerator[None, None]:
-    """Begins when a task spins for an operation that does not end by itself; it is to end with this error."""
+    """Begins when a task spins for an endless operation, which this error is to end."""
     before, link = spinning.begun, x.device.dispatch._sender.link  # type: ignore[union-attr]
     assert link is not None
     launched = link.started(BLAS)
@@ -386,14 +386,14 @@ async def one_that_spins(
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(ask)
-        # One that was not begun by the end of its worker is the next one's, and does not end there either.
+        # A request not begun at the end of its worker is the next one's, and does not end there either.
         await until(lambda: spinning.now == 1 and link.started(BLAS) > launched)
         assert spinning.begun == before + 1
         yield
 
 
 @pytest.mark.parametrize("how", ["kill", "poison"])
-async def test_one_whose_worker_is_lost(device: ta.Device, spinning: Spinning, how: str) -> None:
+async def test_a_request_of_a_lost_worker(device: ta.Device, spinning: Spinning, how: str) -> None:
     x, other = await steady(device, spinning), await device.put(np.arange(8.0))
     async with one_that_spins(x, spinning, ta.ContextLostError):
         if how == "poison":
@@ -407,15 +407,17 @@ async def test_one_whose_worker_is_lost(device: ta.Device, spinning: Spinning, h
     assert device.generation == 2
 
 
-async def test_one_whose_device_is_closed(device: ta.Device, spinning: Spinning) -> None:
+async def test_a_request_of_a_closed_device(device: ta.Device, spinning: Spinning) -> None:
     x = await steady(device, spinning)
     async with one_that_spins(x, spinning, ta.DeviceLostError):
         await device.close()
     assert not spinning.now
 
 
-async def test_what_others_hear_is_told_in_nobodys_context(device: ta.Device, spinning: Spinning) -> None:
-    """Observers, and handlers of the log, and not in that of an asker that happens to wait alone."""
+async def test_messages_for_others_are_delivered_in_nobodys_context(
+    device: ta.Device, spinning: Spinning
+) -> None:
+    """Observers, and handlers of the log, and not in the context of a caller that happens to wait alone."""
     who: contextvars.ContextVar[str] = contextvars.ContextVar("who", default="nobody")
     x = await steady(device, spinning)
     seen: list[tuple[str, str]] = []
@@ -440,10 +442,10 @@ async def test_what_others_hear_is_told_in_nobodys_context(device: ta.Device, sp
     assert {whose for _, whose in seen} == {"nobody"}
 
 
-async def test_the_error_of_another_has_nothing_to_do_with_one_that_spins(
+async def test_the_error_of_another_request_does_not_affect_a_spinning_request(
     system: ta.System, spinning: Spinning
 ) -> None:
-    """The one that waits is handed over when the one before it is done, and refused then."""
+    """The waiting one is handed over when the one before it is done, and refused then."""
     one = options(completion=ta.AdaptiveCompletion(), in_flight=1)
     async with system.open_device(BACKEND, options=one) as device:
         x, y = await steady(device, spinning), await device.put(np.ones(8))
@@ -495,7 +497,7 @@ def sent(device: ta.Device, monkeypatch: pytest.MonkeyPatch, *, is_copied: bool)
     ],
     ids=["with another", "behind another", "of none", "with an array", "with trouble", "no answer"],
 )
-async def test_what_is_no_plain_answer_is_the_receivers(
+async def test_other_messages_belong_to_the_receiver(
     device: ta.Device, monkeypatch: pytest.MonkeyPatch, received: Any
 ) -> None:
     dispatch = sent(device, monkeypatch, is_copied=False)

@@ -1,7 +1,7 @@
-"""Host arrays on their way to and from a worker whose device has memory of its own.
+"""Host arrays on their way to and from a worker with a device with separate memory.
 
-On the CPU backend the application is told that it cannot map the device's memory. So the same way is gone,
-but that there is nothing to register.
+On the CPU backend the application pretends that it cannot map the device's memory. So the same steps run,
+except that there is nothing to register.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def maps(pid: int) -> int:
 
 
 async def balanced(device: ta.Device, blocks: int, bytes_taken: int = 0) -> None:
-    """Nothing is under way, and only so many arrays are there."""
+    """Nothing is under way, and only this many arrays are there."""
     await device.synchronize()
     found = await device.statistics()
     assert (found.in_flight, device.pending, found.queues) == (0, 0, {})
@@ -80,7 +80,7 @@ class TestHowOftenTheHostCopies:
             back = device.host_empty(shape)
             assert await ref.to_host(out=back) is back
             np.testing.assert_array_equal(back, np.arange(host.size).reshape(shape))
-            # A part of it that is contiguous, as well.
+            # A contiguous part of it, as well.
             part = await device.put(host[1:3])
             await part.to_host(out=back[:2])
             np.testing.assert_array_equal(back[:2], host[1:3])
@@ -103,7 +103,7 @@ class TestHowOftenTheHostCopies:
         assert copies(device) == 6
         await balanced(device, 2)
 
-    async def test_one_of_the_pool_that_is_not_contiguous_once(self, device: ta.Device) -> None:
+    async def test_a_strided_array_of_the_pool_is_copied_once(self, device: ta.Device) -> None:
         host = device.host_empty((256, 256))
         host[...] = HOST.reshape(256, 256)
         ref = await device.put(host.T[::-1])
@@ -111,7 +111,7 @@ class TestHowOftenTheHostCopies:
         assert copies(device) == 2
         np.testing.assert_array_equal(host, HOST.reshape(256, 256)[::-1, ::-1])
 
-    async def test_small_ones_are_sent_in_messages(self, device: ta.Device) -> None:
+    async def test_small_arrays_are_sent_in_messages(self, device: ta.Device) -> None:
         ref = await device.put(HOST[:64])
         np.testing.assert_array_equal(await ref.to_host(), HOST[:64])
         assert copies(device) == 0
@@ -120,7 +120,7 @@ class TestHowOftenTheHostCopies:
     async def test_every_dtype_arrives_bit_for_bit(self, device: ta.Device) -> None:
         for number, dtype in enumerate(ta.DType, 1):
             end = 2 if dtype is ta.DType.bool else 256
-            # Other bits for each, that none is right by what was there before.
+            # Different bits for each, so that none is right by the old contents.
             bits = np.random.default_rng(number).integers(0, end, 1 << 18, np.uint8)
             host = bits.view(dtype.dtype)
             assert (await (await device.put(host)).to_host()).tobytes() == host.tobytes(), dtype
@@ -137,7 +137,7 @@ async def test_copies_overlap_with_the_work_before(
     scaled = device.submit(ta.linalg.Scal(2.0, put.value))
     await cut.wait_entered()
     await wait_at_worker(device)
-    # Other libraries go on.
+    # Other libraries continue.
     transform = await ta.fft.fft(x[:4])
     assert (put.is_done, scaled.is_done) == (False, False)
     cut.leave.set()
@@ -148,7 +148,7 @@ async def test_copies_overlap_with_the_work_before(
 
 
 @pytest.mark.parametrize("is_copied", [False, True], ids=["while-it-is-copied", "when-it-is-copied"])
-async def test_what_is_on_its_way_to_a_worker_that_dies_goes_to_the_next(
+async def test_a_copy_on_its_way_to_a_dying_worker_goes_to_the_next(
     system: ta.System, monkeypatch: pytest.MonkeyPatch, is_copied: bool
 ) -> None:
     async with system.open_device(BACKEND, options=options(retry=1)) as device:
@@ -257,7 +257,7 @@ class TestCancelled:
             await balanced(device, 1)
 
     @pytest.mark.parametrize("is_put", [True, False], ids=["put", "to_host"])
-    async def test_what_is_left_keeps_its_host_memory_until_it_ends(
+    async def test_an_abandoned_copy_keeps_its_host_memory_until_it_ends(
         self, device: ta.Device, is_put: bool
     ) -> None:
         """The worker transfers from or to it all the while; the program's own array is free at once."""
@@ -283,7 +283,7 @@ class TestCancelled:
         assert device.generation == 1
         await balanced(device, 1)
 
-    async def test_what_the_device_transfers_by_itself_is_awaited(self, device: ta.Device) -> None:
+    async def test_a_transfer_by_the_device_itself_is_awaited(self, device: ta.Device) -> None:
         ref = await device.put(HOST)
         out = device.host_empty(SIZE)
         out[:] = 0.0
@@ -297,7 +297,7 @@ class TestCancelled:
         await balanced(device, 1, out.nbytes)
 
     async def test_before_it_is_launched(self, device: ta.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-        """What waits for its host array is taken back, and the copy is cut at once."""
+        """A request waiting for its host array is withdrawn, and the copy is cut at once."""
         ref = await device.put(HOST)
         cut = Cut(monkeypatch)
         with trio.CancelScope() as scope:
@@ -335,7 +335,7 @@ class TestCancelled:
 
 @attrs.frozen(eq=False)
 class Misplaced(Operation[ta.linalg.BlasActor, ta.AccelRef]):
-    """Its library does not have it, which shows when its operand is on its way."""
+    """Its library does not have it, which is found when its operand is on its way."""
 
     host: np.ndarray
     library: ClassVar[str] = "trio_accel.linalg:BlasActor"
@@ -347,10 +347,10 @@ class Misplaced(Operation[ta.linalg.BlasActor, ta.AccelRef]):
 
 
 @pytest.mark.parametrize("is_mapped", [False, True], ids=["staged", "mapped"])
-async def test_one_that_is_refused_holds_up_nothing(
+async def test_a_refused_copy_delays_nothing(
     system: ta.System, monkeypatch: pytest.MonkeyPatch, is_mapped: bool
 ) -> None:
-    """Its operand is still transferred: the stream waits for that, and goes on."""
+    """Its operand is still transferred: the stream waits for that, and continues."""
     if is_mapped:
         if BACKEND != "cpu":
             pytest.skip("the host cannot map the memory of this device")
@@ -383,7 +383,7 @@ async def test_without_host_memory_an_array_is_refused(
         patch.setattr(_host_pool, "available_bytes", lambda: 0)
         with pytest.raises(ta.OutOfMemoryError):
             await device.put(HOST)
-        # What needs no such memory goes on.
+        # Work without such memory continues.
         ref = await device.put(HOST[:64])
         np.testing.assert_array_equal(await ref.to_host(), HOST[:64])
         large = await ta.linalg.matmul(*[await device.zeros((256, 256)) for _ in range(2)])
@@ -392,7 +392,7 @@ async def test_without_host_memory_an_array_is_refused(
     assert np.count_nonzero(await large.to_host()) == 0
     np.testing.assert_array_equal(await (await device.put(HOST)).to_host(), HOST)
     del ref, large, caught
-    # Errors hold on to the frames that they came through.
+    # Errors hold on to the frames that they passed.
     gc.collect()
     await balanced(device, 0)
 
@@ -437,7 +437,7 @@ async def test_every_worker_has_the_slabs_and_gives_them_back(
         await device.synchronize()
         await until(lambda: len(device.state.host_pool.slabs) == 1)
         await until(lambda: all(maps(pid) == count + 1 for pid, count in before.items()))
-        # A new worker is told of what there is.
+        # A new worker learns of the existing chunks.
         dispatch.process.kill()
         await until(lambda: device.generation == 2 and dispatch.spares == 1)
         assert not {link.process.pid for link in links} <= before.keys()
@@ -472,7 +472,7 @@ async def test_a_worker_that_knows_a_copy_by_heart_gives_its_memory_back(
             del large, part
             await device.synchronize()
             await until(lambda: maps(pid) == before)
-        # What else it knows of goes on.
+        # Its other memory continues to be known.
         small[...] = 5.0
         ref = await device.put(small)
         small[...] = 6.0
@@ -510,7 +510,7 @@ async def test_a_lease_is_refused_at_once(device: ta.Device) -> None:
 
 
 async def test_so_much_is_on_its_way_at_a_time(device: ta.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others wait in the application, without host memory; one that needs more goes alone."""
+    """The others wait in the application, without host memory; a larger request runs on its own."""
     staging = device.dispatch._staging
     staging.limit = 2 * HOST.nbytes
     cut = Cut(monkeypatch)
@@ -519,7 +519,7 @@ async def test_so_much_is_on_its_way_at_a_time(device: ta.Device, monkeypatch: p
     await cut.wait_entered()
     assert staging.taken == taken(device) == 2 * HOST.nbytes
     assert device.dispatch._requests.waiting == 5
-    # What needs none goes on, also when more than the limit is taken.
+    # Work without it continues, also when more than the limit is taken.
     staging.limit = HOST.nbytes
     small = device.submit(ta.linalg.Nrm2(HOST[:3]))
     await small.wait()
@@ -533,7 +533,7 @@ async def test_so_much_is_on_its_way_at_a_time(device: ta.Device, monkeypatch: p
     await balanced(device, 0)
 
 
-async def test_a_worker_whose_loop_blocks_needs_no_message(system: ta.System) -> None:
+async def test_a_worker_with_a_blocked_loop_needs_no_message(system: ta.System) -> None:
     async with system.open_device(BACKEND, options=options(completion=ta.SyncCompletion())) as device:
         host = device.host_empty(SIZE)
         host[...] = HOST
@@ -546,7 +546,7 @@ async def test_a_worker_whose_loop_blocks_needs_no_message(system: ta.System) ->
         assert copies(device) == 0
 
 
-async def test_without_device_memory_what_was_copied_goes_back(system: ta.System) -> None:
+async def test_without_device_memory_the_copied_bytes_go_back(system: ta.System) -> None:
     """It is tried again when garbage is collected, by the same way."""
     async with system.open_device(BACKEND, options=options(memory_limit=3 * HOST.nbytes)) as device:
         kept = [await device.put(HOST) for _ in range(2)]
@@ -556,7 +556,7 @@ async def test_without_device_memory_what_was_copied_goes_back(system: ta.System
         # It is copied at most once, and cut when it is refused.
         assert copies(device) == 3
         np.testing.assert_array_equal(await kept[1].to_host(), HOST)
-        # What is held by garbage only makes room.
+        # Memory held only by garbage makes room.
         cycle: list[object] = [kept.pop()]
         cycle.append(cycle)
         del cycle
@@ -567,7 +567,7 @@ async def test_without_device_memory_what_was_copied_goes_back(system: ta.System
 
 
 @pytest.mark.skipif(BACKEND == "cpu", reason="a thread of the lost process may still write")
-async def test_who_waits_for_a_host_array_hears_of_a_lost_context_before_its_process_is_gone(
+async def test_a_request_for_a_host_array_fails_before_the_lost_process_ends(
     system: ta.System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def never(*_: object) -> None:
@@ -576,7 +576,7 @@ async def test_who_waits_for_a_host_array_hears_of_a_lost_context_before_its_pro
     monkeypatch.setattr(Generations, "_wait_until_gone", never)
     async with system.open_device(BACKEND, options=options()) as device:
         ref = await device.put(HOST)
-        # The library is open: to open it beside what hangs would take as long as that.
+        # The library is open, because opening it next to a hanging operation would take as long as it does.
         await device.ask(ta.random.Bits(1, 0, (4,)))
         ta.testing.inject_fault(device, ToHost, hang=True)
         out = np.zeros_like(HOST)

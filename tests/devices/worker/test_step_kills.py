@@ -1,4 +1,4 @@
-"""A worker that is killed while it runs a step: one outcome for each asker, and plans that go on."""
+"""A worker killed while it runs a step: one outcome for each caller, and plans that continue."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ async def test_a_step_in_flight(system: ta.System, retry: int) -> None:
             kind, text = found.pop()
             assert kind is ta.ContextLostError
             assert "linalg.matmul, arrays.multiply, linalg.matmul" in text
-        # What it only read is as it was, and the plan runs on the next worker.
+        # Arrays that it only read are unchanged, and the plan runs on the next worker.
         for scale in (0.5, 1.0):
             assert await step(x, scale) == 2.0 * LARGE * (2.0 * scale) ** 20
         assert device.generation == 2
         await nothing_left(device, 1)
 
 
-async def test_what_a_step_was_changing_is_damaged(system: ta.System) -> None:
+async def test_arrays_changed_by_a_step_are_damaged(system: ta.System) -> None:
     async with system.open_device(BACKEND, options=options(retry=5)) as device:
         x, y = await device.put(np.eye(LARGE) * 2.0), await device.put(np.zeros((LARGE, LARGE)))
         step = ta.step(lambda x, y: arrays.add(y, powers(x, 0.5), out=y))
@@ -92,7 +92,7 @@ async def test_what_a_step_was_changing_is_damaged(system: ta.System) -> None:
         await nothing_left(device, 2)
 
 
-# What the last call does not use is not awaited.
+# Values without a use in the last call are not awaited.
 @pytest.mark.filterwarnings("ignore:<Call .* was never awaited:RuntimeWarning")
 @pytest.mark.parametrize("retry", [0, 1])
 @pytest.mark.slow

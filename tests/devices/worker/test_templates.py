@@ -66,7 +66,7 @@ class PackedSpec(OperationSpec):
 
 @attrs.frozen
 class FactorSpec(OperationSpec):
-    """Three arrays, and something beside them."""
+    """Three arrays, and something else."""
 
     factor: object
     a: ArraySpec = reads()  # noqa: RUF009  # a field specifier
@@ -75,7 +75,7 @@ class FactorSpec(OperationSpec):
 
 
 class Addresses:
-    """Where host arrays lie that a worker has, too."""
+    """Addresses of host arrays that are shared with a worker."""
 
     def __init__(self) -> None:
         self._known: list[tuple[Any, Any]] = []
@@ -90,7 +90,7 @@ class Addresses:
 
 
 class Worker:
-    """What a worker makes of the messages."""
+    """The objects a worker makes from the messages."""
 
     def __init__(self) -> None:
         self.table: TemplateTable = TemplateTable(self._take)
@@ -193,7 +193,7 @@ def packed_launch(content: bytes, read: int, written: int) -> Launch:
     return launch_of(spec, outputs=(written,), uses=(("a", read), ("out", written)))
 
 
-def test_packed_scalars_cross_beside_the_template() -> None:
+def test_packed_scalars_are_sent_next_to_the_template() -> None:
     worker = Worker()
     assert worker.across(packed_launch(b"0", 1, 2)) is None
     crossed = []
@@ -203,7 +203,7 @@ def test_packed_scalars_cross_beside_the_template() -> None:
         assert same(made, packed_launch(content, read, written))
         crossed.append(made)
     assert [message[0] for message in worker.told] == ["template"]
-    # Where nothing is another, the specification is the same object: a library knows its plan by that.
+    # If nothing differs, the specification is the same object, by which a library knows its plan.
     assert crossed[0].spec is crossed[1].spec
 
 
@@ -245,7 +245,7 @@ CHANGES = {
 }
 
 
-def test_what_differs_is_of_another_template() -> None:
+def test_different_requests_have_different_templates() -> None:
     launches = [product(1, 2, 3), *CHANGES.values()]
     worker = Worker()
     for launch in launches:
@@ -263,7 +263,7 @@ FACTORS: tuple[object, ...] = (
 )
 
 
-def test_factors_that_are_equal_but_not_the_same() -> None:
+def test_equal_but_distinct_factors() -> None:
     worker = Worker()
     launches = [product(1, 2, 3, spec=FactorSpec(factor, array(1), array(2), array(3))) for factor in FACTORS]
     for launch in launches:
@@ -277,13 +277,13 @@ def test_factors_that_are_equal_but_not_the_same() -> None:
 
 
 @pytest.mark.parametrize("factor", [(1, 2.0), (True,), (np.int64(1),), np.ones(2), DType.int8], ids=repr)
-def test_a_specification_that_holds_more_has_no_template(factor: object) -> None:
+def test_a_specification_with_other_contents_has_no_template(factor: object) -> None:
     worker = Worker()
     launch = product(1, 2, 3, spec=FactorSpec(factor, array(1), array(2), array(3)))
     assert [worker.across(launch) for _ in range(3)] == [None] * 3
 
 
-def test_what_is_staged_or_hit_by_a_fault_has_no_template() -> None:
+def test_staged_requests_and_faults_have_no_template() -> None:
     worker = Worker()
     staged = product(1, 2, 3, staged=(CopySpec(array(1), array(4)),))
     hit = product(1, 2, 3, fault=object())
@@ -312,7 +312,7 @@ NUMBERS = st.integers(1, 4)
         max_size=30,
     )
 )
-def test_what_arrives_is_what_was_sent(launches: list[Launch]) -> None:
+def test_the_received_request_equals_the_sent_one(launches: list[Launch]) -> None:
     worker = Worker()
     for launch in launches * 2:
         made = worker.across(launch)
@@ -320,7 +320,7 @@ def test_what_arrives_is_what_was_sent(launches: list[Launch]) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 3)), max_size=80))
-def test_the_worker_knows_exactly_the_numbers_that_were_sent_and_not_forgotten(
+def test_the_worker_knows_exactly_the_sent_and_remembered_numbers(
     launched: list[tuple[int, int]],
 ) -> None:
     worker = Worker()
@@ -343,7 +343,7 @@ def test_the_worker_knows_exactly_the_numbers_that_were_sent_and_not_forgotten(
     assert numbers == sorted(set(numbers))
 
 
-def test_a_template_in_use_stays_however_many_come_once() -> None:
+def test_a_template_in_use_outlasts_any_number_of_single_templates() -> None:
     worker, hot = Worker(), product(1, 2, 3)
     worker.table.kept.bound = 4
     for extent in range(5, 40):
@@ -478,10 +478,10 @@ def test_copies_that_differ_from_a_known_one() -> None:
         assert same_copy(made, launch)
 
 
-async def test_memory_that_the_worker_does_not_have_fails_the_operation_alone(
+async def test_missing_memory_of_the_worker_fails_only_the_operation(
     system: ta.System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether it is told of whole or as a replay."""
+    """Whether it is sent whole or as a replay."""
     async with system.open_device(BACKEND, options=ta.DeviceOptions(isolation="process")) as device:
         monkeypatch.setattr(
             HostArrays, "address", lambda _, host: ("shared", 999, 0, "float32", host.shape, None)

@@ -86,7 +86,7 @@ def across(spec: OperationSpec) -> OperationSpec:
 def same(left: OperationSpec, right: OperationSpec) -> None:
     assert type(left) is type(right)
     for field in attrs.fields(type(left)):  # type: ignore[arg-type]
-        # What is not given belongs to the process.
+        # Fields that are not given belong to the process.
         if not field.init:
             continue
         one, other = getattr(left, field.name), getattr(right, field.name)
@@ -122,7 +122,7 @@ class Flags(enum.Flag):
 
 @attrs.frozen
 class UserSpec(OperationSpec):
-    """What somebody else's library might need."""
+    """A field that somebody else's library might need."""
 
     source: ArraySpec = reads()  # noqa: RUF009 - a field specifier
     anything: object = None
@@ -147,7 +147,9 @@ class Bare(OperationSpec):
 class TestSpecs:
     @settings(deadline=None)
     @given(spec=specs())
-    def test_every_one_of_the_package_is_equal_after_the_way(self, spec: OperationSpec) -> None:
+    def test_every_specification_of_the_package_is_equal_after_the_crossing(
+        self, spec: OperationSpec
+    ) -> None:
         same(across(spec), spec)
 
     def test_all_are_known_to_this_test(self) -> None:
@@ -217,7 +219,7 @@ class TestSpecs:
         assert got.outputs() == (ArraySpec(1, 2, DType.int8, (3, 4), (4, 1)),)
         assert {type(extent) for extent in got.outputs()[0].shape} == {int}
 
-    def test_host_arrays_are_sent_as_the_caller_says(self) -> None:
+    def test_host_arrays_are_sent_as_requested(self) -> None:
         first, second = np.arange(3.0), np.arange(4.0)
         hosts: list[npt.NDArray[Any]] = []
 
@@ -265,7 +267,7 @@ class TestRefusals:
         ],
         ids=lambda value: type(value).__name__,
     )
-    def test_what_cannot_cross_is_named_with_its_field(self, value: object, shown: str) -> None:
+    def test_an_unsendable_value_is_named_with_its_field(self, value: object, shown: str) -> None:
         with pytest.raises(TypeError, match=rf"crosses to a worker holds .*UserSpec\.anything is .*{shown}"):
             encode_spec(UserSpec(ARRAY, value), encode_array)
 
@@ -302,7 +304,7 @@ class TestRefusals:
         ):
             encode_spec(Script(ARRAY), encode_array)
 
-    def test_classes_that_are_not_found_under_their_name(self) -> None:
+    def test_classes_not_found_under_their_name(self) -> None:
         replaced = attrs.make_class("UserSpec", ["x"], bases=(OperationSpec,), frozen=True)
         replaced.__module__ = UserSpec.__module__
         with pytest.raises(TypeError, match="not what its module has under this name"):
@@ -326,7 +328,7 @@ class TestArrays:
         dtype=st.sampled_from(DType),
         shape=hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5),
     )
-    def test_bit_for_bit_whatever_the_strides(
+    def test_bit_for_bit_at_any_strides(
         self, data: st.DataObject, dtype: DType, shape: tuple[int, ...]
     ) -> None:
         content = data.draw(st.binary(min_size=math.prod(shape) * dtype.itemsize, max_size=10_000))

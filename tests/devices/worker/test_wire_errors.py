@@ -180,7 +180,7 @@ class TestRegistered:
         assert str(got) == str(error)
         assert attrs.asdict(got) == attrs.asdict(error)
 
-    def test_what_the_engine_filled_in_later(self) -> None:
+    def test_fields_filled_in_later_by_the_engine(self) -> None:
         error = LibraryError("singular", library="solver", code=7)
         error.device, error.generation = "cuda:0", 2
         got = across(error)
@@ -257,7 +257,7 @@ class TestRegistered:
         assert got.args == tuple(args)
         assert repr(got) == repr(cls(*args))
 
-    def test_arguments_that_are_not_plain_are_sent_as_the_text(self) -> None:
+    def test_other_arguments_are_sent_as_text(self) -> None:
         error = ValueError("shape", np.zeros(2))
         assert across(error).args == (str(error),)
 
@@ -312,7 +312,7 @@ class TestStrangers:
         assert f"{__name__}.StrangeTranslateError: can't translate" in str(got)
 
     @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3), GeneratorExit()], ids=repr)
-    def test_that_are_no_exceptions(self, error: BaseException) -> None:
+    def test_of_other_types(self, error: BaseException) -> None:
         got = across(error)
         assert type(got) is RuntimeError
         assert str(got) == f"{type(error).__name__}: {error}"
@@ -394,7 +394,7 @@ class TestCauses:
 
 
 class TestNotes:
-    def test_where_it_happened_is_a_note_after_those_it_has(self) -> None:
+    def test_its_origin_is_a_note_after_its_other_notes(self) -> None:
         error = raised(ContextLostError("lost"), raised(ValueError("cause")))
         error.add_note("first")
         error.add_note("second")
@@ -408,17 +408,17 @@ class TestNotes:
         assert got.__cause__ is not None
         assert "in raised" in notes(got.__cause__)[0]
 
-    def test_one_that_was_not_raised_has_none(self) -> None:
+    def test_an_unraised_error_has_none(self) -> None:
         assert notes(across(ValueError("x"))) == []
 
-    def test_what_is_no_note_is_left_out(self) -> None:
+    def test_notes_of_other_types_are_left_out(self) -> None:
         error = ValueError("x")
         error.__notes__ = ["fine", 3, np.str_("sub")]  # type: ignore[list-item]
         assert notes(across(error)) == ["fine", "sub"]
         error.__notes__ = 7  # type: ignore[assignment]
         assert notes(across(error)) == []
 
-    def test_a_deep_recursion_is_told_by_its_end(self) -> None:
+    def test_the_end_of_a_deep_recursion_is_reported(self) -> None:
         def even(depth: int) -> None:
             if depth == 0:
                 raise ValueError("bottom")
@@ -467,7 +467,7 @@ class TestGroups:
         assert isinstance(second, ExceptionGroup)
         assert isinstance(second.exceptions[0], LibraryError)
 
-    def test_of_what_is_no_exception(self) -> None:
+    def test_of_other_types(self) -> None:
         got = across(BaseExceptionGroup("both", [KeyboardInterrupt(), ValueError("x")]))
         assert type(got) is ExceptionGroup
         assert [type(member) for member in got.exceptions] == [RuntimeError, ValueError]
@@ -480,7 +480,7 @@ class TestGroups:
         assert isinstance(got, ExceptionGroup)
         assert got.message.endswith("Special: several")
 
-    def test_large_and_deep_ones_are_cut(self) -> None:
+    def test_large_and_deep_groups_are_cut(self) -> None:
         group = ExceptionGroup("wide", [ValueError(number) for number in range(5000)])
         got = across(group)
         assert isinstance(got, ExceptionGroup)

@@ -1,4 +1,4 @@
-"""What a worker knows of the blocks that the application has told it of."""
+"""A worker's knowledge of the blocks that the application has reported to it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def template() -> LaunchTemplate:
     )
 
 
-async def test_one_that_is_named_again_is_the_same_unless_it_is_invalid(blocks: WorkerBlocks) -> None:
+async def test_a_renamed_block_is_the_same_unless_it_is_invalid(blocks: WorkerBlocks) -> None:
     blocks.name([(3, 16)])
     first, changes = blocks[3], blocks.changes
     blocks.name([(3, 16)])
@@ -47,20 +47,20 @@ async def test_one_that_is_named_again_is_the_same_unless_it_is_invalid(blocks: 
     assert blocks.changes > changes
 
 
-async def test_one_that_was_let_go_is_gone_and_waits_to_be_given_back(blocks: WorkerBlocks) -> None:
+async def test_a_released_block_is_gone_and_waits_to_be_given_back(blocks: WorkerBlocks) -> None:
     blocks.let_go((2, 7))
     assert 2 not in blocks
     with pytest.raises(StaleRefError, match="released"):
         blocks[2].check("b")
     assert blocks._blocks.take() == [2]
-    # It is the application's; to let it go again, or one that nobody knows, is nothing.
+    # It is the application's; releasing it again, or an unknown one, has no effect.
     changes = blocks.changes
     blocks.let_go((2, 7))
     assert (blocks._blocks.take(), blocks.changes) == ([], changes)
 
 
 @pytest.mark.parametrize("change", ["let go", "invalid", "let go and made again"])
-async def test_what_a_template_has_found_holds_until_something_changes(
+async def test_the_findings_of_a_template_hold_until_something_changes(
     blocks: WorkerBlocks, template: LaunchTemplate, change: str
 ) -> None:
     binding = template.bind((1, 2, 3))
@@ -70,7 +70,7 @@ async def test_what_a_template_has_found_holds_until_something_changes(
     launches = [template.launch(number, (1, 2, 3), binding) for number in range(2)]
     launches[0].forget()
     assert binding.is_found(blocks)
-    # One that is over takes nothing from those that follow.
+    # An ended one takes nothing from its successors.
     assert launches[1].outputs == (blocks[3],)
     assert launches[1].uses == (("a", blocks[1]), ("b", blocks[2]))
     if change == "invalid":

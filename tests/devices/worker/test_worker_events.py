@@ -1,4 +1,4 @@
-"""What a worker tells of its actors reaches the application, whatever fields an event has."""
+"""Reports of a worker about its actors reach the application with all fields of an event."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ VALUES: dict[str, object] = {
 
 
 @pytest.mark.parametrize("name", sorted(_wire_values._EVENTS))
-def test_every_event_comes_through(name: str) -> None:
+def test_every_event_arrives(name: str) -> None:
     cls: Any = _wire_values._EVENTS[name]
     event = cls(**{field.name: VALUES[str(field.type)] for field in attrs.fields(cls)})
     again = _wire_values.decode_event(_wire_values.encode_event(event))

@@ -1,4 +1,4 @@
-"""Scripts of crashes that run on an OTP supervisor and on ours; see the README beside this folder."""
+"""Scripts of crashes that run on an OTP supervisor and on ours; see the README next to this folder."""
 
 from .language import (
     Act,

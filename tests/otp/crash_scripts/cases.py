@@ -79,7 +79,7 @@ def _siblings() -> Iterator[tuple[str, Script]]:
 
 
 def _intensity() -> Iterator[tuple[str, Script]]:
-    """As many restarts as are allowed, and one more; those that count and those that do not."""
+    """As many restarts as allowed, and one more; counted and uncounted ones."""
     for strategy in _STRATEGIES:
         for allowed in (0, 1, 2, 5):
             crashes = [Crash("ab"[turn % 2]) for turn in range(allowed)]
@@ -224,13 +224,13 @@ def _together() -> Iterator[tuple[str, Script]]:
 
 
 def _during_restart() -> Iterator[tuple[str, Script]]:
-    """A sibling that ends by itself while others are ended, or while others start."""
+    """A sibling that ends on its own while others are ended, or while others start."""
     for strategy in _GROUP_STRATEGIES:
         for act in (Crash("b"), Finish("b")):
             name = f"{strategy}-{type(act).__name__}"
             for restart in _RESTARTS:
                 if restart == "transient" and isinstance(act, Finish):
-                    # One of the differences that the README tells of.
+                    # One of the differences in the README.
                     continue
                 two: tuple[Child, ...] = (Worker("a"), Worker("b", restart))
                 ending = (*two, Worker("c", hooks=(Hook("shutdown", 0, act),)))
@@ -244,7 +244,7 @@ def _during_restart() -> Iterator[tuple[str, Script]]:
 
 
 def _during_failed_restart(name: str, strategy: StrategyName, act: Act) -> Iterator[tuple[str, Script]]:
-    """The second ends by itself while a restart gets into trouble, or is over it."""
+    """The second ends on its own while a restart gets into trouble, or has finished."""
     two = _workers("ab")
     starting = (*two, Worker("c", hooks=(Hook("start", 1, act),)), Worker("d"))
     yield f"{name}-while-starting-too-often", _script(strategy, starting, Crash("a"), intensity=1)

@@ -36,8 +36,8 @@ class Difference:
 
 
 DIFFERENCES = {
-    # A transient child that ended by itself has ended for good: whoever waited for its end has been told,
-    # and its name is free. OTP keeps its specification, and starts it again with its siblings.
+    # A transient child that ended on its own has ended for good: all waiting callers were notified, and its
+    # name is free. OTP keeps its specification, and starts it again with its siblings.
     "finished-is-finished": Difference(
         Script(
             Supervisor("root", (Worker("a"), Worker("b", "transient")), "one_for_all"),
@@ -88,8 +88,8 @@ a #1 was shut down      a #1 was shut down
 root #0 ended           root #0 ended
 """,
     ),
-    # Giving up is a failure. OTP's supervisor exits with the reason `shutdown`, which a transient child
-    # is not restarted after: nobody notices that a part of the program is gone.
+    # Giving up is a failure. OTP's supervisor exits with the reason `shutdown`, after which a transient child
+    # is not restarted: nobody notices the missing part of the program.
     "transient-supervisor-gives-up": Difference(
         Script(
             Supervisor(
@@ -134,8 +134,8 @@ a #1 was shut down      a #1 was shut down
 root #0 ended           root #0 ended
 """,
     ),
-    # An actor spawns its children one by one: those that it has not come to are not known yet, and a
-    # failure is dealt with at once. OTP's supervisor first starts all that are in its list.
+    # An actor spawns its children one by one, so later children are not known yet, and a failure is handled
+    # at once. OTP's supervisor first starts all children in its list.
     "crash-while-a-supervisor-starts": Difference(
         Script(
             Supervisor(

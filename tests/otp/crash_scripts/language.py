@@ -32,7 +32,7 @@ class _Printer(Protocol):
 
 
 class _Term:
-    """Base of all parts of a script: their `repr` is the code that makes them, without defaults."""
+    """Base of all parts of a script: their `repr` is their code, without defaults."""
 
     __slots__ = ()
 
@@ -56,7 +56,7 @@ class Crash(_Term):
 
 @attrs.frozen(repr=False)
 class Finish(_Term):
-    """A worker ends by itself, without an error."""
+    """A worker ends on its own, without an error."""
 
     target: str
 
@@ -66,12 +66,12 @@ Act: TypeAlias = Crash | Finish
 
 @attrs.frozen(repr=False)
 class Hook(_Term):
-    """What a worker does to a sibling at one point of one of its incarnations, and waits for.
+    """The action of a worker on a sibling at one point of one of its incarnations, which it waits for.
 
     Attributes:
         point: ``"start"``: before it has started; ``"shutdown"``: when its supervisor ends it.
         number: In which of its incarnations, counted from 0 over the whole script.
-        act: What happens to the sibling. Nothing if that is not running.
+        act: The action on the sibling. Nothing if the sibling is not running.
     """
 
     point: Literal["start", "shutdown"]
@@ -87,7 +87,7 @@ class Worker(_Term):
         name: Its name, unique in the script.
         restart: Its restart type.
         fails: Which of its starts fail, counted from 0 over the whole script.
-        hooks: What it does to its siblings.
+        hooks: Its actions on its siblings.
     """
 
     name: str
@@ -105,7 +105,7 @@ class Supervisor(_Term):
         children: Its children in start order.
         strategy: Its strategy.
         intensity: The most restarts within the period.
-        period: Seconds; so many by default that no script is too slow for it.
+        period: Seconds; long enough by default for the slowest script.
         restart: Its own restart type; of no meaning at the root.
     """
 
@@ -156,15 +156,14 @@ Step: TypeAlias = Crash | Finish | Together | Add | Remove | Wait
 class Script(_Term):
     """A tree and what happens to it, step by step.
 
-    After each step everything comes to rest. A step whose target does not run does nothing. In
-    the end the root is stopped, if it has not given up before.
+    After each step everything comes to rest. A step with a target that is not running does nothing. In the
+    end the root is stopped, if it has not given up before.
 
     Attributes:
         root: The tree.
-        steps: What happens.
-        forgets: Whether a transient child that ended by itself is forgotten, as ours always does.
-            OTP's supervisor keeps its specification, so the reference deletes that; with False it
-            is left there.
+        steps: The actions.
+        forgets: Whether a transient child that ended on its own is forgotten, as ours always does. OTP's
+            supervisor keeps its specification, so the reference deletes that; with False it is left there.
     """
 
     root: Supervisor

@@ -28,8 +28,8 @@ class Event:
     Attributes:
         name: Name of the child.
         number: Number of its incarnation, failed starts included, counted from 0 over the whole script.
-        kind: What happened. A supervisor starts before its children and ends after them; one
-            whose children fail to start has no end.
+        kind: The kind of event. A supervisor starts before its children and ends after them. If its children
+            fail to start, it has no end.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Event:
 
 
 _KINDS: dict[str, Kind] = {
-    # OTP: what the child's callbacks saw, what the supervisor reported, and how its process ended.
+    # OTP: the callbacks of the child, the reports of the supervisor, and the end of its process.
     "init": "started",
     "init boom": "failed to start",
     "terminate boom": "crashed",
@@ -49,7 +49,7 @@ _KINDS: dict[str, Kind] = {
     "terminate shutdown": "was shut down",
     "report reached_max_restart_intensity": "gave up",
     "exit shutdown": "ended",
-    # Ours: what the child's `lifespan` saw, and what the observer was told.
+    # Ours: the events in the child's `lifespan`, and the reports to the observer.
     "lifespan entered": "started",
     "lifespan refused with Boom": "failed to start",
     "lifespan left with Boom": "crashed",
@@ -61,7 +61,7 @@ _KINDS: dict[str, Kind] = {
 
 
 def normalise(events: Sequence[RawEvent]) -> list[Event]:
-    """Put a log into common words. This is all that is done to either log before they are compared.
+    """Put a log into common words. Neither log is changed in any other way before the comparison.
 
     Order, names, numbers and the count of events stay as they are. Back-off needs no
     normalisation: scripts run with none.
@@ -78,7 +78,7 @@ def lines(events: Sequence[RawEvent]) -> list[str]:
 
 
 def side_by_side(left: Sequence[str], right: Sequence[str]) -> str:
-    """Two logs in two columns: what both have in one row, anything else in a row of its own."""
+    """Two logs in two columns: common events in one row, other events in a row of their own."""
     rows: list[str] = []
     matcher = difflib.SequenceMatcher(None, left, right, autojunk=False)
     for tag, start, end, other_start, other_end in matcher.get_opcodes():

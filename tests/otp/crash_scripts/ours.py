@@ -38,7 +38,7 @@ _NO_BACKOFF = Backoff(initial=0.0, base=0.0, jitter=0.0)
 
 
 class Boom(Exception):  # noqa: N818  # it is no error of anything, only of the script
-    """What workers crash with."""
+    """The error of crashing workers."""
 
 
 @attrs.frozen
@@ -48,18 +48,18 @@ class CrashNow(Message["WorkerActor"]):
 
 @attrs.frozen
 class FinishNow(Message["WorkerActor"]):
-    """End by itself."""
+    """End on its own."""
 
 
 @attrs.frozen
 class Spawn(Request["SupervisorActor", None]):
-    """Start a child; a start that fails is no failure of the supervisor."""
+    """Start a child; a failing start is not a failure of the supervisor."""
 
     child: Child
 
 
 def run_on_ours(script: Script) -> list[RawEvent]:
-    """Run a script; returns its log. Time passes only where the script says so."""
+    """Run a script; returns its log. Time passes only as requested by the script."""
     clock = trio.testing.MockClock()
     return trio.run(_Run(script, clock).run, clock=clock)
 
@@ -148,8 +148,8 @@ class _Run:
     """One run of a script.
 
     Attributes:
-        log: What happened.
-        running: The workers that run, each with an event that tells when it ends.
+        log: The events.
+        running: The running workers, each with an event for its end.
         held: Workers that, having ended, wait before their supervisor may take notice.
     """
 
@@ -186,7 +186,7 @@ class _Run:
                             await self._perform(step, scope)
                             await self._settle()
                 except* (ActorFailedError, Boom):
-                    # It has given up, which the observer was told of; or a child failed to start.
+                    # It has given up, as reported to the observer; or a child failed to start.
                     pass
         if has_started:
             self.log.append((root.name, number, "supervisor ended"))
@@ -241,7 +241,7 @@ class _Run:
     async def _settle(self) -> None:
         await trio.lowlevel.checkpoint()
         ended = -1
-        # A hook is woken at the same time as this task, and goes on after it or has gone on before it.
+        # A hook is woken at the same time as this task, and continues after it or has continued before it.
         while self._hooks or ended != self._ended_hooks:
             ended = self._ended_hooks
             await trio.testing.wait_all_tasks_blocked()

@@ -26,7 +26,7 @@ halt().
 
 
 def why_no_otp() -> str | None:
-    """Say why there is no OTP to compare with; None if there is."""
+    """Return the reason for having no OTP to compare with; None if there is one."""
     if shutil.which("erl") is None:
         return "there is no Erlang/OTP: `erl` is not on the path (Debian package erlang-base)"
     return None

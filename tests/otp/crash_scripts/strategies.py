@@ -1,4 +1,4 @@
-"""Random scripts. What they leave out is in the README, with the reason."""
+"""Random scripts. The README lists the omissions, with the reason."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _MOST_STEPS = 12
 
 @attrs.define
 class _Names:
-    """Names for the children of one script: those that it starts with are ``a0``, ``a1`` and so on."""
+    """Names for the children of one script: the first children are ``a0``, ``a1`` and so on."""
 
     count: int = 0
 
@@ -159,7 +159,7 @@ def _with_parents(script: Script) -> list[tuple[str, Child]]:
 
 
 def _everyone(script: Script) -> tuple[list[Supervisor], list[Worker]]:
-    """All supervisors, the root first, and all workers; those below a supervisor that were added included."""
+    """All supervisors, the root first, and all workers, including those added below a supervisor."""
     children = [child for _, child in _with_parents(script)]
     supervisors = [script.root, *(child for child in children if isinstance(child, Supervisor))]
     return supervisors, [child for child in children if isinstance(child, Worker)]

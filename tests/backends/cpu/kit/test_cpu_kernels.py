@@ -1,4 +1,4 @@
-"""How the CPU backend calls a kernel: in the thread of a stream, with status words, and errors told."""
+"""The CPU backend's call of a kernel: in the thread of a stream, with status words, and reported errors."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def moved(
     function: Callable[[Any], Any],
     plan: Callable[[Any, Any], Any] | None = None,
 ) -> Callable[[], None]:
-    """Runs an operation whose kernel only calls a function."""
+    """Runs an operation with a kernel that only calls a function."""
     declared = kernel(Moved, backend="cpu", plan=plan)(lambda spec, call: function(call))
     name = install(monkeypatch, declared=declared)
     array = rig.put(np.arange(4.0))
@@ -81,7 +81,7 @@ def moved(
 
 @pytest.mark.parametrize("returned", [5, "work", lambda: None])
 def test_a_kernel_that_returns_something(rig: Any, monkeypatch: pytest.MonkeyPatch, returned: Any) -> None:
-    """One that was written to return its work, for example, which would never be run."""
+    """For example a kernel written to return its work, which would never run."""
     run = moved(rig, monkeypatch, lambda _: returned)
     text = rf"must compute and return None, it returned {type(returned).__name__}"
     with pytest.raises(TypeError, match=text):
@@ -105,7 +105,7 @@ def test_a_kernel_that_raises(rig: Any, monkeypatch: pytest.MonkeyPatch, where: 
     assert rig.stream.failure is None
 
 
-def test_what_a_plan_refuses_is_not_enqueued(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_plan_is_not_enqueued(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[Any] = []
 
     def refuse(spec: Moved, device: Any) -> None:

@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.no_device, pytest.mark.machine, pytest.mark.alone]
 
 LONGEST_STALL = 0.010
 TRIES = 4
-# So long the main thread watches. An operation that holds the lock is seen if it takes over 10 ms itself.
+# The time that the main thread watches. It sees an operation that holds the lock for over 10 ms itself.
 WATCH = 0.12
 
 MILLION = 1_000_000
@@ -58,9 +58,9 @@ def stall_during(stream, enqueue: Callable[[], None]) -> tuple[float, float]:
 
 
 def _running_time(threads: tuple[int, ...]) -> float:
-    """A clock that stands still while the kernel has no core for one of these: that is no matter of locks.
+    """A clock that stands still while the kernel has no core for one of these, as locks do not cause that.
 
-    The one that works is among them: it may have the lock when it has to wait for a core.
+    The worker thread is among them: it may have the lock when it has to wait for a core.
     """
     ready_nanoseconds = 0
     for thread in threads:
@@ -350,7 +350,7 @@ def test_two_streams_compute_on_two_cores(rig):
         for stream in streams:
             stream.synchronize()
 
-    # The first products take twice as long as those that follow, on whatever streams.
+    # The first products take twice as long as later ones, on any stream.
     on_streams(rig.stream, other)
     _multiply_on_bare_threads()
     # Other programs take a core now and then, from the bare threads as from ours. Were both alike, ours would

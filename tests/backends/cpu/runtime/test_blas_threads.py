@@ -1,4 +1,4 @@
-"""A small call of the BLAS has one thread, and its bits do not depend on what runs beside it."""
+"""A small call of the BLAS has one thread, and its bits do not depend on concurrent calls."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Caller(threading.Thread):
 
 
 class Watched(threading.Condition):
-    """A condition that says when somebody waits for it."""
+    """A condition that reports when somebody waits for it."""
 
     def __init__(self, lock: threading.Lock) -> None:
         super().__init__(lock)
@@ -69,7 +69,7 @@ class Watched(threading.Condition):
 
 
 @pytest.mark.parametrize(("work", "seen"), [(0, 1), (BOUND, 1), (LARGE, 6)])
-def test_a_small_call_has_one_thread_and_a_large_one_has_what_was_started(work: int, seen: int) -> None:
+def test_a_small_call_has_one_thread_and_a_large_call_has_all(work: int, seen: int) -> None:
     number = ctypes.c_int(6)
     threads = BlasThreads(number)
     with threads.for_work(work):
@@ -109,7 +109,7 @@ def test_calls_of_one_kind_are_inside_together(work: int, seen: int) -> None:
 
 
 @pytest.mark.parametrize(("works", "seen"), [((BOUND, LARGE), (1, 6)), ((LARGE, BOUND), (6, 1))])
-def test_a_call_waits_for_those_of_the_other_kind_and_none_passes_it(
+def test_a_call_waits_for_calls_of_the_other_kind_and_none_passes_it(
     works: tuple[int, int], seen: tuple[int, int]
 ) -> None:
     number = ctypes.c_int(6)
@@ -152,14 +152,14 @@ print(json.dumps([len(found), all(found)]))
 """
 
 
-def test_a_product_that_is_not_counted_has_the_same_bits_with_any_number_of_threads(
+def test_an_uncounted_product_has_the_same_bits_with_any_number_of_threads(
     run_two_threads: Run,
 ) -> None:
     assert run_two_threads(PRODUCTS) == [400, True]
 
 
 def test_a_product_by_its_own_transpose_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NumPy computes it by another routine, whose bits may depend on the number of threads."""
+    """NumPy computes it by another routine, with bits that may depend on the number of threads."""
     a = np.random.default_rng(0).standard_normal((40, 12)).astype(np.float32)
     counted: list[int] = []
 
@@ -178,7 +178,7 @@ def test_a_product_by_its_own_transpose_is_counted(monkeypatch: pytest.MonkeyPat
 
 @pytest.fixture
 def run_two_threads() -> Run:
-    """Run a program whose copies of OpenBLAS were started with two threads; returns what it prints."""
+    """Run a program with copies of OpenBLAS started with two threads; returns its output."""
 
     def run(program: str) -> Any:
         done = subprocess.run(
@@ -296,7 +296,7 @@ print(json.dumps([is_same, len(set.union(*found))]))
 """
 
 
-def test_a_call_has_the_same_bits_beside_calls_of_another_size(run_two_threads: Run) -> None:
+def test_a_call_has_the_same_bits_next_to_calls_of_another_size(run_two_threads: Run) -> None:
     assert run_two_threads(BESIDE) == [True, 1]
 
 

@@ -1,4 +1,4 @@
-"""Shared memory of the CPU backend: what the protocol does not show."""
+"""Shared memory of the CPU backend: the parts outside the protocol."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_view_behaves_as_one_of_private_memory(device):
     assert private.close(PATIENCE)
 
 
-def test_work_that_is_stuck_keeps_its_mapping_when_the_device_is_closed(keeper):
+def test_stuck_work_keeps_its_mapping_when_the_device_is_closed(keeper):
     before = mappings()
     device = CpuBackend().open_device(0, memory_limit=None, keeper=keeper)
     device.allocate(1, 1000)
@@ -145,7 +145,7 @@ def test_a_descriptor_is_closed_when_its_memory_cannot_be_mapped(device, monkeyp
 
 
 def test_a_system_that_promises_no_more_than_it_has(device, keeper, monkeypatch, tmp_path):
-    """Its pages are taken at once: one that is missing when it is touched would be SIGBUS."""
+    """Its pages are taken at once, because touching a missing page would raise SIGBUS."""
     (tmp_path / "overcommit_memory").write_text("2\n")
     monkeypatch.setattr(host, "_OVERCOMMIT", tmp_path / "overcommit_memory")
 
@@ -178,10 +178,10 @@ def test_a_keeper_that_fails_leaves_no_chunk_and_no_block(device, keeper, monkey
     assert mappings() == before
     assert (device.memory().blocks, device.memory().reserved) == (0, 0)
     device.allocate(1, 100)
-    assert device.placement(1).chunk == 2  # the keeper may have told others of 1
+    assert device.placement(1).chunk == 2  # the keeper may have reported 1 to others
 
 
-def test_a_chunk_that_is_too_short_is_not_mapped():
+def test_a_short_chunk_is_not_mapped():
     descriptor = sealed(4096)
     try:
         assert CpuBackend().map_host(descriptor, 4096).size == 4096
@@ -205,8 +205,8 @@ def test_nobody_changes_the_size_of_a_chunk(device, keeper):
 
 
 @pytest.mark.parametrize("make", UNFIT.values(), ids=UNFIT)
-def test_what_could_end_the_process_is_not_mapped(make, tmp_path):
-    """SIGBUS comes when it is touched, so that nothing can be done about it then."""
+def test_chunks_that_could_end_the_process_are_not_mapped(make, tmp_path):
+    """SIGBUS is raised at the access, when it is too late to handle it."""
     descriptor = make(4096, tmp_path)
     try:
         with pytest.raises(ValueError, match="chunk"):
@@ -225,7 +225,7 @@ def test_a_system_without_such_memory_names_the_way_out(monkeypatch, keeper):
         CpuBackend().map_host(0, 8)
 
 
-def test_what_a_container_may_take_counts(tmp_path, monkeypatch):
+def test_the_limit_of_a_container_counts(tmp_path, monkeypatch):
     free = host.available_bytes()
     inner = tmp_path / "outer" / "inner"
     inner.mkdir(parents=True)

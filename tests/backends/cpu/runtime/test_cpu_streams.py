@@ -1,4 +1,4 @@
-"""What the protocol cannot show: work of the test's own, held up and let go at will."""
+"""Streams beyond the protocol: work of the test's own, held up and let go at will."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_work_runs_one_after_the_other_in_order(open_stream):
     assert (ran, event.is_done) == (list(range(1000)), True)
 
 
-def test_an_error_is_reported_by_the_event_that_follows_and_by_no_other(open_stream):
+def test_an_error_is_reported_only_by_the_next_event(open_stream):
     stream, ran = open_stream(), []
     before = stream.record()
     first, second = OverflowError("first"), OverflowError("second")
@@ -115,7 +115,7 @@ def test_synchronize_leaves_the_error_for_the_next_event(open_stream):
     assert event.error is error
 
 
-def test_an_exception_that_is_no_error_does_not_end_the_stream(open_stream):
+def test_a_base_exception_does_not_end_the_stream(open_stream):
     stream = open_stream()
     stream.enqueue(lambda: fail(SystemExit(3)))
     event = stream.record()
@@ -171,7 +171,7 @@ def test_streams_that_wait_for_one_another_in_turn_go_on(open_stream):
     assert ran == [sign * number for number in range(200) for sign in (1, -1)]
 
 
-def test_waiting_for_a_stream_that_was_closed(open_stream):
+def test_waiting_for_a_closed_stream(open_stream):
     first, second, gate, ran = open_stream("first"), open_stream("second"), Gate(), []
     first.enqueue(gate)
     event = first.record()

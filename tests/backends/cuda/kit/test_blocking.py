@@ -1,4 +1,4 @@
-"""Kernels that block: what they use is not given back while a thread is in one."""
+"""Blocking kernels: their memory is not given back while a thread is in one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.one_backend, pytest.mark.usefixtures("only_cuda")]
 
 @attrs.define(eq=False)
 class Blocking:
-    """A kernel that waits in its middle until the test lets it go on."""
+    """A kernel that waits in its middle until the test lets it continue."""
 
     has_begun: threading.Event = attrs.field(factory=threading.Event)
     may_go_on: threading.Event = attrs.field(factory=threading.Event)
@@ -69,7 +69,7 @@ class Thread:
         assert not self.thread.is_alive()
 
 
-def test_it_says_that_it_blocks(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_reports_that_it_blocks(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     blocking = Blocking()
     blocking.may_go_on.set()
     spec = Moved(rig.put(np.arange(4.0)), rig.empty((4,), "float64"), "one")
@@ -100,7 +100,7 @@ def test_iterations_of_the_solvers_block() -> None:
     }
 
 
-def test_a_device_that_is_closed_leaves_a_stream_that_is_enqueued_on(
+def test_closing_a_device_leaves_a_stream_with_an_enqueue_in_progress(
     backend: Any, rig: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     blocking = Blocking()
@@ -124,7 +124,7 @@ def test_a_device_that_is_closed_leaves_a_stream_that_is_enqueued_on(
         library.enqueue(spec, own.stream)
 
 
-def test_a_context_that_is_lost_meanwhile(backend: Any, rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_context_is_lost_meanwhile(backend: Any, rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     blocking = Blocking()
     own = type(rig)(device := backend.open_device(0, memory_limit=None), device.open_stream("main"))
     library = own.library(blocking.install(monkeypatch))

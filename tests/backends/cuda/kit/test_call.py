@@ -1,4 +1,4 @@
-"""What a kernel gets of its call: arrays without gaps, workspace, status words."""
+"""A kernel's view of its call: arrays without gaps, workspace, status words."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_a_conjugated_copy(rig: Any, run: Runner, name: str, order: Any) -> None
 
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("name", views())
-def test_results_come_to_where_the_array_lies(rig: Any, run: Runner, name: str, order: Any) -> None:
+def test_results_reach_the_memory_of_the_array(rig: Any, run: Runner, name: str, order: Any) -> None:
     host = views()[name]
     source = rig.put(in_order(host, order).copy())
     out = rig.put_as_laid_out(np.zeros_like(host.base if host.base is not None else host))
@@ -139,7 +139,7 @@ def test_results_come_to_where_the_array_lies(rig: Any, run: Runner, name: str, 
     np.testing.assert_array_equal(rig.get(out), host)
 
 
-def test_what_lies_right_is_not_copied(rig: Any, run: Runner) -> None:
+def test_fitting_layouts_are_not_copied(rig: Any, run: Runner) -> None:
     """Then its own address is given, and no workspace is taken."""
     rows, columns = rig.put(np.ones((3, 4))), attrs.evolve(rig.put(np.ones((3, 4))), strides=(8, 24))
 
@@ -152,7 +152,7 @@ def test_what_lies_right_is_not_copied(rig: Any, run: Runner) -> None:
 
 
 class Taking:
-    """A kernel that takes workspace, as much as it is told to."""
+    """A kernel that takes a requested amount of workspace."""
 
     def __init__(self, rig: Any, run: Runner) -> None:
         self._rig = rig
@@ -178,7 +178,7 @@ class Taking:
 
     @property
     def nbytes(self) -> int:
-        """What the device counts; the arena has as much."""
+        """The bytes counted by the device; the arena has as many."""
         counted: int = self._rig.device.memory().workspace
         assert counted == self._rig.device.arena.nbytes
         return counted
@@ -201,7 +201,7 @@ def test_workspace_that_grows_in_the_middle_of_a_call(rig: Any, run: Runner) -> 
     assert one == first
     assert len({one, two, three}) == 3
     assert not one < two < one + 1024
-    # The next one has it in one piece.
+    # The next call gets it in one piece.
     assert take.nbytes == 512 + 4096 + 256
     one, two, three = take(512, 4096, 256)
     assert (two - one, three - two) == (512, 4096)
@@ -223,7 +223,7 @@ def test_each_stream_has_an_area_of_its_own(rig: Any, monkeypatch: pytest.Monkey
     assert found[:2] == found[2:]
     assert found[0] != found[1]
     assert rig.device.memory().workspace == 2048
-    # It goes with its stream, as each restart of a library opens another.
+    # It ends with its stream, because each restart of a library opens another.
     streams[1].close()
     end = time.monotonic() + 30
     while not streams[1].has_ended:
@@ -250,7 +250,7 @@ def test_more_workspace_than_the_limit_leaves(small: Any, run: Runner) -> None:
     small.free(block)
 
 
-def test_an_operation_keeps_what_it_has_when_there_is_no_more(small: Any, run: Runner) -> None:
+def test_an_operation_keeps_its_memory_when_there_is_no_more(small: Any, run: Runner) -> None:
     take = Taking(small, run)
     quarter = MEGABYTE // 4
     take(quarter)
@@ -419,7 +419,7 @@ def test_words_of_a_kernels_own(rig: Any, run: Runner) -> None:
 
 
 def test_a_kernel_that_raises(rig: Any, run: Runner) -> None:
-    """Whatever it has enqueued by then stays, and its workspace is the next one's."""
+    """Its enqueued work stays, and its workspace is the next one's."""
     array, take = rig.put(np.arange(4.0)), Taking(rig, run)
 
     def fail(spec: Moved, call: KernelCall) -> None:
@@ -438,7 +438,7 @@ def test_a_kernel_that_raises(rig: Any, run: Runner) -> None:
     np.testing.assert_array_equal(rig.get(array), np.arange(4.0))
 
 
-def test_what_a_handle_has_for_itself_is_counted_and_never_refused(small: Any, run: Runner) -> None:
+def test_the_own_memory_of_a_handle_is_counted_and_never_refused(small: Any, run: Runner) -> None:
     device, take = small.device, Taking(small, run)
     own = Workspace(device.blocks, "own")
     with device.context:

@@ -26,7 +26,7 @@ only_cuda = pytest.mark.usefixtures("only_cuda")
 
 @attrs.define(eq=False)
 class Plan:
-    """What a plan function made.
+    """The result of a plan function.
 
     Attributes:
         way: Of which operation.
@@ -57,7 +57,7 @@ class TestTable:
         assert [table.find((way,)) for way in "123"] == [first, None, third]
         assert len(table) == 2
 
-    def test_what_is_busy_stays_until_it_is_not(self) -> None:
+    def test_a_busy_plan_stays_until_it_is_free(self) -> None:
         table, closed = self.table(2)
         plans = [Plan(str(number), is_busy=True) for number in range(5)]
         for plan in plans:
@@ -80,8 +80,8 @@ class TestTable:
         assert (table.find(("only",)), closed) == (plan, [])
 
     @given(st.lists(st.integers(0, 6), max_size=60), st.integers(1, 4))
-    def test_what_became_of_plans_is_counted(self, launched: list[int], most: int) -> None:
-        """Against a model: the keys that were used last."""
+    def test_outcomes_of_plans_are_counted(self, launched: list[int], most: int) -> None:
+        """Against a model: the most recently used keys."""
         counts = CacheCounts()
         table = PlanCache(most, counts=counts)
         kept: list[int] = []
@@ -112,7 +112,7 @@ class TestTable:
 
 @attrs.define(eq=False)
 class Planned:
-    """A module with a kernel that has plans."""
+    """A module with a kernel with plans."""
 
     made: list[Plan] = attrs.field(factory=list)
     used: list[Plan] = attrs.field(factory=list)
@@ -198,7 +198,7 @@ def test_more_plans_than_fit(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class PlanningLibrary(CudaLibrary):
-    """A library that has something to give back of its plans."""
+    """A library with resources to give back for its plans."""
 
     name = "planning"
     most_plans = 2

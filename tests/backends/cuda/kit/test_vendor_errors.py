@@ -1,4 +1,4 @@
-"""What the codes of vendors' libraries mean, where a library of ours calls several of them."""
+"""The meanings of the codes of vendors' libraries, if a library of ours calls several of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.one_backend, pytest.mark.usefixtures("only_cuda")]
 
 
 def library(rig: Any, error: Exception) -> Any:
-    """A library of two vendors', whose one operation fails."""
+    """A library of two vendors', with one operation, which fails."""
     from nvmath.bindings import cublas, cufft
 
     from trio_accel.backends.cuda.kit._library import CudaLibrary
@@ -31,7 +31,7 @@ def library(rig: Any, error: Exception) -> Any:
     return Two(rig.device)
 
 
-def test_each_code_is_read_by_the_vendor_that_has_it(rig: Any) -> None:
+def test_each_code_is_read_by_its_vendor(rig: Any) -> None:
     from nvmath.bindings import cublas, cufft
 
     cases = [
@@ -47,7 +47,7 @@ def test_each_code_is_read_by_the_vendor_that_has_it(rig: Any) -> None:
         assert getattr(caught.value, "code", None) == code
 
 
-def test_what_no_vendor_has_told_of_is_left_as_it_is(rig: Any) -> None:
+def test_errors_unknown_to_all_vendors_are_left_unchanged(rig: Any) -> None:
     with pytest.raises(ZeroDivisionError):
         library(rig, ZeroDivisionError()).enqueue(linalg.scal.spec(1.0, rig.put([1.0])), rig.stream)
 
@@ -60,8 +60,8 @@ def test_a_function_that_the_installed_library_has_not(rig: Any) -> None:
         lacking.enqueue(linalg.scal.spec(1.0, rig.put([1.0])), rig.stream)
 
 
-def test_what_a_kernel_raises_in_a_lost_context_is_the_loss(backend: Any, rig: Any) -> None:
-    """A kernel that calls the driver by itself may be the first to meet it, and raises what it likes."""
+def test_an_error_of_a_kernel_in_a_lost_context_is_the_loss(backend: Any, rig: Any) -> None:
+    """A kernel that calls the driver on its own may be the first to meet it, and raises what it likes."""
     own = type(rig)(device := backend.open_device(0, memory_limit=None), device.open_stream("main"))
     spec = linalg.scal.spec(1.0, own.put([1.0]))
     own.stream.synchronize()

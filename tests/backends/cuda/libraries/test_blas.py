@@ -1,4 +1,4 @@
-"""The handle of cuBLAS: its workspace, its streams, what its statuses mean, and what is cached."""
+"""The handle of cuBLAS: its workspace, its streams, the meanings of its statuses, and its caches."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_every_product_has_a_workspace_of_ours(rig: Any) -> None:
     assert library.stand_in_cublas_without_workspace() == before
 
 
-def test_operands_that_are_packed_on_two_streams_at_once_have_rooms_of_their_own(rig: Any) -> None:
+def test_operands_packed_on_two_streams_at_once_have_separate_buffers(rig: Any) -> None:
     other = rig.device.open_stream("other")
     operands = [np.full((30, 60), number, "float32")[:, ::2] for number in (1.0, 2.0)]
     pairs = [(rig.put_as_laid_out(host), rig.empty((30, 30), "float32")) for host in operands]
@@ -71,7 +71,7 @@ def test_operands_that_are_packed_on_two_streams_at_once_have_rooms_of_their_own
         (3, OutOfMemoryError, "bytes requested"),
     ],
 )
-def test_what_a_status_means(
+def test_meanings_of_statuses(
     rig: Any, monkeypatch: pytest.MonkeyPatch, status: int, error: type[Exception], text: str
 ) -> None:
     x = rig.put(np.ones(3))
@@ -94,7 +94,7 @@ def test_a_library_that_fails_otherwise_is_not_trusted(rig: Any, monkeypatch: py
         rig.enqueue("blas", linalg.scal.spec(2.0, rig.put(np.ones(3))))
 
 
-def test_a_preparation_that_meets_a_lost_context_says_so(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_preparation_in_a_lost_context_reports_the_loss(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     make = rig.library("blas").prepare(product(rig))
     fail(monkeypatch, 13, "gemm_ex_64")
     rig.device.poison("a stray write")
@@ -122,7 +122,7 @@ def test_the_kernel_for_whole_numbers_is_made_once_before_it_is_needed(rig: Any)
     check(rig, spec)
 
 
-def test_what_products_of_a_type_need_is_loaded_before_the_first(rig: Any) -> None:
+def test_libraries_for_products_of_a_type_are_loaded_before_the_first(rig: Any) -> None:
     library = rig.library("blas")
     before = product(rig, dtype="float32")
     rig.enqueue("blas", before)
@@ -131,7 +131,7 @@ def test_what_products_of_a_type_need_is_loaded_before_the_first(rig: Any) -> No
         load: Callable[[], None] = library.prepare(spec)
         load()
         assert library.prepare(spec) is None
-        # The handle is set to the stream again, in the mode that is needed.
+        # The handle is set to the stream again, in the required mode.
         rig.apply("blas", spec)
         check(rig, spec)
         rig.apply("blas", linalg.scal.spec(2.0, spec.out))

@@ -54,7 +54,7 @@ def draw(rig: Any, curand: Any) -> Iterator[Draw]:
     """Draws by cuRAND, on the rig's stream."""
     with rig.device.context:
         generator = curand.create_generator(curand.RngType.PSEUDO_PHILOX4_32_10)
-        # The order that is promised to stay as it is.
+        # The order with a promise of stability.
         curand.set_generator_ordering(generator, curand.Ordering.PSEUDO_LEGACY)
         curand.set_stream(generator, rig.stream.handle)
 

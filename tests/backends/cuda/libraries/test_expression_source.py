@@ -42,7 +42,7 @@ TOLERANCES = {"float16": 2e-3, "bfloat16": 1.6e-2, "float32": 4e-6, "complex64":
 
 @attrs.frozen
 class Kernel:
-    """One kernel, with what it is called with and what it is to compute."""
+    """One kernel, with its arguments and its expected results."""
 
     expression: TypedExpression
     source: str
@@ -121,7 +121,7 @@ def assert_close(got: npt.NDArray[Any], want: npt.NDArray[Any], what: str) -> No
 
 
 @pytest.mark.parametrize("name", DTYPES)
-def test_functions_compute_what_numpy_computes(name: str, tmp_path: Path) -> None:
+def test_functions_match_numpy(name: str, tmp_path: Path) -> None:
     dtype = DType(name)
     kernels: list[Kernel] = []
     names: list[list[str]] = []
@@ -142,7 +142,7 @@ def test_functions_compute_what_numpy_computes(name: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float64"])
-def test_error_functions_compute_what_scipy_computes(name: str, tmp_path: Path) -> None:
+def test_error_functions_match_scipy(name: str, tmp_path: Path) -> None:
     dtype = DType(name)
     kernel = _of_many("o0 = erf(x); o1 = erfc(x)", dtype, [data(dtype, 64, 0)], 2)
     compile_and_run([kernel], tmp_path)
@@ -172,7 +172,7 @@ def _of_many(text: str, dtype: DType, arrays: list[npt.NDArray[Any]], count: int
 
 @settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck))
 @given(several=st.lists(cases(), min_size=25, max_size=25))
-def test_random_expressions_are_what_python_and_numpy_make_of_them(
+def test_random_expressions_match_python_and_numpy(
     several: list[Case], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     kernels = [kernel_of(case, [case.by_numpy()]) for case in several]

@@ -74,7 +74,7 @@ def test_a_plan_is_named_once_and_made_in_another_thread(rig: Any) -> None:
 @pytest.mark.parametrize(
     ("lengths", "dtype", "error"), [((0,), "complex64", LibraryError), ((4,), "float16", NotSupportedError)]
 )
-def test_what_cannot_be_planned_is_refused_by_the_plan(
+def test_the_plan_refuses_unsupported_transforms(
     rig: Any, lengths: tuple[int, ...], dtype: str, error: type[Exception]
 ) -> None:
     array = rig.put(np.zeros(4, dtype))
@@ -93,14 +93,14 @@ def test_so_many_are_cached_and_no_more(rig: Any) -> None:
     assert count(rig) == _MOST
     library = rig.library("fft")
     assert library.prepare(specs[-1]) is None
-    assert library.prepare(specs[0]) is not None  # the one that was used longest ago
+    assert library.prepare(specs[0]) is not None  # the least recently used one
     rig.enqueue("fft", specs[0])
     for spec in specs:
         check(rig, spec)
 
 
-def test_one_that_may_still_run_is_not_given_back(rig: Any) -> None:
-    """Though cuFFT waits for everything when it makes a plan, as far as that was seen."""
+def test_a_possibly_running_plan_is_not_given_back(rig: Any) -> None:
+    """Though cuFFT waits for everything when it makes a plan, as far as observed."""
     library = rig.library("fft")
     specs = [transform(rig, n) for n in range(2, _MOST + 2)]
     for spec in specs:
@@ -138,7 +138,7 @@ def test_a_plan_is_busy_until_its_streams_have_got_past_it(rig: Any) -> None:
     other.close()
 
 
-def test_one_of_cufft_goes_with_the_last_plan_that_executes_it(rig: Any) -> None:
+def test_a_plan_of_cufft_ends_with_the_last_plan_that_executes_it(rig: Any) -> None:
     spec = transform(rig, 30)
     rig.apply("fft", spec)
     for _ in range(2):
@@ -156,7 +156,7 @@ def test_one_of_cufft_goes_with_the_last_plan_that_executes_it(rig: Any) -> None
 
 
 def test_an_operation_of_several_plans_keeps_them_all(rig: Any) -> None:
-    """The plan that makes way for it may be the one with which it shares one of them."""
+    """The plan replaced by it may share one of them with it."""
     lines = FftSpec(
         *("c2c", "forward", (3, 3, 3), (1, 2, 3), "backward"),
         *(rig.put(np.ones((3, 3, 3, 3), "complex64")), rig.empty((3, 3, 3, 3), "complex64")),
@@ -191,7 +191,7 @@ def halved(rig: Any, n: int) -> FftSpec:
     return FftSpec("c2r", "inverse", (n,), (0,), "backward", source, rig.empty((n,), "float64"))
 
 
-def test_what_it_computes_in_counts_as_memory_of_the_device(rig: Any) -> None:
+def test_its_work_area_counts_as_memory_of_the_device(rig: Any) -> None:
     spec = halved(rig, 4096)
     before = rig.device.memory().workspace
     rig.apply("fft", spec)
@@ -199,7 +199,7 @@ def test_what_it_computes_in_counts_as_memory_of_the_device(rig: Any) -> None:
     np.testing.assert_allclose(rig.get(spec.out), np.arange(4096), atol=1e-9)
 
 
-def test_a_transform_for_which_the_limit_leaves_no_room_is_refused(rig: Any, backend: Any) -> None:
+def test_a_transform_is_refused_if_the_limit_leaves_no_memory(rig: Any, backend: Any) -> None:
     n = 1 << 16
     device = backend.open_device(0, memory_limit=20 * n)
     small = type(rig)(device, device.open_stream("main"))
@@ -217,7 +217,7 @@ def test_a_transform_for_which_the_limit_leaves_no_room_is_refused(rig: Any, bac
 
 
 def test_a_larger_transform_has_the_room_of_the_smaller_one_before_it(rig: Any, backend: Any) -> None:
-    """What it computes in is one piece: it need not fit beside what the stream has."""
+    """Its work area is one piece: it need not fit next to the stream's memory."""
     first, second = halved(rig, 8192 - 512), halved(rig, 8192)
     needed: list[int] = []
     for spec in (first, second):
@@ -251,7 +251,7 @@ def test_its_end_gives_all_plans_back(rig: Any) -> None:
         (cufft.Result.INTERNAL_ERROR, cufft.cuFFTError, "INTERNAL_ERROR"),
     ],
 )
-def test_what_a_plan_fails_with(
+def test_errors_of_a_plan(
     rig: Any, monkeypatch: pytest.MonkeyPatch, status: Any, error: type[Exception], message: str
 ) -> None:
     made: list[int] = []

@@ -1,4 +1,4 @@
-"""What cuBLASLt is told of products, against NumPy by reading memory as the library does; needs no card."""
+"""Descriptions of products for cuBLASLt, against NumPy reading memory as the library does; needs no card."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def spec_of(array: np.ndarray[Any, Any], base: np.ndarray[Any, Any]) -> ArraySpe
 
 
 def multiplied(problem: Any, memory: list[np.ndarray[Any, Any]], size: int) -> np.ndarray[Any, Any]:
-    """Multiply as the library does: matrices by columns, each of a stack so many elements behind the last."""
+    """Multiply as the library does: matrices by columns, each of a stack a stride after the last."""
     op_a, op_b, m, n, k, lda, ldb, ldc = problem.product.call
     out = np.full(size, np.nan)
     for batch in range(problem.product.batches):
@@ -35,7 +35,7 @@ def multiplied(problem: Any, memory: list[np.ndarray[Any, Any]], size: int) -> n
         ):
             rows, columns = reversed(sizes) if op else sizes
             strides = elements.itemsize, ld * elements.itemsize
-            # Refuses what reaches beyond the elements.
+            # Refuses accesses outside the elements.
             part = np.ndarray(
                 (rows, columns), elements.dtype, elements, batch * step * elements.itemsize, strides
             )
@@ -68,7 +68,7 @@ def operands(draw: st.DrawFn) -> tuple[list[np.ndarray[Any, Any]], list[np.ndarr
 
 @given(made=operands(), sums_of=st.sampled_from([None, "a", "b"]))
 @settings(max_examples=300, deadline=None, derandomize=True)
-def test_calls_read_and_write_what_is_meant(made: Any, sums_of: str | None) -> None:
+def test_calls_read_and_write_the_right_elements(made: Any, sums_of: str | None) -> None:
     (a, b), bases, dtype = made
     expected = np.matmul(a.astype(float), b.astype(float))
     out = ArraySpec(
@@ -111,7 +111,7 @@ def test_calls_read_and_write_what_is_meant(made: Any, sums_of: str | None) -> N
         full = array if problem.stack is None else np.broadcast_to(array, (*problem.stack, *array.shape[-2:]))
         turned = full if order == "C" else full.swapaxes(-1, -2)
         memory.append(np.ascontiguousarray(turned).reshape(-1))
-    # So much memory is taken to try it out, and nothing behind it is read.
+    # All this memory is taken to try it out, and nothing after it is read.
     limited = [elements[: problem.nbytes // elements.itemsize] for elements in memory]
     found = multiplied(problem, [limited[1], limited[0]], expected.size)
     np.testing.assert_array_equal(found.reshape(expected.shape), expected)

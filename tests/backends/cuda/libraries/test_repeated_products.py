@@ -1,4 +1,4 @@
-"""A repeated product is not planned anew, unless something has changed."""
+"""A repeated product is not planned again, unless something has changed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.one_backend, pytest.mark.usefixtures("only_cuda")]
 
 @pytest.fixture
 def spec(rig: Any) -> MatmulSpec:
-    """A product that is launched as a graph by now."""
+    """A product launched as a graph by now."""
     rng = np.random.default_rng(1)
     a, b = (rig.put(rng.standard_normal(shape).astype(np.float32)) for shape in ((5, 6), (6, 7)))
     spec = MatmulSpec(a, b, rig.empty((5, 7), "float32"))
@@ -34,7 +34,7 @@ def check(rig: Any, spec: MatmulSpec) -> None:
 
 
 def test_when_its_blocks_are_elsewhere(rig: Any, spec: MatmulSpec) -> None:
-    """A block that was given back is made again under its id, and another lies where it was."""
+    """A freed block is made again under its id, and another takes its address."""
     rig.device.free(spec.out.block)
     other = rig.put(np.full((5, 7), 3, np.float32))
     rig.device.allocate(spec.out.block, spec.out.size * spec.out.dtype.itemsize)
@@ -59,5 +59,5 @@ def test_on_another_stream(rig: Any, spec: MatmulSpec) -> None:
         hold.release()
         rig.finish(other)
         check(rig, spec)
-    # Each has a graph of its own: one that is in flight is told by how far its stream is.
+    # Each has its own graph: the position of the stream shows whether a graph is in flight.
     assert len(rig.device.graphs) == 2

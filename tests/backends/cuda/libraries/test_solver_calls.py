@@ -29,7 +29,7 @@ Array = npt.NDArray[Any]
 
 
 class Bench:
-    """The library with such bindings, and what its operations make."""
+    """The library with such bindings, and the objects its operations make."""
 
     def __init__(self, rig: Any, bindings: Any) -> None:
         from trio_accel.backends.cuda.libraries.solver import SolverLibrary
@@ -40,7 +40,7 @@ class Bench:
             self.library = SolverLibrary(rig.device)
 
     def calls(self, spec: OperationSpec) -> list[str]:
-        """What an operation calls, once it has run before."""
+        """The calls of an operation, once it has run before."""
         for _ in range(2):
             self.bindings.calls.clear()
             self.library.enqueue(spec, self.rig.stream)
@@ -78,7 +78,7 @@ def definite(*shape: int, dtype: str) -> Array:
     return (made @ made.conj().swapaxes(-1, -2) + np.eye(shape[-1])).astype(dtype)
 
 
-# Of one matrix of 5 × 5, and of a stack of three: code and letter of the type, and of its real one.
+# For one matrix of 5 × 5, and for a stack of three: code and letter of the type, and of its real type.
 LETTERS = {
     "float32": ("s", 0, 0),
     "float64": ("d", 1, 1),

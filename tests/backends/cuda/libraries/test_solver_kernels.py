@@ -54,7 +54,7 @@ def matrices(dtype: str) -> npt.NDArray[Any]:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("triangle", "seen"), [("", [-1, -1, -1]), ("L", [-1, -1, 0]), ("U", [-1, 0, -1])])
-def test_what_is_no_finite_number_is_seen_in_a_triangle(
+def test_nan_and_infinity_are_found_in_a_triangle(
     workshop: Workshop, dtype: str, triangle: str, seen: list[int]
 ) -> None:
     values = matrices(dtype)
@@ -90,7 +90,7 @@ def test_a_triangle_is_cleared_and_the_diagonal_looked_at(
     np.testing.assert_array_equal(made, np.triu(values) if triangle == "L" else np.tril(values))
 
 
-def test_what_a_routine_says_does_not_hide_what_was_seen_before(workshop: Workshop) -> None:
+def test_the_status_of_a_routine_does_not_hide_an_earlier_finding(workshop: Workshop) -> None:
     rig = workshop.rig
     said, status = rig.put(np.array([0, 5, 7], np.int32)), rig.put(np.array([-1, 0, -1], np.int32))
     with rig.device.context:
@@ -99,7 +99,7 @@ def test_what_a_routine_says_does_not_hide_what_was_seen_before(workshop: Worksh
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_pivot_that_is_no_number_is_not_zero(workshop: Workshop, dtype: str) -> None:
+def test_a_nan_pivot_is_not_zero(workshop: Workshop, dtype: str) -> None:
     rig, values = workshop.rig, matrices(dtype)
     values[1, 0, 0], values[1, 2, 2] = np.nan, 0
     values[2, 1, 1], values[3, 0, 0] = np.nan, 0
@@ -111,9 +111,7 @@ def test_a_pivot_that_is_no_number_is_not_zero(workshop: Workshop, dtype: str) -
 
 
 @pytest.mark.parametrize(("source", "out"), [("int32", "int64"), ("int64", "int32"), ("int32", "int32")])
-def test_pivots_are_moved_and_those_that_are_no_row_are_told(
-    workshop: Workshop, source: str, out: str
-) -> None:
+def test_pivots_are_moved_and_invalid_pivots_are_reported(workshop: Workshop, source: str, out: str) -> None:
     rig = workshop.rig
     given = rig.put(np.array([[0, 2, 2], [1, 3, -1], [-5, 1, 2]], source))
     made, status = rig.put(np.zeros((3, 3), out)), rig.put(np.zeros(3, np.int32))

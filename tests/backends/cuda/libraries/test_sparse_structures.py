@@ -1,4 +1,4 @@
-"""A matrix is believed once it was found right; until then its product is one that checks what it reads."""
+"""A matrix is trusted once it was found right; until then its product checks its reads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ cusparse = pytest.importorskip("nvmath.bindings.cusparse")
 
 
 def product(rig: Any, indptr: list[int], indices: list[int], columns: int = 2, index: str = "int32") -> Any:
-    """By a vector of 1, 2, ..., of a matrix of ones."""
+    """The product of a matrix of ones with a vector of 1, 2, ...."""
     rows = len(indptr) - 1
     arrays = [rig.put(np.array(values, index)) for values in (indptr, indices)]
     data, x = rig.put(np.ones(len(indices))), rig.put(np.arange(1.0, columns + 1))
@@ -32,7 +32,7 @@ def write(rig: Any, array: ArraySpec, values: list[int]) -> None:
 
 
 def believed(rig: Any) -> list[bool]:
-    """Of each matrix that was found right, whether cuSPARSE has it."""
+    """For each matrix found right, whether it was passed to cuSPARSE."""
     return [seen.product is not None for seen in rig.library("sparse")._seen.values() if seen.is_right]
 
 
@@ -64,7 +64,7 @@ def test_the_first_product_checks_and_the_next_is_the_librarys(rig: Any) -> None
         ([0, 1, 2], [-1, 0], "indices: a matrix of 2 columns"),
         ([0, 1, 2], [0, 2**31 - 1], "indices: a matrix of 2 columns"),
         ([0, 2, 1, 2], [0, 1], "indptr: its elements must not decrease"),
-        # Two things are wrong, and either is told.
+        # Two things are wrong, and either is reported.
         ([0, 9, 2], [0, 1], "indptr: "),
         ([0, -5, 2], [0, 1], "indptr: "),
         ([0, 1, 3], [0, 1], "indptr: 2 rows need 3 elements from 0 to at most 2"),
@@ -72,7 +72,7 @@ def test_the_first_product_checks_and_the_next_is_the_librarys(rig: Any) -> None
         ([0, 1], [], "indptr: 1 rows need 2 elements from 0 to at most 0"),
     ],
 )
-def test_what_a_structure_says_wrong_is_told_each_time_and_hurts_nobody(
+def test_a_wrong_structure_is_reported_each_time_and_hurts_nobody(
     rig: Any, indptr: list[int], indices: list[int], message: str, index: str
 ) -> None:
     wrong, right = product(rig, indptr, indices, index=index), product(rig, [0, 2], [0, 1], index=index)
@@ -99,7 +99,7 @@ def test_another_array_is_another_structure(rig: Any) -> None:
 
 @pytest.mark.parametrize("which", ["indptr", "indices"])
 def test_a_block_that_becomes_another_is_believed_no_more(rig: Any, which: str) -> None:
-    """A program that drops its arrays has the next ones of that size in the same blocks."""
+    """A program that drops its arrays gets the next ones of that size in the same blocks."""
     spec = known_product(rig)
     other = product(rig, [0, 1], [0])
     rig.apply("sparse", other)
@@ -144,15 +144,15 @@ def test_matrices_that_make_way_are_checked_again(rig: Any, monkeypatch: pytest.
         assert len(believed(rig)) <= 3
 
 
-def test_a_block_that_is_gone_is_forgotten(rig: Any) -> None:
+def test_a_released_block_is_forgotten(rig: Any) -> None:
     spec = known_product(rig)
     rig.free(spec.matrix_indices)
     assert believed(rig) == []
 
 
-def test_the_status_comes_with_its_own_operation(rig: Any) -> None:
+def test_the_status_belongs_to_its_own_operation(rig: Any) -> None:
     wrong, right = product(rig, [0, 1, 2], [0, 7]), product(rig, [0, 2], [0, 1])
-    # What is loaded at the first use waits for every stream.
+    # Loading at the first use waits for every stream.
     rig.apply("sparse", product(rig, [0, 2], [1, 0]))
     hold = rig.stream.hold()
     events = []
@@ -255,7 +255,7 @@ def test_a_known_matrix_with_wrong_vectors(rig: Any, name: str, what: str) -> No
 
 
 @pytest.mark.parametrize("name", ["matrix_indptr", "matrix_indices", "matrix_data", "x", "out"])
-def test_a_known_matrix_when_an_array_is_gone(rig: Any, name: str) -> None:
+def test_a_known_matrix_after_the_release_of_an_array(rig: Any, name: str) -> None:
     spec = known_product(rig)
     rig.free(getattr(spec, name))
     with pytest.raises(KeyError, match="does not exist"):

@@ -1,4 +1,4 @@
-"""NVRTC behind the disk cache."""
+"""NVRTC with the disk cache."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.usefixtures("only_cuda")
-def test_what_was_compiled_is_found_with_its_names(tmp_path: Path, compilations: list[str]) -> None:
+def test_compiled_code_is_found_with_its_names(tmp_path: Path, compilations: list[str]) -> None:
     (tmp_path / "scale.h").write_text("#define SCALE 2\n")
     cache = CodeCache(tmp_path / "kernels")
 
@@ -56,7 +56,7 @@ def test_what_was_compiled_is_found_with_its_names(tmp_path: Path, compilations:
 
 
 @pytest.mark.usefixtures("only_cuda")
-def test_what_cannot_be_told_is_compiled_each_time(tmp_path: Path, compilations: list[str]) -> None:
+def test_unknown_origins_are_compiled_each_time(tmp_path: Path, compilations: list[str]) -> None:
     cache = CodeCache(tmp_path / "kernels")
     source = '#define NAME "x.h"\n#if 0\n#include NAME\n#endif\nextern "C" __global__ void f() {}\n'
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Priorities of streams, as the driver has them."""
+"""Priorities of streams in the driver's range."""
 
 from __future__ import annotations
 
@@ -32,6 +32,6 @@ trio.run(main)
 """
 
 
-def test_they_are_those_that_were_asked_for_within_the_devices_range(run_on_stand_in):
+def test_priorities_are_as_requested_within_the_devices_range(run_on_stand_in):
     said = run_on_stand_in(PROGRAM).splitlines()
     assert said == ["0 0", "1 -1", "3 -3", "100 -5", "-4 0", "[-2, 0]"]

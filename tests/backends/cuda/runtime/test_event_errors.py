@@ -1,4 +1,4 @@
-"""An event keeps its error, and nothing of the task that has seen it first."""
+"""An event keeps its error, and nothing of the task that saw it first."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ pytestmark = [pytest.mark.no_device, pytest.mark.usefixtures("only_cuda")]
 
 
 class Held:
-    """What a task has that looks for the end."""
+    """The objects of a task that looks for the end."""
 
 
-def test_an_error_does_not_keep_what_the_one_has_who_saw_it(rig: Any) -> None:
+def test_an_error_does_not_keep_its_readers_objects(rig: Any) -> None:
     def refuse() -> None:
         raise LibraryError("refused", library="test", code=1)
 

@@ -1,4 +1,4 @@
-"""Products that are repeated are launched as graphs, and nothing else is different by that."""
+"""Repeated products are launched as graphs, and nothing else differs by that."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def check(rig: Any, spec: MatmulSpec) -> None:
 
 
 def load(rig: Any, spec: MatmulSpec) -> None:
-    """What the first product of a type needs waits for everything that runs."""
+    """The first product of a type waits for everything in flight, because it loads code."""
     prepare = rig.library("blas").prepare(spec)
     if prepare is not None:
         prepare()
@@ -93,10 +93,10 @@ def test_each_place_of_a_result_has_its_own(rig: Any, launches: Calls) -> None:
 
 @pytest.mark.parametrize("is_captured", [True, False])
 @pytest.mark.parametrize("role", ["a", "b", "out"])
-def test_memory_that_is_not_the_arrays_is_refused(
+def test_memory_outside_the_arrays_is_refused(
     rig: Any, launches: Calls, role: str, is_captured: bool
 ) -> None:
-    """Before anything is enqueued: what a kernel does outside of its block nobody would see."""
+    """Before anything is enqueued, because nobody would see a kernel's writes outside of its block."""
     spec = product(rig)
     array = getattr(spec, role)
     load(rig, spec)
@@ -177,9 +177,7 @@ def scale(rig: Any) -> Callable[[complex, float], None]:
 
 
 @pytest.mark.parametrize("beta", [0.0, -0.0, 0.5])
-def test_what_is_no_product_is_not_tried(
-    rig: Any, launches: Calls, spy: Spy, scale: Any, beta: float
-) -> None:
+def test_other_operations_are_not_tried(rig: Any, launches: Calls, spy: Spy, scale: Any, beta: float) -> None:
     """It may be no kernel, and is none that others would have to make way for."""
     rig.library("blas")
     tried = spy("cuStreamBeginCapture")
@@ -190,9 +188,7 @@ def test_what_is_no_product_is_not_tried(
     assert (tried.count, launches.count) == (1, 4)
 
 
-def test_factors_that_are_refused_leave_others_their_graphs(
-    rig: Any, launches: Calls, spy: Spy, scale: Any
-) -> None:
+def test_refused_factors_leave_others_their_graphs(rig: Any, launches: Calls, spy: Spy, scale: Any) -> None:
     rig.library("blas")
     tried, nodes = spy("cuStreamBeginCapture"), spy("cuGraphGetNodes")
     counts = []
@@ -203,10 +199,10 @@ def test_factors_that_are_refused_leave_others_their_graphs(
     assert counts == [(1, 4), (2, 4), (3, 8), (3, 8), (3, 14)]
 
 
-def test_a_call_that_is_refused_with_many_factors_is_not_tried_with_more(
+def test_a_call_refused_with_many_factors_is_not_tried_with_more(
     rig: Any, launches: Calls, spy: Spy, scale: Any
 ) -> None:
-    """Who has a new factor each time does not pay for each, and none is remembered beyond a few."""
+    """A caller with a new factor each time does not pay for each, and only a few are remembered."""
     rig.library("blas")
     scale(1000.0)
     tried, nodes = spy("cuStreamBeginCapture"), spy("cuGraphGetNodes")
@@ -216,7 +212,7 @@ def test_a_call_that_is_refused_with_many_factors_is_not_tried_with_more(
         for number in range(1, 40):
             scale(float(number))
     assert (tried.count, launches.count) == (16, before)
-    # What there is stays.
+    # Existing graphs stay.
     scale(1000.0)
     assert launches.count == before + 6
 
@@ -233,7 +229,7 @@ def test_vectors_in_between_have_the_handle_as_they_need_it(rig: Any, launches: 
     assert launches.count == 2
 
 
-def test_what_is_not_one_product_as_it_lies_goes_without(rig: Any, launches: Calls) -> None:
+def test_several_products_or_other_layouts_run_without_a_graph(rig: Any, launches: Calls) -> None:
     whole = product(rig, dtype="int32")
     batched = MatmulSpec(
         rig.put(numbers(3, 2, 2)), rig.put(numbers(3, 2, 2)), rig.empty((3, 2, 2), "float32")
@@ -251,7 +247,7 @@ def test_what_is_not_one_product_as_it_lies_goes_without(rig: Any, launches: Cal
     ("dtype", "extent"),
     [("float32", 7), ("bfloat16", 7), ("complex128", 7), ("float32", 2048), ("bfloat16", 4096)],
 )
-def test_as_many_as_there_may_be_are_made_beside_an_endless_kernel(
+def test_the_limit_of_graphs_is_reached_next_to_an_endless_kernel(
     rig: Any, launches: Calls, dtype: str, extent: int
 ) -> None:
     """The driver waits for it where it has to grow its memory for graphs."""
@@ -284,7 +280,7 @@ def test_as_many_as_there_may_be_are_made_beside_an_endless_kernel(
     rig.finish(other)
 
 
-def test_two_that_are_open_at_once_do_not_take_each_others_memory(open_rig: Any, spy: Spy) -> None:
+def test_two_open_graphs_do_not_share_memory(open_rig: Any, spy: Spy) -> None:
     made = spy("cuGraphInstantiate")
     with open_rig() as first:
         first.library("blas")
@@ -298,7 +294,7 @@ def test_two_that_are_open_at_once_do_not_take_each_others_memory(open_rig: Any,
 
 @pytest.fixture
 def few(rig: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Room for two, one of which may make way whenever there is no room."""
+    """Capacity for two, one of which may make way at any time."""
     rig.library("blas")
     captured = rig.device.graphs._captured
     monkeypatch.setattr(captured, "_patience", 1)
@@ -306,7 +302,7 @@ def few(rig: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     return rig
 
 
-def test_what_is_not_used_any_more_makes_way(few: Any, launches: Calls) -> None:
+def test_an_unused_graph_makes_way(few: Any, launches: Calls) -> None:
     specs = [product(few) for _ in range(6)]
     for spec in specs:
         for _ in range(8):
@@ -318,7 +314,7 @@ def test_what_is_not_used_any_more_makes_way(few: Any, launches: Calls) -> None:
         check(few, spec)
 
 
-def test_what_is_in_flight_does_not_make_way(few: Any, spy: Spy) -> None:
+def test_a_graph_in_flight_does_not_make_way(few: Any, spy: Spy) -> None:
     destroyed = spy("cuGraphExecDestroy")
     captured, late = [product(few), product(few)], product(few)
     for spec in captured:
@@ -342,7 +338,7 @@ def test_what_is_in_flight_does_not_make_way(few: Any, spy: Spy) -> None:
 
 @pytest.mark.parametrize("where", ["cuStreamBeginCapture", "cuStreamEndCapture", "cuGraphInstantiate"])
 @pytest.mark.parametrize("code", [801, 2, 900])
-def test_where_no_graph_can_be_made_it_goes_without(
+def test_products_run_without_a_graph_if_none_can_be_made(
     rig: Any, launches: Calls, spy: Spy, where: str, code: int
 ) -> None:
     from cuda.bindings import driver
@@ -376,7 +372,7 @@ def test_where_no_graph_can_be_made_it_goes_without(
     assert launches.count == 1
 
 
-def test_what_the_library_refuses_to_capture_goes_without(
+def test_products_run_without_a_graph_if_the_library_refuses_to_capture(
     rig: Any, launches: Calls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from nvmath.bindings import cublas
@@ -399,8 +395,8 @@ def test_what_the_library_refuses_to_capture_goes_without(
     assert (calls, launches.count) == (6, 0)
 
 
-def test_what_sets_memory_may_be_part_of_it(rig: Any, launches: Calls, spy: Spy) -> None:
-    """An H200 has it before products of 4096 in short types, which share their work out by counters."""
+def test_setting_memory_may_be_part_of_a_graph(rig: Any, launches: Calls, spy: Spy) -> None:
+    """An H200 has it before products of 4096 in short types, which distribute their work by counters."""
     spec = product(rig)
     rig.apply("blas", spec)
     spy("cuGraphNodeGetType").answer = (0, 2)
@@ -425,7 +421,7 @@ def test_only_a_few_kernels_are_captured(
     check(rig, spec)
 
 
-def test_a_graph_that_is_refused_is_given_up(rig: Any, spy: Spy) -> None:
+def test_a_refused_graph_is_given_up(rig: Any, spy: Spy) -> None:
     from cuda.bindings import driver
 
     spec = product(rig)
@@ -463,10 +459,10 @@ def test_a_library_has_its_graphs_destroyed_and_the_next_makes_its_own(rig: Any,
         assert (made.count, destroyed.count, len(rig.device.graphs)) == (number, number, 0)
 
 
-def test_a_library_that_closes_beside_its_last_products(
+def test_a_library_closes_while_its_last_products_run(
     few: Any, spy: Spy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a thread, as where it is used: cuBLAS waits for what runs before it gives its memory back."""
+    """In a thread, as in use: cuBLAS waits for the work before it gives its memory back."""
     spec, other = product(few), product(few)
     library, graphs = few.device.open_library("blas"), few.device.graphs
     made, destroyed = spy("cuGraphInstantiate"), spy("cuGraphExecDestroy")

@@ -1,4 +1,4 @@
-"""Rings: what the driver calls, on which stream, and those that are on their way when a device is closed."""
+"""Rings: the function called by the driver, its stream, and rings in flight when a device is closed."""
 
 from __future__ import annotations
 
@@ -86,5 +86,5 @@ trio.run(main)
 
 
 @pytest.mark.slow
-def test_the_driver_calls_the_c_library_beside_the_work(run_on_stand_in):
+def test_the_driver_calls_the_c_library_concurrently_with_the_work(run_on_stand_in):
     assert run_on_stand_in(WHERE).split() == ["True"] * 4

@@ -1,1 +1,1 @@
-"""Stands for nccl4py where the stand-in driver stands for CUDA's."""
+"""Replaces nccl4py when the stand-in driver replaces CUDA's."""

@@ -1,6 +1,6 @@
 """The functions of nccl4py's bindings that the CUDA backend calls.
 
-Memory of the stand-in driver is the host's. What NCCL does in kernels, host functions of the stream do: they
+Memory of the stand-in driver is the host's. Host functions of the stream do the work of NCCL's kernels: they
 wait for the other ranks, and end when the communicator is given up.
 """
 
@@ -91,7 +91,7 @@ _HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 def _run(comm: Comm, stream: int, begin: Callable[[], None], end: Callable[[dict[int, Any]], None]) -> None:
-    """Exchange messages when the stream comes to it, and finish when all others have come to theirs."""
+    """Exchange messages at the stream's turn, and finish when all others have reached theirs."""
 
     def kernel(_: object) -> None:
         if not comm.is_aborted:

@@ -1,4 +1,4 @@
-"""Wrong arguments of functions of arrays: the error names the function, the argument, and what it got."""
+"""Wrong arguments of functions of arrays: the error names the function, the argument, and its value."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import trio_accel as ta
 
 arrays: Any = ta.arrays
-# Functions by what they take first: an array on the device, then what else they need.
+# Functions by their first argument: an array on the device, then their other arguments.
 WITH_ARRAY: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("empty_like", "zeros_like", "ones_like", "matrix_transpose", "diagonal", "unstack"), ()),
     **dict.fromkeys(("flip", "expand_dims", "softmax", "sum", "argmax", "sort", "unique_values", "exp"), ()),
@@ -42,7 +42,7 @@ async def test_the_array_must_be_one(device: ta.Device, name: str) -> None:
             await _asked(name, wrong, *WITH_ARRAY[name])
 
 
-# What is called with `x` of shape (2, 3), and what the error says.
+# Calls with `x` of shape (2, 3), and the text of the error.
 WRONG: list[tuple[str, tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
     ("arange", ("device", None), {}, TypeError, "start must be a real number, got None"),
     ("arange", ("device", 1), {"stop": "x"}, TypeError, "stop must be a real number, got <AccelRef"),
@@ -111,7 +111,7 @@ WRONG: list[tuple[str, tuple[Any, ...], dict[str, Any], type[Exception], str]] =
 
 
 @pytest.mark.parametrize(("name", "given", "named", "error", "text"), WRONG, ids=[one[0] for one in WRONG])
-async def test_an_argument_that_is_none(
+async def test_an_argument_of_the_wrong_kind(
     device: ta.Device,
     name: str,
     given: tuple[Any, ...],
@@ -138,7 +138,7 @@ ALONG_AXES = (
 
 @pytest.mark.parametrize("isolation", ["inline", "process"])
 async def test_a_number_alone_has_no_axes(system: ta.System, isolation: ta.Isolation) -> None:
-    """The device is that of `out`, and the actor survives."""
+    """The device of `out` is used, and the actor survives."""
     options = ta.DeviceOptions(isolation=isolation)
     async with system.open_device(name="numbers", options=options) as device:
         out = await device.zeros(())

@@ -1,4 +1,4 @@
-"""What the docstring of `trio_accel.linalg` says of all its functions: with which errors they refuse."""
+"""The docstring of `trio_accel.linalg` names the errors with which all its functions refuse."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ async def test_dtypes_that_differ(device: ta.Device, name: str) -> None:
     for place, letter in enumerate(operands[1:], 1):
         wrong = arrays.copy()
         wrong[place] = await device.put(host(letter, dtype="float32"))
-        # What is written to may be held against the result, with its shape.
+        # An output may be compared with the result, with its shape.
         expected = (TypeError, ValueError) if letter.isupper() else (TypeError,)
         with pytest.raises(expected, match="dtype"):
             await call(*wrong)
