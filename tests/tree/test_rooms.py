@@ -20,6 +20,12 @@ def test_each_folder_of_tests_belongs_to_a_room() -> None:
     assert list((rooms.ROOT / "tests").glob("test_*.py")) == []
 
 
+def test_each_test_of_the_sample_exists() -> None:
+    for test in (rooms.ROOT / "tests" / "mutants" / "sample.txt").read_text(encoding="utf-8").splitlines():
+        file, *_, name = test.partition("[")[0].split("::")
+        assert f"def {name}(" in (rooms.ROOT / file).read_text(encoding="utf-8"), test
+
+
 def test_each_room_has_tests() -> None:
     tested = {room for folder in rooms.folders() for room in rooms.rooms_of_folder(folder)}
     # Tests of all rooms above use these.
