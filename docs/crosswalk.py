@@ -1,6 +1,7 @@
 """The table of the page "From NumPy": calls of NumPy and PyTorch, and ours.
 
-``python docs/crosswalk.py`` writes it into the page. `tests/docs/test_crosswalk.py` computes each row both ways.
+``python docs/crosswalk.py`` writes it into the page. `tests/docs/test_crosswalk.py` computes each row both
+ways.
 """
 
 from __future__ import annotations
