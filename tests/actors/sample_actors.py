@@ -32,7 +32,7 @@ Act: TypeAlias = "Callable[[Puppet], Awaitable[object]]"
 
 
 class BoomError(Exception):
-    """The error of the crashing actors of the tests."""
+    """The error of crashing test actors."""
 
 
 @attrs.frozen

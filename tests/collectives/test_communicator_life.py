@@ -186,7 +186,7 @@ def new(fake: Fake) -> _communicators.Communicator:
 
 
 class Life(RuleBasedStateMachine):
-    """The events of the ranks of a world, in any order, and the required view of its callers.
+    """The events of a world's ranks, in any order, and the required view of its callers.
 
     It runs in a thread next to Trio's, which continues between two rules until all tasks wait.
     """

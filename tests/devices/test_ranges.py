@@ -52,7 +52,7 @@ Note = list[Any]
 
 @attrs.frozen
 class Noted:
-    """The purpose of the call of the package."""
+    """The purpose of the package's call."""
 
     log: Path
 

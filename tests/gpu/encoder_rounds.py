@@ -48,7 +48,7 @@ Strike = Callable[[EncodeLoad], Awaitable[None]]
 
 @attrs.define
 class Report:
-    """The results of the rounds of one fault.
+    """The results of one fault's rounds.
 
     Attributes:
         name: The fault.
@@ -249,7 +249,7 @@ class Throughput:
     """How fast the encoder is as a program, and called in a plain loop by a program of its own.
 
     Attributes:
-        tokens: Tokens of each of the 32 sentences of a batch.
+        tokens: Tokens of each of a batch's 32 sentences.
         ours: Batches per second as a program, the median.
         plain: And in the loop.
     """
@@ -321,7 +321,7 @@ class _Plain:
     Args:
         backend: Which backend's class.
         shape: Of the encoder.
-        tokens: Of each of the 32 sentences of a batch.
+        tokens: Tokens of each of a batch's 32 sentences.
     """
 
     def __init__(self, backend: str, shape: Shape, tokens: int) -> None:
