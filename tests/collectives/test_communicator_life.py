@@ -406,7 +406,7 @@ def test_every_edge_leads_on_and_every_stage_ends() -> None:
     edges = life.edges
     stages = {stage for stage, _ in edges} | {*edges.values()}
     assert {stage for stage, step in edges if step == "close"} == stages
-    # Work of any duration is work that others wait for.
+    # The stages without a bound are work that others wait for.
     assert stages - {*life.bounds} == {"none", "open", "calling"}
     with pytest.raises(RuntimeError, match="the communicator is none: 'done'") as caught:
         life.move("done")

@@ -52,7 +52,7 @@ Note = list[Any]
 
 @attrs.frozen
 class Noted:
-    """The purpose of the package's call."""
+    """The noted calls of the package."""
 
     log: Path
 

@@ -160,7 +160,7 @@ def batch(shape: Shape, sentences: int, tokens: int, seed: int) -> Batch:
 
 
 def batches_of(shape: Shape, tokens: int) -> list[Batch]:
-    """Rounds with a measured rate."""
+    """Batches with a measured rate."""
     return [batch(shape, 32, tokens, seed) for seed in range(4)]
 
 
@@ -179,7 +179,7 @@ async def play(stand: Stand, name: str, strike: Strike, rounds: int, *, spares: 
     """Strike under load, round after round.
 
     Args:
-        stand: The struck device.
+        stand: The encoder and device to strike.
         name: The fault.
         strike: Makes it happen.
         rounds: How often.
@@ -275,7 +275,7 @@ async def measure_throughput(
     """Take turns with the plain loop, which has the same class and batches in a process of its own.
 
     Args:
-        stand: The asked device.
+        stand: The encoder and device to ask.
         backend: The backend's name.
         tokens: Of each sentence.
         batches: In each turn.
