@@ -1,4 +1,4 @@
-"""Arrays of every dtype, for tests of functions of arrays."""
+"""Arrays of every dtype, for tests of array functions."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ LIBRARIES = {
     r"|libraries/(dnn|_attention|_cudnn)\.",
     "random": r"ops/random\.|kernels/(philox|rejection|sequences)\."
     r"|libraries/random\.",
-    # These are made only of functions of other libraries.
+    # These only call functions of other libraries.
     **dict.fromkeys(("ndimage", "signal", "spatial", "tables"), r"(?!)"),
     "sparse": r"kernels/(sparse|structures|residuals)\."
     r"|libraries/(sparse|_sparse_makers|_sparse_steps|_cudss)\.",
@@ -114,7 +114,7 @@ def package_tokens() -> int:
 
 @attrs.frozen
 class Tokens:
-    """Tokens of the code of public functions that compute.
+    """Tokens of the code of computing public functions.
 
     Attributes:
         by_library: Tokens of each library: capability, specifications, and its parts of both backends.
@@ -160,7 +160,7 @@ def library_of(name: str) -> str | None:
     folder, _, rest = name.partition("/")
     if folder == "backends":
         return next((library for library, rooms in LIBRARIES.items() if re.search(rooms, f"/{rest}")), None)
-    # Functions of arrays are made of expressions.
+    # Array functions are made of expressions.
     return "arrays" if folder == "expressions" else folder if folder in LIBRARIES else None
 
 

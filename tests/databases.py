@@ -137,7 +137,7 @@ def postgres() -> Generator[Server, None, None]:
 
 @pytest.fixture
 def make_postgres(postgres: Server) -> MakeStore:
-    """Make stores of one new database of PostgreSQL."""
+    """Make stores on one new PostgreSQL database."""
     import psycopg
 
     name = f"tests_{next(_databases)}"

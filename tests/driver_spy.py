@@ -13,7 +13,7 @@ Spy: TypeAlias = "Callable[[str], Calls]"
 
 @attrs.define(eq=False)
 class Calls:
-    """The number of calls of a driver's function, and a replacement for its answer."""
+    """The number of calls to a driver's function, and a replacement for its answer."""
 
     count: int = 0
     answer: tuple[Any, ...] | None = None

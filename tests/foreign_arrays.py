@@ -49,7 +49,7 @@ _rename.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
 
 class ByDlpack:
-    """A consumer of a capsule of float64, which calls its deleter in the end.
+    """A consumer of a float64 capsule, which calls its deleter in the end.
 
     Attributes:
         seen: The memory.

@@ -88,7 +88,7 @@ def interrupt_everywhere(
         parts: As of an `Interrupter`.
         log: The logged records, which are not kept because they hold frames.
         step: The distance of tested lines: together with the varying order of tasks, it meets each in time.
-        least: The least number of lines of a correct run.
+        least: The least number of lines in a correct run.
     """
     whole = interrupt(program, parts, at=0)
     assert whole.error is None

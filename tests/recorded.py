@@ -200,7 +200,7 @@ class OperationRecorder:
                 self._specs[function].update(specs)
 
     def pytest_sessionfinish(self) -> None:
-        """Write the record, in place of the record of the same backend."""
+        """Write the record, and replace the record of the same backend."""
         if self._is_worker or not self._passed:
             return
         records = json.loads(self._file.read_text(encoding="utf-8")) if self._file.exists() else {}
@@ -258,7 +258,7 @@ def _refused() -> dict[str, set[str]]:
 
 
 def kernels_of_backend() -> dict[str, KernelEntry]:
-    """Return the kernels of all libraries of the backend, by the names of their operations."""
+    """Return the kernels of all libraries in the backend, by the names of their operations."""
     package = type(resolve(BACKEND)[0]).__module__.rpartition(".")[0]
     libraries: Mapping[str, LibraryEntry] = import_module(f"{package}.manifest").LIBRARIES
     kernels: dict[str, KernelEntry] = {}

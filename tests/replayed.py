@@ -98,7 +98,7 @@ class ReplayRecorder:
 
 
 def named(journal: replay.RecordingJournal) -> list[str]:
-    """Return the names of the operations of a journal, including those inside of recipes."""
+    """Return the operation names in a journal, including those inside of recipes."""
     names: set[str] = set()
     for entry in map(pickle.loads, journal.entries()):
         plain = [entry[4], *entry[6], *entry[7]] if entry[0] == "launch" else []

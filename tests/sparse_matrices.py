@@ -1,4 +1,4 @@
-"""Shared helpers of the tests of sparse matrices: random matrices, and functions of the CPU only."""
+"""Shared helpers for tests of sparse matrices: random matrices, and functions of the CPU only."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ systems = st.fixed_dictionaries(
 
 
 def well_conditioned(n: int, density: float, dtype: str, index: str, seed: int) -> Any:
-    """Make a matrix with a diagonal larger than the sum of the rest of a row."""
+    """Make a matrix with a diagonal larger than the sum of its row's rest."""
     matrix = random_matrix(n, n, density, dtype, index, seed)
     full = matrix.toarray()
     np.fill_diagonal(full, 1 + 2 * np.abs(full).sum(1))

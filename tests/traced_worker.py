@@ -25,7 +25,7 @@ def _note(frame: FrameType, event: str, _argument: object) -> None:
 
 
 def entered(_anywhere: Any, begun: int, ended: int) -> str:
-    """Return the files of the functions entered in a span of the clock of all processes, as JSON."""
+    """Return the files of the functions entered in a span of all processes' clock, as JSON."""
     found = [name for when, name in _events if begun <= when <= ended]
     _events.clear()
     return json.dumps(found)

@@ -121,7 +121,7 @@ def called(name: str, x: Numbers, y: Numbers, out: Numbers | None = None) -> Num
 
 
 def errors(got: Numbers, want: Numbers) -> Numbers:
-    """Return errors in units of the last place of `got`; infinite if infinite or NaN elements differ."""
+    """Return errors in units of the last place in `got`; infinite if infinite or NaN elements differ."""
     with np.errstate(all="ignore"):
         near = want.astype(got.dtype)
         is_same = (near == got) | (np.isnan(near) & np.isnan(got))

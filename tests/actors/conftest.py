@@ -1,4 +1,4 @@
-"""Shared fixtures of the tests of the actor runtime: a system without devices, and a tight time limit."""
+"""Shared fixtures of the actor runtime's tests: a system without devices, and a tight time limit."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ Act: TypeAlias = "Callable[[Puppet], Awaitable[object]]"
 
 
 class BoomError(Exception):
-    """The error of the crashing actors of the tests."""
+    """The error of crashing test actors."""
 
 
 @attrs.frozen
@@ -257,7 +257,7 @@ async def started(nursery: trio.Nursery, ref: Ref[Any], message: Any, *, abandon
 
 
 class Events(list[Event]):
-    """A report to an observer."""
+    """The reports to an observer."""
 
     def of(self, *classes: type) -> list[Any]:
         return [event for event in self if isinstance(event, classes)]

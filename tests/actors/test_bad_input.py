@@ -64,7 +64,7 @@ async def test_an_actor_without_handlers(system: ActorSystem) -> None:
     )
 
 
-# Requests to an actor with the form of examples of messages.
+# Requests to an actor, written like examples of messages.
 ASKED = (
     "ask(Count(...)), ask(Crash(...)), ask(Do(...)), ask(DoGrouped(...)), ask(Echo(...)), ask(Number(...))"
 )

@@ -50,7 +50,7 @@ def _runs(x: Any) -> Any:
     return x[np.append(True, x[1:] != x[:-1])]
 
 
-# By name: the dtypes, and the results of a device and of NumPy for an array `x` of shape `SHAPE`.
+# By name: the dtypes, and a device's and NumPy's results for an array `x` of shape `SHAPE`.
 CASES: dict[str, tuple[tuple[str, ...], Callable[[Any], Awaitable[Any]], Callable[[Any], Any]]] = {
     "asarray": (DTYPES, lambda x: arrays.asarray(x.device, x, copy=True), lambda x: x),
     "clip": (

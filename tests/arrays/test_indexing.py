@@ -1,4 +1,4 @@
-"""Elements at indices in arrays, against NumPy; and the errors of indices out of range."""
+"""Elements at indices in arrays, against NumPy; and the errors for indices out of range."""
 
 from __future__ import annotations
 

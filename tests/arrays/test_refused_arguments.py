@@ -1,4 +1,4 @@
-"""Wrong arguments of functions of arrays: the error names the function, the argument, and its value."""
+"""Wrong arguments of array functions: the error names the function, the argument, and its value."""
 
 from __future__ import annotations
 

@@ -223,8 +223,7 @@ async def test_nothing_comes_before_the_first_element(device: ta.Device, dtype: 
     if "complex" in dtype:
         rows += [[endless], [endless, 1], [1, endless, 2], [complex(-0.0, -0.0)] * 2]
     else:
-        # The signs of complex products of zeros depend on their order, and many elements have their own
-        # order.
+        # The signs of complex zero products depend on their order, and many elements have their own order.
         rows += [[-0.0] * 3000]
     ufuncs = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
     for values in rows:

@@ -1,4 +1,4 @@
-"""Shared fixtures of the conformance tests of backends: they know only the protocols and specifications."""
+"""Shared fixtures of the backends' conformance tests: they know only the protocols and specifications."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Contractions in the form of products of stacks of matrices: NumPy executes the plans, column-major."""
+"""Contractions in the form of batched matrix products: NumPy executes the plans, column-major."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ def assert_same(got: Any, want: Any, what: str) -> None:
 
 
 def types_of(function: str, dtype: DType) -> TypedExpression | None:
-    """A function of arrays of one dtype; None if there is none."""
+    """A function of arrays with one dtype; None if there is none."""
     expression = parse(f"{function}({', '.join('xyz'[: FUNCTIONS[function].arity])})")
     try:
         return typed(expression, (dtype,) * len(expression.inputs))

@@ -33,7 +33,7 @@ def transform(
     source: ArraySpec | None = None,
     out: ArraySpec | None = None,
 ) -> FftSpec:
-    """A transform of a packed array of doubles to another, unless they are given; `shape` is the source's."""
+    """A transform of a packed double array to another, unless they are given; `shape` is the source's."""
     source = source or packed(shape, DType.float64 if kind == "r2c" else DType.complex128)
     if lengths is None:
         lengths = tuple(shape[axis] for axis in axes)

@@ -25,7 +25,7 @@ def products(draw):
 
 @st.composite
 def _laid_out(draw, shape, dtype, seed, may_repeat):
-    """A view of an array of its own."""
+    """A view of a separate array."""
     is_transposed = draw(st.booleans())
     rows, columns = draw(st.sampled_from([(1, 1), (1, 1), (2, 1), (1, 2), (-1, 1), (1, -3)]))
     stored = shape[::-1] if is_transposed else shape

@@ -1,4 +1,4 @@
-"""Kernels of expressions of rows, in blocks of threads that wait for each other, as on a GPU."""
+"""Kernels for expressions of rows, in blocks of threads that wait for each other, as on a GPU."""
 
 from __future__ import annotations
 

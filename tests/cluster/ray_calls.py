@@ -21,7 +21,7 @@ LINK: Any = import_module("trio_accel.cluster._link")
 
 
 async def _result(ref: Any, waiting: set[trio.Event]) -> Any:
-    """Wait for the reply of a call of Ray's, or until the event added meanwhile is set."""
+    """Wait for the reply to a call of Ray's, or until the event added meanwhile is set."""
     done, token = trio.Event(), trio.lowlevel.current_trio_token()
 
     def tell(_: object) -> None:

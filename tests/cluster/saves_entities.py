@@ -1,4 +1,4 @@
-"""Entities and stores of the tests of large arrays: another process finds them by this module."""
+"""Entities and stores for the tests of large arrays: another process finds them by this module."""
 
 from __future__ import annotations
 

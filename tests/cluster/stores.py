@@ -1,4 +1,4 @@
-"""Shared helpers of the tests of stores."""
+"""Shared helpers of the store tests."""
 
 from __future__ import annotations
 

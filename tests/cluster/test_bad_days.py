@@ -194,7 +194,7 @@ async def test_a_node_returning_with_another_version_is_refused(
         for key in KEYS:
             await made.entity(Counter, key).ask(Add(1.0))
         real = links.VERSION
-        # The program's class differs from that of its next agent.
+        # The program's version differs from its next agent's.
         monkeypatch.setattr(links, "VERSION", "trio_accel 0.0.1, Python 3.99")
         os.kill(nodes.pid("node-0"), signal.SIGKILL)
         await until(lambda: "it has " in caplog.text)

@@ -43,7 +43,7 @@ class UnprintableError(Exception):
 
 
 class NoError:
-    """The alleged arguments of an error."""
+    """A class that a forged error names."""
 
 
 class ForgedError(Exception):

@@ -1,4 +1,4 @@
-"""A user's own operations, run by a world: sums of the arrays of all ranks, also into an array."""
+"""A user's own operations, run by a world: sums of all ranks' arrays, also into an array."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class SumSpec(ops.OperationSpec):
 
 @attrs.frozen(eq=False)
 class Sum(Operation[RanksActor, ta.AccelRef]):
-    """The sum of arrays of one shape, with the same rounding on every device."""
+    """The sum of arrays with one shape, with the same rounding on every device."""
 
     rank: int
     terms: Sequence[Operand]

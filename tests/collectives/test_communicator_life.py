@@ -186,7 +186,7 @@ def new(fake: Fake) -> _communicators.Communicator:
 
 
 class Life(RuleBasedStateMachine):
-    """The events of the ranks of a world, in any order, and the required view of its callers.
+    """The events of a world's ranks, in any order, and the required view of its callers.
 
     It runs in a thread next to Trio's, which continues between two rules until all tasks wait.
     """
@@ -406,7 +406,7 @@ def test_every_edge_leads_on_and_every_stage_ends() -> None:
     edges = life.edges
     stages = {stage for stage, _ in edges} | {*edges.values()}
     assert {stage for stage, step in edges if step == "close"} == stages
-    # Work of any duration is work that others wait for.
+    # The stages without a bound are work that others wait for.
     assert stages - {*life.bounds} == {"none", "open", "calling"}
     with pytest.raises(RuntimeError, match="the communicator is none: 'done'") as caught:
         life.move("done")

@@ -1,4 +1,4 @@
-"""Shared helpers of the tests of compiled expressions: both executors in one process."""
+"""Shared helpers for tests of compiled expressions: both executors in one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of compiled expressions."""
+"""Fixtures for tests of compiled expressions."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ class Program:
         return [one if isinstance(one, ta.Call) else +one for one in made]
 
     def host(self, turn: int) -> dict[str, Host]:
-        """The contents of the leaves of one turn."""
+        """The contents of one turn's leaves."""
         generator = np.random.default_rng(turn)
         rows = {"whole": N, "part": 2 * N}
         made = {

@@ -83,7 +83,7 @@ def add(x: Array, *, number: float) -> None:
 
 
 def peaks(of: dict[str, Array], *, count: int) -> tuple[Any, float, None]:
-    """Indices of the largest elements of a sum, a number, and nothing."""
+    """Indices of a sum's largest elements, a number, and nothing."""
     total = host_of(of["a"]) + host_of(of["b"])
     return GpuArray.of(np.argsort(total)[::-1][:count]), float(total.max()), None
 
@@ -204,7 +204,7 @@ class Layer:
 
 
 class Marks:
-    """Returns the marks of an array of its constructor."""
+    """Returns the marks of a constructor's array."""
 
     def __init__(self, state: Array, other: Array) -> None:
         self.state, self.other = state, other

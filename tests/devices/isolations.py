@@ -1,4 +1,4 @@
-"""The place of the context of a test's device, for tests that choose it."""
+"""The place of a test device's context, for tests that choose it."""
 
 from __future__ import annotations
 

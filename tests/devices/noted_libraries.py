@@ -54,7 +54,7 @@ class NotedLibraries:
 
     @property
     def opened(self) -> list[tuple[int, str, str]]:
-        """An opened library: process, thread, name."""
+        """The opened libraries: process, thread, name."""
         return [(pid, thread, name) for pid, _, thread, name in self._lines()]
 
     def names(self, pid: int | None = None) -> list[str]:

@@ -289,7 +289,7 @@ async def test_all_dropped_memory_is_available_under_a_limit_of_bytes(
     options = ta.DeviceOptions(isolation=isolation, memory_limit=1000)
     async with system.open_device(BACKEND, options=options) as device:
         for length in (100, 120, 124, 90, 125):
-            # A block exists already, so that somebody looks.
+            # One block exists already, so that somebody looks.
             small, large = await device.zeros(1, "uint8"), await device.zeros(length - 1)
             await large.fill(1.0)
             del small, large

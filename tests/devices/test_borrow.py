@@ -1,4 +1,4 @@
-"""Operations read arrays of another device in place; and the effects of a loss of either device."""
+"""Operations read another device's arrays in place; and the effects of a loss of either device."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ async def test_of_two_devices(system: ta.System, device: ta.Device) -> None:
                 r"copy it there: await x2\.copy_to\(device\)",
                 text,
             ), text
-        # Objects with which the call makes sense.
+        # Cases in which it makes sense.
         z = (x + 1.0) * await y.copy_to(device)
         assert (await z.to_host())[0] == 2.0
 

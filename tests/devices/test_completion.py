@@ -248,7 +248,7 @@ class TestPolling:
         return ref
 
     async def watched(self, device: ta.Device, tasks: int, ref: ta.AccelRef) -> int:
-        """The number of operations of ten of each task left to the task that looks."""
+        """How many of ten operations each task leaves to the task that looks."""
         port = device.dispatch.session.engine.completion  # type: ignore[union-attr]
         watch, count = port.watch, itertools.count()
 

@@ -282,8 +282,8 @@ def test_a_message_has_the_parameters_of_its_function() -> None:
         message("a", lower=True)
 
 
-# Each operation, by the values of the parameters that its shapes depend on. Refusals of matrices of several
-# arrays are tested with the matrices, in tests/sparse.
+# Each operation, by the values of the parameters that its shapes depend on. Tests in tests/sparse cover the
+# refusals of matrices with several arrays.
 VARIANTS = [
     pytest.param(declared, key, id=f"{name}{'-' * bool(key)}{'-'.join(map(str, key))}")
     for name, declared in sorted(DECLARED.items())

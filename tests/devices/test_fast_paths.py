@@ -111,7 +111,7 @@ async def ask_in_vain(device: ta.Device) -> None:
 
 
 async def test_turned_off_means_off(paths: FastPaths) -> None:
-    """The module that shows the path without a device."""
+    """Each path, as far as it shows without a device."""
     table = BlockTable("cpu:0", Availability())
     table.is_watched = True
     first = table.new(8)

@@ -1,4 +1,4 @@
-"""The latency of the next of several things."""
+"""The latency of the next action in a series."""
 
 from __future__ import annotations
 

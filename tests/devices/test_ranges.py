@@ -52,7 +52,7 @@ Note = list[Any]
 
 @attrs.frozen
 class Noted:
-    """The purpose of the call of the package."""
+    """The noted calls of the package."""
 
     log: Path
 

@@ -25,7 +25,7 @@ MOST = 1.0
 
 
 class TurnClock(trio.abc.Instrument):
-    """Measures the processor time of each turn of the loop, in which other programs have no part.
+    """Measures the processor time of each loop turn, in which other programs have no part.
 
     Attributes:
         turns: Milliseconds of each.

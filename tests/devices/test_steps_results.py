@@ -1,4 +1,4 @@
-"""Results of steps of all kinds and sizes, and errors that the elements decide."""
+"""Step results of all kinds and sizes, and data-dependent errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values of the structure of a step: equal but distinct values never share a plan."""
+"""Static values in a step's structure: equal but distinct values never share a plan."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ FRAGMENTS = dict(fragments())
 
 
 def named(node: ast.expr) -> Any:
-    """Find the object named by an expression: of the package, or of an import of the page; None elsewhere.
+    """Find the object named by an expression: in the package, or in an import of the page; None elsewhere.
 
     Raises:
         AttributeError: The name does not exist.

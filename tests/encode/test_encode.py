@@ -93,7 +93,7 @@ def test_pytorchs_encoder_computes_the_same_over_the_same_memory() -> None:
 
 @needs_model
 def test_the_installed_model_has_the_similarities_that_its_publisher_prints() -> None:
-    """From the first page of the documentation of sentence-transformers."""
+    """From the first page of sentence-transformers' documentation."""
     model = find_model(None)
     numpys = pytest.importorskip("safetensors.numpy")
     batch = model.batch(

@@ -63,7 +63,7 @@ def _young_objects_alone() -> Iterator[None]:
 
 
 class LongestStep(trio.abc.Instrument):
-    """Measures the processor time of the longest step of a task on the loop."""
+    """Measures the processor time of a task's longest step on the loop."""
 
     def __init__(self) -> None:
         self.longest, self._began = 0.0, time.thread_time()

@@ -74,7 +74,7 @@ LONGEST = {
     "speculative_decoding.py": 135,
     # It also has its reference.
     "hash_join.py": 95,
-    # Shared parts of the examples of training: faults, a curve, a command line.
+    # Shared parts of the training examples: faults, a curve, a command line.
     "training.py": 110,
 }
 

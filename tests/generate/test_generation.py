@@ -32,7 +32,7 @@ async def test_equal_beginnings_share_pages(system: ta.System, device: ta.Device
         async with open_generation(system, model, LOADED, positions=70) as made:
             found = [await made.batcher.ask(Submit(prompt(tokens))) for tokens in prompts]
             assert found == expected
-            # Three pages of the message of the system, three times.
+            # Three pages of the system message, three times.
             assert made.pages.statistics().shared_tokens >= 3 * 12
             assert made.pages.used == 0
             together: dict[int, tuple[int, ...]] = {}

@@ -76,7 +76,7 @@ def schema(**fields: Any) -> Any:
 
 
 def joined(parts: Any) -> tuple[str, Any]:
-    """The text of a stream of a chat, and its last reason; each part is one of the public types."""
+    """The text of a chat stream, and its last reason; each part is one of the public types."""
     found = [ChatCompletionChunk.model_validate(part.model_dump()) for part in parts]
     said = [choice for part in found for choice in part.choices]
     assert said[0].delta.role == "assistant"

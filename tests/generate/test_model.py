@@ -135,7 +135,7 @@ async def test_the_ends_of_top_p(device: ta.Device, forward: str, top_p: float) 
 
 
 def logarithms(prompt: list[int]) -> Any:
-    """Logarithms of probabilities of the next token, by float64."""
+    """Logarithms of the next token's probabilities, by float64."""
     scores = logits_of(WEIGHTS, TINY, prompt)
     return scores - scores.max() - np.log(np.exp(scores - scores.max()).sum())
 

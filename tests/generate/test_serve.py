@@ -416,7 +416,7 @@ def test_kills_and_a_drain_change_no_token(forward: tuple[str, ...]) -> None:
 
 
 def kill_workers(service: Serving) -> None:
-    """Kill the worker and the spare: the forks of a process of the service."""
+    """Kill the worker and the spare: a service process's forks."""
     [launcher] = children(service.process.pid)
     deadline = time.monotonic() + 60
     while not (workers := children(launcher)):  # a worker killed just now has no follower yet

@@ -1,4 +1,4 @@
-"""Python calls of a step of many sequences, with a reader for each: few of them for each sequence."""
+"""Python calls of a step with many sequences, with a reader for each: few of them for each sequence."""
 
 from __future__ import annotations
 

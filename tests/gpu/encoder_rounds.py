@@ -48,7 +48,7 @@ Strike = Callable[[EncodeLoad], Awaitable[None]]
 
 @attrs.define
 class Report:
-    """The results of the rounds of one fault.
+    """The results of one fault's rounds.
 
     Attributes:
         name: The fault.
@@ -160,7 +160,7 @@ def batch(shape: Shape, sentences: int, tokens: int, seed: int) -> Batch:
 
 
 def batches_of(shape: Shape, tokens: int) -> list[Batch]:
-    """Rounds with a measured rate."""
+    """Batches with a measured rate."""
     return [batch(shape, 32, tokens, seed) for seed in range(4)]
 
 
@@ -179,7 +179,7 @@ async def play(stand: Stand, name: str, strike: Strike, rounds: int, *, spares: 
     """Strike under load, round after round.
 
     Args:
-        stand: The struck device.
+        stand: The encoder and device to strike.
         name: The fault.
         strike: Makes it happen.
         rounds: How often.
@@ -249,7 +249,7 @@ class Throughput:
     """How fast the encoder is as a program, and called in a plain loop by a program of its own.
 
     Attributes:
-        tokens: Tokens of each of the 32 sentences of a batch.
+        tokens: Tokens of each of a batch's 32 sentences.
         ours: Batches per second as a program, the median.
         plain: And in the loop.
     """
@@ -275,7 +275,7 @@ async def measure_throughput(
     """Take turns with the plain loop, which has the same class and batches in a process of its own.
 
     Args:
-        stand: The asked device.
+        stand: The encoder and device to ask.
         backend: The backend's name.
         tokens: Of each sentence.
         batches: In each turn.
@@ -321,7 +321,7 @@ class _Plain:
     Args:
         backend: Which backend's class.
         shape: Of the encoder.
-        tokens: Of each of the 32 sentences of a batch.
+        tokens: Tokens of each of a batch's 32 sentences.
     """
 
     def __init__(self, backend: str, shape: Shape, tokens: int) -> None:

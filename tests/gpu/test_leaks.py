@@ -19,7 +19,7 @@ WARM_UP = scaled(2_000, 200)
 LOSSES = scaled(20, 3)
 ASKERS = 8
 MIB = 1 << 20
-# The allocators of the C library and of Python keep some of the returned memory.
+# The C library's and Python's allocators keep some of the returned memory.
 ROOM = 4 * MIB
 # Trio keeps threads in reserve, in each process; each has up to four mappings.
 THREADS = 8

@@ -49,7 +49,7 @@ class Kind:
         is_hang: The device does not report it.
         seen: Waits until it can be seen by the application.
         reported: The driver's report, if any.
-        lost: Class of the error of requests in flight.
+        lost: The error class of requests in flight.
     """
 
     name: str

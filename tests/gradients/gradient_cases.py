@@ -1,4 +1,4 @@
-"""Cases of gradients: functions of elements and of `nn`."""
+"""Gradient cases: element-wise functions, and functions of `nn`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Case:
 X, LABELS, ROWS = (3, 4), np.array([1, 3, 0]), np.array([[0, 2], [4, 0]])
 Y = numbers(X, 9, 0.1, 0.9)
 SIGNS = np.where(Y > 0.5, 1.0, -1.0)
-# The place of the arguments of a function.
+# The place of a function's arguments.
 RANGES = dict.fromkeys(("acos", "asin", "atanh", "erfinv"), (-0.9, 0.9))
 RANGES |= dict.fromkeys(("log", "log10", "log1p", "log2", "rsqrt", "sqrt", "cbrt", "entr"), (0.2, 3.0))
 RANGES |= dict.fromkeys(("gamma", "gammaln", "digamma"), (-0.9, -0.1))
@@ -87,7 +87,7 @@ MEANS, VARIANCES, MASK = numbers((4,)), numbers((4,), 1, 0.5, 2.0), numbers((3, 
 
 
 def convolutions(f: Any, axes: int) -> list[Case]:
-    """Convolutions of images of this many axes: plain ones, and with all options."""
+    """Image convolutions with this many axes: plain ones, and with all options."""
     options = {"stride": 2, "padding": 1, "dilation": 2, "groups": 2}
     return [
         Case(f, ((2, 4, *IMAGE[:axes]), (3, 4, *(2,) * axes), (3,))),
@@ -97,7 +97,7 @@ def convolutions(f: Any, axes: int) -> list[Case]:
 
 
 def pools(kind: str, f: Any, axes: int) -> list[Case]:
-    """Pools of images of this many axes: plain ones, and with options."""
+    """Image pools with this many axes: plain ones, and with options."""
     if kind.startswith("adaptive"):
         return [Case(lambda x: f(x, 2), ((2, 3, *IMAGE[:axes]),))]
     options = {"stride": 2, "padding": 1, "ceil_mode": True}

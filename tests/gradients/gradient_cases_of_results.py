@@ -97,7 +97,7 @@ def _lstsq(x: Any, b: Any) -> Any:
 
 
 def _schur(x: Any, output: str = "real") -> Any:
-    """Values independent of phases, and of the order of both columns of a block."""
+    """Values independent of phases, and of the column order within a block."""
     form, z = la.schur(x, output)
     values = la.diagonal(form)
     parts = [a.sum(a.abs(form) ** 4, axis=(-2, -1)), a.sum(a.abs(z) ** 4, axis=-1)]

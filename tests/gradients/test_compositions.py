@@ -1,4 +1,4 @@
-"""Gradients of random compositions of functions against central differences."""
+"""Gradients of random function compositions against central differences."""
 
 from __future__ import annotations
 

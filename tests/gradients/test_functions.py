@@ -1,4 +1,4 @@
-"""Gradients of functions of own operations: each function of the table against central differences."""
+"""Gradients of own operations' functions: each function of the table against central differences."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ CASES: dict[str, tuple[str, str, str | None, Any]] = {
 
 
 def central(f: Any, x: Any) -> Any:
-    """Central differences of a function of one array."""
+    """Central differences of a function with one array."""
     step, made = 1e-6, np.empty_like(x)
     for place in np.ndindex(x.shape):
         off = np.zeros_like(x)

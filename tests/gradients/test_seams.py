@@ -69,7 +69,7 @@ async def test_slopes_between_the_bounds_match_differences(device: ta.Device, na
     "name", ["expit", "log_expit", "sinc", "logaddexp2", "lerp", "xlogy", "entr", "logaddexp"]
 )
 async def test_slopes_of_functions_with_branches(device: ta.Device, name: str) -> None:
-    """At the border of two branches of an expression, the slope is the function's."""
+    """At the border of an expression's two branches, the slope is the function's."""
     points = np.array([0.0, 1e-8, -1e-8, 0.05, 1.0, -1.0, 30.0, -700.0])
     functions: dict[str, tuple[Any, Any]] = {
         "expit": (a.expit, 1 / (2 + 2 * np.cosh(points))),

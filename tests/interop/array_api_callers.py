@@ -4,8 +4,8 @@
 
 prints a JSON document. For each function it has the outcome: "device" (computed only by functions of the
 namespace), "partly" (some of it by NumPy, from copies on the host), "host" (the result is NumPy's), or the
-error. ``--record`` writes it in place of the record of the same backend, with the date and the versions; the
-pages show ``docs/array_api_callers.json``.
+error. ``--record`` replaces the record of the same backend by it, with the date and the versions; the pages
+show ``docs/array_api_callers.json``.
 """
 
 from __future__ import annotations

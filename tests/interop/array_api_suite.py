@@ -3,8 +3,8 @@
     python tests/interop/array_api_suite.py CHECKOUT [--examples N] [--report FILE] [--record FILE] [...]
 
 CHECKOUT is a folder with https://github.com/data-apis/array-api-tests and its submodule. The report has the
-outcome and the error of each test. The record has the counts, in place of the record of the same backend; the
-pages show ``docs/array_api.json``. Other arguments are passed to pytest.
+outcome and the error of each test. The record has the counts, and replaces the record of the same backend;
+the pages show ``docs/array_api.json``. Other arguments are passed to pytest.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Outcomes:
         self.tests: dict[str, dict[str, str]] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Take up the report of one step of a test: the first that did not pass decides."""
+        """Take up the report of a test's step: the first that did not pass decides."""
         test = self.tests.setdefault(report.nodeid, {"outcome": "passed", "error": ""})
         if report.outcome != "passed" and test["outcome"] == "passed":
             error = str(report.longrepr)
@@ -64,7 +64,7 @@ def run_suite(checkout: Path, arguments: list[str]) -> dict[str, dict[str, str]]
 
 
 def record_of(checkout: Path, tests: dict[str, dict[str, str]], examples: int) -> dict[str, Any]:
-    """Count the outcomes of each module of the suite, and return its time, place and versions."""
+    """Count the outcomes of each suite module, and return its time, place and versions."""
     import trio_accel as ta
 
     device = next(one for one in ta.list_devices() if one.backend == BACKEND)

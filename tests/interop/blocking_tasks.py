@@ -1,4 +1,4 @@
-"""Tasks and interrupts of the tests of a blocking device."""
+"""Tasks and interrupts for tests of a blocking device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared fixtures of tests of other libraries."""
+"""Shared fixtures for tests of other libraries."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class Library:
         call(driver.cuMemsetD32Async(address, bits, int(np.prod(interface["shape"])), stream))
 
     def copy(self, array: Any, stream: int) -> int:
-        """Copies a contiguous array of float32 to memory of its own; gives the address."""
+        """Copies a contiguous float32 array to memory of its own; gives the address."""
         interface = array.__cuda_array_interface__
         assert interface["typestr"] == "<f4"
         nbytes = 4 * int(np.prod(interface["shape"]))

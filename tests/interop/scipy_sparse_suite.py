@@ -65,7 +65,7 @@ class Solvers:
         return trio.from_thread.run(ask, trio_token=self._token)
 
     async def _operand(self, a: Any, dtype: Any) -> Any:
-        """Put a matrix on the device, or make a function of an operator of the host."""
+        """Put a matrix on the device, or make a function of a host operator."""
         if scipy.sparse.issparse(a) or isinstance(a, np.ndarray):
             return await sparse.csr(self._device, scipy.sparse.csr_array(a).astype(dtype))
 

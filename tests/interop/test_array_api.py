@@ -319,7 +319,7 @@ async def test_lengths_and_iteration(xp: ArrayApi) -> None:
 
 
 async def test_the_repr_of_an_array_in_trios_thread(xp: ArrayApi, device: ta.Device) -> None:
-    """It would block the loop there, so it refuses to convert to numbers."""
+    """It would block the loop there, so it shows no numbers."""
     assert repr(await in_thread(xp.asarray, [1.0])) == f"<Array float64 (1,) on {device.path}>"
 
 

@@ -242,7 +242,7 @@ def computed(
     loaded: Mapping[int, Array],
     shape: tuple[int, ...] = SHAPE,
 ) -> list[tuple[np.dtype[Any], tuple[int, ...], bytes]] | str:
-    """Return the bits of the results and of the stored arrays, or the error of a wrong index."""
+    """Return the bits of the results and the stored arrays, or the error for a wrong index."""
     kept = {number: array.copy() for number, array in loaded.items()}
     indices: dict[int, Array] = {}
     for axis in program.axes:

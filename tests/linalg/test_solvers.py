@@ -60,7 +60,7 @@ async def host(ref: ta.AccelRef, shape: tuple[int, ...], dtype: str) -> Array:
 
 
 def check_same(left: Array, right: Array, dtype: str) -> None:
-    """Compare relative to the largest element, times the square root of the number of summands."""
+    """Compare relative to the largest element, times the square root of the summands' number."""
     assert left.shape == right.shape
     scale = max(np.abs(right).max(initial=0), 1.0) * math.sqrt(max(right.shape[-2:], default=1) + 1)
     np.testing.assert_allclose(left, right, rtol=0, atol=4 * TOLERANCE[dtype] * scale)

@@ -22,7 +22,7 @@ def numbers(shape: Sequence[int], dtype: str = "float64", seed: int = 0) -> Arra
 
 
 def check(found: Array, expected: Array, dtype: str = "float64", terms: int = 1) -> None:
-    """Compare relative to the largest element, times the square root of the number of summands."""
+    """Compare relative to the largest element, times the square root of the summands' number."""
     assert found.shape == expected.shape
     assert found.dtype == NUMPYS[dtype]
     scale = max(float(np.abs(expected[np.isfinite(expected)]).max(initial=0)), 1e-300)
@@ -110,7 +110,7 @@ def pool_windows(
     *,
     is_ceil: bool,
 ) -> list[list[list[int]]]:
-    """Along each axis the places of each window, also of those outside of the array and of its padding."""
+    """Along each axis the places of each window, also outside of the array and its padding."""
     made: list[list[list[int]]] = []
     for extent, k, s, (before, behind), d in zip(shape, window, stride, padding, dilation, strict=True):
         starts: list[int] = []
@@ -126,7 +126,7 @@ def pool_windows(
 
 
 def shares(shape: Sequence[int], counts: Sequence[int]) -> list[list[list[int]]]:
-    """Along each axis the places of each window of an adaptive pooling."""
+    """Along each axis the places of each window in an adaptive pooling."""
     return [
         [
             list(range(math.floor(i * extent / count), math.ceil((i + 1) * extent / count)))

@@ -30,7 +30,7 @@ Adapter: TypeAlias = Callable[[ta.Device, Options, Sequence[Any]], Awaitable[Seq
 
 @attrs.frozen
 class Operation:
-    """The run of the tests of one type of node.
+    """The test run for one type of node.
 
     Attributes:
         module: The module of `onnx.backend.test.case.node` with them.
@@ -213,7 +213,7 @@ OPERATIONS: dict[str, Operation] = {
 
 
 def cases_of(op_type: str) -> list[Any]:
-    """The tests of one node of a type; others are made of the functions that define it."""
+    """The tests for one type of node; others are made of the functions that define it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         # Its import makes the tests.

@@ -1,4 +1,4 @@
-"""Optimizers with a rate and a number of steps in arrays of the device, alone and in captured graphs."""
+"""Optimizers with their rate and step number in arrays of the device, alone and in captured graphs."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ async def test_steps_by_arrays_match_the_formulas(
 
 @pytest.mark.parametrize("step", [1, 2, 1000, 10**7, 10**12])
 async def test_corrections_lose_no_digits(device: ta.Device, step: int) -> None:
-    """The first step of a gradient of ones shows only the corrections of both means."""
+    """The first step with a gradient of ones shows only the corrections of both means."""
     betas = 0.9, 1 - 1e-9
     found = []
     for number in (step, await device.put(np.int64(step))):

@@ -56,7 +56,7 @@ Rule = Callable[[int, Sequence[int]], list[int]]
 
 
 def seconds(positions: int) -> float:
-    """The duration of a step of this many positions."""
+    """The duration of a step with this many positions."""
     return 0.0101 + 0.000103 * positions
 
 

@@ -19,7 +19,7 @@ class Sfq:
 
     weights: Mapping[str, float]
     virtual: Fraction = Fraction(0)
-    # Finish tags of the last request of each flow, and of the served request.
+    # Finish tags for the last request of each flow, and for the served request.
     finish: dict[str, Fraction] = attrs.field(factory=dict[str, Fraction])
     last_served: Fraction = Fraction(0)
     heap: list[tuple[Fraction, int, Fraction]] = attrs.field(factory=list[tuple[Fraction, int, Fraction]])

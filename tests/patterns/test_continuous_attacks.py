@@ -97,7 +97,7 @@ class Client:
 
 
 class CancelSome(trio.abc.Instrument):
-    """Cancels a client before each of some steps of tasks."""
+    """Cancels a client before each of some task steps."""
 
     def __init__(self, chance: random.Random, clients: list[Client], rate: float) -> None:
         self.chance, self.clients, self.rate = chance, clients, rate

@@ -1,4 +1,4 @@
-"""A `HotSwap` of programs of a worker device."""
+"""A `HotSwap` between programs of a worker device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The router of a mixture of experts, against the same router written down token by token."""
+"""The router for a mixture of experts, against the same router written down token by token."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class Life(RuleBasedStateMachine):
         return sum(page in one.table.pages for one in self.ones)
 
     def wanted(self, one: One, length: int) -> int | None:
-        """The number of pages of a reservation; None if it depends on what is known."""
+        """The number of pages for a reservation; None if it depends on what is known."""
         if one.is_spilled:
             return None
         more, place = max(-(-length // SIZE) - len(one.table.pages), 0), len(one.tokens) // SIZE

@@ -243,7 +243,7 @@ class Book:
         return max(-(-end // self.size) - (len(one.state.pages) if one.state else 0), 0)
 
     def beginning(self, one: Sequence) -> list[int]:
-        """Return the full pages of another sequence of its tenant with a common prefix."""
+        """Return the full pages of a sequence with a common prefix in its tenant."""
         item, most = one.item, (one.length - 1) // self.size
         mine = [*item.prompt, *one.parts]
         for other in self.seen - self.left - {one}:

@@ -34,7 +34,7 @@ class ReadingProgram:
         raise NotImplementedError
 
     def dense(self, x: Any) -> Any:
-        """A layer of arrays of the library."""
+        """A layer of the library's arrays."""
         return self.xp.tanh(x @ self.weights + self.bias)
 
     def forward(self, x: Array) -> Array:

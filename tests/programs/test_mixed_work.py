@@ -57,7 +57,7 @@ class Step:
         kind: The kind of step.
         x: Slot of the array to read.
         y: Slot of the array to change, if any.
-        leaves: The number of turns of the loop before the caller is cancelled; None for never.
+        leaves: The number of loop turns before the caller is cancelled; None for never.
     """
 
     kind: str
@@ -173,7 +173,7 @@ class Work:
         fresh: Arrays that replace others.
         worlds: The possible contents of the slots.
         suspects: Slots with possibly damaged arrays.
-        kinds: The kinds of the steps of the last burst.
+        kinds: The step kinds of the last burst.
     """
 
     device: ta.Device

@@ -1,4 +1,4 @@
-"""Each row of the table of failures about a method, or about a service, is true."""
+"""Each row about a method, or about a service, in the table of failures is true."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class Case:
         error: Class of the caller's error.
         cause: Class of its cause; None if it is not looked at.
         neighbour: Result of another program in flight, or the class of its error.
-        behind: Result of a call of the same program after it, or the class of its error.
-        restarts: The number of restarts of only the program.
+        behind: Result of a later call of the same program, or the class of its error.
+        restarts: The restarts of only the program.
         losses: How often the context was lost.
         is_damaged: Whether the state is damaged.
         totals: The state after a further `add`, where it is not damaged.

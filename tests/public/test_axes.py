@@ -75,7 +75,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "rfftfreq": (4,),
 }
 NAMED: dict[str, dict[str, Any]] = {"stft": {"nperseg": 4}, "welch": {"nperseg": 4}}
-# Another meaning than that of the reference of this name.
+# Another meaning than the reference's for this name.
 OTHERS = {
     "cubic_spline",
     "gradient",

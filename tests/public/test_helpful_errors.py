@@ -1,4 +1,4 @@
-"""Mistakes of users of NumPy, PyTorch or asyncio: the message gives a remedy."""
+"""Mistakes by users of NumPy, PyTorch or asyncio: the message gives a remedy."""
 
 from __future__ import annotations
 

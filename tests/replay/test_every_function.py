@@ -1,4 +1,4 @@
-"""Each function of the table of operations is recorded, and a replay of it has the same bits."""
+"""Each function in the table of operations is recorded, and a replay of it has the same bits."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.examples, pytest.mark.stand_in]
 
 
 def dense(grid: np.ndarray, voxels: np.ndarray) -> np.ndarray:
-    """All voxels of a grid of bricks."""
+    """All voxels in a grid of bricks."""
     size, edge = len(grid) * bricks.EDGE, bricks.EDGE
     full = np.zeros((size, size, size), np.uint8)
     for place in zip(*np.nonzero(grid >= 0), strict=True):

@@ -85,6 +85,6 @@ async def test_an_image_is_analysed_as_by_scipy(device: ta.Device) -> None:
 
 
 def unlike(image: np.ndarray, threshold: float) -> float:
-    """The difference of a threshold's two sides: the weighted square of the difference of their means."""
+    """The difference of a threshold's two sides: the weighted square of the means' difference."""
     dark, light = image[image <= threshold], image[image > threshold]
     return float(dark.size * light.size * (dark.mean() - light.mean()) ** 2)

@@ -42,7 +42,7 @@ EQUATIONS = [
 
 
 def operands(subscripts: str, dtype: str = "float64", extents: dict[str, int] = EXTENTS) -> list[Array]:
-    """Tensors that fit subscripts, and one of the shape of the result."""
+    """Tensors that fit subscripts, and a tensor with the shape of the result."""
     inputs, _, output = subscripts.partition("->")
     terms = [*inputs.split(","), output]
     return [values(tuple(extents[x] for x in term), dtype, seed) for seed, term in enumerate(terms)]

@@ -1,4 +1,4 @@
-"""Sums of products of several tensors: numbers, orders by opt_einsum, and the memory that they take."""
+"""Sums of products with several tensors: numbers, orders by opt_einsum, and the memory that they take."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fixtures for devices, in runs of pytest of their own."""
+"""The fixtures for devices, in separate pytest runs."""
 
 from __future__ import annotations
 

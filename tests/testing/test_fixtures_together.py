@@ -66,7 +66,7 @@ def run(
 
 
 def every(fixtures: list[str], body: str) -> str:
-    """A test with each of these combinations of fixtures."""
+    """A test with each of these fixture combinations."""
     tests = [
         f"async def test_{number}({names}):\n" + textwrap.indent(textwrap.dedent(body).strip(), "    ")
         for number, names in enumerate(fixtures)

@@ -87,7 +87,7 @@ def goes_on_or_is_refused(folder: Path) -> bool:
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the path of each value inside of nested dicts and lists."""
+    """Yield the path of each value in nested dicts and lists."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, one in inner:
         yield (*path, key)

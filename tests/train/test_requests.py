@@ -1,4 +1,4 @@
-"""The requests of a step of own operations, and what happens if a rank is lost in one of them."""
+"""The requests of a step with own operations, and what happens if a rank is lost in one of them."""
 
 from __future__ import annotations
 

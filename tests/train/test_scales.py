@@ -18,7 +18,7 @@ NARROW = train.Precision("float16", scale=1024.0)
 
 
 class Line(train.CallModule):
-    """The mean of the samples times a parameter; the root of a sample of 0 has no slope."""
+    """The mean of the samples times a parameter; the root of a zero sample lacks a slope."""
 
     def initial(self, rng: np.random.Generator) -> Any:
         return {"w": np.ones(3)}

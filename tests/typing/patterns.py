@@ -1,4 +1,4 @@
-"""Types of the replies of patterns; read by mypy and pyright, never run."""
+"""Types of patterns' replies; read by mypy and pyright, never run."""
 
 # A `type: ignore` that nothing needs is an error here: it marks what the checkers must refuse.
 # pyright: reportUnnecessaryTypeIgnoreComment=true

@@ -30,7 +30,7 @@ unsigned long {name}GetVersion(void) {{
 }}
 """
 
-# Name, file and version of the libraries of CUDA 13.0; no function of the dependencies is called.
+# Name, file and version of CUDA 13.0's libraries; no function of the dependencies is called.
 LIBRARIES = {
     "nvrtc": ("libnvrtc.so.13", "13, 0"),
     "cublas": ("libcublas.so.13", "13, 1, 2"),
@@ -51,7 +51,7 @@ def compile_library(path: Path, source: str) -> None:
 
 
 def make_library(folder: Path, name: str, version: str | None = None) -> Path:
-    """Compile a library with only the version of a library of CUDA."""
+    """Compile a library with only the version of a CUDA library."""
     file, usual = LIBRARIES[name]
     template = {"nvrtc": _NVRTC, "cutensor": _CUTENSOR}.get(name, _PROPERTY)
     path = folder / file

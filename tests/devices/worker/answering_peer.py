@@ -1,4 +1,4 @@
-"""The other process of a test of frames in shared memory: it answers questions and sleeps now and then.
+"""The other process in a test of shared-memory frames: it answers questions and sleeps now and then.
 
 Arguments: the descriptor of its socket, the descriptor of the shared page, and the number of questions.
 """

@@ -1,4 +1,4 @@
-"""Shared helpers of the tests of devices in worker processes."""
+"""Shared helpers for tests of devices in worker processes."""
 
 from __future__ import annotations
 

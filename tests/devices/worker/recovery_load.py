@@ -76,7 +76,7 @@ class Sent:
         """Compare with the required outcome.
 
         Args:
-            lost: Class of the error of requests in flight.
+            lost: The error class of requests in flight.
             stuck: Whether the request was hung.
         """
         outcome = self.outcome
@@ -388,7 +388,7 @@ async def play(
         strike: Makes the worker die, or hang.
         heads: The fate of the first operation on each stream.
         seen: Waits until the loss can be seen.
-        lost: Class of the error of requests in flight.
+        lost: The error class of requests in flight.
     """
     device = base.device
     generation = device.generation

@@ -19,7 +19,7 @@ from trio_accel.testing import inject_fault
 
 pytestmark = pytest.mark.any_backend
 
-# One of a library of its own, and one of the good requests' library.
+# One has its own library, and one uses the good requests' library.
 BAD: dict[str, Callable[[ta.AccelRef], Operation[Any, Any]]] = {
     "fft.Fft": ta.fft.Fft,
     "linalg.Nrm2": lambda x: ta.linalg.Nrm2(x[0]),

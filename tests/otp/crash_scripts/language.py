@@ -32,7 +32,7 @@ class _Printer(Protocol):
 
 
 class _Term:
-    """Base of all parts of a script: their `repr` is their code, without defaults."""
+    """Base of all script parts: their `repr` is their code, without defaults."""
 
     __slots__ = ()
 
@@ -66,7 +66,7 @@ Act: TypeAlias = Crash | Finish
 
 @attrs.frozen(repr=False)
 class Hook(_Term):
-    """The action of a worker on a sibling at one point of one of its incarnations, which it waits for.
+    """The action of a worker on a sibling at one point in one of its incarnations, which it waits for.
 
     Attributes:
         point: ``"start"``: before it has started; ``"shutdown"``: when its supervisor ends it.

@@ -140,7 +140,7 @@ def test_a_kernel_runs_in_the_streams_thread(rig: Any, monkeypatch: pytest.Monke
 
 
 def test_a_call_by_addresses(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel of another language wants addresses: of arrays, of memory of its own, and of status words."""
+    """A kernel of another language wants addresses of arrays, work memory and status words."""
 
     @kernel(Every, backend="cpu")
     def by_address(spec: Every, call: KernelCall) -> None:

@@ -207,8 +207,8 @@ def test_without_such_a_library_nothing_is_done(tmp_path: Path) -> None:
             assert find_number(package).value == 1
 
 
-# A fork has no thread of a BLAS before one is needed (D97). The names of operations
-# are those of `ta.linalg` and `ta.nn`.
+# A fork has no BLAS thread before one is needed (D97). The names of operations are those in `ta.linalg` and
+# `ta.nn`.
 FORKS = """
 import importlib, json, os, threading
 import numpy as np, trio

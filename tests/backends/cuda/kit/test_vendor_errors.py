@@ -1,4 +1,4 @@
-"""The meanings of the codes of vendors' libraries, if a library of ours calls several of them."""
+"""The meanings of vendor libraries' codes, if a library of ours calls several of them."""
 
 from __future__ import annotations
 

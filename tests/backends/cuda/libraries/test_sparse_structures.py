@@ -20,7 +20,7 @@ cusparse = pytest.importorskip("nvmath.bindings.cusparse")
 
 
 def product(rig: Any, indptr: list[int], indices: list[int], columns: int = 2, index: str = "int32") -> Any:
-    """The product of a matrix of ones with a vector of 1, 2, ...."""
+    """The product of an all-ones matrix with a vector of 1, 2, ...."""
     rows = len(indptr) - 1
     arrays = [rig.put(np.array(values, index)) for values in (indptr, indices)]
     data, x = rig.put(np.ones(len(indices))), rig.put(np.arange(1.0, columns + 1))
