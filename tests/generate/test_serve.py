@@ -438,9 +438,9 @@ def children(process: int) -> list[int]:
     [
         (b"\n \n", "there must be at least one key"),
         (b"a\n=3\n", "keys must not be empty"),
-        (b"a=b\n", "could not convert string to float: 'b'"),
-        (b"a=-1\n", "the weight of 'a' must be a finite number"),
-        (b"a=nan\n", "the weight of 'a' must be a finite number"),
+        (b"a=b\n", "line 1 of the keys must be KEY or KEY=SHARE"),
+        (b"a\n\nb=-1\n", "line 2 of the keys must be KEY or KEY=SHARE"),
+        (b"a=nan\n", "with a share from 1e-6 to 1e6"),
         (b"\xff\n", "only ASCII characters"),
     ],
 )
