@@ -86,7 +86,8 @@ class ActorBase:
     """The interface of an actor's class to the runtime; see `Actor`."""
 
     __handlers__: ClassVar[HandlerTable] = {}
-    # Errors that crash an actor without a logged traceback, because their cause is logged elsewhere.
+    # Errors that crash an actor without a logged traceback. Their cause is logged elsewhere as a warning, so
+    # the crash is one only if it is printed.
     expected_crashes: ClassVar[tuple[type[Exception], ...]] = ()
     # Whether a crash is printed in a program without logging, because no caller gets its error.
     prints_crashes: ClassVar[bool] = False
