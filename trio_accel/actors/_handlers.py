@@ -91,6 +91,9 @@ class ActorBase:
     expected_crashes: ClassVar[tuple[type[Exception], ...]] = ()
     # Whether a crash is printed in a program without logging, because no caller gets its error.
     prints_crashes: ClassVar[bool] = False
+    # Whether it starts with the context variables of its spawner. Otherwise it starts with the system's,
+    # because it serves others for longer, and would keep the values of its first caller alive.
+    inherits_context: ClassVar[bool] = True
     # Whether consecutively started actors end at the same time, because they do not need each other.
     ends_together: ClassVar[bool] = False
 

@@ -105,6 +105,7 @@ class Order:
 class LauncherActor(Actor):
     """Holds a launcher process. When it dies, all workers die with it, and another one is started."""
 
+    inherits_context = False
     expected_crashes = (LauncherError,)
     prints_crashes = True
 
@@ -409,6 +410,8 @@ class Launcher:
 
 class LauncherSupervisor(Actor):
     """Restarts the actor of the launcher process however often it fails."""
+
+    inherits_context = False
 
     def __init__(self, front: Launcher) -> None:
         self._front = front
