@@ -110,7 +110,7 @@ async def test_an_update_that_was_not_launched_spoils_the_array_for_what_was_sub
     before_it_is_known = device.submit(ToHost(update.value))
     with pytest.raises(ta.InputFailedError):
         await before_it_is_known.wait()
-    with pytest.raises(ta.StaleRefError, match=r"spoiled by linalg\.Scal"):
+    with pytest.raises(ta.StaleRefError, match=r"spoiled by linalg\.scal"):
         device.submit(ToHost(update.value))
     with pytest.raises(ta.ActorFailedError):
         await update.wait()
