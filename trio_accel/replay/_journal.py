@@ -337,7 +337,7 @@ def unpack(entry: bytes) -> Entry:
         value: Any = pickle.loads(entry)  # noqa: S301  # its opcodes make plain values alone
         count = _count(value, {})
     except Exception as error:  # noqa: BLE001  # whatever a damaged pickle raises
-        # The text of some errors has bytes of the entry, which may be data of the program.
+        # Some errors quote the entry, which may have data of the program.
         raise JournalError(f"an entry of the journal cannot be read: {type(error).__name__}") from None
     kind = type(value).__name__
     if kind != "tuple" or not value or type(value[0]) is not str:

@@ -387,7 +387,7 @@ class OpenFile:
         head = np.empty(LENGTH, np.uint8)
         self.read(head, 0)
         length = int.from_bytes(head.tobytes(), "little")
-        # Errors leave the number out, because it consists of bytes of the file, which may be a secret.
+        # Errors leave the number out, because it shows bytes of the file, which may be a secret.
         if length > LONGEST:
             raise WeightsError(
                 f"{self.path} is not a safetensors file: by its first {LENGTH} bytes, its header has more "

@@ -508,7 +508,7 @@ def refuse_as_method(method: str, error: Exception, args: tuple[Any, ...] = (), 
             raise type(error)(text) from None
 
 
-# A part of a large array is an operation of its own.
+# Each part of a large array has its own operation.
 for _message, _method in {
     Assign: "assign",
     Copy: "copy",

@@ -35,7 +35,7 @@ __all__ = [
     "operation_of",
 ]
 
-# The functions of operations, by the names of the operations, which are those of message classes.
+# Function names by operation name. A message class names its operation.
 _FUNCTIONS: dict[str, str] = {}
 
 
