@@ -196,8 +196,9 @@ def _open_tokenizer(path: Path, shape: Shape) -> Any:
 
     try:
         tokenizer = cast("Any", Tokenizer.from_file(str(path)))
-    except Exception as error:  # noqa: BLE001  # tokenizers raises Exception itself
-        raise InputError(f"cannot read {path}: {error!s:.200}") from None
+    except Exception:  # noqa: BLE001  # tokenizers raises Exception itself
+        # The error may quote the file, which may be another one than the user thinks.
+        raise InputError(f"cannot read {path}: it is damaged, or not the file of a tokenizer") from None
     if tokenizer.get_vocab_size() > shape.words:
         raise InputError(
             f"{path} has {tokenizer.get_vocab_size()} tokens, more than the model: {shape.words}"

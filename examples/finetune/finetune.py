@@ -132,6 +132,9 @@ def main() -> int:
         loaded = load_random(SMALL) if given.random_weights else load_file()
         tokens = np.array(loaded.text.encode(given.text.read_text("utf-8")), np.int64)
         whole = pieces(tokens, given.length)
+    except UnicodeDecodeError as error:
+        print(f"{given.text} is not UTF-8 at byte {error.start}", file=sys.stderr)
+        return 2
     except (InputError, OSError) as error:
         print(error, file=sys.stderr)
         return 2

@@ -76,12 +76,16 @@ def keys_of(path: Path | None) -> Mapping[str, float]:
         InputError: A key or a share is wrong, or the file is empty, which would let everybody in.
     """
     text = os.environ.get(KEYS, "").replace(",", "\n").encode() if path is None else path.read_bytes()
-    pairs = [line.partition("=") for line in _lines(text)]
-    try:
-        shares = {key.strip(): float(share.strip() or 1.0) for key, _, share in pairs}
-        ta.patterns.Weights(shares)
-    except ValueError as error:
-        raise InputError(f"a key must be KEY or KEY=SHARE: {error}") from None
+    shares = dict[str, float]()
+    for number, line in enumerate(_lines(text), 1):
+        key, _, share = line.partition("=")
+        try:
+            shares[key.strip()] = float(share.strip() or 1.0)
+            ta.patterns.Weights(shares)
+        except ValueError:
+            # Quote nothing, because a share that is not a number may be the rest of a key.
+            what = "must be KEY or KEY=SHARE, with a share from 1e-6 to 1e6"
+            raise InputError(f"line {number} of the keys {what}; blank lines do not count") from None
     if "" in shares or (path is not None and not shares):
         raise InputError("there must be at least one key, and keys must not be empty")
     return shares

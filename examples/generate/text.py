@@ -315,8 +315,11 @@ def load_file(path: Path | None = None) -> Loaded:
     try:
         reader: Any = gguf.GGUFReader(source)
         fields = {name: field.contents() for name, field in reader.fields.items()}
-    except (OSError, ValueError, IndexError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise InputError(f"cannot read {source} as a GGUF file: {error!s:.200}") from error
+    except (ValueError, IndexError):
+        # The error may have bytes of the file, which may be another one than the user thinks.
+        raise InputError(f"cannot read {source} as a GGUF file: it is damaged, or of another kind") from None
     try:
         text = _text_of(fields)
         config = _config_of(fields)

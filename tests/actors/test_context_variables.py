@@ -125,6 +125,31 @@ async def test_a_child_spawned_by_a_handler_has_the_asker_s(system: ActorSystem,
     assert seen == ["by the asker"]
 
 
+class Shared(Puppet):
+    """An actor that serves others for longer than its spawner."""
+
+    inherits_context = False
+
+
+async def test_a_shared_actor_has_those_of_its_system(puppet: Ref[Puppet], system: ActorSystem) -> None:
+    seen: list[str] = []
+
+    async def start(actor: Puppet) -> None:
+        seen.append(variable.get())
+
+    async def act(actor: Puppet) -> None:
+        await actor.context.spawn(Shared, None, start, policy=AT_ONCE, name="shared")
+
+    variable.set("by the asker")
+    await puppet.ask(Do(act))
+    assert seen == ["unset"]
+    assert variable.get() == "by the asker"
+    # Its handlers have the asker's, as those of other actors.
+    shared = await system.spawn(Shared, None, start)
+    assert await shared.ask(Do(read)) == "by the asker"
+    assert seen == ["unset", "unset"]
+
+
 @pytest.mark.parametrize("ending", ["stop", "crash", "cancel", "itself"])
 async def test_the_lifespan_ends_in_the_context_that_it_began_in(system: ActorSystem, ending: str) -> None:
     tokens: list[object] = []

@@ -35,4 +35,4 @@ def test_an_error_survives_copying_and_pickling(error: AccelError, again) -> Non
 
 def test_the_text_gives_the_location() -> None:
     assert str(ERRORS[0]) == "something"
-    assert str(ERRORS[1]) == "a is gone (device cpu:0, operation linalg.Dot, generation 3)"
+    assert str(ERRORS[1]) == "a is gone (device cpu:0, operation linalg.dot, generation 3)"

@@ -221,7 +221,7 @@ async def test_an_array_that_a_left_operation_was_changing_is_spoiled_if_it_fail
     assert asker.outcome == "cancelled"
     backend.device.release()
     await manual.synchronize()
-    with pytest.raises(ta.StaleRefError, match=r"spoiled by linalg\.Scal"):
+    with pytest.raises(ta.StaleRefError, match=r"spoiled by linalg\.scal"):
         await x.to_host()
 
 

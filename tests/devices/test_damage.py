@@ -118,7 +118,7 @@ async def test_a_lost_overwrite_damages_its_target(device: ta.Device) -> None:
     with pytest.raises(ta.ContextLostError, match="ask again, which overwrites"):
         await x[1].assign(np.ones(6))
     np.testing.assert_array_equal(await x[0].to_host(), HOST[0])
-    with pytest.raises(ta.StaleRefError, match=r"spoiled by devices\.Assign"):
+    with pytest.raises(ta.StaleRefError, match=r"spoiled by assign"):
         await x[1].to_host()
 
 

@@ -110,7 +110,7 @@ async def test_a_refused_update_invalidates_the_array_for_later_submissions(
     before_it_is_known = device.submit(ToHost(update.value))
     with pytest.raises(ta.InputFailedError):
         await before_it_is_known.wait()
-    with pytest.raises(ta.StaleRefError, match=r"spoiled by linalg\.Scal"):
+    with pytest.raises(ta.StaleRefError, match=r"spoiled by linalg\.scal"):
         device.submit(ToHost(update.value))
     with pytest.raises(ta.ActorFailedError):
         await update.wait()

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Any
+from typing import IO, Any
 
 import attrs
 import pytest
@@ -61,10 +61,12 @@ class Serving:
 
 
 @contextmanager
-def serving(*options: str, **environment: str) -> Generator[Serving, None, None]:
+def serving(*options: str, stderr: IO[str] | None = None, **environment: str) -> Generator[Serving]:
     command = (sys.executable, str(ROOT / "examples" / "generate" / "serve.py"), "--port", "0", *options)
     more = {"PYTHONPATH": SEARCHED, "OPENBLAS_NUM_THREADS": "1", **environment}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **more}) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=stderr, text=True, env={**os.environ, **more}
+    ) as process:
         try:
             assert process.stdout is not None
             line = process.stdout.readline()

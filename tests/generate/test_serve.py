@@ -415,6 +415,25 @@ def test_kills_and_a_drain_change_no_token(forward: tuple[str, ...]) -> None:
         assert service.process.wait(20) == 0
 
 
+def test_a_killed_worker_is_one_line(tmp_path: Path) -> None:
+    """As a user runs it: nothing configures logging."""
+    with (tmp_path / "errors").open("w") as errors, serving(*RANDOM, stderr=errors) as service:
+        text = chat(service.client()).choices[0].message.content
+        for generation in (1, 2):
+            [device] = json.loads(service.get("/health"))["devices"].values()
+            assert device["generation"] == generation
+            os.kill(device["pid"], signal.SIGKILL)
+            assert chat(service.client()).choices[0].message.content == text
+        service.process.send_signal(signal.SIGTERM)
+        assert service.process.wait(20) == 0
+    lines = (tmp_path / "errors").read_text().splitlines()
+    losses = [
+        re.match(r"trio_accel\.devices: device \S+ lost its context of generation (\d): ", line)
+        for line in lines
+    ]
+    assert [loss and loss[1] for loss in losses] == ["1", "2"], lines
+
+
 def kill_workers(service: Serving) -> None:
     """Kill the worker and the spare: a service process's forks."""
     [launcher] = children(service.process.pid)
@@ -438,9 +457,9 @@ def children(process: int) -> list[int]:
     [
         (b"\n \n", "there must be at least one key"),
         (b"a\n=3\n", "keys must not be empty"),
-        (b"a=b\n", "could not convert string to float: 'b'"),
-        (b"a=-1\n", "the weight of 'a' must be a finite number"),
-        (b"a=nan\n", "the weight of 'a' must be a finite number"),
+        (b"a=b\n", "line 1 of the keys must be KEY or KEY=SHARE"),
+        (b"a\n\nb=-1\n", "line 2 of the keys must be KEY or KEY=SHARE"),
+        (b"a=nan\n", "with a share from 1e-6 to 1e6"),
         (b"\xff\n", "only ASCII characters"),
     ],
 )

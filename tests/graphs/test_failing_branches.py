@@ -92,7 +92,7 @@ async def spoiled(*refs: ta.AccelRef) -> list[bool]:
             await ref.to_host()
             found.append(False)
         except ta.StaleRefError as error:
-            found.append("spoiled by graphs.Replay" in str(error))
+            found.append("spoiled by Graph.replay" in str(error))
     return found
 
 
@@ -128,7 +128,7 @@ async def test_an_operation_that_fails_in_a_body_is_named(case: Case) -> None:
     # The condition of a branch is only read, and the loop has one body.
     is_loop = case.kind == "while"
     assert await spoiled(go, x, y, other) == [is_loop, True, True, not is_loop]
-    with pytest.raises(ta.StaleRefError, match=r"spoiled by graphs\.Replay"):
+    with pytest.raises(ta.StaleRefError, match=r"spoiled by Graph\.replay"):
         await case.graph(go, x, y, other)
     await case.break_matrix(is_broken=False)
     await case.check()

@@ -1,4 +1,4 @@
-"""A program that configures no logging prints one line for each death, and none for an orderly end."""
+"""A program that configures no logging prints one line for each loss, and none for an orderly end."""
 
 from __future__ import annotations
 
@@ -27,15 +27,25 @@ def children(pid):
             found[int(number)] = name
     return found
 
+def leaves(pid):
+    found = children(pid)
+    return {leaf for child in found for leaf in leaves(child) or {child}}
+
 def pids(actors, name):
     for actor in actors:
         if actor.path.endswith(name) and actor.pid is not None:
             yield actor.pid
         yield from pids(actor.children, name)
 
+async def until(condition):
+    with trio.fail_after(30):
+        while not condition():
+            await trio.sleep(0.01)
+
 async def use_device(system, how):
     isolation = "inline" if how.startswith("inline") else "process"
-    async with system.open_device("cpu", options=ta.DeviceOptions(isolation=isolation)) as device:
+    options = ta.DeviceOptions(isolation=isolation, spares=how.count("spare"))
+    async with system.open_device("cpu", options=options) as device:
         generation = device.generation
         await (await device.put([1.0])).to_host()
         if how == "inline poisoned":
@@ -47,12 +57,56 @@ async def use_device(system, how):
         elif how == "worker killed":
             [pid] = pids(system.tree().children, "/context")
             os.kill(pid, signal.SIGKILL)
+        elif how.startswith("launcher killed"):
+            if options.spares:
+                await until(lambda: device.recovery.spares)
+            [pid] = children(os.getpid())
+            os.kill(pid, signal.SIGKILL)
+        elif how == "spare killed":
+            await until(lambda: device.recovery.spares)
+            [pid] = pids(system.tree().children, "/context")
+            [launcher] = children(os.getpid())
+            spare, = leaves(launcher) - {pid}
+            os.kill(spare, signal.SIGKILL)
+            await until(lambda: len(leaves(launcher) - {spare}) == 2)
+            await until(lambda: device.recovery.spares)
+            return
         else:
             return
-        with trio.fail_after(30):
-            while device.generation == generation:
-                await trio.sleep(0.01)
+        await until(lambda: device.generation > generation)
         await (await device.put([1.0])).to_host()
+
+async def use_launcher(system, how):
+    async with system.open_device("cpu", options=ta.DeviceOptions(isolation="process")) as device:
+        await (await device.put([1.0])).to_host()
+    [pid] = children(os.getpid())
+    os.kill(pid, signal.SIGKILL)
+    await until(lambda: children(os.getpid()).keys() - {pid})
+
+async def use_world(system, how):
+    options = ta.DeviceOptions(isolation="process")
+    async with (
+        system.open_devices(["cpu", "cpu"], options=options) as devices,
+        ta.open_world(devices) as world,
+    ):
+        arrays = [await device.put([1.0]) for device in devices]
+        await world.all_reduce(arrays)
+        if how == "rank killed":
+            testing.inject_fault(devices.devices[1], "collectives.sum", kill=True)
+            try:
+                await world.all_reduce(arrays)
+            except ta.collectives.RankFailedError:
+                pass
+        await world.all_reduce(arrays)
+
+async def use_agent(system, how):
+    options = cluster.ClusterOptions(devices=("cpu",), device=ta.DeviceOptions(isolation="process"))
+    nodes = cluster.LocalNodes(1)
+    async with cluster.open_cluster(system, nodes, options=options):
+        agent = nodes.pid("node-0")
+        [worker] = leaves(agent)
+        os.kill(worker, signal.SIGKILL)
+        await until(lambda: leaves(agent) and not leaves(agent) & {worker, *children(agent)})
 
 async def use_nodes(system, how):
     options = cluster.ClusterOptions(devices=("cpu",), device=ta.DeviceOptions(isolation="inline"))
@@ -69,25 +123,39 @@ async def use_nodes(system, how):
 
 async def main(how):
     async with ta.open_system("s") as system:
-        await (use_nodes if how.startswith("node") else use_device)(system, how)
+        uses = {"node": use_nodes, "idle": use_launcher, "rank": use_world, "agent's": use_agent}
+        await uses.get(how.split()[0], use_device)(system, how)
 
 trio.run(main, sys.argv[1])
 """
 
 
+CONTEXT = "trio_accel.devices: device s/cpu:0 lost its context of generation 1: "
+LAUNCHER = " crashed: LauncherError: the launcher of worker processes was killed by SIGKILL"
+
+
 @pytest.mark.parametrize(
-    ("how", "text"),
+    ("how", "texts"),
     [
-        ("inline poisoned", "device s/cpu:0 lost its context of generation 1"),
-        ("worker killed", "device s/cpu:0 lost its context of generation 1: ContextLostError: the worker"),
-        ("node killed", "actor s/nodes/node-0 crashed: NodeLostError"),
-        ("inline used", None),
-        ("worker used", None),
-        ("node used", None),
-        ("node drained", None),
+        ("inline poisoned", [CONTEXT]),
+        ("worker killed", [f"{CONTEXT}ContextLostError: the worker"]),
+        ("spare killed", ["trio_accel.devices: device s/cpu:0: spare worker process "]),
+        # Each lost thing has its line: the launcher has taken the context along, and the spare serves nobody.
+        ("launcher killed with a spare", [LAUNCHER, CONTEXT]),
+        ("idle launcher killed", [LAUNCHER]),
+        ("rank killed", ["trio_accel.devices: device s/devices/cpu:0#2 lost its context of generation 1: "]),
+        ("node killed", ["trio_accel.actors: actor s/nodes/node-0 crashed: NodeLostError"]),
+        (
+            "agent's worker killed",
+            [" WARNING trio_accel.devices: device node-0/devices/cpu:0 lost its context of "],
+        ),
+        ("inline used", []),
+        ("worker used", []),
+        ("node used", []),
+        ("node drained", []),
     ],
 )
-def test_each_death_is_one_line(how: str, text: str | None, tmp_path: Path) -> None:
+def test_each_loss_is_one_line(how: str, texts: list[str], tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, how],
@@ -100,5 +168,5 @@ def test_each_death_is_one_line(how: str, text: str | None, tmp_path: Path) -> N
     )
     assert done.returncode == 0, done.stderr
     lines = done.stderr.splitlines()
-    assert len(lines) == (text is not None), lines
-    assert text is None or text in lines[0]
+    assert [sum(text in line for line in lines) for text in texts] == [1] * len(texts), lines
+    assert len(lines) == len(texts), lines

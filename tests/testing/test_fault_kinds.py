@@ -120,7 +120,7 @@ async def test_writes_of_an_endless_kernel_are_damaged_and_nothing_else(isolated
     inject_fault(isolated, ta.linalg.Scal, kill=True, how="writing")
     with pytest.raises(ta.ContextLostError):
         await ta.linalg.scal(2.0, x)
-    with pytest.raises(ta.StaleRefError, match=r"spoiled by linalg\.Scal"):
+    with pytest.raises(ta.StaleRefError, match=r"spoiled by linalg\.scal"):
         await x.to_host()
     np.testing.assert_array_equal(await y.to_host(), np.arange(1000.0))
     assert await norm(isolated) == 2.0

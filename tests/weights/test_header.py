@@ -23,9 +23,12 @@ META = "__metadata__"
 
 LIES: dict[str, tuple[bytes, str]] = {
     "nothing": (b"", "too few"),
-    "header beyond the file": (raw({"a": U8}, FOUR)[:8], "but has 8"),
-    "header above the limit": ((100_000_001).to_bytes(8, "little") + b"{}", "100000001 bytes, more than"),
-    "header without end": (b"\xff" * 16, "more than the 100000000"),
+    "header beyond the file": (raw({"a": U8}, FOUR)[:8], "has 8 bytes, fewer than its header"),
+    "header above the limit": (
+        (100_000_001).to_bytes(8, "little") + b"{}",
+        "header has more than 100000000 bytes",
+    ),
+    "header without end": (b"\xff" * 16, "more than 100000000 bytes"),
     "header of no bytes": (bytes(8), "does not begin with {"),
     "a list": (raw(b"[]"), "does not begin with {"),
     "a blank first": (raw(b" {}"), "does not begin with {"),
@@ -167,7 +170,7 @@ async def test_the_limit_of_the_header_matches_the_limit_of_reading(
     path.write_bytes(raw(b"{}" + b" " * 62))
     assert len(await ta.weights.load(device, path)) == 0
     path.write_bytes(raw(b"{}" + b" " * 63))
-    with pytest.raises(ta.weights.WeightsError, match="a header of 65 bytes"):
+    with pytest.raises(ta.weights.WeightsError, match="its header has more than 64 bytes"):
         await ta.weights.load(device, path)
 
 

@@ -376,7 +376,7 @@ class ActorContext(Spawner):
         check_seconds(verb, seconds, is_period=repeats)
         if self._cell.incarnation is not self._incarnation or self._incarnation.has_served:
             raise RuntimeError(
-                f"{verb}: this incarnation of {self.path} has ended and serves no {message.operation}"
+                f"{verb}: this incarnation of {self.path} has ended and serves no {message.shown_name}"
             )
         return Timer(self._cell, self._incarnation, message, seconds, repeats=repeats)
 

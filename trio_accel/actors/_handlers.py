@@ -86,10 +86,14 @@ class ActorBase:
     """The interface of an actor's class to the runtime; see `Actor`."""
 
     __handlers__: ClassVar[HandlerTable] = {}
-    # Errors that crash an actor without a logged traceback, because their cause is logged elsewhere.
+    # Errors that crash an actor without a logged traceback. Their cause is logged elsewhere as a warning, so
+    # the crash is one only if it is printed.
     expected_crashes: ClassVar[tuple[type[Exception], ...]] = ()
     # Whether a crash is printed in a program without logging, because no caller gets its error.
     prints_crashes: ClassVar[bool] = False
+    # Whether it starts with the context variables of its spawner. Otherwise it starts with the system's,
+    # because it serves others for longer, and would keep the values of its first caller alive.
+    inherits_context: ClassVar[bool] = True
     # Whether consecutively started actors end at the same time, because they do not need each other.
     ends_together: ClassVar[bool] = False
 

@@ -300,8 +300,9 @@ class Incarnation:
             # D87: a handler that returns something else may have forgotten the reply, and its caller would
             # wait forever.
             raise RuntimeError(
-                f"the handler of {envelope.message.operation} in {envelope.cell.path} deferred its reply and "
-                f"returned {type(reply).__name__}; return what self.context.defer() returned, or do not defer"
+                f"the handler of {envelope.message.shown_name} in {envelope.cell.path} deferred its reply "
+                f"and returned {type(reply).__name__}; return what self.context.defer() returned, or do not "
+                "defer"
             )
         outcomes.handled += 1
 

@@ -163,7 +163,7 @@ class Mailbox:
         """Remove a waiting one-way message, because only its own sender could make room for it."""
         self.withdraw(envelope)
         path = self._outcomes.path
-        reason = f"{envelope.message.operation} was not sent: the mailbox of {path} is full"
+        reason = f"{envelope.message.shown_name} was not sent: the mailbox of {path} is full"
         self._drop(envelope, reason)
         return MailboxFullError(
             f"{reason} ({self._options.capacity} messages), and {path} makes no room before the sender "
@@ -356,14 +356,14 @@ class Mailbox:
 
     def _refused(self, envelope: Envelope, refusal: tuple[type[ActorError], str]) -> ActorError:
         cls, reason = refusal
-        return cls(f"{envelope.message.operation} was not served: {reason}", path=self._outcomes.path)
+        return cls(f"{envelope.message.shown_name} was not served: {reason}", path=self._outcomes.path)
 
     def _drop(self, envelope: Envelope, reason: str) -> None:
         self.dropped += 1
         self._outcomes.observe_drop(envelope, reason)
 
     def _full(self, envelope: Envelope, event: str) -> MailboxFullError:
-        reason = f"{envelope.message.operation} {event}: the mailbox of {self._outcomes.path} is full"
+        reason = f"{envelope.message.shown_name} {event}: the mailbox of {self._outcomes.path} is full"
         self._drop(envelope, reason)
         return MailboxFullError(f"{reason} ({self._options.capacity} messages)", path=self._outcomes.path)
 

@@ -53,8 +53,13 @@ class _MessageName:
 
     @property
     def operation(self) -> str:
-        """Name of the message in snapshots and errors."""
+        """Name of the message in snapshots and statistics."""
         return type(self).__name__
+
+    @property
+    def shown_name(self) -> str:
+        """Name of the message in errors: what the program calls to send it."""
+        return self.operation
 
 
 class Request(_MessageName, Generic[ActorT_contra, ReplyT_co]):

@@ -261,7 +261,7 @@ def _end_event(
 def crash_error(path: str, message: AnyMessage, error: BaseException) -> ActorFailedError:
     """Make the error for a caller whose request crashed the actor."""
     failed = ActorFailedError(
-        f"actor {path} crashed while serving {message.operation} "
+        f"actor {path} crashed while serving {message.shown_name} "
         f"(it may have been executed): {describe(error)}",
         path=path,
     )

@@ -96,7 +96,11 @@ class Supervisor:
             cell.gate.awaited_start = AwaitedStart(spawner, spawner.awaited)
         # `Nursery.start` does not work here. If its caller is cancelled while the task reports its start,
         # Trio leaves the task in the caller's nursery, and the actor would continue to serve there.
-        self._nursery.start_soon(self._life(self, cell, args, kwargs).run)
+        run = self._life(self, cell, args, kwargs).run
+        if checked.inherits_context:
+            self._nursery.start_soon(run)
+        else:
+            self.system.context.run(self._nursery.start_soon, run)
         try:
             begun = await cell.gate.wait_begun()
         except BaseException:

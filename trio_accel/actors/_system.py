@@ -13,7 +13,7 @@ from trio.lowlevel import enable_ki_protection
 
 from ._actor import Actor, ActorContext, RestartInfo
 from ._cell import Cell
-from ._errors import ActorFailedError, check_printable, is_fatal, safe_repr, single
+from ._errors import ActorFailedError, check_printable, describe, is_fatal, safe_repr, single
 from ._events import ActorStarted, Meter, Observer, Subscription
 from ._incarnation import Incarnation
 from ._loop_watch import LoopHolds, LoopWatch, watch_loop
@@ -188,11 +188,16 @@ class Life:
         is_over = is_over and cell.restart is Restart.TEMPORARY
         level = logging.ERROR if over or is_over else logging.WARNING
         text = "actor %s%s crashed%s: %s"
-        trace = None if isinstance(error, cell.actor_class.expected_crashes) else error
+        is_expected = isinstance(error, cell.actor_class.expected_crashes)
+        trace = None if is_expected else error
+        if is_expected and not cell.actor_class.prints_crashes:
+            # Another record of the same loss is a warning, and operators count those.
+            level = logging.INFO
         extra = {"path": cell.path, "pid": cell.pid, "message_type": message_type, "incarnation": cell.number}
         if cell.actor_class.prints_crashes:
             extra["is_untold"] = True
-        _logger.log(level, text, cell.path, location, over, safe_repr(error), exc_info=trace, extra=extra)
+        shown = describe(error) if is_expected else safe_repr(error)
+        _logger.log(level, text, cell.path, location, over, shown, exc_info=trace, extra=extra)
 
 
 class SupervisorScope(Spawner):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import Context, copy_context
 from threading import get_ident as thread_ident
 from typing import Any
 
@@ -26,6 +27,7 @@ class SystemState:
         opened_at: The opening time, on Trio's clock.
         dead_letters: The total number of dropped or refused messages.
         quarantined: The total number of actors that were cancelled but did not end.
+        context: The context variables of the task that opened the system.
         call: Has the run call a function, for threads of the program; None except for `ta.blocking`.
     """
 
@@ -38,6 +40,7 @@ class SystemState:
         self.opened_at: float = trio.current_time()
         self.dead_letters: int = 0
         self.quarantined: int = 0
+        self.context: Context = copy_context()
         self.call: Callable[[Callable[[], Any]], Any] | None = None
 
     def check_run(self, verb: str) -> None:

@@ -365,7 +365,7 @@ class Store:
 def _typed(value: object, kind: type[T]) -> T:
     """Return a value of a row, which SQLite may return with another type."""
     if not isinstance(value, kind):
-        text = f"the store is damaged: a row must have {kind.__name__}, and has {value!r:.100}"
+        text = f"the store is damaged: a row must have {kind.__name__}, and has {type(value).__name__}"
         raise StoreError(f"{text}; restore a backup", is_damaged=True)
     return value
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeAlias
 import attrs
 from numpy.lib.stride_tricks import as_strided
 
-from ..backends.base import DType, OutOfMemoryError
+from ..backends.base import DType, OutOfMemoryError, name_function
 from ..backends.base.contract.ops import ContractionSpec, contraction_terms
 from ..backends.base.contract.subscripts import (
     ContractionPath,
@@ -150,6 +150,9 @@ class Contract(Operation[Any, AccelRef]):
             operands = {"a": a, "b": b} if c is None or c == out.spec else {"a": a, "b": b, "c": c}
             planner.distinct("out", out.spec, **operands)
         return Planned(ContractionSpec("{},{}->{}".format(*terms), alpha, beta, a, b, c, out.spec), out)
+
+
+name_function("tensor.Contract", "tensor.contract")
 
 
 @attrs.frozen

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, TypeAlias
 
 import attrs
 
-from ..backends.base import DType
+from ..backends.base import DType, name_function
 from ..backends.base.contract.ops import ArraySpec, BranchSpec, GraphNode, GraphRecipe, GraphSpec, LoopSpec
 from ..devices import AccelRef, Operand, Operation, Planned, Planner
 from ._graph import Graph, GraphsActor, capture
@@ -99,6 +99,11 @@ class While(Operation[GraphsActor, AccelRef]):
         count = planner.output((), DType.int64)
         recipe, read, updated = _merged([body])
         return Planned(LoopSpec(condition, limit, recipe, read, updated, count.spec), count)
+
+
+name_function("graphs.If", "graphs.if_")
+name_function("graphs.Switch", "graphs.switch")
+name_function("graphs.While", "graphs.while_")
 
 
 async def if_(condition: AccelRef, body: Body, *arrays: AccelRef, orelse: Body | None = None) -> None:

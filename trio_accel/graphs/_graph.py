@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import attrs
 
-from ..backends.base import DType
+from ..backends.base import DType, name_function
 from ..backends.base.contract.ops import ArraySpec, GraphSpec
 from ..devices import (
     AccelRef,
@@ -387,6 +387,9 @@ class Replay(Operation[GraphsActor, ReplyT]):
     def plan(self, planner: Planner) -> Planned[ReplyT]:
         """Check the arrays, and name the results."""
         return self.graph.plan_replay(planner, self.arrays)
+
+
+name_function("graphs.Replay", "Graph.replay")
 
 
 def _looked_at(reply: ReplyT) -> ReplyT:

@@ -9,7 +9,7 @@ from typing import Any, Final, ParamSpec, TypeAlias
 
 import numpy as np
 
-from ..backends.base import DType, Ints, NotSupportedError, ops
+from ..backends.base import DType, Ints, NotSupportedError, name_function, ops
 from ..devices import AccelRef, Declared, LibraryActor, Operand, Planned, Planner, operation
 from ..expressions import ARRAYS, Out
 from ._sequences import State, powers
@@ -287,3 +287,7 @@ Search: Final = _search.message
 SequenceBits: Final = _sequence_bits.message
 SobolPoints: Final = _sobol_points.message
 Uniform: Final = _uniform.message
+
+
+for _method in ("bits", "exponential", "integers", "lognormal", "normal", "uniform"):
+    name_function(f"random.{_method.title()}", f"Generator.{_method}")

@@ -10,7 +10,7 @@ import attrs
 import trio
 
 from ..actors import is_number
-from ..backends.base import AccelEvent, AccelStream
+from ..backends.base import AccelEvent, AccelStream, operation_of
 from ..devices import (
     CompletionPort,
     Device,
@@ -158,9 +158,9 @@ def inject_fault(
 
 
 def _name_of(operation: object) -> str:
-    # Errors and events name an operation with its capability.
+    # Events name an operation with its capability, and errors name its function.
     if isinstance(operation, str) and "." in operation:
-        return operation
+        return operation_of(operation)
     if not (isinstance(operation, type) and issubclass(operation, Operation)):
         raise TypeError(
             "inject_fault: operation must be a message class such as linalg.Matmul, or a name such as "

@@ -426,6 +426,9 @@ def _damage_of(name: str) -> Generator[None, None, None]:
         raise
     except FileNotFoundError:
         raise _DamageError(f"{name} is missing") from None
+    except UnicodeDecodeError as error:
+        # Python's text has a byte of the file, which may be a link to a secret.
+        raise _DamageError(f"{name} is not UTF-8 at byte {error.start}") from None
     except (OSError, ValueError, TypeError, RecursionError, NotSupportedError) as error:
         raise _DamageError(f"{name} cannot be read: {error!s:.200}") from error
 

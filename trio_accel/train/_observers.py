@@ -95,7 +95,11 @@ class CsvLogger(Logger):
         self._last = 0
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
-        """Append a row; a new name becomes a column."""
+        """Append a row; a new name becomes a column.
+
+        Raises:
+            ValueError: The file has a row without a step.
+        """
         row = {"step": step, **figures}
         if self._names is None or step <= self._last or not row.keys() <= {*self._names}:
             self._rewrite(step, row)
@@ -106,13 +110,16 @@ class CsvLogger(Logger):
     def _rewrite(self, step: int, row: Mapping[str, float]) -> None:
         rows: list[dict[str, Any]] = []
         if self._path.exists():
-            with self._path.open(newline="", encoding="utf-8") as file:
+            # Other bytes than UTF-8 become text, so that the error has none of them.
+            with self._path.open(newline="", encoding="utf-8", errors="replace") as file:
                 # A killed program may have left the beginning of a row.
                 rows = [
                     record
                     for record in csv.DictReader(file)
                     if None not in record.values() and record.get("step")
                 ]
+        if not all(record["step"].isdecimal() for record in rows):
+            raise ValueError(f"{self._path} is not a log of training: a step is not an integer")
         previous_rows = [record for record in rows if int(record["step"]) < step]
         self._names = [*dict.fromkeys(name for record in (*previous_rows[:1], row) for name in record)]
         beside = self._path.with_name(f".{self._path.name}-new")

@@ -129,7 +129,7 @@ def parse_header(text: bytes, data: int) -> Contents:
     """
     if not text.startswith(b"{"):
         raise WeightsError("the header does not begin with {")
-    entries = parse_json(text, "the header", _refuse)
+    entries = parse_json(text, "the header", _refuse, distinct=_distinct)
     metadata = _metadata_of(entries.pop(_METADATA, None))
     start = LENGTH + len(text)
     tensors = [_tensor_of(name, entry, start, data) for name, entry in entries.items()]
@@ -138,13 +138,22 @@ def parse_header(text: bytes, data: int) -> Contents:
     return Contents(tensors={tensor.name: tensor for tensor in tensors}, metadata=metadata)
 
 
-def parse_json(text: bytes, label: str, number: Callable[[str], object] = float) -> Any:
+def parse_json(
+    text: bytes,
+    label: str,
+    number: Callable[[str], object] = float,
+    *,
+    distinct: Callable[[list[tuple[str, object]]], object],
+) -> Any:
     """Parse untrusted text in a thread, while the loop continues.
+
+    Errors have no part of a text that is not JSON, because it may be a secret in another file.
 
     Args:
         text: The text.
         label: Its name in errors.
         number: Called with each number that is not an integer.
+        distinct: Makes an object of its names and values, and refuses a duplicate name.
 
     Raises:
         WeightsError: It is not JSON, has too much in it, or has a duplicate name in an object.
@@ -160,7 +169,7 @@ def parse_json(text: bytes, label: str, number: Callable[[str], object] = float)
     try:
         return json.loads(
             text.decode(),
-            object_pairs_hook=_distinct,
+            object_pairs_hook=distinct,
             parse_constant=number,
             parse_float=number,
             parse_int=_parse_int,
@@ -169,9 +178,12 @@ def parse_json(text: bytes, label: str, number: Callable[[str], object] = float)
         raise WeightsError(f"{label} is nested too deeply") from None
     except WeightsError:
         raise
-    except ValueError as error:
-        # The text may not be UTF-8, or may have numbers with thousands of digits.
-        raise WeightsError(f"{label} is not JSON: {error}") from None
+    except UnicodeDecodeError as error:
+        raise WeightsError(f"{label} is not JSON: it is not UTF-8 at byte {error.start}") from None
+    except json.JSONDecodeError as error:
+        raise WeightsError(f"{label} is not JSON: it is wrong at character {error.pos}") from None
+    except ValueError:
+        raise WeightsError(f"{label} is not JSON: a number has thousands of digits") from None
 
 
 def check_text(text: str) -> None:
@@ -218,6 +230,14 @@ def _distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
     for name in entries:
         check_text(name)
     return entries
+
+
+def _distinct_in_index(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Do the same for an index, without its names in errors: any JSON file may have been taken for one."""
+    try:
+        return _distinct(pairs)
+    except WeightsError:
+        raise WeightsError("a name is there twice, or is not text") from None
 
 
 def _parse_int(digits: str) -> int:
@@ -367,13 +387,16 @@ class OpenFile:
         head = np.empty(LENGTH, np.uint8)
         self.read(head, 0)
         length = int.from_bytes(head.tobytes(), "little")
+        # Errors leave the number out, because it shows bytes of the file, which may be a secret.
         if length > LONGEST:
             raise WeightsError(
-                f"{self.path} is not a safetensors file: it claims a header of {length} bytes, more than the "
-                f"{LONGEST} that there may be"
+                f"{self.path} is not a safetensors file: by its first {LENGTH} bytes, its header has more "
+                f"than {LONGEST} bytes"
             )
         if LENGTH + length > size:
-            raise WeightsError(f"{self.path} claims a header of {length} bytes, but has {size}: cut off?")
+            raise WeightsError(
+                f"{self.path} has {size} bytes, fewer than its header by its first {LENGTH} bytes: cut off?"
+            )
         text = np.empty(length, np.uint8)
         self.read(text, LENGTH)
         try:
@@ -474,7 +497,7 @@ def _read_index(path: str) -> Mapping[str, set[str]]:
     if len(text) > LONGEST:
         raise WeightsError(f"{path} has more than {LONGEST} bytes: no index of a model")
     try:
-        return _shards_of(path, parse_json(text, "the index"))
+        return _shards_of(path, parse_json(text, "the index", distinct=_distinct_in_index))
     except WeightsError as error:
         raise WeightsError(f"{path}: {error}") from None
 

@@ -90,8 +90,11 @@ async def test_the_log_names_the_worker(
     told = [(record.levelname, record.getMessage()) for record in caplog.records]
     assert ("INFO", f"device {device.path}: worker process {first} was killed by SIGKILL") in told
     assert ("INFO", f"device {device.path}: worker process {second} serves generation 2") in told
-    (crashed,) = [text for level, text in told if level == "WARNING" and "crashed" in text]
-    assert crashed.startswith(f"actor {CONTEXT} in process {first} crashed: ContextLostError(")
+    # The device's own record of the loss is the only warning.
+    (crashed,) = [text for level, text in told if level == "INFO" and "crashed" in text]
+    assert crashed.startswith(f"actor {CONTEXT} in process {first} crashed: ContextLostError: ")
+    (lost,) = [text for level, text in told if level == "WARNING"]
+    assert lost.startswith(f"device {device.path} lost its context of generation 1")
 
 
 def test_a_record_of_a_worker_has_its_number() -> None:

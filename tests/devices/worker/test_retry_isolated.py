@@ -65,7 +65,7 @@ async def test_so_many_losses_it_survives_and_no_more(system: ta.System, losses:
         if losses > 2:
             assert type(found) is ta.ContextLostError
             assert found.operation == "devices.Copy"
-            with pytest.raises(ta.StaleRefError, match=r"spoiled by devices\.Copy"):
+            with pytest.raises(ta.StaleRefError, match=r"spoiled by copy"):
                 await pending.value.to_host()
         else:
             assert found is pending.value
@@ -79,7 +79,7 @@ async def test_updates_in_place_never_run_again(system: ta.System) -> None:
         ta.testing.inject_fault(device, ta.linalg.Scal, kill=True)
         with pytest.raises(ta.ContextLostError):
             await ta.linalg.scal(2.0, x)
-        with pytest.raises(ta.StaleRefError, match=r"spoiled by linalg\.Scal"):
+        with pytest.raises(ta.StaleRefError, match=r"spoiled by linalg\.scal"):
             await x.to_host()
         await device.put(np.ones(3))
         assert device.generation == 2
@@ -119,7 +119,7 @@ async def test_submissions_after_a_repeated_operation_are_right(system: ta.Syste
         np.testing.assert_array_equal(await apart.value.to_host(), 2.0 * EYE)
         with pytest.raises(ta.ContextLostError):
             await scaled.wait()
-        with pytest.raises(ta.StaleRefError, match=r"spoiled by linalg\.Scal"):
+        with pytest.raises(ta.StaleRefError, match=r"spoiled by linalg\.scal"):
             await transform.value.to_host()
         assert device.generation == 2
 

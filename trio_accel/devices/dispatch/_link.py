@@ -52,6 +52,7 @@ class WorkerLink:
         libraries: The names of its device's libraries.
         is_ready: Whether its device is open.
         how: A description of its end, or of the reason why it must not be used any longer; None before.
+        is_spare: Whether it is ready for the next generation.
         is_started: Whether it serves a generation.
         is_prepared: Whether it has opened all libraries in advance.
         is_serving: Whether it gets requests: it has started, and its context is not lost.
@@ -77,6 +78,7 @@ class WorkerLink:
     libraries: Strs = ()
     is_ready: bool = False
     how: str | None = None
+    is_spare: bool = False
     is_started: bool = False
     is_prepared: bool = False
     is_serving: bool = False

@@ -8,11 +8,12 @@ import socket
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from functools import partial
 
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ...actors import describe
+from ...actors import describe, warn_untold
 from ...backends import path_of
 from ...backends.base import NotSupportedError
 from ...backends.base.kit.fast_paths import current_fast_paths
@@ -175,6 +176,7 @@ class WorkerPool:
         if self._spares:
             self._failures = 0
             link = self._spares.pop(0)
+            link.is_spare = False
         else:
             if self._is_exclusive:
                 # An exclusive device accepts only one process, so even a silent worker must have ended before
@@ -278,13 +280,15 @@ class WorkerPool:
                     spare = await self._start()
                     # It is appended only now, because `take` may have replaced the list during the wait.
                     self._spares.append(spare)
+                    spare.is_spare = True
                 except Exception as error:  # noqa: BLE001  # the device continues without a spare
                     if self._is_closed:
                         return
-                    # Its error will appear when a worker is needed.
+                    # Its error will appear when a worker is needed, so one of successive failures is printed.
+                    warn = _logger.warning if self._failures else partial(warn_untold, _logger.name)
                     self._failures += 1
                     text, extra = "device %s: a spare worker did not come up: %s", {"device": self._path}
-                    _logger.warning(text, self._path, describe(error), extra=extra)
+                    warn(text, self._path, describe(error), extra=extra)
         finally:
             self._is_refilling = False
 
@@ -365,11 +369,18 @@ class WorkerPool:
     def _forget_worker(self, link: WorkerLink) -> None:
         """Forget a worker after its end, and replace it if it was a spare."""
         self._links.discard(link)
+        if not link.is_spare:
+            return
         if link in self._spares:
             self._spares.remove(link)
-            if not self._is_closed:
-                self._failures += 1
-                self.refill()
+        if self._is_closed:
+            return
+        self._failures += 1
+        self.refill()
+        # No request gets the error. The end of the launcher is reported once, for all its workers.
+        if not link.process.has_ended_with_launcher:
+            text, pid = "device %s: spare worker process %d %s; another one starts", link.process.pid
+            warn_untold(_logger.name, text, self._path, pid, link.how, device=self._path, pid=pid)
 
 
 class SlabTable:

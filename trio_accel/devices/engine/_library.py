@@ -73,6 +73,7 @@ class LibraryActor(Actor):
     library: ClassVar[str]
     hands_ahead: ClassVar[bool] = False
     dtypes: ClassVar[tuple[DType, ...]] = ()
+    inherits_context: ClassVar[bool] = False
 
     @classmethod
     def supervision(cls, argument: str) -> OwnSupervision | None:

@@ -8,6 +8,7 @@ import logging
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Iterable
 from contextlib import asynccontextmanager
+from typing import ClassVar
 
 import attrs
 import trio
@@ -243,6 +244,8 @@ class LibraryOpener(Actor):
 @attrs.define(eq=False, slots=False)
 class LibrarySupervisor(Actor):
     """The supervisor of one library actor. Only that actor ends if its restarts exceed the intensity."""
+
+    inherits_context: ClassVar[bool] = False
 
     _actor_class: type[LibraryActor]
     _engine: Engine

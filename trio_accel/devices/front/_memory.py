@@ -29,6 +29,7 @@ from ...backends.base import (
     check_same_kind,
     element,
     host_array,
+    name_function,
 )
 from ...backends.base.contract.ops import CopyFromHostSpec, CopySpec, CopyToHostSpec, FillSpec, JoinSpec
 from ..base._progress import ProgressReport, chosen_listener, track_progress
@@ -37,7 +38,7 @@ from ..base._views import broadcast, indexed, overlaps, overlaps_itself
 from ..base._waits import run_together
 from ..engine._library import LibraryActor
 from ..operations._chain import METHODS, ArrayFunction
-from ..operations._operation import Operand, Operation, Planned, Planner
+from ..operations._operation import Operand, Operation, Planned, Planner, operation_name
 from ..operations._pending import ReplyT_co
 from ..operations._ref import AccelRef, Device, owned
 from ._layout import leaves_of, map_tree
@@ -506,6 +507,20 @@ def refuse_as_method(method: str, error: Exception, args: tuple[Any, ...] = (), 
         elif type(error) in (TypeError, ValueError):
             raise type(error)(text) from None
 
+
+# Each part of a large array has its own operation.
+for _message, _method in {
+    Assign: "assign",
+    Copy: "copy",
+    Empty: "full",
+    Fill: "fill",
+    PeerCopy: "copy_to",
+    Put: "put",
+    PutFirst: "put",
+    PutPart: "put",
+    ToHost: "to_host",
+}.items():
+    name_function(operation_name(_message), _method)
 
 METHODS["to_host"] = ArrayFunction(
     "AccelRef.to_host", _to_host, ask=_ask_owner, is_direct=True, refuse=partial(refuse_as_method, "to_host")

@@ -48,6 +48,7 @@ __all__ = [
 ]
 
 _END = 2.0
+_WITH_LAUNCHER = "ended with its launcher"
 # D79: one second after its start, a process counts as working, which resets the back-off.
 _POLICY = Policy(backoff=Backoff(base=0.1, maximum=2.0, reset_after=1.0))
 # The devices that order workers count its failures, so these must not end the system.
@@ -104,6 +105,8 @@ class Order:
 class LauncherActor(Actor):
     """Holds a launcher process. When it dies, all workers die with it, and another one is started."""
 
+    inherits_context = False
+    expected_crashes = (LauncherError,)
     prints_crashes = True
 
     def __init__(self, front: Launcher) -> None:
@@ -255,7 +258,7 @@ class LauncherActor(Actor):
         for worker in workers:
             # The launcher's end has killed them, or is about to.
             worker.kill()
-            worker.report("ended with its launcher")
+            worker.report(_WITH_LAUNCHER)
         with trio.move_on_after(_END, shield=True):
             for worker in workers:
                 await worker.wait()
@@ -408,6 +411,8 @@ class Launcher:
 class LauncherSupervisor(Actor):
     """Restarts the actor of the launcher process however often it fails."""
 
+    inherits_context = False
+
     def __init__(self, front: Launcher) -> None:
         self._front = front
 
@@ -513,6 +518,11 @@ class WorkerProcess:
         if not flags & _IS_EXITING or not status:
             return None
         return describe_exit(os.waitstatus_to_exitcode(status))
+
+    @property
+    def has_ended_with_launcher(self) -> bool:
+        """Whether its launcher has ended, and not only the process; known after `wait`."""
+        return self._how == _WITH_LAUNCHER
 
     def processor_time(self) -> int:
         """Return the nanoseconds for which its threads have run; 0 without data from the system."""

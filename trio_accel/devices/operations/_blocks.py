@@ -17,7 +17,7 @@ import attrs
 import numpy as np
 
 from ...actors import describe
-from ...backends.base import ArraySpec, HostArray, StaleRefError, Strs
+from ...backends.base import ArraySpec, HostArray, StaleRefError, Strs, function_of
 from ...backends.base.kit.fast_paths import current_fast_paths
 from ..base._bridge import LoopNotifier
 from ..base._views import reach
@@ -343,7 +343,8 @@ class Block:
     def damage_error(self, argument: str, damage: Damage) -> StaleRefError:
         """Make the error for the use of damaged contents."""
         or_else = "" if self.is_unmade else ", or overwrite what is spoiled, by fill, assign or out="
-        reason = f"its contents were spoiled by {damage.by}, which did not finish; make it again{or_else}"
+        spoiler = function_of(damage.by)
+        reason = f"its contents were spoiled by {spoiler}, which did not finish; make it again{or_else}"
         return StaleRefError(
             f"{argument}: {reason}",
             device=self.table.device_name,

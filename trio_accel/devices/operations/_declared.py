@@ -33,7 +33,7 @@ import attrs
 import numpy as np
 
 from ...actors import signed_like, unknown_option
-from ...backends.base import DType, LibraryError, LinAlgError, Strs
+from ...backends.base import DType, LibraryError, LinAlgError, Strs, name_function
 from ...backends.base.contract.ops import (
     ArraySpec,
     NumberRole,
@@ -55,7 +55,7 @@ from ...backends.base.kit.kernels import ALLOWED
 from ._calls import Call, Operators
 from ._chain import ArrayFunction
 from ._named import refuse_as
-from ._operation import Operand, Operation, Planned, Planner
+from ._operation import Operand, Operation, Planned, Planner, operation_name
 from ._pending import ReplyT, ReplyT_co
 from ._plan_source import PlanSource, Structured, check_steps, refuse_value
 
@@ -376,6 +376,7 @@ def operation(
         declared = maker.make_function(message)
         declared.message, declared.spec, declared.declaration = message, generated_spec, declaration
         DECLARED[declaration.name] = declared
+        name_function(operation_name(message), declaration.name)
         if dtypes and generated_spec is not None:
             ALLOWED[declaration.name] = _dtypes_of(generated_spec, declaration)
         return declared

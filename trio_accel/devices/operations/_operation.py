@@ -26,6 +26,7 @@ from ...backends.base import (
     NotSupportedError,
     check_conversion,
     factor,
+    function_of,
     host_array,
 )
 from ...backends.base.contract.ops import (
@@ -115,6 +116,11 @@ class Operation(DeviceRequest[LibraryT_contra, ReplyT_co]):
         # As `operation_name`, with a Python call less.
         name: str | None = type(self).__dict__.get(_NAME)
         return operation_name(type(self)) if name is None else name
+
+    @property
+    def shown_name(self) -> str:
+        """The function, such as ``"linalg.matmul"``, or the operation if it has no function."""
+        return function_of(self.operation)
 
     def plan(self, planner: Planner) -> Planned[ReplyT_co]:
         """Validate the operation and lower it to a specification. Runs in the caller's task.
@@ -315,7 +321,8 @@ class Launch(Request[Any, None]):
             if damage is None:
                 continue
             failed = InputFailedError(
-                f"{argument} was to be written by {damage.by}, which failed; make it again, then ask again"
+                f"{argument} was to be written by {function_of(damage.by)}, which failed; make it again, "
+                "then ask again"
             )
             failed.__cause__ = damage.failure
             raise failed
@@ -348,6 +355,11 @@ class Launch(Request[Any, None]):
     def operation(self) -> str:
         """The name of the operation."""
         return self.name
+
+    @property
+    def shown_name(self) -> str:
+        """The name of the operation's function."""
+        return function_of(self.name)
 
 
 class PlannedFor(Protocol):

@@ -159,6 +159,7 @@ def _by_numpy(like: npt.DTypeLike) -> DType | None:
     if not dtype.isnative:
         return None
     member = DType.__members__.get(dtype.name)
-    if member is not None:
+    # Metadata may have any object of the program, which the table would keep alive.
+    if member is not None and dtype.metadata is None:
         _member_cache[dtype] = member
     return member

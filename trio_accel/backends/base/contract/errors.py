@@ -30,7 +30,28 @@ __all__ = [
     "QueueFullError",
     "Refused",
     "StaleRefError",
+    "function_of",
+    "name_function",
+    "operation_of",
 ]
+
+# Function names by operation name. A message class names its operation.
+_FUNCTIONS: dict[str, str] = {}
+
+
+def name_function(operation: str, function: str) -> None:
+    """Let errors name an operation by its function, such as ``linalg.cholesky`` for ``linalg.Cholesky``."""
+    _FUNCTIONS[operation] = function
+
+
+def function_of(operation: str) -> str:
+    """Return the name of an operation's function, or of the operation if programs ask it by its message."""
+    return _FUNCTIONS.get(operation, operation)
+
+
+def operation_of(name: str) -> str:
+    """Return the name of the operation that a function asks, or the argument if that is an operation."""
+    return next((operation for operation, function in _FUNCTIONS.items() if function == name), name)
 
 
 @attrs.define(eq=False, slots=False)
@@ -40,7 +61,8 @@ class AccelError(Exception):
     Attributes:
         message: What happened and what to do about it.
         device: Name of the device, such as ``"cpu:0"``.
-        operation: Name of the operation, such as ``"linalg.Matmul"``.
+        operation: Name of the operation, such as ``"linalg.Matmul"``. The text of the error has the name of
+            its function, ``linalg.matmul``.
         generation: Generation of the device when it happened.
     """
 
@@ -55,6 +77,8 @@ class AccelError(Exception):
 
     def __str__(self) -> str:
         values = {name: getattr(self, name) for name in ("device", "operation", "generation")}
+        if self.operation is not None:
+            values["operation"] = function_of(self.operation)
         details = [f"{name} {value}" for name, value in values.items() if value is not None]
         return f"{self.message} ({', '.join(details)})" if details else self.message
 

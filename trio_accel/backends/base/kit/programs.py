@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
-from functools import cache, partial
+from functools import partial
 from types import TracebackType
 from typing import Any, Protocol, cast, runtime_checkable
 from weakref import ref
@@ -253,6 +253,8 @@ class ProgramHost:
         self.definition: ProgramDefinition = ProgramDefinition.decode(argument)
         self._arrays = arrays
         self._kept: dict[int, _PendingResult] = {}
+        # Whether a method takes arrays for its result, by its name.
+        self._takes_out: dict[str, bool] = {}
         self._streams: dict[int, _ItemSource] = {}
         self._keepers = Keepers()
         definition = self.definition
@@ -482,7 +484,10 @@ class ProgramHost:
         module, _, qualname = definition.target.partition(":")
         label = ".".join(filter(None, (module.rpartition(".")[2], qualname, name)))
         function = getattr(self._program, name) if name else self._program
-        return label, function, _takes_an_out(getattr(function, "__func__", function))
+        takes_out = self._takes_out.get(name)
+        if takes_out is None:
+            takes_out = self._takes_out[name] = "out" in inspect.signature(function).parameters
+        return label, function, takes_out
 
     def _keep(
         self, label: str, spec: ops.ProgramReturn, returned: object, expected: Sequence[object]
@@ -578,12 +583,6 @@ class ProgramHost:
                 code=INSTANCE_LOST,
             )
         return pending
-
-
-@cache
-def _takes_an_out(function: Callable[..., Any]) -> bool:
-    """Return whether a method takes arrays for its result."""
-    return "out" in inspect.signature(function).parameters
 
 
 def load_target(path: str, label: str) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -123,9 +122,10 @@ def _as_library_errors(label: str) -> Generator[None]:
         raise LibraryError(f"{label} {describe(error)}", library="jit", code=code) from error  # noqa: ASYNC104
 
 
-@functools.lru_cache(256)
 def _find(name: str, path: str) -> _Function:
     """Import a function, which may take any time, because this is the stream's thread.
+
+    It is not cached, because a cache would keep the function and its module alive.
 
     Raises:
         LibraryError: The function does not exist.
