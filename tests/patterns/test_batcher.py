@@ -13,8 +13,6 @@ import numpy as np
 import outcome
 import pytest
 import trio
-from hypothesis import given
-from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 import trio_accel as ta
@@ -27,21 +25,8 @@ from trio_accel.patterns import (
     SubmitActor,
     is_request_error,
 )
-from trio_accel.patterns._batcher import shared_evenly
 
 BatchModel = Callable[[list[int]], Awaitable[object]]
-
-
-@given(st.lists(st.integers(0, 40), min_size=1, max_size=8), st.integers(0, 100))
-def test_shares_are_even_and_leave_nothing(requests: list[int], total: int) -> None:
-    """Positions are given out one at a time, in turns, to all that still want some."""
-    want, left = [0] * len(requests), total
-    while left and want != requests:
-        for index, request in enumerate(requests):
-            if left and want[index] < request:
-                want[index] += 1
-                left -= 1
-    assert shared_evenly(total, requests) == want
 
 
 class Doubler:
