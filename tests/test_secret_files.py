@@ -19,7 +19,6 @@ from chosen import ROOT
 import trio_accel as ta
 from trio_accel import replay, train
 from trio_accel.cluster import SqliteStore
-from trio_accel.replay import _journal
 from trio_accel.train import _checkpoints
 
 EXAMPLES = ROOT / "examples"
@@ -133,11 +132,15 @@ async def test_an_error_has_no_bytes_of_a_strange_file(
     assert [part for part in (SECRET, *NUMBERS) if part in text] == []
 
 
-def test_an_entry_that_cannot_be_read_is_not_quoted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_entry_that_cannot_be_read_is_not_quoted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     data = pickle.dumps(("part", SECRET))
     damaged = data.replace(SECRET.encode(), SECRET[:-1].encode() + b"\xf7")
+    journal = replay.FileJournal(tmp_path / "journal")
+    journal.append(damaged)
     with pytest.raises(replay.JournalError, match="cannot be read: UnicodeDecodeError") as caught:
-        _journal.unpack(damaged)
+        list(replay.listing(journal))
     text = told(caught.value, capsys)
     assert SECRET[:-1] not in text
     assert "0xf7" not in text
