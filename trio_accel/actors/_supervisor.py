@@ -99,6 +99,10 @@ class Supervisor:
         self._nursery.start_soon(self._life(self, cell, args, kwargs).run)
         try:
             begun = await cell.gate.wait_begun()
+        except GeneratorExit:
+            # The await was closed half-way, and can wait for nothing.
+            cell.cancel("its spawner has left its await")
+            raise
         except BaseException:
             cell.cancel("its spawner was cancelled")
             with trio.CancelScope(shield=True):
