@@ -306,10 +306,11 @@ class TestFailures:
         async with opened(make_store()) as store:
             await store.take("a", 1)
             work, begun, cancelled = store._write, trio.Event(), threading.Event()
+            token = trio.lowlevel.current_trio_token()
             written: list[bool] = []
 
             def slow(*arguments: Any) -> None:
-                trio.from_thread.run_sync(begun.set)
+                trio.from_thread.run_sync(begun.set, trio_token=token)
                 # The cancellation arrives before this has ended.
                 assert cancelled.wait(60)
                 work(*arguments)
@@ -539,10 +540,11 @@ class TestPostgres:
         async with opened(make_postgres(timeout=6)) as older, opened(make_postgres(timeout=6)) as newer:
             await older.take("a", 1)
             begun, is_over = trio.Event(), threading.Event()
+            token = trio.lowlevel.current_trio_token()
 
             def stop_in_the_middle(*arguments: Any) -> None:
                 older._write(*arguments)
-                trio.from_thread.run_sync(begun.set)
+                trio.from_thread.run_sync(begun.set, trio_token=token)
                 assert is_over.wait(60)
 
             async def write() -> None:

@@ -13,11 +13,15 @@ import numpy as np
 import pytest
 import trio
 from chosen import BACKEND, SEARCHED
+from dependent_llama import INDEPENDENT_ROWS, DependentLlama
+from generation import Prompt, open_generation
 from llama import Llama, random_weights
-from model import Model, Run, open_model
+from model import Model, Run, Sampling, open_model
 from running import TINY
+from text import load_random
 
 import trio_accel as ta
+from trio_accel.patterns import Submit
 
 pytestmark = pytest.mark.examples
 if BACKEND != "cpu":
@@ -131,3 +135,72 @@ def test_processors_with_and_without_avx_512(kind: str) -> None:
     if found.returncode < 0:
         pytest.skip(f"this processor cannot compute as {kind}")
     assert found.returncode == 0, found.stderr
+
+
+LOADED = load_random(TINY, 3)
+PROMPTS = [
+    Prompt(tokens=text, most=10, sampling=Sampling(temperature=1.0, seed=number))
+    for number, text in enumerate(TEXTS[:6])
+]
+RETRIES = ta.DeviceOptions(
+    isolation="process",
+    retry=1,
+    retry_suspects=True,
+    backoff=ta.Backoff(initial=0.0, base=0.0, jitter=0.0),
+)
+
+
+async def texts_of(device: ta.Device, exact: int, *, sequences: int, kills: int = 0) -> list[tuple[int, ...]]:
+    """Generate the texts on a device, whose worker is killed so often, each time after four steps."""
+    texts: dict[int, tuple[int, ...]] = {}
+    async with (
+        open_model(device, TINY, LOADED.weights, pages=64, size=4, forward="numpy", exact=exact) as model,
+        ta.open_system("texts") as system,
+        open_generation(system, model, LOADED, sequences=sequences) as made,
+    ):
+        faults = []
+        for _ in range(kills):
+            ta.testing.inject_fault(device, model.operation, delay=0.0, count=4)
+            faults.append(ta.testing.inject_fault(device, model.operation, kill=True))
+
+        async def ask(number: int) -> None:
+            texts[number] = await made.batcher.ask(Submit(PROMPTS[number]))
+
+        async with trio.open_nursery() as nursery:
+            for number in range(len(PROMPTS)):
+                nursery.start_soon(ask, number)
+        assert [fault.hit for fault in faults] == [1] * kills
+        await made.batcher.stop(drain=True)
+    return [texts[number] for number in range(len(PROMPTS))]
+
+
+@pytest.mark.parametrize("isolation", ["process"])
+async def test_random_texts_in_small_blocks_survive_kills(
+    system: ta.System, isolation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six texts at temperature 1 share steps of 16 rows, whose products are divided."""
+    import model as models
+
+    tried, has_same_bits = list[bool](), models._has_same_bits
+
+    async def note(*arguments: Any) -> bool:
+        tried.append(await has_same_bits(*arguments))
+        return tried[-1]
+
+    monkeypatch.setattr(models, "_program", lambda _: DependentLlama)
+    monkeypatch.setattr(models, "_has_same_bits", note)
+    async with system.open_device(BACKEND, options=RETRIES) as device:
+        alone = await texts_of(device, 16, sequences=1)
+        # Of 16, 8 and 4 rows, only the last ones are independent.
+        assert (tried, INDEPENDENT_ROWS) == ([False, False, True], 4)
+        assert len({*alone}) == len(alone)
+        assert await texts_of(device, 16, sequences=6, kills=2) == alone
+        # Products of 16 rows at once have other bits, and give other texts.
+        monkeypatch.setattr(models, "_blocks_of", lambda exact: [exact])
+        monkeypatch.setattr(models, "_has_same_bits", _always)
+        assert await texts_of(device, 16, sequences=6) != alone
+
+
+async def _always(*_: Any) -> bool:
+    await trio.lowlevel.checkpoint()
+    return True

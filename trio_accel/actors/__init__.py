@@ -3,6 +3,7 @@
 from .._names import export as _export
 from ._actor import *
 from ._cell import *
+from ._contexts import *
 from ._direct import *
 from ._errors import *
 from ._events import *

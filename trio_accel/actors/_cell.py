@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from types import MappingProxyType
 
 import attrs
@@ -15,7 +16,17 @@ from ._events import ActorTerminated
 from ._handlers import ActorBase, Handler, HandlerTable
 from ._incarnation import Incarnation
 from ._mailbox import Mailbox
-from ._messages import AnyMessage, AwaitedStart, Envelope, Message, Request, TaskEvent, cells, lend
+from ._messages import (
+    AnyMessage,
+    AwaitedStart,
+    Envelope,
+    Message,
+    Request,
+    TaskEvent,
+    cells,
+    lend,
+    running,
+)
 from ._options import MailboxOptions, Policy, Restart
 from ._outcomes import Outcomes
 from ._restarts import StartGate
@@ -106,6 +117,21 @@ class Cell:
             return None
         # Group messages have their own tasks.
         return incarnation.grouped.get(task, incarnation.current)
+
+    @contextmanager
+    def acting_for(self, caller: trio.lowlevel.Task) -> Generator[None]:
+        """Let the current task work for the actor, on the message of another of its tasks."""
+        incarnation = self.incarnation
+        with running(self) as task:
+            envelope = None if incarnation is None else incarnation.grouped.get(caller)
+            if incarnation is None or envelope is None:
+                yield
+                return
+            incarnation.grouped[task] = envelope
+            try:
+                yield
+            finally:
+                del incarnation.grouped[task]
 
     @property
     def awaited(self) -> Envelope | AwaitedStart | None:

@@ -86,7 +86,8 @@ class Incarnation:
     def serving(self) -> tuple[Envelope, ...]:
         """The messages being served now."""
         current = () if self.current is None else (self.current,)
-        return (*self.grouped.values(), *current)
+        # Several tasks may work on a message.
+        return tuple(dict.fromkeys((*self.grouped.values(), *current)))
 
     def crash(self, error: BaseException) -> None:
         """Crash before the next message."""

@@ -1,17 +1,33 @@
-"""Awaits of Trio's own primitives that a task may leave half-way; see `_messages`."""
+"""Work that a task may leave half-way, by closing its await; see `_messages`.
+
+* `Leavable` awaits a primitive of Trio's.
+* `run_in_thread` runs a function in a thread, which ends on its own after its task has left.
+* `run_apart` and `run_all` run async functions in tasks of their own, which are cancelled when the caller
+  leaves. Nurseries, and awaits in `finally`, need this, because a closed coroutine cannot wait for anything.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Generator
-from typing import Any, Generic, TypeVar, cast
+import functools
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
+from contextlib import nullcontext, suppress
+from contextvars import copy_context
+from functools import partial
+from typing import Any, Generic, NoReturn, ParamSpec, TypeVar, TypeVarTuple, cast, final
 
+import attrs
+import outcome
 import trio
+from trio.lowlevel import disable_ki_protection, enable_ki_protection
 
-from ._messages import raise_closed
+from ._messages import Party, Waiter, cells, raise_closed
 
-__all__ = ["Leavable"]
+__all__ = ["Leavable", "apart", "run_all", "run_apart", "run_in_thread"]
 
+T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
+Ts = TypeVarTuple("Ts")
+P = ParamSpec("P")
 
 
 class Leavable(Generic[T_co]):
@@ -39,3 +55,177 @@ class Leavable(Generic[T_co]):
                     abort = getattr(trap, "abort_func", None)
                     if abort is not None:
                         abort(raise_closed)
+
+
+@final
+@attrs.define(eq=False, repr=False)
+class _ThreadWaiter(Waiter):
+    is_abandonable: bool = False
+
+    def abort(self, raise_cancel: Callable[[], NoReturn]) -> trio.lowlevel.Abort:
+        if not self.is_abandonable:
+            return trio.lowlevel.Abort.FAILED
+        self.task = None
+        return trio.lowlevel.Abort.SUCCEEDED
+
+
+@enable_ki_protection
+async def run_in_thread(
+    function: Callable[[*Ts], T],
+    *args: *Ts,
+    limiter: trio.CapacityLimiter | None = None,
+    is_abandonable: bool = False,
+) -> T:
+    """Run a function in a thread, as `trio.to_thread.run_sync` does, for a task that may leave half-way.
+
+    A thread cannot be ended, so it continues after its task has left, and nobody gets its outcome. The
+    function must not use `trio.from_thread`.
+
+    Args:
+        function: The function.
+        args: Its arguments.
+        limiter: Limits the number of threads; by default Trio's limiter.
+        is_abandonable: Whether a cancelled caller returns at once, although the function still runs.
+    """
+    await trio.lowlevel.checkpoint_if_cancelled()
+    limit = trio.to_thread.current_default_thread_limiter() if limiter is None else limiter
+    borrower = object()
+    # `acquire_on_behalf_of` has a checkpoint after it has taken a free token, and a task that left there
+    # would keep the token.
+    try:
+        limit.acquire_on_behalf_of_nowait(borrower)
+    except trio.WouldBlock:
+        await Leavable(limit.acquire_on_behalf_of(borrower))
+    waiter, token = _ThreadWaiter(is_abandonable=is_abandonable), trio.lowlevel.current_trio_token()
+
+    def end(result: outcome.Outcome[T]) -> None:
+        limit.release_on_behalf_of(borrower)
+        waiter.settle(result)
+
+    def deliver(result: outcome.Outcome[T]) -> None:
+        # The run may be over if the task has left.
+        with suppress(trio.RunFinishedError):
+            token.run_sync_soon(end, result)
+
+    try:
+        trio.lowlevel.start_thread_soon(partial(copy_context().run, function, *args), deliver)
+    except BaseException:
+        # The system has no thread left.
+        limit.release_on_behalf_of(borrower)
+        raise
+    return cast("T", await waiter.park())
+
+
+@disable_ki_protection
+async def _unprotected(function: Callable[[], Awaitable[T]]) -> T:
+    return await function()
+
+
+@final
+@attrs.define(eq=False, repr=False)
+class _Tasks(Waiter):
+    """Tasks of an await, outside of nurseries, because a closed coroutine cannot wait for children.
+
+    Attributes:
+        cell: The actor for which the tasks work; None without any.
+    """
+
+    cell: Party | None = None
+    _running: dict[int, trio.CancelScope] = attrs.field(factory=dict[int, trio.CancelScope], init=False)
+    _results: dict[int, Any] = attrs.field(factory=dict[int, Any], init=False)
+    _errors: list[BaseException] = attrs.field(factory=list[BaseException], init=False)
+    _has_unwound: bool = attrs.field(default=False, init=False)
+
+    async def run(self, functions: Iterable[Callable[[], Awaitable[T]]]) -> list[T]:
+        """Run functions; return their results, or raise the first error."""
+        deadline = trio.current_effective_deadline()
+        caller = None if self.cell is None else trio.lowlevel.current_task()
+        for number, function in enumerate(functions):
+            scope = self._running[number] = trio.CancelScope(deadline=deadline)
+            trio.lowlevel.spawn_system_task(
+                self._work, number, function, scope, caller, name=function, context=copy_context()
+            )
+        try:
+            if self._running:
+                await self.park()
+            else:
+                await trio.lowlevel.checkpoint()
+            self._raise()
+            return [self._results[number] for number in sorted(self._results)]
+        finally:
+            # Errors, results and arguments refer to frames, which must not live as long as this object.
+            self._errors.clear()
+            self._results.clear()
+
+    def abort(self, raise_cancel: Callable[[], NoReturn]) -> trio.lowlevel.Abort:
+        self._cancel()
+        return Waiter.abort(self, raise_cancel)
+
+    def _cancel(self) -> None:
+        for scope in self._running.values():
+            scope.cancel()
+
+    def _raise(self) -> None:
+        if self.raise_cancel is not None:
+            cancellation = outcome.capture(self.raise_cancel)
+            assert isinstance(cancellation, outcome.Error)  # it raises
+            # All tasks may have finished nevertheless. Only Ctrl-C is raised in that case.
+            if self._has_unwound or not isinstance(cancellation.error, trio.Cancelled):
+                cancellation.unwrap()
+        if self._errors:
+            error = self._errors[0]
+            try:
+                raise error
+            finally:
+                # The error refers to this frame, so this frame must not refer to the error.
+                del error
+        if self._has_unwound:
+            raise trio.TooSlowError("the work ended at its deadline, which was moved while it ran")
+
+    async def _work(
+        self,
+        number: int,
+        function: Callable[[], Awaitable[Any]],
+        scope: trio.CancelScope,
+        caller: trio.lowlevel.Task | None,
+    ) -> None:
+        acts = nullcontext() if self.cell is None or caller is None else self.cell.acting_for(caller)
+        try:
+            with acts, scope:
+                # A function that was withdrawn before its start never runs.
+                await trio.lowlevel.checkpoint_if_cancelled()
+                self._results[number] = await _unprotected(function)
+        except BaseException as error:  # noqa: BLE001  # raised in the task that waits
+            self._errors.append(error)
+            self._cancel()
+        self._has_unwound |= scope.cancelled_caught
+        del self._running[number]
+        if not self._running:
+            self.settle(outcome.Value(None))
+
+
+@enable_ki_protection
+async def run_all(functions: Iterable[Callable[[], Awaitable[T]]]) -> list[T]:
+    """Run async functions concurrently in tasks of their own, and return their results in order.
+
+    The first error cancels the other tasks, and is raised without a group. If the caller is cancelled, or its
+    await is closed, they are cancelled. They have the caller's deadline; if it is moved later, they keep it.
+    """
+    return await _Tasks().run(functions)
+
+
+@enable_ki_protection
+async def run_apart(function: Callable[[*Ts], Awaitable[T]], *args: *Ts) -> T:
+    """Run an async function in a task of its own, which works for the caller's actor; see `run_all`."""
+    [result] = await _Tasks(cell=cells.get(trio.lowlevel.current_task())).run([partial(function, *args)])
+    return result
+
+
+def apart(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """Let an async function run by `run_apart`."""
+
+    @functools.wraps(function)
+    async def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        return await run_apart(partial(function, *args, **kwargs))
+
+    return run

@@ -15,7 +15,7 @@ from __future__ import annotations
 import enum
 import logging
 from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import Context
 from typing import Any, Final, Generic, NoReturn, Protocol, TypeVar, final
 
@@ -174,6 +174,10 @@ class Party(Protocol):
 
     def check_run(self, verb: str) -> None:
         """Raise `RuntimeError` in another thread or Trio run."""
+        ...
+
+    def acting_for(self, caller: trio.lowlevel.Task) -> AbstractContextManager[None]:
+        """Let the current task work for the actor, on the message of another of its tasks."""
         ...
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from functools import wraps
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeAlias, TypeVar, cast
 
 from trio.lowlevel import enable_ki_protection
+
+from ._contexts import leavable_context
 
 __all__ = ["NotAwaited", "Opening", "Silenced", "not_copied", "opens", "silence", "to_await"]
 
@@ -209,7 +211,7 @@ def opens(text: str) -> Callable[[Callable[P, AsyncGenerator[T]]], _Opens[P, T]]
     """
 
     def decorate(function: Callable[P, AsyncGenerator[T]]) -> _Opens[P, T]:
-        manager: Any = asynccontextmanager(function)
+        manager: Any = leavable_context(function)
         factory = wraps(function)(lambda *args, **kwargs: Opening(manager(*args, **kwargs), text))
         return cast("_Opens[P, T]", factory)
 

@@ -103,6 +103,10 @@ class Supervisor:
             self.system.context.run(self._nursery.start_soon, run)
         try:
             begun = await cell.gate.wait_begun()
+        except GeneratorExit:
+            # The await was closed half-way, and can wait for nothing.
+            cell.cancel("its spawner has left its await")
+            raise
         except BaseException:
             cell.cancel("its spawner was cancelled")
             with trio.CancelScope(shield=True):

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import trio
 
 from .. import arrays, linalg, weights
-from ..actors import TaskLock, must_be_count, must_be_one_of
+from ..actors import TaskLock, must_be_count, must_be_one_of, run_in_thread
 from ..backends.base import DType, DTypeLike
 from ..devices import AccelRef, Call, Device, check_device, gather
 from ._euclidean import Part, centre_of, nearest
@@ -310,7 +310,7 @@ class VectorIndex:
         if host.ndim not in (1, 2) or host.shape[-1] != self._width:
             raise ValueError(f"{label}: vectors must have {self._width} elements, got the shape {host.shape}")
         if host.size > _ELEMENTS_IN_PLACE:
-            return await trio.to_thread.run_sync(self._rounded, label, host)
+            return await run_in_thread(self._rounded, label, host)
         return self._rounded(label, host)
 
     def _rounded(self, label: str, host: npt.NDArray[Any]) -> npt.NDArray[Any]:

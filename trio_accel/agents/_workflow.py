@@ -12,7 +12,16 @@ from typing import Any, NoReturn, TypeVar, cast, overload
 
 import trio
 
-from ..actors import Actor, ActorContext, ActorSnapshot, Backoff, must_be_count, must_be_positive, nearest
+from ..actors import (
+    Actor,
+    ActorContext,
+    ActorSnapshot,
+    Backoff,
+    apart,
+    must_be_count,
+    must_be_positive,
+    nearest,
+)
 from ..cluster import Store
 from ..cluster._store import check_store
 from ._workflow_journal import RunJournal
@@ -212,6 +221,7 @@ class Workflow:
         self._check_new(name)
         self._later.append(name)
 
+    @apart
     async def run(
         self,
         *,

@@ -18,9 +18,8 @@ from contextlib import suppress
 from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 import attrs
-import trio
 
-from ..actors import describe
+from ..actors import TaskLock, describe
 from ..cluster import Entry, Store, StoreError
 
 __all__ = ["StepState"]
@@ -75,7 +74,7 @@ class RunJournal:
     # Without a store: the outcomes, which all steps share.
     _outcomes: dict[str, Kept] = attrs.field(factory=dict[str, Kept], init=False)
     # Numbers of entries have an order, and no gaps.
-    _lock: trio.Lock = attrs.field(factory=trio.Lock, init=False)
+    _lock: TaskLock = attrs.field(factory=TaskLock, init=False)
 
     async def begin(self, inputs: Mapping[str, object]) -> Mapping[str, Callable[[], Any]]:
         """Take the run over from its last owner, and read what is kept.

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, TypeVarTuple
 import attrs
 import trio
 
-from ..actors import Backoff, TaskEvent, describe
+from ..actors import Backoff, Leavable, TaskEvent, describe
 from ..cluster import FencedError, StoreError
 from ._workflow_journal import Kept, RunJournal, StepState
 
@@ -343,7 +343,7 @@ class Run:
         """Send an event; if nobody reads events any longer, the run fails."""
         if self._events is not None:
             try:
-                await self._events.send(StepEvent(name, kind, value))
+                await Leavable(self._events.send(StepEvent(name, kind, value)))
             except trio.BrokenResourceError as error:
                 self.fail(error)
                 raise

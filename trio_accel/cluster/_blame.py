@@ -15,12 +15,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
 
 import attrs
 import trio
 
-from ..actors import ParkingLot
+from ..actors import ParkingLot, leavable_context
 from ._errors import LethalRequestError
 from ._members import Member, Target
 
@@ -85,7 +84,7 @@ class Blame:
         """Whether suspects run, or wait for their turns."""
         return bool(self._running or self._waiting)
 
-    @asynccontextmanager
+    @leavable_context
     async def turn(self, trial: RequestTrial) -> AsyncGenerator[None]:
         """Wait until a request may be sent.
 

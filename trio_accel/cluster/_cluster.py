@@ -14,7 +14,18 @@ from typing import Any, TypeVar, cast
 import attrs
 import trio
 
-from ..actors import Actor, ActorContext, Directive, Policy, Ref, SupervisorScope, nearest, opens, warn_untold
+from ..actors import (
+    Actor,
+    ActorContext,
+    Directive,
+    Policy,
+    Ref,
+    SupervisorScope,
+    apart,
+    nearest,
+    opens,
+    warn_untold,
+)
 from ..actors._conditions import part_of
 from ..backends.base import NotSupportedError
 from ..devices import DeviceGroup, System, run_together
@@ -130,6 +141,7 @@ class Cluster(EntityRouter):
         """
         return {member.name: self.on_node(cls, member.name) for member in self.members}
 
+    @apart
     async def drain(self, node: str) -> None:
         """Give the entities of a node to others, and end its agent; it stays out while the node stays.
 

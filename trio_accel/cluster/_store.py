@@ -6,6 +6,7 @@ import os
 import socket
 import sqlite3
 import time
+import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -15,9 +16,10 @@ import attrs
 import trio
 from attrs.converters import optional
 
-from ..actors import is_number, must_be_whole, validator
+from ..actors import TaskLock, is_number, must_be_whole, run_in_thread, validator
 from ..backends.base.kit.modules import deferred_extra
 from ._errors import FencedError, StoreError
+from ._marks import ChangeCount, Mark
 from ._seals import sealed, unsealed
 
 __all__ = ["Entry", "Journal", "PostgresStore", "SqliteStore", "Store"]
@@ -34,6 +36,9 @@ _TABLES = """
     accel_saves (entity text primary key, number bigint not null, saved BYTES not null);
     accel_messages (entity text, number bigint, at double precision not null, id text not null,
         message BYTES not null, reply BYTES not null, primary key (entity, number), unique (entity, id))"""
+# SQLite's alone, see `SqliteStore`.
+_COUNT_TABLE = """create table if not exists accel_changes (
+    id integer primary key, store blob not null, number bigint not null)"""
 _TABLE_NAMES = frozenset({"accel_epoch", "accel_owners", "accel_saves", "accel_messages"})
 _COUNT = """insert into accel_epoch values (1, 1, ?)
     on conflict (id) do update set epoch = accel_epoch.epoch + 1, program = excluded.program"""
@@ -132,7 +137,7 @@ class Store:
     folder: str | None = attrs.field(default=None, converter=optional(absolute))
     _is_open: bool = attrs.field(default=False, init=False, repr=False)
     _database: Any = attrs.field(default=None, init=False, repr=False)
-    _lock: trio.Lock = attrs.field(factory=trio.Lock, init=False, repr=False)
+    _lock: TaskLock = attrs.field(factory=TaskLock, init=False, repr=False)
     # An abandoned call still uses its thread for a while, and the next one waits for that.
     _limiter: trio.CapacityLimiter = attrs.field(
         factory=lambda: trio.CapacityLimiter(1), init=False, repr=False
@@ -156,7 +161,7 @@ class Store:
         self._is_open = False
         with trio.CancelScope(shield=True, deadline=trio.current_time() + self.timeout):
             async with self._lock:
-                await trio.to_thread.run_sync(self._disconnect, limiter=self._limiter)
+                await run_in_thread(self._disconnect, limiter=self._limiter)
 
     async def next_epoch(self, program: str = "", *, takes_over: bool = True) -> int:
         """Return a number above all numbers returned before, in any process.
@@ -222,7 +227,12 @@ class Store:
             right = {"write": True}
             with trio.CancelScope(shield=True, deadline=trio.current_time() + self.timeout):
                 call = partial(self._transact, right, work, *arguments)
-                return await trio.to_thread.run_sync(call, limiter=self._limiter, abandon_on_cancel=True)
+                try:
+                    return await run_in_thread(call, limiter=self._limiter, is_abandonable=True)
+                except GeneratorExit:
+                    # The caller has left half-way, so a call that has not begun must not write.
+                    right.pop("write", None)
+                    raise
             is_begun = not right.pop("write", False)
             # A thread that waits for the database cannot be cancelled.
             self._give_up()
@@ -235,7 +245,7 @@ class Store:
             self._begin()
             is_begun = right.pop("write")
             result = work(*arguments)
-            self._sql("commit")
+            self._commit()
             return result
         except Exception as error:
             self._disconnect()
@@ -249,6 +259,9 @@ class Store:
         if self._database is None:
             self._connect()
         self._sql("BEGIN")
+
+    def _commit(self) -> None:
+        self._sql("commit")
 
     def _connect(self) -> None:
         """Connect. A lock timeout is shorter than `timeout`, so that the database can report the lock."""
@@ -380,8 +393,12 @@ class SqliteStore(Store):
 
     SQLite's log needs memory that processes share, which network file systems lack.
 
+    SQLite leaves out the end of its log from the first damaged byte on, without a word, and acknowledged
+    messages with it. So the database counts its changes, and a file with the suffix ``-mark`` has the highest
+    count that was acknowledged (D233). If the database has less at its opening, it raises `StoreError`.
+
     Attributes:
-        path: The file; SQLite's log and its index are next to it.
+        path: The file; SQLite's log and its index, and the mark, are next to it.
         folder: See `Store.folder`; by default a folder next to the file with the suffix ``.arrays``.
     """
 
@@ -400,6 +417,10 @@ class SqliteStore(Store):
         kw_only=True, default=attrs.Factory(_beside, takes_self=True), converter=optional(absolute)
     )
 
+    _mark: Mark | None = attrs.field(default=None, init=False, repr=False)
+    # The number of changed rows before the current transaction.
+    _changes: int = attrs.field(default=0, init=False, repr=False)
+
     def _connect(self) -> None:
         # SQLite would overwrite a file without a whole header.
         with suppress(FileNotFoundError):
@@ -416,16 +437,57 @@ class SqliteStore(Store):
             raise
         self._database = database
 
+    def _disconnect(self) -> None:
+        super()._disconnect()
+        mark, self._mark = self._mark, None
+        if mark is not None:
+            mark.close()
+
     def _begin(self) -> None:
         end = time.monotonic() + 0.9 * self.timeout
         while True:
             try:
-                return super()._begin()
+                super()._begin()
+                break
             except sqlite3.OperationalError as error:
                 if error.sqlite_errorcode & 0xFF not in _BUSY or time.monotonic() >= end:
                     raise
             # SQLite itself looks every 100 ms in the end, and misses the gaps between the commits of others.
             time.sleep(_POLL_INTERVAL)
+        self._changes = self._database.total_changes
+        if self._mark is None:
+            # SQLite has read its log by now, and has left out what it cannot read.
+            mark = Mark(self.path)
+            try:
+                mark.check(self._change_count())
+            except BaseException:
+                mark.close()
+                raise
+            self._mark = mark
+
+    def _commit(self) -> None:
+        count = None
+        if self._database.total_changes != self._changes:
+            count = self._counted()
+        super()._commit()
+        # Only now, because the mark must not have a change that a power cut can undo.
+        if count is not None and self._mark is not None:
+            self._mark.advance(count)
+
+    def _counted(self) -> ChangeCount:
+        """Count this transaction, and return the new count."""
+        self._sql("update accel_changes set number = number + 1 where id = 1")
+        [(store, number)] = self._sql("select store, number from accel_changes where id = 1")
+        return ChangeCount(store, number)
+
+    def _change_count(self) -> ChangeCount:
+        if not self._sql("select 1 from sqlite_master where name = 'accel_changes'"):
+            # It is new, or of an older version.
+            return ChangeCount(b"", 0)
+        rows = self._sql("select store, number from accel_changes where id = 1")
+        return (
+            ChangeCount(_typed(rows[0][0], bytes), _typed(rows[0][1], int)) if rows else ChangeCount(b"", 0)
+        )
 
     def _make_tables(self) -> None:
         # A row that damage has hidden would be missed by nobody else.
@@ -435,6 +497,8 @@ class SqliteStore(Store):
                 text = f"{self.path} is damaged: {report}; restore a backup"
                 raise StoreError(text, is_damaged=True)
         super()._make_tables()
+        self._sql(_COUNT_TABLE)
+        self._sql("insert into accel_changes values (1, ?, 0) on conflict do nothing", uuid.uuid4().bytes)
 
     def _has_damage(self, error: Exception) -> bool:
         return isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import uuid
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import attrs
 import trio
 
-from ..actors import ActorStoppedError, Message, ParkingLot, Request, TaskEvent, warn_untold
+from ..actors import ActorStoppedError, Message, ParkingLot, Request, TaskEvent, run_apart, warn_untold
 from ..devices import Key, by_key
 from ._blame import Blame, RequestTrial
 from ._errors import EntityMovedError, NodeLostError
@@ -304,7 +305,8 @@ class EntityRef(Generic[EntityT_contra]):
         if id is not None and not self._target.is_durable:
             raise TypeError(f"ask: id is for a DurableEntity: nothing keeps it for {self._target.text}")
         number = (id or uuid.uuid4().hex) if self._target.is_durable else None
-        return cast("ReplyT", await self._router.ask(self._target, request, number))
+        # Its steps wait in `finally`, and write to the store.
+        return cast("ReplyT", await run_apart(self._router.ask, self._target, request, number))
 
     async def __call__(self, request: Request[EntityT_contra, ReplyT]) -> ReplyT:
         """Ask, as a model does."""
@@ -317,4 +319,4 @@ class EntityRef(Generic[EntityT_contra]):
             Exception: As `ask` does.
         """
         number = uuid.uuid4().hex if self._target.is_durable else None
-        await self._router.ask(self._target, message, number, is_told=True)
+        await run_apart(partial(self._router.ask, self._target, message, number, is_told=True))

@@ -7,13 +7,13 @@ import logging
 import math
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeAlias, TypeVar, cast
 
 import trio
 
-from ..actors import ActorError, Intensity, TaskLock
+from ..actors import ActorError, Intensity, TaskLock, leavable_context
 from ..backends.base import AccelError, ContextLostError, DeviceLostError, Ints
 from ..devices import AccelRef, Device, Lent, PeerCopy, Stay, lend, run_together
 from ..devices.operations._blocks import Block
@@ -61,7 +61,7 @@ class Turns:
         self.stay.end()
         self.on_end(self._broken)
 
-    @asynccontextmanager
+    @leavable_context
     async def turn(self, name: str) -> AsyncGenerator[None]:
         """Hold the world for one collective.
 

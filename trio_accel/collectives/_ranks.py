@@ -152,6 +152,10 @@ class Meetings:
                 # Its operations are taken back, or awaited for the grace.
                 await meeting.done.wait()
             raise
+        except BaseException:
+            # Its await was closed half-way.
+            meeting.fail(_departure_error(rank, meeting, "has left its await"))
+            raise
 
     async def _run(self, rank: int, meeting: _Meeting) -> None:
         """Run it, in the task of the last rank to arrive."""

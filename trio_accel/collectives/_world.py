@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequenc
 from contextvars import ContextVar
 from typing import Any, Literal, TypeAlias, TypeVar, cast
 
-from ..actors import Intensity, named_arguments, opens
+from ..actors import Intensity, named_arguments, opens, run_apart
 from ..backends.base import NotSupportedError
 from ..devices import AccelRef, Device, Operation, check_device, exclusive, what_to_do
 from ..devices.engine._library import APART
@@ -249,7 +249,7 @@ class World:
         """
         call = ProgramCalls(self._turns, programs, method, per_rank, per_rank_by_name, within, groups or {})
         async with self._turns.turn(call.name), exclusive(self.devices):
-            return await call.run(self._rooms)
+            return await run_apart(call.run, self._rooms)
 
     @opens("the group is not open yet: async with world.group() as group")
     async def group(self) -> AsyncGenerator[Group]:

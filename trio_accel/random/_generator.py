@@ -8,8 +8,8 @@ import operator
 
 import numpy as np
 import numpy.typing as npt
-import trio
 
+from ..actors import run_in_thread
 from ..backends.base import DType, DTypeLike
 from ..devices import AccelRef, Operand, bounded_integer, composed
 from ..devices.operations._named import named_methods
@@ -200,7 +200,7 @@ class Generator(Distributions):
                 "random.multivariate_normal: mean must be a vector of n numbers and cov n x n, got "
                 f"{middle.shape} and {matrix.shape}"
             )
-        root = await trio.to_thread.run_sync(_root, matrix)
+        root = await run_in_thread(_root, matrix)
         extents = self._extents(shape)
         z = await self.normal((math.prod(extents), middle.size), kind)
         x = (await self._device.ask(Multiply(z, root.astype(kind.dtype)))).reshape((*extents, middle.size))

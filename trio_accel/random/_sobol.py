@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import trio
 
+from ..actors import run_in_thread
 from ..backends.base import DTypeLike, NotSupportedError
 from ..devices import AccelRef, Device, composed
 from ..devices.operations._named import named_methods
@@ -102,7 +102,7 @@ class Sobol(Seeded):
         kind, first = checked_dtype("Sobol", dtype), self._skip("random", n)
         levels = max(1, (self._position - 1).bit_length())
         if self._numbers is None:
-            self._numbers = await trio.to_thread.run_sync(
+            self._numbers = await run_in_thread(
                 _direction_numbers, self._d, self._scramble, self._bits, self._seed
             )
         directions, shift = self._numbers

@@ -34,7 +34,7 @@ import attrs
 import numpy as np
 import trio
 
-from ..actors import TaskEvent
+from ..actors import TaskEvent, run_in_thread
 from ..backends.base import HostArray
 from ..backends.base.contract.ops import CopyToHostSpec, KernelDefinition
 from ..backends.base.contract.program_definition import ProgramDefinition
@@ -458,7 +458,7 @@ class _DeviceRecorder:
 
 async def _in_thread(function: Any, *arguments: Any) -> Any:
     with trio.CancelScope(shield=True):
-        return await trio.to_thread.run_sync(function, *arguments)
+        return await run_in_thread(function, *arguments)
 
 
 def _layout(ref: AccelRef) -> Entry:

@@ -8,8 +8,8 @@ from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
-import trio
 
+from ..actors import run_in_thread
 from ..arrays import imag, mean, moveaxis, pad, real, sliding_window_view
 from ..arrays._checks import check_number
 from ..backends.base import DType, HostArray
@@ -43,7 +43,7 @@ def _scipy_windows() -> Callable[..., HostArray]:
 async def _load_windows(window: object) -> None:
     """Let a thread import SciPy's windows at the first use of a name, so that the loop is not held."""
     if isinstance(window, (str, tuple)) and not _scipy_windows.cache_info().currsize:
-        await trio.to_thread.run_sync(_scipy_windows)
+        await run_in_thread(_scipy_windows)
 
 
 def _segments(

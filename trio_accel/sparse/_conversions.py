@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
-import trio
 
+from ..actors import run_in_thread
 from ..backends.base import NATIVE, HostArray, check_plain
 from ..devices import AccelRef, Device, check_device, composed
 from ..expressions import Elementwise
@@ -95,7 +95,7 @@ async def _put(
             message = f"blocksize must be two integers that divide those of shape {rows.shape}"
             raise ValueError(f"{name}: {message}") from error
 
-    placed = [await device.put(array) for array in await trio.to_thread.run_sync(convert)]
+    placed = [await device.put(array) for array in await run_in_thread(convert)]
     return cls(tuple(map(int, matrix.shape)), *placed)
 
 

@@ -10,8 +10,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import attrs
 import numpy as np
 import numpy.typing as npt
-import trio
 
+from ..actors import run_in_thread
 from ..backends.base import NATIVE, HostArray, LinAlgError, NotSupportedError
 from ..backends.base.contract.ops import real_of
 from ..devices import AccelRef, Operand, bounded_integer, composed, refuse_value
@@ -124,7 +124,7 @@ class _Lanczos:
         self._projected[:count, retained:count] = columns[retained:count, begin : begin + count].T
         # It grows with the cube of `ncv`.
         solve = functools.partial(np.linalg.eigh, UPLO="U")
-        values, vectors = await trio.to_thread.run_sync(solve, self._projected[:count, :count])
+        values, vectors = await run_in_thread(solve, self._projected[:count, :count])
         # If the basis spans everything, there is no rest.
         rest_length = 0.0 if ends.size or count == left_of_n else float(sizes[count - 1])
         return values, vectors, rest_length, count

@@ -19,9 +19,9 @@ from typing import IO, Any, TypeAlias, cast
 import attrs
 import numpy as np
 import numpy.typing as npt
-import trio
 from trio.lowlevel import enable_ki_protection
 
+from ..actors import run_in_thread
 from ..backends.base import DType, Ints, NotSupportedError
 
 __all__ = ["Contents", "TensorInfo", "WeightsError", "inspect"]
@@ -533,7 +533,7 @@ async def inspect(path: StrPath | Iterable[StrPath]) -> Contents:
         WeightsError: A file is not a safetensors file.
         OSError: A file cannot be opened or read.
     """
-    return await trio.to_thread.run_sync(_contents, paths_of(path))
+    return await run_in_thread(_contents, paths_of(path))
 
 
 def _contents(paths: list[str]) -> Contents:

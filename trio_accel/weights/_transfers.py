@@ -17,7 +17,7 @@ import numpy.typing as npt
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ..actors import named_arguments
+from ..actors import apart, named_arguments
 from ..backends.base import (
     ContextLostError,
     DType,
@@ -59,6 +59,7 @@ _Block: TypeAlias = tuple[str, str]
 
 
 @named_arguments
+@apart
 @enable_ki_protection
 async def load(
     device: Device,
@@ -381,6 +382,7 @@ class LoadedArrays(Mapping[str, AccelRef]):
 
 
 @named_arguments
+@apart
 @enable_ki_protection
 async def save(
     path: StrPath,

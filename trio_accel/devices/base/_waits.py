@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Itera
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ...actors import WAKE_VALUE, ParkingLot, TaskEvent
+from ...actors import WAKE_VALUE, ParkingLot, TaskEvent, run_all
 
 
 class Availability:
@@ -185,8 +185,13 @@ class TaskNotifier:
             self.task = None
             return trio.lowlevel.Abort.SUCCEEDED
 
-        self.task = trio.lowlevel.current_task()
-        await trio.lowlevel.wait_task_rescheduled(abort)
+        task = self.task = trio.lowlevel.current_task()
+        try:
+            await trio.lowlevel.wait_task_rescheduled(abort)
+        finally:
+            # The task may have left its wait half-way.
+            if self.task is task:
+                self.task = None
 
     def notify(self) -> None:
         """Wake the waiting task, if any. On the Trio thread."""
@@ -350,23 +355,4 @@ class SubmissionOrder:
 
 async def run_together(tasks: Iterable[Callable[[], Awaitable[object]]]) -> None:
     """Run tasks concurrently. The first error cancels the other tasks, and is raised without a group."""
-    errors: list[Exception] = []
-    async with trio.open_nursery() as nursery:
-
-        async def run(task: Callable[[], Awaitable[object]]) -> None:
-            try:
-                await task()
-            except Exception as error:  # noqa: BLE001  # raised below
-                errors.append(error)
-                nursery.cancel_scope.cancel(reason="one that runs at the same time has failed")
-
-        for task in tasks:
-            nursery.start_soon(run, task)
-    if errors:
-        first = errors[0]
-        errors.clear()
-        try:
-            raise first
-        finally:
-            # The error refers to this frame, so this frame must not refer to the error.
-            del first
+    await run_all(tasks)

@@ -32,7 +32,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
 from typing import Any
 
 import attrs
@@ -49,6 +48,7 @@ from ...actors import (
     Measured,
     Meter,
     TaskEvent,
+    leavable_context,
     note_end,
 )
 from ...backends.base import (
@@ -210,7 +210,7 @@ class WorkerLeases:
         self._requests = sender.requests
         self._chunks = chunks
 
-    @asynccontextmanager
+    @leavable_context
     async def hold(self, ref: AccelRef, *, write: bool, stream: object) -> AsyncGenerator[Any]:
         """See `AccelRef.lease`."""
         await trio.lowlevel.checkpoint_if_cancelled()

@@ -25,6 +25,8 @@ from ...actors import (
     Ref,
     TaskEvent,
     idle_actor,
+    leavable_context,
+    run_apart,
     unobserved_actor,
 )
 from ...backends.base import (
@@ -418,7 +420,12 @@ class InlineDispatch:
         travel = copies.start(launch)
         if travel is None:
             await _serving(launch, library, engine)
-            return
+        else:
+            await run_apart(self._serve_and_copy, launch, travel, library, engine)
+
+    async def _serve_and_copy(
+        self, launch: Launch, travel: Travel, library: Ref[LibraryActor], engine: Engine
+    ) -> None:
         try:
             await _serving(travel.launch, library, engine)
             await travel.fetch()
@@ -489,7 +496,7 @@ class InlineDispatch:
         self.borrowed.add(borrowed)
         return borrowed
 
-    @asynccontextmanager
+    @leavable_context
     async def lease(self, ref: AccelRef, *, write: bool, stream: object) -> AsyncGenerator[Any]:
         """See `AccelRef.lease`."""
         session = await self.ready()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
 from typing import Any
 
 import attrs
 import trio
 
-from ...actors import ParkingLot
+from ...actors import ParkingLot, leavable_context
 from ...backends.base import (
     AccelDevice,
     AccelEvent,
@@ -296,7 +295,7 @@ class Leases:
         """The reason why the context is unusable, according to the work enqueued last."""
         return next((failure for tail in self.tails if (failure := tail.stream.failure) is not None), None)
 
-    @asynccontextmanager
+    @leavable_context
     async def lease(
         self, block: Block, spec: ArraySpec, *, write: bool, stream: object
     ) -> AsyncGenerator[Any]:

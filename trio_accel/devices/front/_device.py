@@ -25,9 +25,11 @@ from ...actors import (
     NotAwaited,
     SupervisorScope,
     TaskLock,
+    leavable_context,
     named_arguments,
     not_copied,
     opens,
+    run_in_thread,
     to_await,
 )
 from ...backends.base import (
@@ -340,7 +342,7 @@ class OpenDevice(Device):
             return np.empty(extents, element)
         return pool.empty(tuple(map(operator.index, extents)), element)
 
-    @asynccontextmanager
+    @leavable_context
     @enable_ki_protection
     async def lease(
         self, ref: AccelRef, *, write: bool = False, stream: object = None
@@ -496,7 +498,7 @@ class OpenDevice(Device):
         copy = pool.copy_of(host)
         if copy is None:
             copy = pool.stage(host.nbytes).array(host.shape, host.dtype)
-            await trio.to_thread.run_sync(Copying(copy, host).run)
+            await run_in_thread(Copying(copy, host).run)
             pool.keep(host, copy)
         return copy
 
@@ -524,7 +526,7 @@ def opened(device: Device) -> OpenDevice:
     return device
 
 
-@asynccontextmanager
+@leavable_context
 @enable_ki_protection
 async def lend(
     reader: str, refs: Sequence[AccelRef], devices: Sequence[Device], stay: Stay | None = None
@@ -578,7 +580,7 @@ async def lend(
             copy.release()
 
 
-@asynccontextmanager
+@leavable_context
 @enable_ki_protection
 async def exclusive(devices: Iterable[Device]) -> AsyncGenerator[None]:
     """Reserve several devices for work that runs on all of them at once. Such tasks take turns.
@@ -646,7 +648,7 @@ class Lent:
     _copies: Mapping[tuple[int, Device], AccelRef]
     _stay: Stay | None
 
-    @asynccontextmanager
+    @leavable_context
     @enable_ki_protection
     async def to(self, device: Device) -> AsyncGenerator[list[AccelRef]]:
         """Let one of the devices read the arrays; use them only in its operations.

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import trio
 from trio.lowlevel import enable_ki_protection
 
+from ...actors import apart
 from ...backends.base import (
     AccelBackend,
     AccelError,
@@ -311,6 +312,7 @@ class PutPart(_OfMemory[AccelRef]):
         return Planned(CopyFromHostSpec(self.host, out), self.out)
 
 
+@apart
 async def copy_between(backend: AccelBackend, source: AccelRef | HostArray, target: Device) -> AccelRef:
     """Copy an array to another device, or from the host, with several pieces in transit at the same time.
 
