@@ -68,6 +68,8 @@ WRONG: list[tuple[str, tuple[Any, ...], dict[str, Any], type[Exception], str]] =
     ("full", ("device", -2, 0), {}, ValueError, "shape must be integers of at least 0, got -2"),
     ("full", ("device", 2, 300), {"dtype": "int8"}, ValueError, "fill_value 300 is outside -128 to 127"),
     ("histogram", ("x",), {"range": 7}, TypeError, "range must be two numbers, got 7"),
+    ("histogram", ("x", np.array([None, 1])), {}, TypeError, "bins: dtype: .* is not an element type"),
+    ("histogram", ("x", np.ma.array([1, 2])), {}, TypeError, "bins is a masked array"),
     ("histogram", ("x",), {"range": ("a", 1)}, TypeError, "range must be a real number, got 'a'"),
     ("histogram", ("x",), {"weights": 7}, TypeError, "weights must be an AccelRef or a NumPy array, got int"),
     ("linspace", ("device", None, 1, 3), {}, TypeError, "start must be a number, got None"),

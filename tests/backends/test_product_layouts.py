@@ -71,6 +71,13 @@ def test_a_batch_is_one_call() -> None:
     assert [group.c for group in plan.groups] == [4 * 84 * place for place in range(6)]
 
 
+def test_a_batch_that_repeats_one_matrix_is_not_copied() -> None:
+    one = zeros(3, 5)
+    plan = matmul(np.broadcast_to(one, (6, 3, 5)), zeros(6, 5, 4))
+    assert (plan.packing_a, plan.packing_b, plan.is_single) == (None, None, False)
+    assert (plan.batches, plan.steps) == (6, (20, 0, 12))
+
+
 def test_thousands_of_calls_are_replaced_by_a_full_copy() -> None:
     plan = matmul(zeros(2000, 1, 2, 2), zeros(2000, 2, 2))
     assert plan.is_in_full

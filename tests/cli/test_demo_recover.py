@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 import pytest
+import trio
 from chosen import BACKEND
+from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
 from trio_accel.cli import _recover
@@ -110,6 +112,24 @@ def test_each_fault_comes_in_every_round(cli: Cli) -> None:
     assert times == "3"
     assert int(failed) >= 3
     assert 0 < float(median) <= float(most)
+
+
+async def test_a_wait_for_requests_ends_with_the_last_of_them(device: ta.Device) -> None:
+    load = await _recover.DemoLoad.prepare(device)
+    ended: list[int] = []
+
+    async def wait() -> None:
+        await load.wait_ended(2)
+        ended.append(load.ended)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait)
+        await wait_all_tasks_blocked()
+        for wanted in ([], [3]):
+            await load.ask()
+            await wait_all_tasks_blocked()
+            assert ended == wanted
+        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.usefixtures("few")

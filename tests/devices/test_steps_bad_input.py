@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import re
@@ -323,6 +324,10 @@ async def test_a_hundred_structures(device: ta.Device, caplog: pytest.LogCapture
             # Each is kept.
             assert len(traced) == 100
             assert len(kept.plans) == before + 100
+    # The plans end with the step.
+    del step, f
+    gc.collect()
+    assert len(kept.plans) == before
     (record,) = caplog.records
     assert record.getMessage() == (
         "step f was traced for 32 structures of its arguments: each dtype, shape and layout of an array, and "

@@ -9,6 +9,7 @@ import pytest
 import trio
 from chosen import BACKEND
 from manual_backend import ManualBackend
+from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
 from trio_accel.backends.base import Isolation
@@ -118,3 +119,38 @@ async def test_no_stream_has_more_than_256_operations_however_many_share_it(
                 break
         assert most == 256
         assert (await device.statistics()).in_flight == 0
+
+
+async def test_a_busy_device_counts_as_idle_after_the_operations_that_were_in_flight(
+    system: ta.System, backend: ManualBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trio_accel.devices.engine._engine._MOST_PATIENCE", 0.0)
+    async with system.open_device("manual") as device:
+        ref = await device.put(np.ones(3))
+        await ta.linalg.scal(2.0, ref)
+        stream, idle = backend.device.stream("blas"), trio.Event()
+
+        async def wait() -> None:
+            await device.dispatch.session.engine.wait_idle()  # type: ignore[union-attr]
+            idle.set()
+
+        backend.device.is_held = True
+        first = device.submit(ta.linalg.Scal(3.0, ref))
+        async with trio.open_nursery() as nursery:
+            await wait_all_tasks_blocked()
+            steps = len(stream.items)
+            assert steps > 0
+            nursery.start_soon(wait)
+            await wait_all_tasks_blocked()
+            second = device.submit(ta.linalg.Scal(5.0, ref))
+            await wait_all_tasks_blocked()
+            assert not idle.is_set()
+            for _ in range(steps):
+                stream.step()
+            with trio.fail_after(60):
+                await first.wait()
+                await idle.wait()
+            assert not second.is_done
+            backend.device.release()
+        await second.wait()
+        assert (await ref.to_host()).tolist() == [30.0] * 3

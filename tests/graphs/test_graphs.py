@@ -252,7 +252,8 @@ async def test_a_changed_array_that_the_graph_has_as_a_constant(device: ta.Devic
     await close(out, matrix(1) @ matrix(2))
 
 
-async def test_views_as_arguments(device: ta.Device) -> None:
+@pytest.mark.parametrize("captured", [0, 5])
+async def test_views_as_arguments(device: ta.Device, captured: int) -> None:
     """Another place in its block, and the same layout."""
     wide = await device.put(matrix(1, 3 * N, 2 * N))
     y = await device.put(matrix(2))
@@ -261,7 +262,7 @@ async def test_views_as_arguments(device: ta.Device) -> None:
         await linalg.scal(3.0, x[1])
         return await linalg.matmul(x, y), x[1]
 
-    graph = await graphs.capture(device, step, wide[:N, ::2], y)
+    graph = await graphs.capture(device, step, wide[captured : captured + N, ::2], y)
     host = matrix(1, 3 * N, 2 * N)
     for start in (0, 3, N, 2 * N):
         part = host[start : start + N, ::2]

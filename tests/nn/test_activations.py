@@ -240,6 +240,8 @@ async def test_invalid_arguments_are_refused(device: ta.Device) -> None:
     x = await device.zeros((3, 3))
     with pytest.raises(ValueError, match=r"nn\.gelu: approximate must be 'none' or 'tanh', got 'erf'"):
         await call.gelu(x, "erf")
+    with pytest.raises(ValueError, match=r"nn\.gelu_grad: approximate must be 'none' or 'tanh', got 'erf'"):
+        await call.gelu_grad(x, x, "erf")
     with pytest.raises(ValueError, match=r"nn\.glu: axis 1 must have an even number of elements"):
         await call.glu(x, 1)
     with pytest.raises(TypeError, match=r"nn\.glu: out must be an AccelRef, got int"):

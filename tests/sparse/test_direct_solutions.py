@@ -258,3 +258,31 @@ async def test_a_machine_without_cudss_and_one_with_another(
             ):
                 await solved(device, matrix, np.ones(9))
         np.testing.assert_allclose(matrix @ await solved(device, matrix, np.ones(9)), 1, rtol=1e-12)
+
+
+@pytest.mark.skipif(BACKEND != "cuda", reason="only CUDA needs cuDSS")
+async def test_factors_end_with_the_device_when_their_matrix_outlives_it(
+    system: ta.System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cudss, matrix = importlib.import_module("nvmath.bindings.cudss"), laplacian(3)
+    create, destroy, present = cudss.data_create, cudss.data_destroy, set[int]()
+
+    def created(handle: int) -> int:
+        data: int = create(handle)
+        present.add(data)
+        return data
+
+    def destroyed(handle: int, data: int) -> None:
+        destroy(handle, data)
+        present.remove(data)
+
+    monkeypatch.setattr(cudss, "data_create", created)
+    monkeypatch.setattr(cudss, "data_destroy", destroyed)
+    async with system.open_device(BACKEND, options=INLINE) as device:
+        a = await sparse.csr(device, matrix)
+        for _ in range(2):
+            x = await (await sparse.spsolve(a, np.ones(9))).to_host()
+            np.testing.assert_allclose(matrix @ x, 1, rtol=1e-12)
+        assert len(present) == 1
+    assert a.shape == (9, 9)
+    assert not present

@@ -6,13 +6,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from itertools import pairwise
 from typing import Any, TypeAlias, cast
 
+import attrs
 import numpy as np
 import pytest
-from chosen import BACKEND
+from chosen import BACKEND, INLINE
 from scipy.spatial import cKDTree
 
 import trio_accel as ta
 from trio_accel.backends import resolve
+from trio_accel.backends.cpu import CpuBackend
 from trio_accel.spatial import cell_list, neighbours
 from trio_accel.testing import inject_fault
 
@@ -108,6 +110,26 @@ async def test_neighbours_match_scipys_tree(device: ta.Device, axes: int, box: f
         found = [indices[start:end].tolist() for start, end in pairwise(starts)]
         near = tree.query_ball_point(wrapped, radius, return_sorted=True)
         assert found == [[other for other in each if other != i] for i, each in enumerate(near)]
+
+
+@pytest.mark.skipif(BACKEND != "cpu", reason="the CPU stands for a device that compiles no kernels")
+@pytest.mark.parametrize("box", [None, 7.0, 2.0])
+@pytest.mark.parametrize("axes", [1, 2, 3])
+async def test_a_device_without_kernels_finds_the_same_neighbours(
+    system: ta.System, monkeypatch: pytest.MonkeyPatch, axes: int, box: float | None
+) -> None:
+    infos = tuple(attrs.evolve(info, runs_kernels=False) for info in CpuBackend().list_devices())
+    monkeypatch.setattr(CpuBackend, "list_devices", lambda self: infos)
+    points = some(300, axes) if box is None else np.mod(some(300, axes), box)
+    tree: Any = cKDTree(points, boxsize=cast("Any", box))
+    expected = tree.query_ball_point(points, 0.8, return_sorted=True)
+    async with system.open_device("cpu", options=INLINE) as device:
+        assert not device.info.runs_kernels
+        starts, indices = [
+            await one.to_host() for one in await neighbours(await device.put(points), 0.8, box=box)
+        ]
+    found = [indices[start:end].tolist() for start, end in pairwise(starts)]
+    assert found == [[other for other in near if other != i] for i, near in enumerate(expected)]
 
 
 async def test_neighbours_on_a_lattice(device: ta.Device) -> None:

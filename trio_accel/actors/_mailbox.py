@@ -185,7 +185,6 @@ class Mailbox:
 
     def put_back(self, envelope: Envelope) -> None:
         """Return a received but unstarted message to the front, regardless of the capacity."""
-        envelope.scope = None
         envelope.state = EnvelopeState.QUEUED
         self._put_in_front(envelope)
 

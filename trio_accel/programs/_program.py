@@ -223,7 +223,6 @@ class OpenProgram:
             self._check_open()
         self._opened, self._ended = opened, None
         self._methods.clear()
-        self._left.clear()
         self._held.clear()
         previous.thaw()
 

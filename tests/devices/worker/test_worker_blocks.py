@@ -47,6 +47,13 @@ async def test_a_renamed_block_is_the_same_unless_it_is_invalid(blocks: WorkerBl
     assert blocks.changes > changes
 
 
+async def test_new_blocks_are_added_after_one_that_exists(blocks: WorkerBlocks) -> None:
+    existing = blocks[2]
+    blocks.name([(3, 8), (2, 16), (4, 32)])
+    assert {number: block.nbytes for number, block in blocks.items()} == {1: 16, 2: 16, 3: 8, 4: 32}
+    assert blocks[2] is existing
+
+
 async def test_a_released_block_is_gone_and_waits_to_be_given_back(blocks: WorkerBlocks) -> None:
     blocks.let_go((2, 7))
     assert 2 not in blocks
@@ -57,6 +64,11 @@ async def test_a_released_block_is_gone_and_waits_to_be_given_back(blocks: Worke
     changes = blocks.changes
     blocks.let_go((2, 7))
     assert (blocks._blocks.take(), blocks.changes) == ([], changes)
+
+
+async def test_blocks_are_let_go_after_one_that_nobody_knows(blocks: WorkerBlocks) -> None:
+    blocks.let_go((7, 2))
+    assert (set(blocks), blocks._blocks.take()) == ({1}, [2])
 
 
 @pytest.mark.parametrize("change", ["let go", "invalid", "let go and made again"])

@@ -291,26 +291,28 @@ class PrimitivesLibrary(CompiledLibrary):
         """Compile a sort."""
         if _is_direct(spec):
             sorter = self.make_sorter(spec.x.dtype, None, descending=spec.descending)
-            return self._compile_sort(spec.x, _SORT_ALONE, sorter, descends=False)
+            return self._compile_sort(spec.x, _SORT_ALONE, sorter)
         return self._compile_order(spec.x, spec.x.shape[spec.axis], descends=spec.descending)
 
     def _compile_order(self, x: ArraySpec, count: int, *, descends: bool) -> _Code:
         number, has_row = _number(x.size), x.size > count and x.dtype.itemsize < 8
         key = DType.uint64 if has_row or x.dtype.itemsize == 8 else DType.uint32
         sorter = self.make_sorter(key, number, descending=False)
-        named = {"Key": register_of(key), "Number": register_of(number), "HAS_ROW": int(has_row)}
-        return self._compile_sort(x, named, sorter, descends=descends)
+        named = {
+            "Key": register_of(key),
+            "Number": register_of(number),
+            "HAS_ROW": int(has_row),
+            "DESCENDS": int(descends),
+        }
+        return self._compile_sort(x, named, sorter)
 
-    def _compile_sort(
-        self, x: ArraySpec, named: Mapping[str, object], sorter: Sorter, *, descends: bool
-    ) -> _Code:
+    def _compile_sort(self, x: ArraySpec, named: Mapping[str, object], sorter: Sorter) -> _Code:
         infinite = _INFINITE.get(x.dtype, 0)
         defined = {
             "Bits": _bits(x.dtype.itemsize),
             "INFINITE": f"((Bits){infinite:#x}ull)",
             "IS_FLOAT": int(x.dtype.kind == "float"),
             "IS_SIGNED": int(x.dtype.kind == "int"),
-            "DESCENDS": int(descends),
             **named,
         }
         return _compiled(self._device.kernels, "SORTS", defined, sorter=sorter)
@@ -397,7 +399,7 @@ class PrimitivesLibrary(CompiledLibrary):
                 )
             if _needs_no_order(spec):
                 sorter = self.make_sorter(x, None, descending=False)
-                parts["order"] = self._compile_sort(spec.x, _SORT_ALONE, sorter, descends=False)
+                parts["order"] = self._compile_sort(spec.x, _SORT_ALONE, sorter)
             else:
                 parts["order"] = self._compile_order(spec.x, max(spec.x.size, 1), descends=False)
         kernels, defined = self._device.kernels, {**_types(In=x), "Number": register_of(number)}
@@ -489,7 +491,7 @@ class PrimitivesLibrary(CompiledLibrary):
         call.plan.launch("segment", call, spec.out.size * _THREADS, *values)
 
 
-_SORT_ALONE = {"Key": "u64", "Number": "u32", "HAS_ROW": 0}
+_SORT_ALONE = {"Key": "u64", "Number": "u32", "HAS_ROW": 0, "DESCENDS": 0}
 # float16, bfloat16 and truth values are sorted by keys.
 _INDIRECT = {DType.float16, DType.bfloat16, DType.bool}
 
