@@ -62,6 +62,8 @@ class Rank:
     generation: int = 1
     is_ready: bool = True
     is_late: bool = False
+    # Whether its operations end later than their communicator.
+    is_slow: bool = False
     is_mute: bool = False
     has: set[int] = attrs.field(factory=set[int])
     given_up: set[int] = attrs.field(factory=set[int])
@@ -95,7 +97,8 @@ class Rank:
             if not isinstance(spec, (OpenCommunicatorSpec, CollectiveSpec)):
                 self.end(spec)
             elif spec.number in self.given_up:
-                self.refuse(spec, "ABORTED")
+                if not self.is_slow:
+                    self.refuse(spec, "ABORTED")
             elif isinstance(spec, CollectiveSpec) and spec.number not in self.has:
                 self.refuse(spec, "NO_COMMUNICATOR")
         return [] if self.is_late else [spec for spec, _ in self.waiting]
@@ -445,6 +448,28 @@ async def test_a_rank_that_arrives_in_time_is_waited_for(autojump_clock: MockClo
             fake.serve()
         assert call.outcomes == [dict.fromkeys(range(SIZE), b"name")]
     assert trio.current_time() - begun == pytest.approx(59 + 59 + 3600)
+
+
+async def test_the_next_opening_waits_for_operations_that_outlast_their_communicator(
+    autojump_clock: MockClock, nursery: trio.Nursery
+) -> None:
+    fake, first, second = Fake(), Call(), Call()
+    joint, slow = new(fake), fake.ranks[1]
+    slow.is_late = slow.is_slow = True
+    nursery.start_soon(first.run, joint)
+    await wait_all_tasks_blocked()
+    number = joint.number
+    first.scope.cancel()
+    await wait_all_tasks_blocked()
+    assert first.outcomes == ["cancelled"]
+    nursery.start_soon(second.run, joint)
+    await wait_all_tasks_blocked()
+    assert (fake.waits(), joint.number) == ({number}, number)
+    slow.is_late = slow.is_slow = False
+    fake.serve()
+    await wait_all_tasks_blocked()
+    assert joint.number > number
+    assert second.outcomes == [dict.fromkeys(range(SIZE), b"name")]
 
 
 async def test_a_rank_that_does_not_arrive_in_time_is_named(autojump_clock: MockClock) -> None:

@@ -14,7 +14,7 @@ from chosen import BACKEND
 import trio_accel as ta
 from trio_accel.backends.base import Isolation
 from trio_accel.backends.base.kit.fast_paths import FastPaths, current_fast_paths, use_fast_paths
-from trio_accel.devices import AdaptiveCompletion
+from trio_accel.devices import AdaptiveCompletion, LibraryActor
 from trio_accel.devices.base._options import window_of
 from trio_accel.devices.base._port import AdaptivePort
 from trio_accel.devices.base._waits import Availability
@@ -108,6 +108,26 @@ async def ask_in_vain(device: ta.Device) -> None:
     gone.release()
     with pytest.raises(ta.StaleRefError, match="released"):
         await ta.linalg.scal(2.0, gone)
+
+
+async def test_an_operation_that_uses_no_leased_array_is_launched_at_once(
+    system: ta.System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch_here, launched = LibraryActor.launch_here, list[bool]()
+
+    def noted(actor: LibraryActor, launch: Any, reply: Any) -> bool:
+        launched.append(launch_here(actor, launch, reply))
+        return launched[-1]
+
+    monkeypatch.setattr(LibraryActor, "launch_here", noted)
+    async with system.open_device(BACKEND, options=ta.DeviceOptions(isolation="inline")) as device:
+        leased, other = await device.put(np.ones(3)), await device.put(np.ones(3))
+        await ta.linalg.scal(2.0, other)
+        async with leased.lease(write=True):
+            launched.clear()
+            await ta.linalg.scal(2.0, other)
+            assert launched == [True]
+        assert (await other.to_host()).tolist() == [4.0] * 3
 
 
 async def test_turned_off_means_off(paths: FastPaths) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
 from typing import Any
 
 import numpy as np
 import pytest
 import trio
 from chosen import BACKEND
+from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
 from trio_accel.backends.base import Isolation
@@ -226,6 +228,39 @@ async def test_the_same_arrays_again_and_again_with_other_numbers(device: ta.Dev
         host = device.host_empty((60, 50), "int16")
         host[...] = number
         assert ((await (await device.put(host)).to_host()) == number).all()
+
+
+async def test_inline_an_operation_waits_until_its_host_array_is_copied(
+    system: ta.System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if BACKEND == "cpu":
+        monkeypatch.setattr(CpuBackend, "shares_memory_with_host", property(lambda self: False))
+    begun, go_on = threading.Event(), threading.Event()
+    run = Copying.run
+
+    def wait(copying: Copying) -> None:
+        begun.set()
+        assert go_on.wait(60)
+        run(copying)
+
+    async with system.open_device(BACKEND, options=ta.DeviceOptions(isolation="inline")) as device:
+        host, found = np.arange(150_000.0), list[Any]()
+        await device.put(-host)
+        monkeypatch.setattr(Copying, "run", wait)
+
+        async def put() -> None:
+            found.append(await device.put(host))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(put)
+            try:
+                assert await trio.to_thread.run_sync(begun.wait, 60)
+                await wait_all_tasks_blocked()
+                assert not found
+            finally:
+                go_on.set()
+        monkeypatch.setattr(Copying, "run", run)
+        np.testing.assert_array_equal(await found[0].to_host(), host)
 
 
 @pytest.mark.skipif(BACKEND == "cpu", reason="the memory of the device is the host's")

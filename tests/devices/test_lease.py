@@ -176,6 +176,18 @@ async def test_an_array_released_while_leased_is_freed_afterwards(device: ta.Dev
     assert (await device.statistics()).memory.blocks == 0
 
 
+async def test_an_array_released_before_its_operation_is_launched(device: ta.Device) -> None:
+    x, y = await device.put(np.ones(3)), await device.put(np.ones(3))
+    async with y.lease(write=True):
+        pending = device.submit(ta.linalg.Axpy(1.0, x, y))
+        x.release()
+        # A worker learns of the release with the next request.
+        await device.put(np.ones(3))
+    with pytest.raises(ta.StaleRefError, match=r"linalg\.Axpy: x: its memory was released") as caught:
+        await pending.wait()
+    assert caught.value.generation == device.generation == 1
+
+
 async def test_there_are_no_streams_of_others_on_the_cpu(device: ta.Device) -> None:
     ref = await device.put(np.ones(3))
     with pytest.raises(ta.NotSupportedError, match="lease: stream: "):

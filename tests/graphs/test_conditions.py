@@ -390,6 +390,8 @@ async def test_wrong_conditions_and_limits(device: ta.Device) -> None:
     graph = await graphs.capture(device, body)
     for kind, text, make in (
         (TypeError, "If: condition must be an AccelRef, got bool", lambda: graphs.if_(none, body)),
+        (TypeError, "While: condition must be an AccelRef, got bool", lambda: graphs.while_(none, body)),
+        (TypeError, "Switch: number must be an AccelRef, got bool", lambda: graphs.switch(none, [body])),
         (TypeError, "condition must hold an integer or a truth value", lambda: graphs.if_(real, body)),
         (TypeError, "number must hold an integer", lambda: graphs.switch(real, [body])),
         (ValueError, "condition must be a single element, got shape", lambda: graphs.if_(many, body)),

@@ -163,6 +163,17 @@ async def test_gradients_of_layers_without_factors(device: ta.Device) -> None:
     np.testing.assert_allclose(await found.bias.to_host(), grad.sum(0), rtol=1e-12)
 
 
+async def test_gradients_of_layers_are_along_the_last_axis_by_default(device: ta.Device) -> None:
+    x, grad = numbers((4, 3, 5), "float64"), numbers((4, 3, 5), "float64", 7)
+    on, g = await device.put(x), await device.put(grad)
+    layer, rms = await nn.layer_norm_grad(g, on), await nn.rms_norm_grad(g, on)
+    for got, want in (
+        (layer.x, gradient(lambda each: normalized(each, -1), x, grad)),
+        (rms.x, gradient(lambda each: normalized(each, -1, 1e-6, False), x, grad)),
+    ):
+        np.testing.assert_allclose(await got.to_host(), want, rtol=1e-6, atol=1e-8)
+
+
 async def test_launches(device: ta.Device) -> None:
     x = await device.put(np.ones((4, 6, 3), np.float32))
     w, v = [await device.put(np.ones(6, np.float32)) for _ in range(2)]

@@ -101,6 +101,11 @@ MISTAKES: dict[str, tuple[Mistake, type[Exception], str]] = {
         TypeError,
         "write b.astype('float32')",
     ),
+    "a float32 matrix of NumPy in lstsq": (
+        lambda at: linalg.lstsq(np.eye(3, dtype=np.float32), at.x),
+        TypeError,
+        "write a.astype('float64')",
+    ),
     "complex with real": (
         lambda at: linalg.gemm(1.0, at.x, np.ones((3, 3), complex)),
         TypeError,

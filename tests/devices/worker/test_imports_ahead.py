@@ -291,6 +291,21 @@ async def test_the_launcher_serves_while_a_child_imports(
     assert await loaded_in_a_worker(workshop, "slow") == [True]
 
 
+async def test_a_list_that_waits_for_a_trial_is_tried_after_it(
+    workshop: Launcher, modules: Modules, pipe: Path, nursery: trio.Nursery
+) -> None:
+    modules.write("one")
+    nursery.start_soon(workshop.import_ahead, ("slow",), BASE)
+    await until(lambda: modules.importers("slow"))
+    nursery.start_soon(workshop.import_ahead, ("one",), BASE)
+    # The launcher serves orders one after the other, so it has the second list when this worker starts.
+    assert await loaded_in_a_worker(workshop, "slow", "one") == [False, False]
+    await let_go(pipe, modules)
+    await until(lambda: modules.importers("one"))
+    await workshop.import_ahead(("slow", "one"), BASE)
+    assert await loaded_in_a_worker(workshop, "slow", "one") == [True, True]
+
+
 async def test_a_caller_that_leaves_does_not_end_the_import(
     workshop: Launcher, modules: Modules, pipe: Path
 ) -> None:
