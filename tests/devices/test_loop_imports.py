@@ -91,6 +91,7 @@ print(*[f"{step}: {name}" for name, step in found.items()], sep="\\n", end="")
 
 PARTS = """
 import sys
+from importlib.util import find_spec
 import trio
 import trio_accel as ta
 
@@ -99,6 +100,14 @@ async def main():
         before = set(sys.modules)
         for name in ta.__all__:
             getattr(ta, name)
+        if find_spec("prometheus_client") and find_spec("opentelemetry"):
+            with ta.telemetry.record(system) as recorder, ta.telemetry.trace(system):
+                ta.telemetry.prometheus(recorder)
+        if find_spec("starlette"):
+            # A service has imported it for its application.
+            import starlette.applications
+            before |= set(sys.modules)
+            ta.http.errors()
         print(*sorted(set(sys.modules) - before), end="")
 
 trio.run(main)
@@ -121,5 +130,5 @@ def test_no_function_imports_another_library_in_the_loop(isolation: str, share: 
     assert not _run(FUNCTIONS, isolation, str(share)).splitlines()
 
 
-def test_an_open_device_has_imported_all_parts() -> None:
+def test_an_open_device_has_imported_all_parts_and_their_extras() -> None:
     assert not _run(PARTS).split()

@@ -131,7 +131,9 @@ async def test_invalid_arguments_are_refused(device: ta.Device) -> None:
             with pytest.raises(ValueError, match=told):
                 await function(x, **named)
     for function in (ta.signal.welch, ta.signal.stft):
-        with pytest.raises(TypeError, match="x must be an AccelRef, got ndarray; copy it to the device first"):
+        with pytest.raises(
+            TypeError, match="x must be an AccelRef, got ndarray; copy it to the device first"
+        ):
             await function(noise(9), axis=1)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="nperseg from 1 to the 100 elements of the signal, got"):
         await ta.signal.welch(x, nperseg=200)

@@ -54,8 +54,8 @@ def _folders(*, of_functions: bool) -> list[Path]:
 
 def _findings(files: list[Path]) -> str:
     calls = ",".join(f"{call}->{instead}" for call, instead in BLOCKING_CALLS.items())
-    # `opens` makes an async context manager.
-    makers = "--transform-async-generator-decorators=opens"
+    # They make async context managers.
+    makers = "--transform-async-generator-decorators=opens,leavable_context"
     command = [".ci/async_rules.py", *RULES, f"--async200-blocking-calls={calls}", makers, *map(str, files)]
     done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, check=False)
     return f"{done.stdout}{done.stderr}" if done.returncode else ""

@@ -38,7 +38,7 @@ class _Step(Generic[T_co]):
                 return cast("T_co", end.value)
             try:
                 go_on, argument = step.send, (yield trap)
-            except BaseException as error:  # noqa: BLE001  # raised by the step
+            except BaseException as error:  # noqa: ASYNC103, BLE001  # raised by the step
                 go_on, argument = step.throw, error
 
 

@@ -195,7 +195,7 @@ class _Tasks(Waiter):
                 # A function that was withdrawn before its start never runs.
                 await trio.lowlevel.checkpoint_if_cancelled()
                 self._results[number] = await _unprotected(function)
-        except BaseException as error:  # noqa: BLE001  # raised in the task that waits
+        except BaseException as error:  # noqa: ASYNC103, BLE001  # raised in the task that waits
             self._errors.append(error)
             self._cancel()
         self._has_unwound |= scope.cancelled_caught

@@ -47,7 +47,7 @@ class Mark:
         self.path: str = f"{path}-mark"
         self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
-    def check(self, found: ChangeCount) -> None:
+    def check(self, count: ChangeCount) -> None:
         """Compare the database with the mark.
 
         Raises:
@@ -64,8 +64,8 @@ class Mark:
                 "if the store has all of them",
                 is_damaged=True,
             )
-        if found.store != acknowledged.store or found.number < acknowledged.number:
-            number = found.number if found.store == acknowledged.store else 0
+        if count.store != acknowledged.store or count.number < acknowledged.number:
+            number = count.number if count.store == acknowledged.store else 0
             raise StoreError(
                 f"the store is damaged: it has {number} of the {acknowledged.number} changes that were "
                 f"acknowledged by {self.path}; restore a backup, and remove that file with it",

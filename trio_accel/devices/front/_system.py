@@ -34,6 +34,8 @@ __all__ = ["System", "open_system"]
 _logger = logging.getLogger("trio_accel.devices")
 # First uses need the types of low precision, the orders of contractions, and all lazy parts.
 _PARTS = ("ml_dtypes", "opt_einsum", *[f"trio_accel.{name}" for name in LAZY_PARTS])
+# Of extras, which may be missing: functions of `telemetry` that cannot wait import these.
+_EXTRAS = ("prometheus_client", "opentelemetry.trace")
 
 
 class System(actors.ActorSystem):
@@ -236,7 +238,7 @@ async def _import_parts() -> None:
     """
     missing = [name for name in _PARTS if name not in sys.modules]
     if missing:
-        await trio.to_thread.run_sync(import_ahead, missing)
+        await trio.to_thread.run_sync(import_ahead, [*missing, *_EXTRAS])
 
 
 @enable_ki_protection
