@@ -162,6 +162,35 @@ async def test_factors_are_made_once_and_freed_in_their_thread(
         assert superlu.freed == superlu.made[:2]
 
 
+@pytest.mark.skipif(BACKEND != "cuda", reason="counts factors of cuDSS")
+async def test_factors_that_outlive_their_device_are_freed_with_it(
+    system: ta.System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cudss: Any = pytest.importorskip("nvmath.bindings.cudss")
+    create, destroy, present = cudss.data_create, cudss.data_destroy, set[int]()
+
+    def created(handle: int) -> int:
+        data: int = create(handle)
+        present.add(data)
+        return data
+
+    def destroyed(handle: int, data: int) -> None:
+        destroy(handle, data)
+        present.remove(data)
+
+    monkeypatch.setattr(cudss, "data_create", created)
+    monkeypatch.setattr(cudss, "data_destroy", destroyed)
+    matrix = laplacian(3)
+    async with system.open_device(BACKEND, options=INLINE) as device:
+        factors = await sparse.factor(await sparse.csr(device, matrix))
+        for _ in range(2):
+            found = await (await factors.solve(np.ones(9))).to_host()
+            np.testing.assert_allclose(matrix @ found, 1, rtol=1e-12)
+        assert len(present) == 1
+    assert factors.shape == (9, 9)
+    assert not present
+
+
 @ON_CPU
 async def test_eigsh_factors_once(system: ta.System, superlu: SimpleNamespace) -> None:
     matrix = laplacian(9)
