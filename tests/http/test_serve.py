@@ -146,6 +146,31 @@ async def test_a_port_that_is_taken_is_one_error() -> None:
         assert started == []
 
 
+async def test_the_last_part_of_an_answer_and_its_end_are_one_system_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    send_all, sent = trio.SocketStream.send_all, list[bytes]()
+
+    async def noted(stream: trio.SocketStream, data: bytes) -> None:
+        if stream.socket.getsockname()[1] == port:
+            sent.append(bytes(data))
+        await send_all(stream, data)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            raise NotImplementedError
+        await send({"type": "http.response.start", "status": 200})
+        for part in (b"first", b"second", b"last"):
+            await send({"type": "http.response.body", "body": part, "more_body": part != b"last"})
+
+    async with serving(app) as port:
+        monkeypatch.setattr(trio.SocketStream, "send_all", noted)
+        answer = await ask(port, get("/", "Connection: close"))
+    assert answer == b"".join(sent)
+    assert len(sent) == 3
+    assert sent[-1] == b"4\r\nlast\r\n0\r\n\r\n"
+
+
 async def test_open_listeners_may_be_given(app: Any) -> None:
     listeners = [(await trio.open_tcp_listeners(0, host="127.0.0.1"))[0] for _ in range(2)]
     ports = [each.socket.getsockname()[1] for each in listeners]
