@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import pty
 import re
@@ -214,12 +215,14 @@ def test_figures_that_actors_show(cli: Cli) -> None:
     parts = Reading(
         name="parts", kind="gauge", help="", value=1.5, labels=(("state", "new"),), path="crowd/1"
     )
-    with serve(HEAD, event(attrs.evolve(CROWD, readings=(waits, parts)))) as url:
+    loss = Reading(name="loss", kind="gauge", help="", value=math.nan, path="crowd/1")
+    with serve(HEAD, event(attrs.evolve(CROWD, readings=(waits, parts, loss)))) as url:
         lines = cli("top", url, "--once").out.splitlines()
     place = lines.index("      VALUE         MEAN  FIGURE")
-    assert lines[place + 1 : place + 4] == [
+    assert lines[place + 1 : place + 5] == [
         "          4         0.75  waits crowd/1",
         "        1.5            -  parts state=new crowd/1",
+        "        nan            -  loss crowd/1",
         "STATE        RESTARTS  ACTOR",
     ]
 

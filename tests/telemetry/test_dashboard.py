@@ -10,7 +10,7 @@ import os
 import socket
 import time
 from collections.abc import AsyncGenerator
-from contextlib import aclosing, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -23,6 +23,7 @@ from telemetry.read_snapshot import always, read_snapshot
 from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
+from trio_accel.actors import Reading
 from trio_accel.telemetry import Dashboard, SystemSnapshot, open_dashboard
 
 MODULE = importlib.import_module("trio_accel.telemetry._dashboard")
@@ -513,3 +514,34 @@ def test_what_is_sent_is_one_line_of_json() -> None:
     snapshot = SystemSnapshot(time=1.0, system="a\nb", pid=1, uptime=0.0, recorded=0.0)
     assert "\n" not in snapshot.to_json()
     assert json.loads(snapshot.to_json())["system"] == "a\nb"
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+async def test_a_number_that_json_lacks_is_sent_as_null(
+    system: ta.System, dashboard: Dashboard, number: float
+) -> None:
+    class Shows(Worker):
+        @asynccontextmanager
+        async def lifespan(self, context: ta.ActorContext) -> AsyncGenerator[None]:
+            context.show_readings(
+                lambda: [
+                    Reading(name="loss", kind="gauge", help="Its loss.", value=number),
+                    Reading(
+                        name="lengths",
+                        kind="histogram",
+                        help="Lengths.",
+                        value=2.0,
+                        bounds=(1.0, number),
+                        counts=(1, 1, 0),
+                    ),
+                ]
+            )
+            yield
+
+    await system.spawn(Shows, name="shows")
+    async with aclosing(snapshots(dashboard)) as sent:
+        snapshot = await anext(sent)
+    values: list[Any] = [(row.value, row.bounds) for row in snapshot.readings]
+    assert values == [(None, ()), (2.0, (1.0, None))]
+    # JavaScript does not read NaN, which Python's JSON does.
+    json.loads(dashboard.recorder.snapshot().to_json(), parse_constant=pytest.fail)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from contextlib import nullcontext, suppress
 from typing import Any
@@ -94,6 +95,8 @@ def _texts(row: dict[str, Any]) -> dict[str, Any]:
     }
     branch, error = re.sub("[^/]*/", "  ", row["path"]), (row.get("last_error") or "").partition(":")[0]
     count, labels = sum(row.get("counts", ())), "".join(f" {key}={of}" for key, of in row.get("labels", ()))
-    shown = {"value": count, "mean": f"{row['value'] / count:.6g}"} if count else {"mean": "-"}
+    # JSON has null for NaN and infinities.
+    value = math.nan if row.get("value") is None else row["value"]
+    shown = {"value": count, "mean": f"{value / count:.6g}"} if count else {"value": value, "mean": "-"}
     texts = {"branch": branch, "error": error, "labels": labels, "percent": 100 * row.get("load", 0), **shown}
     return {**row, **dict.fromkeys(_UNITS, "-"), **figures, **texts}

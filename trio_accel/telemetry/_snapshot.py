@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from itertools import accumulate
-from typing import Protocol
+from typing import Protocol, cast
 
 import attrs
 
@@ -294,13 +295,22 @@ class SystemSnapshot:
     loop: LoopHolds = attrs.field(factory=LoopHolds)
 
     def to_json(self) -> str:
-        """Return the snapshot as a line of JSON text."""
-        return json.dumps(self, default=_members, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+        """Return the snapshot as a line of JSON text; NaN and infinities become ``null``."""
+        return json.dumps(self, default=_members, ensure_ascii=True, separators=(",", ":"))
 
 
 def _members(row: attrs.AttrsInstance) -> dict[str, object]:
     """Convert a row to JSON types."""
-    return {field.name: getattr(row, field.name) for field in attrs.fields(type(row))}
+    return {field.name: _without_nan(getattr(row, field.name)) for field in attrs.fields(type(row))}
+
+
+def _without_nan(value: object) -> object:
+    """Replace numbers that JSON lacks, because a reading of a program may have any value."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, tuple):
+        return [_without_nan(member) for member in cast("tuple[object, ...]", value)]
+    return value
 
 
 class TakesSnapshots(Protocol):

@@ -36,6 +36,7 @@ function seconds(value) {
 }
 
 function bytes(value) {
+  if (value === null || value === undefined) return "–";
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
   let unit = 0;
   while (value >= 1024 && unit < units.length - 1) { value /= 1024; unit += 1; }
@@ -220,7 +221,7 @@ function readings(snapshot) {
     (element, one) => {
       const count = one.counts.reduce((all, some) => all + some, 0);
       cells(element, [name(one), one.path, one.kind === "histogram" ? number(count) : figure(one.name, one.value),
-        count ? figure(one.name, one.value / count) : ""]);
+        count ? figure(one.name, one.value === null ? null : one.value / count) : ""]);
     });
 }
 
