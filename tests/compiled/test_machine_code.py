@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 import subprocess
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import scipy.special
 from both_executors import Executors
 
 import trio_accel as ta
-from trio_accel import jit
+from trio_accel import arrays, jit
 from trio_accel.backends.cpu.compiled import _compiler, _plans, _text
 
 pytestmark = [pytest.mark.no_device, pytest.mark.one_backend]
@@ -74,6 +76,27 @@ async def test_a_choice_leaves_a_loop_of_vectors(
     loop = "for (i64 k = first; k < end; k++)"
     line = next(n for n, each in enumerate(text.splitlines(), 1) if loop in each)
     assert re.search(rf"made\.cpp:{line}:\d+: optimized: loop vectorized", told), told[-2000:]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+async def test_rows_compute_an_exponential_once_for_their_sum_and_their_result(
+    executors: Executors, dtype: str
+) -> None:
+    kept: list[_plans.LoopPlan] = []
+    run = _plans.LoopPlan.run
+
+    def noted(plan: _plans.LoopPlan, entry: Any, data: bytes, **named: Any) -> bool:
+        kept.append(plan)
+        return run(plan, entry, data, **named)
+
+    executors.monkeypatch.setattr(_plans.LoopPlan, "run", noted)
+    x = np.random.default_rng(1).normal(size=(5, 40)).astype(dtype)
+    (made,) = await executors.run("always", partial(arrays.softmax, axis=1), x)
+    np.testing.assert_allclose(made, scipy.special.softmax(x.astype(float), axis=1), rtol=1e-5)
+    assert kept[-1].text is not None
+    _, start, row = kept[-1].text().partition("i64 row(")
+    assert start
+    assert row.count("f_exp(") == 1
 
 
 # g++ 12 drops the conversions of neighbours to float16 and back, if the processor computes in float16.

@@ -116,8 +116,9 @@ def build(folder: Path | None = None) -> StandIn:
     # Others can make a folder of this name first, and this process loads the libraries in it.
     if root.lstat().st_uid != os.getuid():
         raise BuildError(f"the folder {root} belongs to another user; set TMPDIR to a folder of your own")
-    digest = hashlib.sha256(repr((_COMMAND, _KERNELS, _LIBRARIES)).encode())
-    for path in (*_SOURCES, *_HEADERS, _SORT[0]):
+    digest = hashlib.sha256()
+    # This file counts as a source, because it determines the commands and the contents of the folder.
+    for path in (Path(__file__), *_SOURCES, *_HEADERS, _SORT[0]):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     target = root / digest.hexdigest()[:16]
     if not target.exists():
