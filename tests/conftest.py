@@ -69,7 +69,7 @@ SHARE = {"cpu": 1, "cuda": 4 if IS_STAND_IN else 1}.get(BACKEND, 2)
 
 # `--brief` runs a test function of this many, and none that takes long or needs a machine that is idle.
 BRIEF_SHARE = 5
-# Tests that every sample has: together they kill the mutants that were made of all rooms.
+# Tests that every sample has: together they kill nearly all mutants of all rooms (D234).
 LISTED = frozenset((_TESTS / "mutants" / "sample.txt").read_text(encoding="utf-8").splitlines())
 NOT_BRIEF = ("alone", "docs", "examples", "gpu", "lint", "ray", "slow")
 
