@@ -428,7 +428,7 @@ class Played:
                 trio.open_nursery() as self._nursery,
             ):
                 while True:
-                    # Time stands still while there is no command: a runnable task is not idle.
+                    # Time does not pass without a command: a runnable task is not idle.
                     while not self._commands:  # noqa: ASYNC110  # what changes is elsewhere
                         await trio.lowlevel.checkpoint()
                     command = self._commands[0]

@@ -84,14 +84,14 @@ async def test_damage_at_an_offset(
 
 
 @pytest.mark.parametrize("size", [0, 1, 4095])
-async def test_a_file_that_is_cut_below_a_page_is_not_taken_for_a_new_one(tmp_path: Path, size: int) -> None:
+async def test_a_file_cut_below_a_page_is_no_new_database(tmp_path: Path, size: int) -> None:
     path = tmp_path / "runs.db"
     files = await fill(path, checkpointed=0)
     with pytest.raises(StoreError):
         await read(path, {"": files[""][:size], "-mark": files["-mark"]})
 
 
-async def test_a_log_that_is_gone(tmp_path: Path) -> None:
+async def test_a_missing_log(tmp_path: Path) -> None:
     path = tmp_path / "runs.db"
     files = await fill(path, checkpointed=7)
     with pytest.raises(StoreError, match=r"it has 10 of the 15 changes .* restore a backup") as caught:

@@ -17,7 +17,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 import trio_accel as ta
 
 POISON = ta.ContextPoisonedError("the driver reports an illegal address")
-# Without waits before a restart, on a clock that stands still.
+# Without waits before a restart, on a stopped clock.
 AT_ONCE = ta.Backoff(initial=0.0, base=0.0)
 WORKER = ta.DeviceOptions(isolation="process", backoff=AT_ONCE)
 needs_worker = pytest.mark.skipif(BACKEND != "cpu", reason="one backend is enough")

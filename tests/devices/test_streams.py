@@ -121,7 +121,7 @@ async def test_no_stream_has_more_than_256_operations_however_many_share_it(
         assert (await device.statistics()).in_flight == 0
 
 
-async def test_a_busy_device_counts_as_idle_after_the_operations_that_were_in_flight(
+async def test_a_busy_device_counts_as_idle_after_its_operations_in_flight(
     system: ta.System, backend: ManualBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trio_accel.devices.engine._engine._MOST_PATIENCE", 0.0)

@@ -115,6 +115,6 @@ async def test_errors_of_functions(device: ta.Device) -> None:
         await ta.linalg.nrm2(y)
 
 
-async def test_an_operation_of_the_program_that_is_asked_by_its_message(device: ta.Device) -> None:
+async def test_a_programs_own_operation_keeps_the_name_of_its_message(device: ta.Device) -> None:
     assert function_of("own_kernel.Blend") == "own_kernel.Blend"
     assert str(AccelError("it failed", operation="own_kernel.Blend")).endswith("(operation own_kernel.Blend)")

@@ -70,7 +70,7 @@ def test_a_change_of_one_file(file: str, own: set[str], others: set[str]) -> Non
     assert rooms.folders_of([file]) == (sorted(own | {"tree"}), sorted(others))
 
 
-def test_what_differs_from_a_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_files_differ_from_a_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def git(*arguments: str) -> str:
         identity = ("-c", "user.name=a", "-c", "user.email=a@localhost")
         command = ("git", "-C", str(tmp_path), *identity, *arguments)
