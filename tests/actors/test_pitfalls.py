@@ -48,15 +48,18 @@ from trio_accel.actors import (
     Ref,
     SystemOptions,
     open_system,
+    run_all,
+    run_apart,
 )
 
 wait = trio.testing.wait_all_tasks_blocked
 # The watch over the loop looks from a thread, because a task cannot see that the loop is held.
-SOURCE = "\n".join(
-    path.read_text()
+FILES = [
+    path
     for path in sorted(Path(trio_accel.actors.__file__).parent.glob("*.py"))
     if path.name != "_loop_watch.py"
-)
+]
+SOURCE = "\n".join(path.read_text() for path in FILES)
 
 
 async def test_1_a_child_s_error_is_data_and_does_not_cancel_the_shared_nursery(system: ActorSystem) -> None:
@@ -401,8 +404,9 @@ async def test_14_an_autojump_clock_fires_while_a_thread_works_and_the_ask_waits
     assert asker.outcome == "done"
 
 
-def test_15_nothing_is_a_system_task_and_nothing_is_global() -> None:
-    assert "spawn_system_task" not in SOURCE
+def test_15_no_system_task_outlives_an_await_and_nothing_is_global() -> None:
+    others = [path for path in FILES if path.name != "_leavable.py"]
+    assert [path.name for path in others if "spawn_system_task" in path.read_text()] == []
     assert not re.search(r"^\w+ *(:.*)?= *trio\.", SOURCE, re.MULTILINE)
 
     async def main() -> None:
@@ -412,9 +416,22 @@ def test_15_nothing_is_a_system_task_and_nothing_is_global() -> None:
         def system_tasks() -> int:
             return sum(len(nursery.child_tasks) for nursery in root.child_nurseries)
 
+        async def during() -> int:
+            await trio.testing.wait_all_tasks_blocked()
+            return system_tasks()
+
         before = system_tasks()
         async with open_system("s") as system:
             await system.spawn(Puppet)
+            assert system_tasks() == before
+            # Parts of an await that can be closed are system tasks while it lasts.
+            assert max(await run_all([during, during])) == before + 2
+            assert system_tasks() == before
+            waiting = run_apart(trio.sleep_forever).__await__()
+            waiting.send(None)
+            assert system_tasks() == before + 1
+            waiting.close()
+            await trio.testing.wait_all_tasks_blocked()
             assert system_tasks() == before
 
     trio.run(main)
