@@ -336,7 +336,9 @@ async def test_12_callbacks_from_threads_do_not_raise_and_are_not_needed(puppet:
     for path in Path(trio_accel.actors.__file__).parent.glob("*.py"):
         nodes = ast.walk(ast.parse(path.read_text()))
         used = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
-        if used & {"run_sync_soon", "from_thread", "to_thread"}:
+        # Code of the caller may run in a thread of Trio's.
+        threads = {"to_thread"} if path.stem != "_leavable" else set[str]()
+        if used & {"run_sync_soon", "from_thread", *threads}:
             users.add(path.stem)
     assert users == {"_loop_watch"}
     replies: list[DeferredReply[Any]] = []

@@ -1,16 +1,17 @@
 """Work that a task may leave half-way, by closing its await; see `_messages`.
 
 * `Leavable` awaits a primitive of Trio's.
-* `run_in_thread` runs a function in a thread, which ends on its own after its task has left.
 * `run_apart` and `run_all` run async functions in tasks of their own, which are cancelled when the caller
   leaves. Nurseries, and awaits in `finally`, need this, because a closed coroutine cannot wait for anything.
+  The tasks are system tasks, because no nursery is sure to outlive the await.
+* `run_in_thread` runs a function in a thread by such a task. The thread ends on its own after its caller left.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from contextvars import copy_context
 from functools import partial
 from typing import Any, Generic, NoReturn, ParamSpec, TypeVar, TypeVarTuple, cast, final
@@ -55,65 +56,6 @@ class Leavable(Generic[T_co]):
                     abort = getattr(trap, "abort_func", None)
                     if abort is not None:
                         abort(raise_closed)
-
-
-@final
-@attrs.define(eq=False, repr=False)
-class _ThreadWaiter(Waiter):
-    is_abandonable: bool = False
-
-    def abort(self, raise_cancel: Callable[[], NoReturn]) -> trio.lowlevel.Abort:
-        if not self.is_abandonable:
-            return trio.lowlevel.Abort.FAILED
-        self.task = None
-        return trio.lowlevel.Abort.SUCCEEDED
-
-
-@enable_ki_protection
-async def run_in_thread(
-    function: Callable[[*Ts], T],
-    *args: *Ts,
-    limiter: trio.CapacityLimiter | None = None,
-    is_abandonable: bool = False,
-) -> T:
-    """Run a function in a thread, as `trio.to_thread.run_sync` does, for a task that may leave half-way.
-
-    A thread cannot be ended, so it continues after its task has left, and nobody gets its outcome. The
-    function must not use `trio.from_thread`.
-
-    Args:
-        function: The function.
-        args: Its arguments.
-        limiter: Limits the number of threads; by default Trio's limiter.
-        is_abandonable: Whether a cancelled caller returns at once, although the function still runs.
-    """
-    await trio.lowlevel.checkpoint_if_cancelled()
-    limit = trio.to_thread.current_default_thread_limiter() if limiter is None else limiter
-    borrower = object()
-    # `acquire_on_behalf_of` has a checkpoint after it has taken a free token, and a task that left there
-    # would keep the token.
-    try:
-        limit.acquire_on_behalf_of_nowait(borrower)
-    except trio.WouldBlock:
-        await Leavable(limit.acquire_on_behalf_of(borrower))
-    waiter, token = _ThreadWaiter(is_abandonable=is_abandonable), trio.lowlevel.current_trio_token()
-
-    def end(result: outcome.Outcome[T]) -> None:
-        limit.release_on_behalf_of(borrower)
-        waiter.settle(result)
-
-    def deliver(result: outcome.Outcome[T]) -> None:
-        # The run may be over if the task has left.
-        with suppress(trio.RunFinishedError):
-            token.run_sync_soon(end, result)
-
-    try:
-        trio.lowlevel.start_thread_soon(partial(copy_context().run, function, *args), deliver)
-    except BaseException:
-        # The system has no thread left.
-        limit.release_on_behalf_of(borrower)
-        raise
-    return cast("T", await waiter.park())
 
 
 @disable_ki_protection
@@ -219,6 +161,26 @@ async def run_apart(function: Callable[[*Ts], Awaitable[T]], *args: *Ts) -> T:
     """Run an async function in a task of its own, which works for the caller's actor; see `run_all`."""
     [result] = await _Tasks(cell=cells.get(trio.lowlevel.current_task())).run([partial(function, *args)])
     return result
+
+
+async def run_in_thread(
+    function: Callable[[*Ts], T],
+    *args: *Ts,
+    limiter: trio.CapacityLimiter | None = None,
+    is_abandonable: bool = False,
+) -> T:
+    """Run a function in a thread, as `trio.to_thread.run_sync` does, for a task that may leave half-way.
+
+    A thread cannot be ended, so it continues after its task has left, and nobody gets its outcome.
+
+    Args:
+        function: The function.
+        args: Its arguments.
+        limiter: Limits the number of threads; by default Trio's limiter.
+        is_abandonable: Whether a cancelled caller returns at once, although the function still runs.
+    """
+    run = partial(trio.to_thread.run_sync, function, *args)
+    return await run_apart(partial(run, abandon_on_cancel=is_abandonable, limiter=limiter))
 
 
 def apart(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
