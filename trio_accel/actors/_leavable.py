@@ -4,7 +4,7 @@
 * `run_apart` and `run_all` run async functions in tasks of their own, which are cancelled when the caller
   leaves. Nurseries, and awaits in `finally`, need this, because a closed coroutine cannot wait for anything.
   The tasks are system tasks, because no nursery is sure to outlive the await.
-* `run_in_thread` runs a function in a thread by such a task. The thread ends on its own after its caller left.
+* `run_in_thread` runs a function in a thread by such a task. The thread ends on its own if the caller leaves.
 """
 
 from __future__ import annotations
