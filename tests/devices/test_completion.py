@@ -307,6 +307,7 @@ class TestPolling:
             await session.engine.synchronize()
 
 
+@pytest.mark.alone
 class TestSpinning:
     """A lone caller of work with a steady duration waits for it in its own task."""
 
