@@ -246,6 +246,32 @@ class Dice(cluster.DurableEntity):
         return os.urandom(8).hex()
 
 
+class Equal(cluster.DurableEntity):
+    """Replies equal values, whose bytes are others when they are repeated."""
+
+    save_every = 3
+    is_repeated: ClassVar[bool] = False
+
+    async def load(self, saved: cluster.Saved | None) -> None:
+        pass
+
+    async def save(self) -> cluster.Saved:
+        return {}
+
+    @ta.handles(Echo)
+    async def reply(self, message: Echo) -> object:
+        text = str(b"open", "ascii")
+        # Sets of these numbers iterate in the order in which they were added.
+        numbers = [8, 0] if self.is_repeated else [0, 8]
+        match message.value:
+            case "shared text":
+                return {"was": text, "is": str(b"open", "ascii") if self.is_repeated else text}
+            case "a set":
+                return [set(numbers)]
+            case _:
+                return {frozenset(numbers): {frozenset((number,)) for number in numbers}}
+
+
 class Ledger(cluster.DurableEntity):
     """Keeps the ids of its messages, and arrays of several kinds."""
 

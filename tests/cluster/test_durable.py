@@ -20,6 +20,7 @@ from cluster_entities import (
     Counter,
     Dice,
     Echo,
+    Equal,
     Fail,
     FailingStore,
     Ledger,
@@ -125,6 +126,22 @@ async def test_unrepeatable_requests_are_reported(path: str) -> None:
                 await ref.ask(Add(1.0))
         # Another one is none the worse.
         assert await entities.entity(Dice, "b").ask(Add(1.0)) != first
+
+
+@pytest.mark.parametrize("how", ["shared text", "a set", "sets in a set"])
+async def test_an_equal_reply_repeats_another(path: str, how: str) -> None:
+    """After a restart, objects are equal that were one object, and sets have another order."""
+    async with alone(cluster.SqliteStore(path)) as entities:
+        ref = entities.entity(Equal, "a")
+        found = [await ref.ask(Echo(how, 0.0)) for _ in range(4)]
+        with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(path + ".killed")) as target:
+            source.backup(target)
+    Equal.is_repeated = True
+    try:
+        async with alone(cluster.SqliteStore(path + ".killed")) as entities:
+            assert await entities.entity(Equal, "a").ask(Echo(how, 0.0)) == found[0]
+    finally:
+        Equal.is_repeated = False
 
 
 @pytest.mark.parametrize("is_cluster", [True, False])

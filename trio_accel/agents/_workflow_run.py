@@ -275,10 +275,13 @@ class Run:
     async def _fan_out(
         self, rule: StepRule, step: RunStep, collection: Any, take: Callable[[], dict[str, Any]]
     ) -> list[Any]:
+        label = f"{self.journal.label}: {rule.name}"
+        if isinstance(collection, (set, frozenset)):
+            # Another process iterates over it in another order, and results are kept by position.
+            raise TypeError(f"{label} needs items in an order, and {rule.over} is a set; return sorted(...)")
         try:
             items = list(collection)
         except TypeError:
-            label = f"{self.journal.label}: {rule.name}"
             raise TypeError(
                 f"{label} needs a list of items, and {rule.over} is {collection!r:.100}"
             ) from None

@@ -27,7 +27,7 @@ from ..backends.base import ContextLostError, InputFailedError, StaleRefError
 from ..devices import AccelRef
 from ._entities import Entity, Home, Resident
 from ._errors import FencedError, NotRepeatableError, StoreError
-from ._frames import packed, unpack
+from ._frames import are_same, packed, unpack
 from ._saves import ArrayFiles
 from ._store import Entry, Store
 
@@ -231,10 +231,9 @@ class _DurableResident(Resident):
                 continue
             reply = packed(await self._run(self._ref, message, entry.id, is_told=is_told))
             old_value = self._stored_value(f"the reply to {label}", entry.reply)
-            # Bytes of equal values differ until they have been read once.
-            if packed(unpack([reply])) != packed(old_value):
+            if not are_same(new_value := unpack([reply]), old_value):
                 raise NotRepeatableError(
-                    f"{name}: {label}, {type(message).__name__}, has replied {unpack([reply])!r}, and "
+                    f"{name}: {label}, {type(message).__name__}, has replied {new_value!r}, and "
                     f"{old_value!r} before; run it by the code of before, or declare its handler with "
                     "reads=True if it changes nothing"
                 )

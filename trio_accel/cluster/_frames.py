@@ -72,6 +72,41 @@ def unpack(parts: Sequence[bytes | bytearray | memoryview]) -> Any:
     return pickle.loads(parts[0], buffers=parts[1:])  # noqa: S301  # the other end has proved the secret
 
 
+def are_same(first: object, second: object) -> bool:
+    """Return whether two values that were unpacked are the same by their contents.
+
+    Their own bytes differ if one of them has an object twice where the other has two equal objects, or if the
+    items of a set come in another order, as in a process with another hash seed.
+    """
+    if packed(first) == packed(second):
+        return True
+    try:
+        return _canonical(first) == _canonical(second)
+    except (ValueError, RecursionError):
+        # A value that contains itself has no such bytes.
+        return False
+
+
+def _canonical(value: object) -> bytes:
+    data = io.BytesIO()
+    _CanonicalPickler(data, pickle.HIGHEST_PROTOCOL).dump(value)
+    return data.getvalue()
+
+
+class _CanonicalPickler(pickle.Pickler):
+    """Writes equal values alike: each object as often as it occurs, and sets in the order of their bytes."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        # It remembers no object, so that one which occurs twice is written twice.
+        self.fast = True
+
+    def persistent_id(self, obj: Any) -> object:
+        if type(obj) not in (set, frozenset):
+            return None
+        return type(obj).__name__, sorted(map(_canonical, obj))
+
+
 def path_of(cls: type) -> str:
     """Return the path by which another node finds a class.
 
