@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -83,10 +82,8 @@ async def test_values_of_a_batch_that_are_no_arrays(open_: Callable[..., Any], m
         assert (trainer.progress.step, trainer.progress.batches) == (0, 0)
 
 
-@pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")
 async def test_a_tensor_in_a_batch(open_: Callable[..., Any]) -> None:
-    import torch
-
+    torch = pytest.importorskip("torch")
     async with open_(ranks=1, module=NumpyMlp) as trainer:
         with pytest.raises(TypeError, match=r"got torch\.Tensor for 'x'; write batch\['x'\]\.numpy\(\)$"):
             await anext(trainer.steps([{"x": torch.zeros(8, 64), "y": Y}]))

@@ -16,6 +16,8 @@ import numpy as np
 from .. import arrays as _arrays
 from ..backends.base import NotSupportedError
 from ..devices import AccelRef, ArrayFunction, Call, Chain, called, is_traced, what_to_do
+from ..devices.operations._calls import SpentCall
+from ..devices.operations._chain import retained_result
 from . import (  # noqa: F401  # they add rules
     _factor_rules,
     _field_rules,
@@ -447,9 +449,11 @@ def _check_floating(name: str, array: Any) -> None:
 
 
 def _unwrapped(nested: Any) -> Any:
-    """Return nested arrays with the references of a blocking namespace's arrays."""
+    """Return nested arrays with the references of a blocking namespace's arrays, and of retained results."""
     if getattr(type(nested), "takes_operators", False):
         return nested.ref
+    if type(nested) is SpentCall:
+        return retained_result(nested)
     if isinstance(nested, Mapping):
         return {key: _unwrapped(item) for key, item in cast("Mapping[str, Any]", nested).items()}
     if type(nested) in (list, tuple):

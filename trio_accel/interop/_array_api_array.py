@@ -15,7 +15,8 @@ import trio
 
 from .. import arrays
 from ..backends.base import DType, NotSupportedError
-from ..devices import AccelRef, Call, Device
+from ..devices import AccelRef, Device
+from ..devices.operations._calls import SpentCall
 from ._numpy_names import of_function, of_ufunc
 
 _HOST = (1, 0)
@@ -43,7 +44,7 @@ _INSTEAD = {
     "numel": "write array.size",
 }
 """Attributes of other libraries' arrays: the advice, where the namespace lacks a function of the name."""
-_OPERANDS = (bool, int, float, complex, np.generic, np.ndarray, AccelRef, Call)
+_OPERANDS = (bool, int, float, complex, np.generic, np.ndarray, AccelRef, SpentCall)
 
 
 class Space(Protocol):

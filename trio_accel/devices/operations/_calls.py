@@ -5,7 +5,8 @@ Functions of arrays return a `Call` and do nothing else. Operators do the same: 
 Awaiting the last one runs all of them as one request.
 
 A call is used once. Its class is its state: a fresh call is a `Call`, and `Chain` turns it into a `SpentCall`
-when it is awaited or is an operand of an awaited call. Using it again raises `spent_error`. `Call.__del__`
+when it is awaited or is an operand of an awaited call. Using it again raises `spent_error`, unless code that
+blocks has awaited it and retains its result (`kept`), which then replaces it as an operand. `Call.__del__`
 warns about a call that was never awaited; `silence` prevents that for a call and its operands, so that a
 chain warns once, and a refused chain not at all.
 
@@ -60,6 +61,7 @@ from ._chain import (
     asked,
     refuse_results,
     replaced,
+    retained_result,
     spent_error,
 )
 from ._operators import NAMESPACE, OF_TWO, OF_UFUNCS, give_operators
@@ -276,7 +278,7 @@ OtherOperand: TypeAlias = "Operators[Any] | HostArray | complex | np.generic"
 class SpentCall(Operators[T_co], ChainStep, Coroutine[Any, Any, T_co]):
     """An awaited call, or an operand of an awaited call."""
 
-    # `kept` is its result, which code that blocks keeps for a second `get`.
+    # `kept` is its result, which code that blocks keeps for a second `get` and for further calls.
     __slots__ = ("_is_silent", "_running", "kept")
     noun = "a Call"
     first = "call"
@@ -432,7 +434,10 @@ class SpentCall(Operators[T_co], ChainStep, Coroutine[Any, Any, T_co]):
         """Return the layout of the result, or of several results, by planning without a launch."""
         if self.layouts is None:
             if type(self) is not Call:
-                raise spent_error(self)
+                result = retained_result(self)
+                if not isinstance(result, Operators):
+                    raise spent_error(self)
+                return cast("Operators[Any]", result).spec
             try:
                 chain = Chain(self, is_spent=False)
                 self.layouts = chain.device.look_ahead(chain)
@@ -495,6 +500,9 @@ class Call(SpentCall[T_co]):
             message = f"{super().__repr__()} was never awaited: nothing of it has run"
             warnings.warn(message, RuntimeWarning, stacklevel=2)
 
+
+# Errors show the class, whose objects are calls to a program.
+SpentCall.__name__ = "Call"
 
 _COMPOSED = frozenset({Call, SpentCall, np.ndarray, list, tuple})
 ChainStep.spent, ChainStep.fresh = SpentCall, Call

@@ -155,7 +155,7 @@ class Chain:
             of the program, or a host array with elements that a rule may read.
 
     Raises:
-        RuntimeError: A call was already used.
+        RuntimeError: A call was already used, and blocking code has not retained its result.
         ValueError: The chain has too many calls.
     """
 
@@ -175,21 +175,25 @@ class Chain:
             ):
                 kind: Any = type(argument)  # pyright: ignore[reportUnknownVariableType]
                 if kind is spent:
-                    raise spent_error(argument)
+                    # Read the step again, with the retained result as its operand.
+                    _take_results(step)
+                    del stack[depth:]
+                    break
                 if isinstance(argument, ChainStep) and id(argument) not in indexes:
                     stack.append(argument)
-            if len(stack) > depth:
-                if id(step) in opened:
-                    # Its operands were above it on the stack, so all of them are known by now.
-                    raise ValueError(f"{step!r} is an operand of itself; take it out of the list in it")
-                opened.add(id(step))
-                # The first operand runs first, as in an expression of Python.
-                stack[depth:] = stack[: depth - 1 : -1]
-                continue
-            stack.pop()
-            if id(step) not in indexes:
-                indexes[id(step)] = len(steps)
-                steps.append(step)
+            else:
+                if len(stack) > depth:
+                    if id(step) in opened:
+                        # Its operands were above it on the stack, so all of them are known by now.
+                        raise ValueError(f"{step!r} is an operand of itself; take it out of the list in it")
+                    opened.add(id(step))
+                    # The first operand runs first, as in an expression of Python.
+                    stack[depth:] = stack[: depth - 1 : -1]
+                    continue
+                stack.pop()
+                if id(step) not in indexes:
+                    indexes[id(step)] = len(steps)
+                    steps.append(step)
         if len(steps) > _MAX_CALLS:
             raise ValueError(f"a chain has at most {_MAX_CALLS} calls: await one in between")
         for step in steps if is_spent else ():
@@ -381,8 +385,34 @@ def told_by(argument: Any) -> object:
     return value if isinstance(argument, (np.dtype, type)) else NotImplemented
 
 
+def _take_results(step: ChainStep) -> None:
+    """Replace the spent calls among a step's arguments by their results.
+
+    Raises:
+        RuntimeError: A call has no result; see `retained_result`.
+    """
+    results = {
+        id(argument): retained_result(argument)
+        for argument in arguments_of(step)
+        if type(argument) is ChainStep.spent
+    }
+    args, named = replaced(step, results)
+    step.args, step.named = args, named or None
+
+
+def retained_result(call: Any) -> Any:
+    """Return the result of a spent call, which code that blocks retains.
+
+    Raises:
+        RuntimeError: It was not retained: the call was awaited, or was an operand of another call.
+    """
+    if not hasattr(call, "kept"):
+        raise spent_error(call)
+    return call.kept
+
+
 def spent_error(call: ChainStep) -> RuntimeError:
     return RuntimeError(
-        f"{call!r} was awaited before, or in another call; keep its result in a name, "
-        "or await both calls at once: await ta.gather(a, b)"
+        f"{call!r} was awaited before, or in another call; keep its result in a name before: y = await y, or "
+        "in blocking code y = b.wait(y); or await both calls at once: await ta.gather(a, b)"
     )
