@@ -15,8 +15,7 @@ import trio
 
 from .. import arrays
 from ..backends.base import DType, NotSupportedError
-from ..devices import AccelRef, Device
-from ..devices.operations._calls import SpentCall
+from ..devices import AccelRef, Call, Device
 from ._numpy_names import of_function, of_ufunc
 
 _HOST = (1, 0)
@@ -44,7 +43,8 @@ _INSTEAD = {
     "numel": "write array.size",
 }
 """Attributes of other libraries' arrays: the advice, where the namespace lacks a function of the name."""
-_OPERANDS = (bool, int, float, complex, np.generic, np.ndarray, AccelRef, SpentCall)
+# A call that was run is one of its class `spent`.
+_OPERANDS = (bool, int, float, complex, np.generic, np.ndarray, AccelRef, Call.spent)
 
 
 class Space(Protocol):

@@ -59,12 +59,13 @@ from ._chain import (
     Layouts,
     arguments_of,
     asked,
+    explain_hosts,
     refuse_results,
     replaced,
     retained_result,
     spent_error,
 )
-from ._operators import NAMESPACE, OF_TWO, OF_UFUNCS, give_operators
+from ._operators import NAMESPACE, OF_TWO, OF_UFUNCS, give_operators, refuse_hosts
 from ._pending import Pending
 
 __all__ = ["Call", "called", "composed"]
@@ -104,6 +105,9 @@ class Operators(OnDevice, Generic[T_co]):
             is_operator = method == "__call__" and name in OF_TWO.values() and not named
             if is_operator and not isinstance(inputs[0], OnDevice):
                 # NumPy also calls this for ``array + self``.
+                if isinstance(self, ChainStep) and self.function.result_on_host:
+                    special = next(key for key, value in OF_TWO.items() if value == name)
+                    refuse_hosts(special, self, inputs[0], is_reflected=True)
                 return getattr(NAMESPACE[0], name)(*inputs)
             path = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
             return self.refuse_numpy("", path)
@@ -557,7 +561,11 @@ async def run_steps(steps: Sequence[ChainStep], placeholders: Mapping[int, Any])
             # Drop each intermediate result after its last use.
             for identity in over.get(number, ()):
                 values.pop(identity, None)
-            values[id(step)] = result = await evaluate(step.function, args, named)
+            try:
+                values[id(step)] = result = await evaluate(step.function, args, named)
+            except TypeError as error:
+                explain_hosts(step, error)
+                raise
             del args, named
         return result
     finally:

@@ -56,6 +56,8 @@ class ArrayFunction:
             nothing but its arguments.
         takes_hosts: Whether it copies host arrays to the device, so that no other function sees their
             elements.
+        result_on_host: Describes the result, such as "item gives a number of the host", if it is not on a
+            device; empty if it is, or if the function determines it.
         rule: Composes the gradients of a call from the call and its gradient; None without a rule of the
             program's own.
         number: Identifies it in keys, because a table of plans must not keep functions of the program.
@@ -71,6 +73,7 @@ class ArrayFunction:
     expand: Callable[..., Any] | None = attrs.field(default=None, kw_only=True)
     is_fixed: bool = attrs.field(default=True, kw_only=True)
     takes_hosts: bool = attrs.field(default=False, kw_only=True)
+    result_on_host: str = attrs.field(default="", kw_only=True)
     rule: Callable[[Any, Any], Any] | None = attrs.field(default=None, kw_only=True)
     number: int = attrs.field(factory=itertools.count().__next__, init=False, repr=False)
     memo: dict[Any, Any] = attrs.field(factory=dict[Any, Any], init=False, repr=False)
@@ -96,6 +99,9 @@ class Asked(Protocol):
         """Return the layout of a chain's result, without a launch."""
         ...
 
+
+NO_DEVICE = "no operand is on a device"
+"""A part of the error of operands that are all on the host."""
 
 METHODS: dict[str, ArrayFunction] = {}
 """The functions of operators and methods, by name; the layers above add them."""
@@ -383,6 +389,28 @@ def told_by(argument: Any) -> object:
     if isinstance(argument, np.generic):
         return value.dtype, value.tobytes()
     return value if isinstance(argument, (np.dtype, type)) else NotImplemented
+
+
+def host_use(call: object) -> str:
+    """Return how a program awaits a call with a result on the host; an empty text for other objects."""
+    if not isinstance(call, ChainStep) or not call.function.result_on_host:
+        return ""
+    return f"await call.{call.function.name.rpartition('.')[2]}()"
+
+
+def explain_hosts(step: ChainStep, error: TypeError) -> None:
+    """Name the `await` that a call lacks if its operands are results on the host.
+
+    Raises:
+        TypeError: `error` reports that no operand is on a device, and an operand is such a result.
+    """
+    uses = [use for argument in arguments_of(step) if (use := host_use(argument))]
+    if uses and NO_DEVICE in str(error):
+        name, arguments = step.function.name, ", ".join([uses[0], *["..."] * (len(step.args) > 1)])
+        result: Any = next(argument for argument in arguments_of(step) if host_use(argument))
+        raise TypeError(
+            f"{name}: {result.function.result_on_host}; await it first: {name}({arguments})"
+        ) from None
 
 
 def _take_results(step: ChainStep) -> None:

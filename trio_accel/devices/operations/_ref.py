@@ -35,7 +35,7 @@ from ..base._statistics import DeviceStatistics, RecoveryCost
 from ..base._views import Index, indexed, permuted, reshaped, transposed, view_layout
 from ._blocks import Block, BorrowedBlock
 from ._calls import Operators
-from ._chain import DEVICE_OF, METHODS, ArrayFunction, Chain, Layouts
+from ._chain import DEVICE_OF, METHODS, NO_DEVICE, ArrayFunction, Chain, Layouts
 from ._pending import Pending, ReplyT
 
 __all__ = ["AccelRef", "Device", "check_device", "device_of"]
@@ -561,7 +561,7 @@ def device_of(operation: str, *operands: Any) -> Device:
             description = f"a {kind.__name__}, which holds an array; pass its arrays one by one"
             raise TypeError(f"{operation}: an operand is {description}, or in one list")
     raise TypeError(
-        f"{operation}: no operand is on a device; copy one there first (await device.put(array)), "
+        f"{operation}: {NO_DEVICE}; copy one there first (await device.put(array)), "
         "or ask the device itself (await device.ask(message))"
     )
 
@@ -603,5 +603,8 @@ async def _filled(method: str, full: Awaitable[AccelRef]) -> AccelRef:
 METHODS["__getitem__"] = ArrayFunction("AccelRef.__getitem__", _part, "value")
 METHODS.update({name: _viewing(name) for name in ("reshape", "transpose")})
 METHODS.update({name: ArrayFunction(f"AccelRef.{name}", attrgetter(name), "value") for name in ("T", "mT")})
-METHODS["item"] = ArrayFunction("AccelRef.item", _item, "value")
-METHODS["item of ref"] = ArrayFunction("AccelRef.item", _item_of, "awaitable", is_direct=True)
+_ITEM = "item gives a number of the host"
+METHODS["item"] = ArrayFunction("AccelRef.item", _item, "value", result_on_host=_ITEM)
+METHODS["item of ref"] = ArrayFunction(
+    "AccelRef.item", _item_of, "awaitable", is_direct=True, result_on_host=_ITEM
+)
