@@ -577,6 +577,11 @@ def _part(value: Any, index: Any) -> Any:
 
 
 def _item(array: AccelRef | HostArray) -> Any:
+    if isinstance(array, AccelRef) and array.size == 1:
+        raise ValueError(
+            "item: the number is not known before the call has run; leave item() out, because operations "
+            "also take an array of one element"
+        )
     if isinstance(array, AccelRef) or array.size != 1:
         raise ValueError(f"item: the array must have exactly one element, got shape {array.shape}")
     return array.item()
