@@ -68,7 +68,9 @@ NO_ARRAYS: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("module", [CallMlp, NumpyMlp])
-async def test_values_of_a_batch_that_are_no_arrays(open_: Callable[..., Any], module: Any) -> None:
+async def test_a_value_other_than_an_array_in_a_batch_is_refused(
+    open_: Callable[..., Any], module: Any
+) -> None:
     async with open_(ranks=1, module=module) as trainer:
         on_device = await trainer.devices[0].put(Y)
         values = {**NO_ARRAYS, "on a device": (on_device, r"write await batch\['y'\]\.to_host\(\)$")}

@@ -101,7 +101,7 @@ def base_of(checksums: Mapping[str, int]) -> int:
     return zlib.crc32(json.dumps(sorted(checksums.items())).encode()) if checksums else 0
 
 
-def check_batch(batch: object, *, takes_cuda: bool) -> None:
+def check_batch(batch: Batch, *, takes_cuda: bool) -> None:
     """Refuse a batch that is not a mapping of NumPy arrays.
 
     Args:
@@ -113,7 +113,8 @@ def check_batch(batch: object, *, takes_cuda: bool) -> None:
     """
     if not isinstance(batch, Mapping) or not batch:
         raise TypeError(f"a batch must be a dict of arrays by name, got {type(batch).__name__}")
-    for name, value in cast("Mapping[object, object]", batch).items():
+    for name, value in cast("Mapping[str, Any]", batch).items():
+        kind = type(cast("object", value))
         if isinstance(value, (np.ndarray, np.generic)) or (
             takes_cuda and hasattr(value, "__cuda_array_interface__")
         ):
@@ -127,8 +128,8 @@ def check_batch(batch: object, *, takes_cuda: bool) -> None:
             advice = f"; write {entry}{'' if is_on_host else '.cpu()'}.numpy()"
         elif isinstance(value, (list, tuple, Number)) or hasattr(value, "__array__"):
             advice = f"; write np.asarray({entry})"
-        kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
-        raise TypeError(f"a batch must have NumPy arrays by name, got {kind} for {name!r}{advice}")
+        path = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
+        raise TypeError(f"a batch must have NumPy arrays by name, got {path} for {name!r}{advice}")
 
 
 def rows_of(batch: Batch) -> int:

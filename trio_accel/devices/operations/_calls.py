@@ -441,7 +441,7 @@ class SpentCall(Operators[T_co], ChainStep, Coroutine[Any, Any, T_co]):
                 result = retained_result(self)
                 if not isinstance(result, Operators):
                     raise spent_error(self)
-                return cast("Operators[Any]", result).spec
+                return result.spec
             try:
                 chain = Chain(self, is_spent=False)
                 self.layouts = chain.device.look_ahead(chain)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...actors import silence
-from ..base._refusals import OnDevice
+from ..base._refusals import OnDevice, shown
 from ._chain import ChainStep, host_use
 
 _ORDER = {
@@ -128,14 +128,15 @@ def refuse_hosts(special: str, call: Any, *operand: Any, is_reflected: bool = Fa
     Raises:
         TypeError: Neither operand is on a device.
     """
-    if any(isinstance(other, OnDevice) and not host_use(other) for other in operand):
+    if any(isinstance(x, OnDevice) and not host_use(x) for x in operand):
         return
     silence(*operand)
-    use = host_use(call)
-    others = [host_use(other) or (repr(other) if isinstance(other, Number) else "...") for other in operand]
+    parts = [host_use(x) or (shown(x) if isinstance(x, Number) else "...") for x in (call, *operand)]
     if special in _SIGNS:
-        parts = [*others, use] if is_reflected else [use, *others]
-        expression = f" {_SIGNS[special]} ".join(parts) if others else f"{_SIGNS[special]}{use}"
+        sign = _SIGNS[special]
+        expression = (
+            f" {sign} ".join(reversed(parts) if is_reflected else parts) if operand else sign + parts[0]
+        )
     else:
-        expression = f"{special}({use})"
+        expression = f"{special}({parts[0]})"
     call.refuse(f"{call.function.result_on_host}; await it first: {expression}")
