@@ -61,7 +61,7 @@ DOWNWARDS: dict[str, tuple[str, ...]] = {
     "agents": ("actors", "backends.base", "devices", "arrays", "linalg", "patterns", "cluster", "weights"),
     # Rules are calls of public functions.
     "gradients": (
-        *("backends.base", "derivatives", "devices", "expressions"),
+        *("actors", "backends.base", "derivatives", "devices", "expressions"),
         *("arrays", "fft", "linalg", "ndimage", "nn", "signal", "sparse"),
     ),
     "train": (

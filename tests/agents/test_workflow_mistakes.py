@@ -106,7 +106,7 @@ async def test_inputs_that_do_not_fit() -> None:
         await flow.run(x=1, plain=2)
     with pytest.raises(TypeError, match="a run with a store needs a key"):
         await flow.run(x=1, store=SqliteStore("nowhere"))
-    with pytest.raises(StoreError, match="SqliteStore is not open"):
+    with pytest.raises(StoreError, match=r"SqliteStore is not open; write await store\.open\(\) before"):
         await flow.run(x=1, store=SqliteStore("nowhere"), key="a")
     send, receive = trio.open_memory_channel[Any](1)
     with pytest.raises(TypeError, match="nobody makes"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import operator
 import re
 import types
 import warnings
@@ -455,8 +456,88 @@ async def test_a_result_of_the_host_is_an_operand_next_to_an_array(device: ta.De
     for _ in range(TURNS + 1):
         assert (await arrays.add((x + 1.0).to_host(), x).to_host()).tolist() == [5.0] * 3
         assert (await (x * arrays.sum(x).item()).to_host()).tolist() == [12.0] * 3
-    text = await refused(lambda: (x + 1.0).to_host() * 2.0, TypeError)
-    assert text.startswith("arrays.multiply: no operand is on a device; copy one there first")
+
+
+HOST_OPERATORS: list[tuple[Callable[[Any, Any], Any], str]] = [
+    (operator.add, "+"),
+    (operator.sub, "-"),
+    (operator.mul, "*"),
+    (operator.truediv, "/"),
+    (operator.floordiv, "//"),
+    (operator.mod, "%"),
+    (operator.pow, "**"),
+    (operator.matmul, "@"),
+    (operator.and_, "&"),
+    (operator.or_, "|"),
+    (operator.xor, "^"),
+    (operator.lshift, "<<"),
+    (operator.rshift, ">>"),
+]
+COMPARISONS = {"<": operator.lt, "<=": operator.le, "==": operator.eq, "!=": operator.ne}
+
+
+@pytest.mark.parametrize("isolation", ["inline"])
+async def test_an_operator_of_a_number_of_the_host_asks_for_the_await(device: ta.Device) -> None:
+    x = await device.put(np.ones(3))
+    makes: list[tuple[Callable[[], Any], str, str]] = [
+        (x.to_host, "to_host gives an array of the host", "await call.to_host()"),
+        (lambda: (x + 1.0).to_host(out=np.ones(3)), "to_host gives an array", "await call.to_host()"),
+        (lambda: arrays.sum(x).item(), "item gives a number of the host", "await call.item()"),
+        (x[:1].item, "item gives a number of the host", "await call.item()"),
+    ]
+
+    def says(reason: str, expression: str) -> str:
+        return f"^{re.escape(reason)}.*; await it first: {re.escape(expression)}$"
+
+    for make, reason, use in makes:
+        for apply, sign in HOST_OPERATORS:
+            with pytest.raises(TypeError, match=says(reason, f"{use} {sign} 2")):
+                apply(make(), 2)
+            with pytest.raises(TypeError, match=says(reason, f"2 {sign} {use}")):
+                apply(2, make())
+            with pytest.raises(TypeError, match=says(reason, f"... {sign} {use}")):
+                apply(np.ones(3), make())
+            with pytest.raises(TypeError, match=says(reason, f"{use} {sign} {use}")):
+                apply(make(), make())
+            # An array on the device next to it makes a call.
+            apply(make(), x + 1.0).silence()
+            apply(x, make()).silence()
+        for sign, apply in COMPARISONS.items():
+            with pytest.raises(TypeError, match=says(reason, f"{use} {sign} 2")):
+                apply(make(), 2)
+        for apply_one, text in ((operator.neg, "-"), (operator.pos, "+"), (operator.invert, "~")):
+            with pytest.raises(TypeError, match=says(reason, f"{text}{use}")):
+                apply_one(make())
+        with pytest.raises(TypeError, match=says(reason, f"abs({use})")):
+            abs(make())
+    assert await blocks(device) == 1
+
+
+@pytest.mark.parametrize("isolation", ["inline"])
+async def test_a_function_of_a_number_of_the_host_asks_for_the_await(device: ta.Device) -> None:
+    x = await device.put(np.ones(3))
+    cases: list[tuple[Callable[[], Any], str]] = [
+        (
+            lambda: arrays.add(x.to_host(), 1.0),
+            "arrays.add: to_host gives .*: arrays.add(await call.to_host(), ...)",
+        ),
+        (
+            lambda: arrays.add(1.0, x[0].item()),
+            "arrays.add: item gives .*: arrays.add(await call.item(), ...)",
+        ),
+        (lambda: arrays.sqrt(x[0].item()), "arrays.sqrt: item gives .*: arrays.sqrt(await call.item())"),
+        (
+            lambda: linalg.matmul(x.to_host(), np.ones(3)),
+            "linalg.matmul: to_host gives .*await call.to_host(), ...)",
+        ),
+        (
+            lambda: linalg.cholesky(x.to_host()),
+            "linalg.cholesky: to_host gives .*: linalg.cholesky(await call.to_host(), ...)",
+        ),
+    ]
+    for make, says in cases:
+        pattern = re.escape(says).replace(re.escape(".*"), ".*")
+        assert re.match(f"^{pattern}$", await refused(make, TypeError))
 
 
 async def test_two_tasks_that_await_one_call(device: ta.Device) -> None:

@@ -197,6 +197,26 @@ async def test_an_operator_is_not_told_to_set_an_existing_setting(
     assert told.endswith("given up instead, lower the 9 restarts within 30 s of DeviceOptions.intensity")
 
 
+async def test_an_operator_is_not_told_to_have_a_device_given_up_that_already_is(
+    system: ta.System,
+    backend: ManualBackend,
+    autojump_clock: trio.testing.MockClock,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    options = ta.DeviceOptions(intensity=ta.Intensity(0, 30.0), on_failure="reopen")
+    async with system.open_device(options=options) as device:
+        for _ in range(5):
+            await serve(device)
+            await lose(device)
+            while not device.is_ready:
+                await device.state.availability.wait_changed()  # type: ignore[attr-defined]
+    *losses, summary = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert len(losses) == 5
+    assert all("; the device is given up; the next one starts in " in loss for loss in losses)
+    assert summary.startswith(f"device {device.path} has lost 5 contexts within 60 s, 5 since it was opened")
+    assert summary.endswith(": requests lose them, or the hardware does")
+
+
 async def test_giving_up_is_reported(
     system: ta.System,
     backend: ManualBackend,

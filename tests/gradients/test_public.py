@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -192,6 +194,76 @@ async def test_invalid_arguments_are_refused(
     x = await device.put(HOST)
     with pytest.raises(kind, match=says):
         await ta.value_and_grad(f)(x)
+    gc.collect()
+
+
+@pytest.mark.filterwarnings("error:.*was never awaited:RuntimeWarning")
+async def test_a_loss_on_the_host_is_refused_without_advice_to_await(device: ta.Device) -> None:
+    x = await device.put(HOST)
+    nothing = "; leave it out, because a function that gets gradients awaits nothing$"
+    cases: list[tuple[Any, str]] = [
+        (lambda x: a.sum(x).item(), r"and item gives a number of the host; leave \.item\(\) out$"),
+        (lambda x: a.sum(x).to_host(), r"and to_host gives an array of the host; leave \.to_host\(\) out$"),
+        (lambda x: a.sum(x).item() * 2.0, f"^item gives a number of the host{nothing}"),
+        (lambda x: float(a.sum(x)), f"^float\\(\\) of a Call: its element is on the device{nothing}"),
+        (lambda x: int(a.sum(x)), f"^int\\(\\) of a Call: its element is on the device{nothing}"),
+        (np.asarray, f"^a Call is not a host array{nothing}"),
+        (np.sum, r"^np\.sum of a Call: write ta\.arrays\.sum\(x\)$"),
+    ]
+    for f, says in cases:
+        for make in (ta.grad, ta.value_and_grad):
+            with pytest.raises(TypeError, match=says):
+                await make(f)(x)
+        with pytest.raises(TypeError, match=says):
+            await ta.vjp(f, x)
+    with pytest.raises(ValueError, match=r"^item: the number is not known before .*; leave item\(\) out"):
+        await ta.grad(lambda x: a.sum(x * a.sum(x).item()))(x)
+    # Outside of the function, the advice is to await.
+    with pytest.raises(TypeError, match=r"use float\(await call\.item\(\)\)$"):
+        float(a.sum(x))  # type: ignore[arg-type]
+    gc.collect()
+
+
+def test_a_blocking_namespace_in_a_loss_names_the_function_to_compose() -> None:
+    with ta.blocking("cpu", options=ta.DeviceOptions(isolation="inline")) as b:
+        x = b.xp.asarray(HOST)
+        with pytest.raises(RuntimeError, match=r"waits for none; write ta\.arrays\.sum\(\.\.\.\)$"):
+            b.get(ta.grad(b.xp.sum)(x))
+        with pytest.raises(RuntimeError, match=r"^get: a function that gets gradients .*; leave it out$"):
+            b.get(ta.grad(lambda x: b.get(a.sum(x)))(x))
+
+
+@pytest.mark.filterwarnings("error:.*was never awaited:RuntimeWarning")
+async def test_gradients_without_await_name_the_await(device: ta.Device) -> None:
+    x = await device.put(HOST)
+
+    def f(x: Any) -> Any:
+        return a.sum(x * x)
+
+    makes: dict[str, Callable[[], Any]] = {
+        "ta.grad(f)(...)": lambda: ta.grad(f)(x),
+        "ta.value_and_grad(f)(...)": lambda: ta.value_and_grad(f)(x),
+        "ta.vjp(f, ...)": lambda: ta.vjp(f, x),
+    }
+    _, pull = await ta.vjp(f, x)
+    makes["pull(g)"] = lambda: pull(1.0)
+    for text, make in makes.items():
+        says = re.escape(f"await it first: (await {text})")
+        uses: list[Callable[[Any], object]] = [
+            lambda slope: 0.1 * slope,
+            lambda slope: slope * 2.0,
+            lambda slope: slope[0],
+            lambda slope: [*slope],
+        ]
+        for use in uses:
+            with pytest.raises(TypeError, match=says):
+                use(make())
+        with pytest.raises(TypeError, match="it was not awaited"):
+            await (x - make())
+        unawaited = make()
+        with pytest.raises(AttributeError, match=rf"{says}\.to_host, or"):
+            unawaited.to_host()
+        unawaited.close()
     gc.collect()
 
 

@@ -136,14 +136,12 @@ def test_the_unit_is_as_hardened_as_documented(tmp_path: Path) -> None:
 
 
 ACTIVATED = """
-import os, socket, sys
-import trio
+{function}
+
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
-from trio_accel.http import run, serve
-
-{function}
+from trio_accel.http import run
 
 async def main():
     async def answer(request):

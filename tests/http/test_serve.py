@@ -387,6 +387,26 @@ async def test_a_given_up_device_is_seen(app: Any, system: ta.System) -> None:
         assert "fragile" in shown["faults"][0]
 
 
+async def test_a_device_that_will_be_opened_again_is_alive_but_not_ready(app: Any, system: ta.System) -> None:
+    intensity = ta.Intensity(0, 60.0, pause=ta.Backoff(initial=600.0, base=600.0, maximum=600.0))
+    options = ta.DeviceOptions(intensity=intensity, isolation="inline", on_failure="reopen")
+    async with (
+        system.open_device("cpu", options=options, name="fragile") as device,
+        serving(app, system=system) as port,
+    ):
+        assert await json_of(port, "/ready") == (200, {"status": "ready"})
+        ta.testing.poison(device)
+        for lost in (ta.ContextPoisonedError, ta.DeviceLostError):
+            with pytest.raises(lost):
+                await device.put(np.ones(3))
+        code, shown = await json_of(port, "/health")
+        # A new process would lose the other devices, and open this one no sooner.
+        assert (code, shown["status"], shown["faults"]) == (200, "alive", [])
+        code, shown = await json_of(port, "/ready")
+        assert (code, shown["status"]) == (503, "not ready")
+        assert re.search("fragile: the device was given up: .*; it is opened again in ", shown["faults"][0])
+
+
 async def test_a_handler_that_holds_the_loop_is_warned_of_once(
     app: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

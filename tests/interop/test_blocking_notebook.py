@@ -59,6 +59,50 @@ def test_a_cell_with_a_list_of_calls_can_run_again(b: BlockingDevice, y: ta.Call
     np.testing.assert_array_equal(b.get(z), HOST * 2)
 
 
+def test_a_call_with_a_retained_result_is_an_operand_of_further_calls(b: BlockingDevice, a: Array) -> None:
+    @ta.step
+    def doubled(z: Any) -> Any:
+        return z * 2.0
+
+    x = a.ref
+    y = x @ x
+    expected = b.get(y)
+    assert y.shape == (2, 2)
+    for _ in range(2):
+        assert b.get(y + y * 2.0).tolist() == (expected * 3.0).tolist()
+        assert b.get(ta.linalg.matmul(y, x)).tolist() == (expected @ b.get(x)).tolist()
+        assert b.get(doubled(y)).tolist() == (expected * 2.0).tolist()
+        assert b.get(ta.arrays.concat([y, x], axis=0)).shape == (4, 2)
+        assert np.asarray(a + y).tolist() == (np.asarray(a) + expected).tolist()
+        assert np.asarray(y - a).tolist() == (expected - np.asarray(a)).tolist()
+        assert np.asarray(b.xp.asarray(y)).tolist() == expected.tolist()
+        gradient = b.get(ta.grad(lambda z: ta.arrays.sum(z * z))(y))
+        assert gradient.tolist() == (expected * 2.0).tolist()
+    several = ta.linalg.qr(x)
+    q, r = b.get(several)
+    assert b.get(several[0] @ several[1]) == pytest.approx(q @ r)
+
+
+def test_a_call_without_a_result_names_the_wait(b: BlockingDevice, a: Array) -> None:
+    y: Any = a.ref @ a.ref
+    b.get(y + 1.0)  # only a part of another call
+    says = r"^<Call linalg\.matmul> was awaited before, or in another call; keep .* code y = b\.wait\(y\); or"
+    uses: list[Callable[[], object]] = [
+        lambda: b.get(y),
+        lambda: b.get(y * 2.0),
+        lambda: b.xp.asarray(y),
+        lambda: a + y,
+        lambda: y - a,
+        lambda: y.shape,
+        lambda: b.get(ta.grad(lambda z: ta.arrays.sum(z * z))(y)),
+    ]
+    for use in uses:
+        with pytest.raises(RuntimeError, match=says):
+            use()
+    with pytest.raises(TypeError, match="'Call' and 'NoneType'"):
+        y + None
+
+
 def test_iterators_and_dicts(b: BlockingDevice, x: ta.AccelRef) -> None:
     host = b.get(x)
     made = b.get(array for array in (x + 1.0, x))

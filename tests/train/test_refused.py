@@ -6,6 +6,7 @@ import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,82 @@ def open_(system: ta.System) -> Callable[..., Any]:
 
 
 X, Y = np.zeros((8, 64)), np.zeros(8, np.int64)
+
+
+class Tensor:
+    """A tensor of another library, on the host or elsewhere."""
+
+    def __init__(self, kind: str) -> None:
+        self.device = SimpleNamespace(type=kind)
+
+    def numpy(self) -> Any:
+        raise AssertionError("a batch is not converted on its own")
+
+
+NO_ARRAYS: dict[str, tuple[Any, str]] = {
+    "a tensor": (Tensor("cpu"), r"test_refused\.Tensor for 'y'; write batch\['y'\]\.numpy\(\)$"),
+    "a tensor elsewhere": (Tensor("cuda"), r"write batch\['y'\]\.cpu\(\)\.numpy\(\)$"),
+    "a list": ([0] * 8, r"list for 'y'; write np\.asarray\(batch\['y'\]\)$"),
+    "a number": (3, r"int for 'y'; write np\.asarray\(batch\['y'\]\)$"),
+    "a string": ("labels", r"str for 'y'$"),
+    "nothing": (None, r"NoneType for 'y'$"),
+    "an object": (
+        SimpleNamespace(dtype=np.dtype("int64"), shape=(8,)),
+        r"types\.SimpleNamespace for 'y'$",
+    ),
+}
+
+
+@pytest.mark.parametrize("module", [CallMlp, NumpyMlp])
+async def test_a_value_other_than_an_array_in_a_batch_is_refused(
+    open_: Callable[..., Any], module: Any
+) -> None:
+    async with open_(ranks=1, module=module) as trainer:
+        on_device = await trainer.devices[0].put(Y)
+        values = {**NO_ARRAYS, "on a device": (on_device, r"write await batch\['y'\]\.to_host\(\)$")}
+        for value, says in values.values():
+            for use in (
+                lambda batch: anext(trainer.steps([batch])),
+                lambda batch: trainer.validate([batch]),
+            ):
+                with pytest.raises(TypeError, match=f"^a batch must have NumPy arrays by name, got .*{says}"):
+                    await use({"x": X, "y": value})
+        assert (trainer.progress.step, trainer.progress.batches) == (0, 0)
+
+
+async def test_a_tensor_in_a_batch(open_: Callable[..., Any]) -> None:
+    torch = pytest.importorskip("torch")
+    async with open_(ranks=1, module=NumpyMlp) as trainer:
+        with pytest.raises(TypeError, match=r"got torch\.Tensor for 'x'; write batch\['x'\]\.numpy\(\)$"):
+            await anext(trainer.steps([{"x": torch.zeros(8, 64), "y": Y}]))
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda system, device: device, r"devices must be a list of devices, got \w+; write \[device\]$"),
+        (
+            lambda system, device: system,
+            r"devices must be a list of devices, got System; write system\.devices$",
+        ),
+        (lambda system, device: system.open_device("cpu"), r"devices must be a list of devices, got .*; "),
+        (lambda system, device: None, "devices must be a list of devices, got NoneType$"),
+    ],
+)
+async def test_one_device_in_place_of_a_list(
+    system: ta.System, device: ta.Device, make: Callable[..., Any], says: str
+) -> None:
+    given = make(system, device)
+    with pytest.raises(TypeError, match=says):
+        async with train.open_trainer(given, CallMlp, config()):
+            pass
+
+
+async def test_a_model_in_place_of_its_class(device: ta.Device) -> None:
+    model: Any = CallMlp()
+    with pytest.raises(TypeError, match=r"pass the class: open_trainer\(devices, CallMlp, config, \.\.\.\)"):
+        async with train.open_trainer([device], model, config()):
+            pass
 
 
 @pytest.mark.parametrize(

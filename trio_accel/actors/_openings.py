@@ -95,11 +95,11 @@ class Opening(NotAwaited):
 
 
 class ToAwait(Silenced, Coroutine[Any, Any, T]):
-    """The coroutine of a method that makes an array, with errors that ask for the `await`.
+    """The coroutine of a function that makes arrays, with errors that ask for the `await`.
 
     Args:
         coroutine: The coroutine.
-        method: The call of the method, such as ``"device.put(...)"``.
+        method: The call of the function, such as ``"device.put(...)"``.
     """
 
     __slots__ = ("_coroutine", "_method")
@@ -131,9 +131,10 @@ class ToAwait(Silenced, Coroutine[Any, Any, T]):
 
         def __getattr__(self, name: str) -> NoReturn:
             # Libraries probe coroutines by names such as `cr_frame`.
-            if name.startswith(("_", "cr_", "gi_", "ag_", "what_", "to_host")):
+            if name.startswith(("_", "cr_", "gi_", "ag_", "what_")):
                 raise AttributeError(name)
-            self.silence()
+            if name != "to_host":  # this package probes for it as well
+                self.silence()
             raise AttributeError(
                 f"a coroutine does not have the attribute {name!r}; {self.advice('.' + name)}"
             )
@@ -182,7 +183,7 @@ for _special in ("lt", "le", "gt", "ge", "neg", "pos", "abs", "invert", "len", "
 
 
 def to_await(method: str) -> Callable[[FunctionT], FunctionT]:
-    """Make a method that makes an array, whose coroutine refuses to be used like the array.
+    """Make a function that makes arrays, whose coroutine refuses to be used like the array.
 
     Args:
         method: The call of the method, such as ``"device.put(...)"``, for errors.

@@ -222,7 +222,10 @@ class Store:
     async def _run(self, work: Callable[..., T], *arguments: Any) -> T:
         async with self._lock:
             if not self._is_open:
-                raise StoreError(f"{type(self).__name__} is not open")
+                raise StoreError(
+                    f"{type(self).__name__} is not open; write await store.open() before its first use, and "
+                    "await store.aclose() after the last"
+                )
             # The thread takes it and writes, or the time-out does and the thread fails: `pop` is atomic.
             right = {"write": True}
             with trio.CancelScope(shield=True, deadline=trio.current_time() + self.timeout):

@@ -108,6 +108,15 @@ class World:
     def __init__(
         self, devices: Iterable[Device], retry: int, intensity: Intensity | None, transport: Transport
     ) -> None:
+        if not isinstance(cast("object", devices), Iterable):
+            advice = what_to_do(devices, is_array=False)
+            if isinstance(cast("object", devices), Device):
+                advice = "; write [device]"
+            elif isinstance(getattr(devices, "devices", None), tuple):
+                advice = f"; write {type(devices).__name__.lower()}.devices"
+            raise TypeError(
+                f"open_world: devices must be a list of devices, got {type(devices).__name__}{advice}"
+            )
         self.devices: tuple[Device, ...] = tuple(devices)
         for number, device in enumerate(self.devices):
             check_device("open_world", device)

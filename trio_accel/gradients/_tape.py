@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
 from functools import partial
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
 from .. import arrays as _arrays
+from ..actors import to_await
 from ..backends.base import NotSupportedError
-from ..devices import AccelRef, ArrayFunction, Call, Chain, called, is_traced, what_to_do
+from ..devices import IS_DERIVED, AccelRef, ArrayFunction, Call, Chain, called, is_traced, what_to_do
+from ..devices.operations._calls import SpentCall
+from ..devices.operations._chain import retained_result
 from . import (  # noqa: F401  # they add rules
     _factor_rules,
     _field_rules,
@@ -46,10 +48,6 @@ __all__ = [
 # These functions are typed by the results of awaited calls, but the rules compose calls.
 arrays: Any = _arrays
 
-_IS_RUNNING: ContextVar[bool] = ContextVar("_IS_RUNNING", default=False)
-"""Whether a function that gets gradients is running. It awaits nothing, so that gradients in it are calls."""
-
-T = TypeVar("T")
 Nested: TypeAlias = "AccelRef | Mapping[str, Nested] | Sequence[Nested]"
 """An array, or a dict or list of these."""
 Gradients: TypeAlias = Any
@@ -81,6 +79,16 @@ def value_and_grad(
         ValueError: The value has axes, or `argnums` selects an argument that does not exist.
         TypeError: `f` does not return a call, or an argument is not floating.
     """
+    return _derived(f, argnums, scale, _value_and_grad)
+
+
+def _derived(
+    f: Callable[..., Any],
+    argnums: int | Sequence[int],
+    scale: float,
+    ask: Callable[[_Tape, float], Awaitable[Any]],
+) -> Callable[..., Any]:
+    """Make a function of the value and the gradients as calls, or, with arrays, of the result of `ask`."""
     positions = _positions(argnums)
 
     def run(*args: Any, **named: Any) -> Any:
@@ -95,7 +103,7 @@ def value_and_grad(
             except BaseException:
                 tape.close()
                 raise
-        return _value_and_grad(tape, scale)
+        return ask(tape, scale)
 
     return run
 
@@ -135,15 +143,16 @@ def grad(
     f: Callable[..., Any], argnums: int | Sequence[int] = 0, *, scale: float = 1.0
 ) -> Callable[..., Awaitable[Gradients]]:
     """Make a function of the gradients only, as `jax.grad`; see `value_and_grad`."""
-    both = value_and_grad(f, argnums, scale=scale)
+    both = _derived(f, argnums, scale, _grad)
 
     def run(*args: Any, **named: Any) -> Any:
         result: Any = both(*args, **named)
-        return result[1] if isinstance(result, tuple) else _second(result)
+        return result[1] if isinstance(result, tuple) else result
 
     return run
 
 
+@to_await("ta.vjp(f, ...)")
 async def vjp(f: Callable[..., Any], *args: Nested) -> tuple[AccelRef, Callable[[Any], Awaitable[Any]]]:
     """Compute a function, and make the function of its vector-Jacobian products, as `jax.vjp`.
 
@@ -164,6 +173,7 @@ async def vjp(f: Callable[..., Any], *args: Nested) -> tuple[AccelRef, Callable[
     tape = _Tape(f, "vjp", positions, args, {})
     value = await tape.compute_value(_refuse_others)
 
+    @to_await("pull(g)")
     async def pull(g: Any) -> Any:
         if np.shape(g) != value.shape:
             raise ValueError(f"vjp: the gradient must have shape {value.shape}, got {np.shape(g)}")
@@ -223,10 +233,6 @@ def _only(result: Any, args: object, named: object) -> Any:
 _stopped = called(ArrayFunction("stop_gradient", partial(_only, args=None, named=None), "value"))
 
 
-async def _second(both: Awaitable[tuple[Any, T]]) -> T:
-    return (await both)[1]
-
-
 def _check_value(name: str, value: Any, *kinds: str) -> None:
     if value.dtype.kind not in kinds:
         raise TypeError(
@@ -235,6 +241,12 @@ def _check_value(name: str, value: Any, *kinds: str) -> None:
         )
 
 
+@to_await("ta.grad(f)(...)")
+async def _grad(tape: _Tape, scale: float) -> Gradients:
+    return (await _joined(tape, scale, has_value=True))[1]
+
+
+@to_await("ta.value_and_grad(f)(...)")
 async def _value_and_grad(tape: _Tape, scale: float) -> tuple[AccelRef, Gradients]:
     return await _joined(tape, scale, has_value=True)
 
@@ -364,7 +376,7 @@ class _Tape:
             if isinstance(ref, AccelRef):
                 _check_floating(name, ref)
         has_calls = any(isinstance(ref, Call) for ref in self.refs)
-        self.is_nested = has_calls or is_traced() or _IS_RUNNING.get()
+        self.is_nested = has_calls or is_traced() or IS_DERIVED.get()
         self.leaves: list[Any] = []
         self._made: list[Any] = []
 
@@ -381,17 +393,24 @@ class _Tape:
                 by_position[number] = [self._leaf(ref) for ref in refs]
                 args[number] = _with(args[number], iter(by_position[number]))
             self.leaves += by_position[number]
-        token = _IS_RUNNING.set(True)
+        token = IS_DERIVED.set(True)
         try:
             value: Any = self._f(*args, **self._named)
         finally:
-            _IS_RUNNING.reset(token)
+            IS_DERIVED.reset(token)
         if inspect.iscoroutine(value):
             value.close()
             raise TypeError(f"{self._name}: the function must not be async, because it awaits nothing")
         self._made.append(value)
         if not isinstance(value, Call):
             raise TypeError(f"{self._name}: the function must return a call, got {type(value).__name__}")
+        if reason := value.function.result_on_host:
+            value.silence()
+            method = value.function.name.rpartition(".")[2]
+            raise TypeError(
+                f"{self._name}: the function must return an array of the device, and {reason}; "
+                f"leave .{method}() out"
+            )
         return cast("Any", value)
 
     def _leaf(self, ref: Any) -> Any:
@@ -447,9 +466,11 @@ def _check_floating(name: str, array: Any) -> None:
 
 
 def _unwrapped(nested: Any) -> Any:
-    """Return nested arrays with the references of a blocking namespace's arrays."""
+    """Return nested arrays with the references of a blocking namespace's arrays, and of retained results."""
     if getattr(type(nested), "takes_operators", False):
         return nested.ref
+    if type(nested) is SpentCall:
+        return retained_result(nested)
     if isinstance(nested, Mapping):
         return {key: _unwrapped(item) for key, item in cast("Mapping[str, Any]", nested).items()}
     if type(nested) in (list, tuple):

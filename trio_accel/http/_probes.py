@@ -37,7 +37,7 @@ def probes_of(
 
 
 async def _health(system: System | None, checks: Sequence[Check]) -> Reply:
-    """Return the faults that end on no restart. No actor is asked, so a busy device is alive."""
+    """Return the faults that only a restart ends. No actor is asked, so a busy device is alive."""
     faults = [*_ended(system), *(await faults_of_checks(checks) if checks else ())]
     workers = [(node.path, node.pid) for node in system.tree().walk() if node.pid] if system else []
     devices = {
@@ -55,8 +55,10 @@ async def _ready(system: System | None, checks: Sequence[Check]) -> Reply:
     """Return whether each part can serve now: devices, programs and clusters of the system, and checks."""
     faults = _ended(system)
     if system is not None:
-        faults += faults_of(system)
-        checks = [*checks_of(system.devices), *checks]
+        # These devices will be opened again, so `_ended` omits them.
+        resting = {device.path: outage for device in system.devices if (outage := device.outage) is not None}
+        faults += [*map(str, resting.values()), *faults_of(system)]
+        checks = [*checks_of(device for device in system.devices if device.path not in resting), *checks]
     faults += await faults_of_checks(checks)
     if not faults:
         return Reply(200, {"status": "ready"})
@@ -67,7 +69,7 @@ def _ended(system: System | None) -> list[str]:
     """Return the parts of a system that have failed for good."""
     if system is None:
         return []
-    faults = [str(outage) for outage in system.outages]
+    faults = [str(outage) for outage in system.outages if outage.retry_after is None]
     for device in system.devices:
         faults += [f"program {program.name!r} has ended" for program in ended_programs(device)]
     return faults

@@ -78,10 +78,11 @@ async def serve(
         host: Name or address to listen at. ``"0.0.0.0"`` accepts other machines.
         port: TCP port; 0 for any free port.
         listeners: Open listeners in place of `host` and `port`. They are closed at the end.
-        system: Answers ``/health``, which is 503 if a device is given up or a program has ended, because only
-            a restart helps. Answers ``/ready``, which is 503 in these cases, if a device does not answer
-            within 0.5 s, and if a cluster of the system has no node. The bodies of both name the part and
-            the reason. These routes precede the application's routes, and need no free place.
+        system: Answers ``/health``, which is 503 if a device has failed for good or a program has ended,
+            because only a restart helps. Answers ``/ready``, which is 503 in these cases, if a device waits
+            to be opened again or does not answer within 0.5 s, and if a cluster of the system has no node.
+            The bodies of both name the part and the reason. These routes precede the application's routes,
+            and need no free place.
         recorder: Answers ``/metrics`` from a `trio_accel.telemetry.Recorder`.
         checks: More parts that ``/ready`` asks: each `Check` of your own, and devices, clusters and trainers
             that do not belong to `system`.

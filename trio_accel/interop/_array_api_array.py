@@ -43,7 +43,8 @@ _INSTEAD = {
     "numel": "write array.size",
 }
 """Attributes of other libraries' arrays: the advice, where the namespace lacks a function of the name."""
-_OPERANDS = (bool, int, float, complex, np.generic, np.ndarray, AccelRef, Call)
+# A call that was run is one of its class `spent`.
+_OPERANDS = (bool, int, float, complex, np.generic, np.ndarray, AccelRef, Call.spent)
 
 
 class Space(Protocol):

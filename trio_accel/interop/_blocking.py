@@ -26,7 +26,7 @@ import trio
 
 from ..actors import leaves
 from ..backends.base import DeviceLostError
-from ..devices import Device
+from ..devices import IS_DERIVED, Device
 
 ResultT = TypeVar("ResultT")
 _SIGNAL_SECONDS = 1.0
@@ -163,6 +163,7 @@ class RunCalls:
         instead: What to do in Trio's thread, with ``{}`` for the name of the function.
         belongs: The beginning of the error in a forked process.
         spawn: Starts a task in the run; raises `RuntimeError` when it takes no more tasks.
+        composed: What to do in a function that gets gradients, like `instead`.
 
     Attributes:
         run: The run.
@@ -170,11 +171,19 @@ class RunCalls:
     """
 
     def __init__(
-        self, run: trio.lowlevel.TrioToken, *, owner: str, instead: str, belongs: str, spawn: _Spawn
+        self,
+        run: trio.lowlevel.TrioToken,
+        *,
+        owner: str,
+        instead: str,
+        belongs: str,
+        spawn: _Spawn,
+        composed: str = "leave it out",
     ) -> None:
         self.run = run
         self._owner = owner
         self._instead = instead
+        self._composed = composed
         self._belongs = belongs
         self._spawn = spawn
         self._process = os.getpid()
@@ -259,6 +268,11 @@ class RunCalls:
         """
         self._check_process(name)
         if trio.lowlevel.in_trio_run():
+            if IS_DERIVED.get():
+                raise RuntimeError(
+                    f"{name}: a function that gets gradients composes calls, and waits for none; "
+                    + self._composed.format(name.rpartition(".")[2])
+                )
             raise RuntimeError(
                 f"{name}: this {self._owner} waits for its device, which would block the Trio loop; "
                 + self._instead.format(name.rpartition(".")[2])
@@ -330,6 +344,7 @@ class DeviceCalls(RunCalls):
             f"itself ({instead})",
             belongs=f"the device {device.path}",
             spawn=_spawn_system_task,
+            composed=f"write {instead.removeprefix('await ')}",
         )
         self._device = device
 

@@ -7,11 +7,14 @@ import json
 import math
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from numbers import Number
+from typing import Any, TypeAlias, cast
 
 import attrs
 import numpy as np
 import numpy.typing as npt
+
+from ..devices.base._refusals import OnDevice
 
 __all__ = ["Batch"]
 
@@ -98,15 +101,43 @@ def base_of(checksums: Mapping[str, int]) -> int:
     return zlib.crc32(json.dumps(sorted(checksums.items())).encode()) if checksums else 0
 
 
+def check_batch(batch: Batch, *, takes_cuda: bool) -> None:
+    """Refuse a batch that is not a mapping of NumPy arrays.
+
+    Args:
+        batch: The batch.
+        takes_cuda: Whether it may have arrays of other libraries in CUDA memory.
+
+    Raises:
+        TypeError: It is not.
+    """
+    if not isinstance(batch, Mapping) or not batch:
+        raise TypeError(f"a batch must be a dict of arrays by name, got {type(batch).__name__}")
+    for name, value in cast("Mapping[str, Any]", batch).items():
+        kind = type(cast("object", value))
+        if isinstance(value, (np.ndarray, np.generic)) or (
+            takes_cuda and hasattr(value, "__cuda_array_interface__")
+        ):
+            continue
+        entry, advice = f"batch[{name!r}]", ""
+        if isinstance(value, OnDevice):
+            value.silence()
+            advice = f"; write await {entry}.to_host()"
+        elif callable(getattr(value, "numpy", None)):  # a tensor of PyTorch or TensorFlow
+            is_on_host = getattr(getattr(value, "device", None), "type", "cpu") == "cpu"
+            advice = f"; write {entry}{'' if is_on_host else '.cpu()'}.numpy()"
+        elif isinstance(value, (list, tuple, Number)) or hasattr(value, "__array__"):
+            advice = f"; write np.asarray({entry})"
+        path = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
+        raise TypeError(f"a batch must have NumPy arrays by name, got {path} for {name!r}{advice}")
+
+
 def rows_of(batch: Batch) -> int:
     """Return the number of samples in a batch.
 
     Raises:
-        TypeError: It is not a mapping of arrays with rows.
         ValueError: Its arrays have different numbers of rows.
     """
-    if not isinstance(batch, Mapping) or not batch:
-        raise TypeError(f"a batch must be a dict of arrays by name, got {type(batch).__name__}")
     counts = {name: np.shape(array)[:1] for name, array in batch.items()}
     if () in counts.values() or len(set(counts.values())) > 1:
         raise ValueError(f"the arrays of a batch must agree on the number of rows, got {counts}")

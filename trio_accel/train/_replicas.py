@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import Any, Generic, TypeAlias, TypeVar, cast
+from typing import Any, ClassVar, Generic, TypeAlias, TypeVar, cast
 
 import attrs
 import numpy as np
@@ -56,7 +56,10 @@ class Replicas(ABC, Generic[ModuleT]):
         base: The checksums of the frozen parameters.
         frozen: The parameters of frozen groups, as host arrays by name, for each part of the model.
         entries: The source of each `state_dict` entry, for each part of the model; see `Module.entries`.
+        takes_cuda: Whether batches may have arrays of other libraries in CUDA memory.
     """
+
+    takes_cuda: ClassVar[bool] = False
 
     def __init__(
         self, world: World, config: Config, module: type[ModuleT], options: Mapping[str, Any]
@@ -325,6 +328,8 @@ class CallModule(ABC):
 
 class CallReplicas(Replicas[CallModule]):
     """Models of own operations: a step is three requests of each rank (D218)."""
+
+    takes_cuda: ClassVar[bool] = True
 
     async def begin(self, mesh: Mesh) -> dict[str, dict[str, Any]]:
         if mesh.data != mesh.size:

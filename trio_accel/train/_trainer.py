@@ -63,7 +63,7 @@ from ._batches import END, Source, Sources, iterator_of, next_of
 from ._checkpoints import Identity, TrainingProgress, load, name_of, write
 from ._config import AVERAGE, LARGEST_SCALE, LEAST_SCALE, Config
 from ._groups import rates_of
-from ._layout import Batch, FlatLayout, Work, base_of, rows_of, shared, shared_loosely
+from ._layout import Batch, FlatLayout, Work, base_of, check_batch, rows_of, shared, shared_loosely
 from ._module import Metrics, Module
 from ._named_state import flattened, parameters_of, state_dict_of
 from ._observers import Step, call_hooks, figures_of, log_figures, note_of
@@ -117,8 +117,14 @@ async def open_trainer(
     """
     model_class: object = module
     if not isinstance(model_class, type) or not issubclass(model_class, (Module, CallModule)):
+        advice = ""
+        if isinstance(model_class, (Module, CallModule)):
+            name = type(model_class).__name__
+            advice = (
+                f"; pass the class: open_trainer(devices, {name}, config, ...), with the model's arguments"
+            )
         raise TypeError(
-            f"open_trainer: module must be a class of train.Module or its like, got {model_class!r}"
+            f"open_trainer: module must be a class of train.Module or its like, got {model_class!r}{advice}"
         )
     kind: Any = ProgramReplicas
     if issubclass(model_class, CallModule):
@@ -274,6 +280,7 @@ class Trainer:
         iterator = iterator_of(source() if callable(source) else source)
         sums, rows, data = dict[str, float](), 0, self._replicas.meshes[0].data
         while (batch := await next_of(iterator)) is not END:
+            check_batch(batch, takes_cuda=self._replicas.takes_cuda)
             shares = shared_loosely(batch, data)
             if not shares:
                 continue
@@ -427,6 +434,7 @@ class Trainer:
         await call_hooks(config.hooks, "before_step", self, batch)
         rates = rates_of(config.optimizer, config.groups, progress.step + 1)
         data = self._replicas.meshes[0].data
+        check_batch(batch, takes_cuda=self._replicas.takes_cuda)
         # Each part of each rank needs at least one sample.
         shared(batch, data * config.accumulate)
         number, rows = progress.step + 1, rows_of(batch)

@@ -7,6 +7,7 @@ import numbers
 import operator
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextvars import ContextVar
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, SupportsIndex, cast
 
@@ -18,6 +19,7 @@ from ...backends.base import DType, Ints
 from ...backends.base.contract.foreign_names import counterpart, instead_of_attribute
 
 __all__ = [
+    "IS_DERIVED",
     "bounded_integer",
     "bounded_integers",
     "clamped",
@@ -30,6 +32,9 @@ __all__ = [
     "shown",
     "what_to_do",
 ]
+
+IS_DERIVED: ContextVar[bool] = ContextVar("IS_DERIVED", default=False)
+"""Whether a function that gets gradients is running. It awaits nothing, so that gradients in it are calls."""
 
 _AWAITED = "; it was not awaited: write `await` before the call that makes it"
 
@@ -67,7 +72,16 @@ def what_to_do(value: object, *, is_array: bool = True) -> str:
 
 
 def for_blocking_code(text: str) -> str:
-    """Return an error's text; outside of a Trio run, with advice in place of `await`."""
+    """Return an error's text, with other advice than `await` where a program cannot write it.
+
+    These are code outside of a Trio run, and functions that get gradients.
+    """
+    if "await " in text and IS_DERIVED.get():
+        if "write await " in text:
+            return text.replace("write await ", "write ")
+        return (
+            f"{text.partition('; ')[0]}; leave it out, because a function that gets gradients awaits nothing"
+        )
     if "await " not in text or "b.get(" in text or trio.lowlevel.in_trio_run():
         return text
     return f"{text}; in blocking code use b.get(...) or b.wait(...) in place of await"

@@ -74,10 +74,12 @@ class Losses:
     _last_generation: int = 0
     _recent: deque[float] = attrs.field(factory=deque[float])
     _summed_up: float = attrs.field(default=float("-inf"), init=False)
+    _has_paused: bool = attrs.field(default=False, init=False)
 
     def restarted(self, event: ActorRestarted) -> None:
         """Count a lost context, or a failed start of a context. The next one follows after a delay."""
         generation = self._availability.generation
+        self._has_paused = self._has_paused or event.is_paused
         cause = "it ended by itself" if event.error is None else describe(event.error)
         level = logging.ERROR if event.is_paused else logging.WARNING
         when = f"starts in {event.delay:.2f} s" if event.delay else "starts at once"
@@ -115,14 +117,19 @@ class Losses:
             return
         self._summed_up = now
         intensity = self._intensity
-        advice = (
-            "set"
-            if intensity is None
-            else f"lower the {intensity.restarts} restarts within {intensity.within:g} s of"
-        )
+        if self._has_paused:
+            # The intensity already gives the device up, and it is opened again.
+            advice = ""
+        elif intensity is None:
+            advice = "; to have the device given up instead, set DeviceOptions.intensity"
+        else:
+            advice = (
+                f"; to have the device given up instead, lower the {intensity.restarts} restarts within "
+                f"{intensity.within:g} s of DeviceOptions.intensity"
+            )
         _logger.error(
             "device %s has lost %d contexts within %g s, %d since it was opened: requests lose them, or the "
-            "hardware does; to have the device given up instead, %s DeviceOptions.intensity",
+            "hardware does%s",
             self._device,
             len(self._recent),
             _WITHIN,

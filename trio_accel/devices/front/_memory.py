@@ -525,7 +525,12 @@ for _message, _method in {
     name_function(operation_name(_message), _method)
 
 METHODS["to_host"] = ArrayFunction(
-    "AccelRef.to_host", _to_host, ask=_ask_owner, is_direct=True, refuse=partial(refuse_as_method, "to_host")
+    "AccelRef.to_host",
+    _to_host,
+    ask=_ask_owner,
+    is_direct=True,
+    refuse=partial(refuse_as_method, "to_host"),
+    result_on_host="to_host gives an array of the host",
 )
 METHODS["to_host out"] = attrs.evolve(METHODS["to_host"])
 METHODS["copy"] = ArrayFunction("AccelRef.copy", Copy, refuse=partial(refuse_as_method, "copy"))

@@ -5,7 +5,8 @@ Functions of arrays return a `Call` and do nothing else. Operators do the same: 
 Awaiting the last one runs all of them as one request.
 
 A call is used once. Its class is its state: a fresh call is a `Call`, and `Chain` turns it into a `SpentCall`
-when it is awaited or is an operand of an awaited call. Using it again raises `spent_error`. `Call.__del__`
+when it is awaited or is an operand of an awaited call. Using it again raises `spent_error`, unless code that
+blocks has awaited it and retains its result (`kept`), which then replaces it as an operand. `Call.__del__`
 warns about a call that was never awaited; `silence` prevents that for a call and its operands, so that a
 chain warns once, and a refused chain not at all.
 
@@ -58,11 +59,13 @@ from ._chain import (
     Layouts,
     arguments_of,
     asked,
+    explain_hosts,
     refuse_results,
     replaced,
+    retained_result,
     spent_error,
 )
-from ._operators import NAMESPACE, OF_TWO, OF_UFUNCS, give_operators
+from ._operators import NAMESPACE, OF_TWO, OF_UFUNCS, give_operators, refuse_hosts
 from ._pending import Pending
 
 __all__ = ["Call", "called", "composed"]
@@ -102,6 +105,9 @@ class Operators(OnDevice, Generic[T_co]):
             is_operator = method == "__call__" and name in OF_TWO.values() and not named
             if is_operator and not isinstance(inputs[0], OnDevice):
                 # NumPy also calls this for ``array + self``.
+                if isinstance(self, ChainStep) and self.function.result_on_host:
+                    special = next(key for key, value in OF_TWO.items() if value == name)
+                    refuse_hosts(special, self, inputs[0], is_reflected=True)
                 return getattr(NAMESPACE[0], name)(*inputs)
             path = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
             return self.refuse_numpy("", path)
@@ -276,7 +282,7 @@ OtherOperand: TypeAlias = "Operators[Any] | HostArray | complex | np.generic"
 class SpentCall(Operators[T_co], ChainStep, Coroutine[Any, Any, T_co]):
     """An awaited call, or an operand of an awaited call."""
 
-    # `kept` is its result, which code that blocks keeps for a second `get`.
+    # `kept` is its result, which code that blocks keeps for a second `get` and for further calls.
     __slots__ = ("_is_silent", "_running", "kept")
     noun = "a Call"
     first = "call"
@@ -432,7 +438,10 @@ class SpentCall(Operators[T_co], ChainStep, Coroutine[Any, Any, T_co]):
         """Return the layout of the result, or of several results, by planning without a launch."""
         if self.layouts is None:
             if type(self) is not Call:
-                raise spent_error(self)
+                result = retained_result(self)
+                if not isinstance(result, Operators):
+                    raise spent_error(self)
+                return result.spec
             try:
                 chain = Chain(self, is_spent=False)
                 self.layouts = chain.device.look_ahead(chain)
@@ -496,6 +505,9 @@ class Call(SpentCall[T_co]):
             warnings.warn(message, RuntimeWarning, stacklevel=2)
 
 
+# Errors show the class, whose objects are calls to a program.
+SpentCall.__name__ = "Call"
+
 _COMPOSED = frozenset({Call, SpentCall, np.ndarray, list, tuple})
 ChainStep.spent, ChainStep.fresh = SpentCall, Call
 
@@ -549,7 +561,11 @@ async def run_steps(steps: Sequence[ChainStep], placeholders: Mapping[int, Any])
             # Drop each intermediate result after its last use.
             for identity in over.get(number, ()):
                 values.pop(identity, None)
-            values[id(step)] = result = await evaluate(step.function, args, named)
+            try:
+                values[id(step)] = result = await evaluate(step.function, args, named)
+            except TypeError as error:
+                explain_hosts(step, error)
+                raise
             del args, named
         return result
     finally:

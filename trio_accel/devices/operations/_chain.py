@@ -56,6 +56,8 @@ class ArrayFunction:
             nothing but its arguments.
         takes_hosts: Whether it copies host arrays to the device, so that no other function sees their
             elements.
+        result_on_host: Describes the result, such as "item gives a number of the host", if it is not on a
+            device; empty if it is, or if the function determines it.
         rule: Composes the gradients of a call from the call and its gradient; None without a rule of the
             program's own.
         number: Identifies it in keys, because a table of plans must not keep functions of the program.
@@ -71,6 +73,7 @@ class ArrayFunction:
     expand: Callable[..., Any] | None = attrs.field(default=None, kw_only=True)
     is_fixed: bool = attrs.field(default=True, kw_only=True)
     takes_hosts: bool = attrs.field(default=False, kw_only=True)
+    result_on_host: str = attrs.field(default="", kw_only=True)
     rule: Callable[[Any, Any], Any] | None = attrs.field(default=None, kw_only=True)
     number: int = attrs.field(factory=itertools.count().__next__, init=False, repr=False)
     memo: dict[Any, Any] = attrs.field(factory=dict[Any, Any], init=False, repr=False)
@@ -96,6 +99,9 @@ class Asked(Protocol):
         """Return the layout of a chain's result, without a launch."""
         ...
 
+
+NO_DEVICE = "no operand is on a device"
+"""A part of the error of operands that are all on the host."""
 
 METHODS: dict[str, ArrayFunction] = {}
 """The functions of operators and methods, by name; the layers above add them."""
@@ -155,7 +161,7 @@ class Chain:
             of the program, or a host array with elements that a rule may read.
 
     Raises:
-        RuntimeError: A call was already used.
+        RuntimeError: A call was already used, and blocking code has not retained its result.
         ValueError: The chain has too many calls.
     """
 
@@ -175,21 +181,25 @@ class Chain:
             ):
                 kind: Any = type(argument)  # pyright: ignore[reportUnknownVariableType]
                 if kind is spent:
-                    raise spent_error(argument)
+                    # Read the step again, with the retained result as its operand.
+                    _take_results(step)
+                    del stack[depth:]
+                    break
                 if isinstance(argument, ChainStep) and id(argument) not in indexes:
                     stack.append(argument)
-            if len(stack) > depth:
-                if id(step) in opened:
-                    # Its operands were above it on the stack, so all of them are known by now.
-                    raise ValueError(f"{step!r} is an operand of itself; take it out of the list in it")
-                opened.add(id(step))
-                # The first operand runs first, as in an expression of Python.
-                stack[depth:] = stack[: depth - 1 : -1]
-                continue
-            stack.pop()
-            if id(step) not in indexes:
-                indexes[id(step)] = len(steps)
-                steps.append(step)
+            else:
+                if len(stack) > depth:
+                    if id(step) in opened:
+                        # Its operands were above it on the stack, so all of them are known by now.
+                        raise ValueError(f"{step!r} is an operand of itself; take it out of the list in it")
+                    opened.add(id(step))
+                    # The first operand runs first, as in an expression of Python.
+                    stack[depth:] = stack[: depth - 1 : -1]
+                    continue
+                stack.pop()
+                if id(step) not in indexes:
+                    indexes[id(step)] = len(steps)
+                    steps.append(step)
         if len(steps) > _MAX_CALLS:
             raise ValueError(f"a chain has at most {_MAX_CALLS} calls: await one in between")
         for step in steps if is_spent else ():
@@ -381,8 +391,56 @@ def told_by(argument: Any) -> object:
     return value if isinstance(argument, (np.dtype, type)) else NotImplemented
 
 
+def host_use(call: object) -> str:
+    """Return how a program awaits a call with a result on the host; an empty text for other objects."""
+    if not isinstance(call, ChainStep) or not call.function.result_on_host:
+        return ""
+    return f"await call.{call.function.name.rpartition('.')[2]}()"
+
+
+def explain_hosts(step: ChainStep, error: TypeError) -> None:
+    """Name the `await` that a call lacks if its operands are results on the host.
+
+    Raises:
+        TypeError: `error` reports that no operand is on a device, and an operand is such a result.
+    """
+    uses = [use for argument in arguments_of(step) if (use := host_use(argument))]
+    if uses and NO_DEVICE in str(error):
+        name, arguments = step.function.name, ", ".join([uses[0], *["..."] * (len(step.args) > 1)])
+        result: Any = next(argument for argument in arguments_of(step) if host_use(argument))
+        raise TypeError(
+            f"{name}: {result.function.result_on_host}; await it first: {name}({arguments})"
+        ) from None
+
+
+def _take_results(step: ChainStep) -> None:
+    """Replace the spent calls among a step's arguments by their results.
+
+    Raises:
+        RuntimeError: A call has no result; see `retained_result`.
+    """
+    results = {
+        id(argument): retained_result(argument)
+        for argument in arguments_of(step)
+        if type(argument) is ChainStep.spent
+    }
+    args, named = replaced(step, results)
+    step.args, step.named = args, named or None
+
+
+def retained_result(call: Any) -> Any:
+    """Return the result of a spent call, which code that blocks retains.
+
+    Raises:
+        RuntimeError: It was not retained: the call was awaited, or was an operand of another call.
+    """
+    if not hasattr(call, "kept"):
+        raise spent_error(call)
+    return call.kept
+
+
 def spent_error(call: ChainStep) -> RuntimeError:
     return RuntimeError(
-        f"{call!r} was awaited before, or in another call; keep its result in a name, "
-        "or await both calls at once: await ta.gather(a, b)"
+        f"{call!r} was awaited before, or in another call; keep its result in a name before: y = await y, or "
+        "in blocking code y = b.wait(y); or await both calls at once: await ta.gather(a, b)"
     )

@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ..base._refusals import OnDevice
+from ...actors import silence
+from ..base._refusals import OnDevice, shown
+from ._chain import ChainStep, host_use
 
 _ORDER = {
     "lt": "less",
@@ -40,6 +42,31 @@ _COMPARED = (OnDevice, np.ndarray, np.generic, Number, list, tuple)
 OF_UFUNCS = {"power": "pow", "left_shift": "bitwise_left_shift", "right_shift": "bitwise_right_shift"}
 _OF_ONE = {"neg": "negative", "pos": "positive", "abs": "abs", "invert": "bitwise_invert"}
 
+_SIGNS = {
+    "lt": "<",
+    "le": "<=",
+    "gt": ">",
+    "ge": ">=",
+    "eq": "==",
+    "ne": "!=",
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "truediv": "/",
+    "floordiv": "//",
+    "mod": "%",
+    "pow": "**",
+    "matmul": "@",
+    "and": "&",
+    "or": "|",
+    "xor": "^",
+    "lshift": "<<",
+    "rshift": ">>",
+    "neg": "-",
+    "pos": "+",
+    "invert": "~",
+}
+
 NAMESPACE: list[Any] = []
 """The namespace of the standard over calls: the layers above add it."""
 
@@ -51,29 +78,65 @@ def give_operators(cls: type[OnDevice], find: Callable[[str], Callable[..., Any]
         cls: The class.
         find: Returns the function of a name, such as ``add``, once it is needed.
     """
-
-    def of_two(name: str, *, is_reflected: bool) -> Callable[[Any, Any], Any]:
-        def ask(self: Any, operand: object) -> Any:
-            if name in _EQUALITY:
-                if not isinstance(operand, _COMPARED):
-                    return NotImplemented
-            elif (
-                isinstance(operand, _REFUSED)
-                or getattr(operand, "__array_ufunc__", 0) is None
-                or getattr(type(operand), "takes_operators", False)
-            ):
-                self.silence()  # Python refuses it, or asks the operand, as NumPy has it
-                return NotImplemented
-            return find(name)(operand, self) if is_reflected else find(name)(self, operand)
-
-        return ask
-
-    def of_one(name: str) -> Callable[[Any], Any]:
-        return lambda self: find(name)(self)  # noqa: PLW0108  # it is not found before it is needed
-
     for special, name in OF_TWO.items():
-        setattr(cls, f"__{special}__", of_two(name, is_reflected=False))
+        setattr(cls, f"__{special}__", _of_two(find, special, name, is_reflected=False))
         if special not in _ORDER:
-            setattr(cls, f"__r{special}__", of_two(name, is_reflected=True))
+            setattr(cls, f"__r{special}__", _of_two(find, special, name, is_reflected=True))
     for special, name in _OF_ONE.items():
-        setattr(cls, f"__{special}__", of_one(name))
+        setattr(cls, f"__{special}__", _of_one(find, special, name))
+
+
+def _of_two(
+    find: Callable[[str], Callable[..., Any]], special: str, name: str, *, is_reflected: bool
+) -> Callable[[Any, Any], Any]:
+    def ask(self: Any, operand: object) -> Any:
+        if name in _EQUALITY:
+            if not isinstance(operand, _COMPARED):
+                return NotImplemented
+        elif (
+            isinstance(operand, _REFUSED)
+            or getattr(operand, "__array_ufunc__", 0) is None
+            or getattr(type(operand), "takes_operators", False)
+        ):
+            self.silence()  # Python refuses it, or asks the operand, as NumPy has it
+            return NotImplemented
+        if isinstance(self, ChainStep) and self.function.result_on_host:
+            refuse_hosts(special, self, operand, is_reflected=is_reflected)
+        return find(name)(operand, self) if is_reflected else find(name)(self, operand)
+
+    return ask
+
+
+def _of_one(find: Callable[[str], Callable[..., Any]], special: str, name: str) -> Callable[[Any], Any]:
+    def ask(self: Any) -> Any:
+        if isinstance(self, ChainStep) and self.function.result_on_host:
+            refuse_hosts(special, self)
+        return find(name)(self)
+
+    return ask
+
+
+def refuse_hosts(special: str, call: Any, *operand: Any, is_reflected: bool = False) -> None:
+    """Refuse an operator of a call with a result on the host, unless the other operand is on a device.
+
+    Args:
+        special: The operator, such as ``add``.
+        call: The call.
+        operand: The other operand, if any.
+        is_reflected: Whether the call is the second operand.
+
+    Raises:
+        TypeError: Neither operand is on a device.
+    """
+    if any(isinstance(x, OnDevice) and not host_use(x) for x in operand):
+        return
+    silence(*operand)
+    parts = [host_use(x) or (shown(x) if isinstance(x, Number) else "...") for x in (call, *operand)]
+    if special in _SIGNS:
+        sign = _SIGNS[special]
+        expression = (
+            f" {sign} ".join(reversed(parts) if is_reflected else parts) if operand else sign + parts[0]
+        )
+    else:
+        expression = f"{special}({parts[0]})"
+    call.refuse(f"{call.function.result_on_host}; await it first: {expression}")

@@ -35,7 +35,7 @@ from ..base._statistics import DeviceStatistics, RecoveryCost
 from ..base._views import Index, indexed, permuted, reshaped, transposed, view_layout
 from ._blocks import Block, BorrowedBlock
 from ._calls import Operators
-from ._chain import DEVICE_OF, METHODS, ArrayFunction, Chain, Layouts
+from ._chain import DEVICE_OF, METHODS, NO_DEVICE, ArrayFunction, Chain, Layouts
 from ._pending import Pending, ReplyT
 
 __all__ = ["AccelRef", "Device", "check_device", "device_of"]
@@ -561,7 +561,7 @@ def device_of(operation: str, *operands: Any) -> Device:
             description = f"a {kind.__name__}, which holds an array; pass its arrays one by one"
             raise TypeError(f"{operation}: an operand is {description}, or in one list")
     raise TypeError(
-        f"{operation}: no operand is on a device; copy one there first (await device.put(array)), "
+        f"{operation}: {NO_DEVICE}; copy one there first (await device.put(array)), "
         "or ask the device itself (await device.ask(message))"
     )
 
@@ -577,6 +577,11 @@ def _part(value: Any, index: Any) -> Any:
 
 
 def _item(array: AccelRef | HostArray) -> Any:
+    if isinstance(array, AccelRef) and array.size == 1:
+        raise ValueError(
+            "item: the number is not known before the call has run; leave item() out, because operations "
+            "also take an array of one element"
+        )
     if isinstance(array, AccelRef) or array.size != 1:
         raise ValueError(f"item: the array must have exactly one element, got shape {array.shape}")
     return array.item()
@@ -603,5 +608,8 @@ async def _filled(method: str, full: Awaitable[AccelRef]) -> AccelRef:
 METHODS["__getitem__"] = ArrayFunction("AccelRef.__getitem__", _part, "value")
 METHODS.update({name: _viewing(name) for name in ("reshape", "transpose")})
 METHODS.update({name: ArrayFunction(f"AccelRef.{name}", attrgetter(name), "value") for name in ("T", "mT")})
-METHODS["item"] = ArrayFunction("AccelRef.item", _item, "value")
-METHODS["item of ref"] = ArrayFunction("AccelRef.item", _item_of, "awaitable", is_direct=True)
+_ITEM = "item gives a number of the host"
+METHODS["item"] = ArrayFunction("AccelRef.item", _item, "value", result_on_host=_ITEM)
+METHODS["item of ref"] = ArrayFunction(
+    "AccelRef.item", _item_of, "awaitable", is_direct=True, result_on_host=_ITEM
+)
