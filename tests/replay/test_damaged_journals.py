@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
+import os
 import pickle
 import sqlite3
 import struct
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -56,6 +59,12 @@ def check(path: Path, content: bytes, expected: int) -> str:
     return ""
 
 
+def of_earlier_version() -> bytes:
+    """Return a journal without checks of the lengths."""
+    frames = [HEAD.pack(len(entry), zlib.crc32(entry)) + entry for entry in ENTRIES]
+    return b"trio_accel journal\n" + b"".join(frames)
+
+
 def test_each_changed_byte_is_found(tmp_path: Path) -> None:
     content, ends = written(tmp_path / "journal")
     for at in range(len(content)):
@@ -65,12 +74,31 @@ def test_each_changed_byte_is_found(tmp_path: Path) -> None:
             damaged[at] ^= change
             if bytes(damaged) == content:
                 continue
-            text = check(tmp_path / "damaged", bytes(damaged), len(ENTRIES) - 1)
-            if at < 19:
-                assert "is not a journal" in text
-            elif at < ends[-2]:
-                start, size = ends[number - 1], len(content)
-                assert f"entry {number}, at byte {start} of {size}, has a wrong checksum" in text
+            text = check(tmp_path / "damaged", bytes(damaged), 0)
+            start, size = ends[number - 1], len(content)
+            place = f"entry {number}, at byte {start} of {size}, has a wrong checksum"
+            assert ("is not a journal" if at < 19 else place) in text
+
+
+@pytest.mark.parametrize("is_old", [False, True], ids=["now", "earlier"])
+def test_each_bit_of_the_last_entry(tmp_path: Path, is_old: bool) -> None:
+    """A frame with all its bytes is not an incomplete one, whatever its length field contains."""
+    content, ends = written(tmp_path / "journal")
+    if is_old:
+        content = of_earlier_version()
+    for at, bit in itertools.product(range(ends[-2], len(content)), range(8)):
+        damaged = bytearray(content)
+        damaged[at] ^= 1 << bit
+        text = check(tmp_path / "damaged", bytes(damaged), 0)
+        assert f"entry {len(ENTRIES)}, at byte {ends[-2]} of {len(content)}, has a wrong" in text
+
+
+def test_a_larger_length_hides_no_entries_of_an_earlier_version(tmp_path: Path) -> None:
+    content = of_earlier_version()
+    for bit in range(9, 48):
+        damaged = bytearray(content)
+        damaged[19 + bit // 8] ^= 1 << bit % 8
+        assert "entry 1, at byte 19 of" in check(tmp_path / "damaged", bytes(damaged), 0)
 
 
 def test_each_length(tmp_path: Path) -> None:
@@ -98,9 +126,7 @@ def test_missing_repeated_and_exchanged_entries(tmp_path: Path) -> None:
 def test_journals_of_earlier_versions(tmp_path: Path) -> None:
     """They have no check of lengths, so an incomplete end may be damage, and nothing is appended to it."""
     path = tmp_path / "journal"
-    content = b"trio_accel journal\n" + b"".join(
-        HEAD.pack(len(entry), zlib.crc32(entry)) + entry for entry in ENTRIES
-    )
+    content = of_earlier_version()
     path.write_bytes(content)
     journal = replay.FileJournal(path)
     assert list(journal.entries()) == ENTRIES
@@ -118,6 +144,34 @@ def test_journals_of_earlier_versions(tmp_path: Path) -> None:
     path.write_bytes(damaged)
     with pytest.raises(replay.JournalError, match="entry 1, at byte 19 of"):
         list(journal.entries())
+
+
+@pytest.mark.parametrize("fails_after", [0, 5, 600])
+@pytest.mark.parametrize("is_first", [False, True])
+def test_an_entry_that_the_disk_cannot_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_after: int, is_first: bool
+) -> None:
+    """Nothing of it stays after a shorter one, which takes its place."""
+    path, left = tmp_path / "journal", [fails_after]
+    journal, kept = replay.FileJournal(path), [] if is_first else ENTRIES[:2]
+    for entry in kept:
+        journal.append(entry)
+    write = os.write
+
+    def limited_write(descriptor: int, content: Any) -> int:
+        if not left[0]:
+            raise OSError(errno.ENOSPC, "No space")
+        count = write(descriptor, content[: left[0]])
+        left[0] -= count
+        return count
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", limited_write)
+        with pytest.raises(OSError, match="No space"):
+            journal.append(bytes(1000))
+    for entry in ENTRIES[2:]:
+        journal.append(entry)
+    assert list(replay.FileJournal(path).entries()) == [*kept, *ENTRIES[2:]]
 
 
 DAMAGE: list[Callable[[sqlite3.Connection], object]] = [

@@ -89,9 +89,10 @@ class _Frame(NamedTuple):
 class FileJournal:
     """Entries in a file, each written by one call, so that a killed process loses no stored entry.
 
-    A new recording is appended to the file. If the process was killed while writing, the last entry may be
-    incomplete: it is left out, and the next recording overwrites it. Each entry has a checksum of its place
-    and content, so that a changed byte or a missing part before the end raises `JournalError`.
+    A new recording is appended to the file. If the process was killed while writing, the last entry may lack
+    its last bytes: it is left out, and the next recording overwrites it. Each entry has a checksum of its
+    place, length and content, so that a changed byte anywhere, or a missing part before the end, raises
+    `JournalError`.
 
     Args:
         path: The file. The first entry creates it.
@@ -144,13 +145,14 @@ class FileJournal:
 
     def _write(self, content: bytes) -> None:
         assert self._descriptor is not None
-        view, start = memoryview(content), os.lseek(self._descriptor, 0, os.SEEK_CUR)
+        view = memoryview(content)
         try:
             while view:
                 view = view[os.write(self._descriptor, view) :]
         except OSError:
-            # The next entry overwrites the torn one.
-            os.lseek(self._descriptor, start, os.SEEK_SET)
+            # The next entry may be shorter than the torn one, so the next call removes the torn one first.
+            os.close(self._descriptor)
+            self._descriptor = None
             raise
 
     def _end(self) -> int:
@@ -159,9 +161,12 @@ class FileJournal:
         Raises:
             JournalError: The file is not a journal, or is damaged.
         """
-        if not self.path.exists() or not self.path.stat().st_size:
+        if not self.path.exists() or not (size := self.path.stat().st_size):
             return 0
         end = len(_MAGIC)
+        if size < end and _MAGIC.startswith(self.path.read_bytes()):
+            # The first write was interrupted.
+            return 0
         for frame in self._frames():
             if frame.entry is None and not frame.is_checked:
                 # A wrong length would look the same, and the bytes after it may be whole entries.
@@ -192,11 +197,11 @@ class FileJournal:
                 end, entry = start + _FRAME.size + length, b""
                 if is_right:
                     entry = file.read(min(length, size))
-                    is_whole = end <= size and zlib.crc32(entry, _seed(start) if check else 0) == checksum
-                    if not is_whole and end >= size:
+                    seed = _seed(start) if check else 0
+                    if end > size and not _is_longer(entry, length, seed, checksum):
                         yield _Frame(None, start, size, is_checked=bool(check))
                         return
-                    is_right = is_whole
+                    is_right = end <= size and zlib.crc32(entry, seed) == checksum
                 if not is_right:
                     raise JournalError(
                         f"{self.path} is damaged: entry {number}, at byte {start} of {size}, has a wrong "
@@ -214,6 +219,20 @@ def _head_check(start: int, length: int) -> int:
     """Return 16 bits for the head of a frame, never with a byte of 0, as earlier versions wrote there."""
     check = zlib.crc32(length.to_bytes(8, "little"), _seed(start))
     return (check % 255 + 1) << 8 | (check // 255 % 255 + 1)
+
+
+def _is_longer(content: bytes, length: int, seed: int, checksum: int) -> bool:
+    """Return whether an entry is whole, and a changed bit in its length makes it look incomplete.
+
+    Args:
+        content: The bytes after the head of the frame, up to the end of the file.
+        length: The length of the entry by its head, above the length of `content`.
+        seed: The checksum before the content.
+        checksum: The checksum of the entry by its head.
+    """
+    lengths = [length ^ 1 << bit for bit in range(_LENGTH_BITS) if length & 1 << bit]
+    view = memoryview(content)
+    return any(zlib.crc32(view[:n], seed) == checksum for n in lengths if n <= len(view))
 
 
 class SqliteJournal:
