@@ -84,13 +84,14 @@ INTERNAL: Mapping[str, frozenset[str]] = {
         "as_plain checked_options copied fits is_number validator must_be_count must_be_number "
         "must_be_one_of must_be_positive must_be_whole leaves named_options nearest "
         "note_end fast_path running_beside signed_like single unknown_option warn_untold ActorFigures "
-        "ItemRequest Leavable ParkingLot Serves TaskEvent TaskLock Validator to_await"
+        "ItemRequest Leavable ParkingLot Serves TaskEvent TaskLock Validator to_await apart leavable_context "
+        "run_all run_apart run_in_thread"
     ),
     "trio_accel.devices": _names(
         "Around Ask CompletionPort ContextActor DeviceActor DeviceOpening EngineHook Fault FaultHow "
         "FaultKind FaultPlan Key Launch LaunchTimes MemoryActor OpenDevice Phase PutFirst PutPart Recorded "
         "Lent Stay poll_answers PeerCopy PeerCopyActor available exclusive copy_error by_key by_load "
-        "for_blocking_code "
+        "for_blocking_code IS_DERIVED "
         "check_device describe_workers is_traced lend opened overlaps record refuse_recording run_together "
         "DECLARED operation_like Chain ArrayFunction arguments_of called composed refuse_value "
         "bounded_integer bounded_integers clamped integer is_several real refuse_dtypes said shown what_to_do"
@@ -102,7 +103,8 @@ INTERNAL: Mapping[str, frozenset[str]] = {
         "StreamPause Lease PlacedBlock Placement Poison SharesCudaMemory Software as_bits scalar Refused "
         "ALWAYS_HELD by_way_of_int64 check_conversion check_plain check_same_kind element factor "
         "host_array is_same_kind ArraySpec OperationSpec INEXACT INTEGERS NATIVE check_dtype "
-        "check_structure misplaced no_element no_length scalar_of unordered"
+        "check_structure misplaced no_element no_length scalar_of unordered function_of name_function "
+        "operation_of"
     ),
     "trio_accel.backends.base.contract.ops": _names(
         "Asker ProgramCall ProgramFetch ProgramNext ProgramResult ProgramReturn RESULT_WORDS "
