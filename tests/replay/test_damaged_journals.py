@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import itertools
 import os
 import pickle
@@ -194,6 +195,131 @@ def test_databases(tmp_path: Path, damage: Callable[[sqlite3.Connection], object
     base.close()
     with pytest.raises(replay.JournalError, match="is damaged: entry 3 is missing or has a wrong checksum"):
         list(replay.SqliteJournal(path).entries())
+    with pytest.raises(replay.JournalError, match="is damaged: entry 3 is missing or has a wrong checksum"):
+        replay.SqliteJournal(path).append(b"next")
+
+
+def database(path: Path) -> bytes:
+    """Write a journal in a database; return the bytes of the file."""
+    journal = replay.SqliteJournal(path)
+    for entry in ENTRIES[:3]:
+        journal.append(entry)
+    del journal
+    gc.collect()
+    base = sqlite3.connect(path)
+    base.execute("pragma wal_checkpoint(truncate)")
+    base.close()
+    return path.read_bytes()
+
+
+def failure(use: Callable[[], object]) -> str:
+    """Return the text of the error of a journal, empty without an error."""
+    try:
+        use()
+    except replay.JournalError as error:
+        return str(error)
+    return ""
+
+
+def check_database(path: Path, content: bytes) -> None:
+    """Read damaged bytes, and append: all entries, or an error with the path."""
+
+    def read() -> None:
+        assert list(replay.SqliteJournal(path).entries()) == ENTRIES[:3]
+
+    path.write_bytes(content)
+    text = failure(read)
+    assert not text or str(path) in text
+    path.write_bytes(content)
+    refusal = failure(lambda: replay.SqliteJournal(path).append(b"next"))
+    if refusal:
+        assert str(path) in refusal
+    else:
+        assert not text
+        assert list(replay.SqliteJournal(path).entries()) == [*ENTRIES[:3], b"next"]
+
+
+def test_changed_bits_of_a_database(tmp_path: Path) -> None:
+    """All bits of each page's number of cells, and a bit of each fourth byte of the rest."""
+    content = database(tmp_path / "database")
+    size = int.from_bytes(content[16:18], "big")
+    heads = [100, *range(size, len(content), size)]
+    places = {(at + offset, bit) for at in heads for offset in (3, 4) for bit in range(8)}
+    places |= {(at, at // 4 % 8) for at in range(0, len(content), 4) if content[at]}
+    for at, bit in sorted(places):
+        damaged = bytearray(content)
+        damaged[at] ^= 1 << bit
+        check_database(tmp_path / "damaged", bytes(damaged))
+
+
+@pytest.mark.parametrize(
+    ("statement", "why"),
+    [
+        ("delete from entries where number = 3", "entry 3 is missing, its count is 3"),
+        ("delete from entries", "entry 1 is missing, its count is 3"),
+        ("drop table entries", "its table of entries is missing"),
+        ("delete from entry_count", "its count of entries is missing"),
+        ("update entry_count set number = 'three'", "its count of entries is missing"),
+        ("update entry_count set number = 4", "entry 4 is missing, its count is 4"),
+    ],
+)
+def test_hidden_entries_of_a_database(tmp_path: Path, statement: str, why: str) -> None:
+    path = tmp_path / "database"
+    database(path)
+    journal = replay.SqliteJournal(path)
+    journal.append(ENTRIES[3])
+    with sqlite3.connect(path) as base:
+        base.execute("delete from entries where number = 4")
+        base.execute("update entry_count set number = 3")
+        base.execute(statement)
+    base.close()
+    for use in (lambda: list(journal.entries()), lambda: journal.append(b"next")):
+        with pytest.raises(replay.JournalError):
+            use()
+    with pytest.raises(replay.JournalError, match=f"is damaged: {why}"):
+        list(replay.SqliteJournal(path).entries())
+    with pytest.raises(replay.JournalError, match=f"is damaged: {why}"):
+        replay.SqliteJournal(path).append(b"next")
+
+
+def test_a_database_without_its_schema(tmp_path: Path) -> None:
+    """Pages without tables are not a new journal."""
+    path = tmp_path / "database"
+    damaged = bytearray(database(path))
+    assert damaged[103:105] == b"\0\2"
+    damaged[104] = 0
+    path.write_bytes(damaged)
+    for _ in range(2):
+        with pytest.raises(replay.JournalError, match="is damaged: its table of entries is missing"):
+            replay.SqliteJournal(path)
+
+
+def test_an_entry_is_appended_during_a_reading(tmp_path: Path) -> None:
+    path = tmp_path / "database"
+    database(path)
+    reader, writer = replay.SqliteJournal(path), replay.SqliteJournal(path)
+    for journal, expected in ((reader, ENTRIES[:3]), (writer, [*ENTRIES[:3], ENTRIES[3]])):
+        reading = reader.entries()
+        assert next(reading) == ENTRIES[0]
+        journal.append(ENTRIES[len(expected)])
+        assert [ENTRIES[0], *reading][: len(expected)] == expected
+    assert list(reader.entries()) == ENTRIES[:5]
+
+
+def test_a_database_that_cannot_be_written(tmp_path: Path) -> None:
+    path = tmp_path / "database"
+    database(path)
+    journal = replay.SqliteJournal(path)
+    base = sqlite3.connect(path)
+    base.execute("create trigger full before insert on entries begin select raise(abort, 'no space'); end")
+    base.close()
+    with pytest.raises(replay.JournalError, match=r"database cannot be written: no space"):
+        journal.append(b"next")
+    base = sqlite3.connect(path)
+    base.execute("drop trigger full")
+    base.close()
+    journal.append(b"next")
+    assert list(replay.SqliteJournal(path).entries()) == [*ENTRIES[:3], b"next"]
 
 
 def test_a_database_of_an_earlier_version(tmp_path: Path) -> None:
@@ -206,6 +332,11 @@ def test_a_database_of_an_earlier_version(tmp_path: Path) -> None:
     assert list(journal.entries()) == ENTRIES
     journal.append(b"next")
     assert list(replay.SqliteJournal(path).entries()) == [*ENTRIES, b"next"]
+    with sqlite3.connect(path) as base:
+        base.execute("delete from entries where number > 5")
+    base.close()
+    with pytest.raises(replay.JournalError, match="is damaged: entry 6 is missing, its count is 7"):
+        list(replay.SqliteJournal(path).entries())
 
 
 def test_an_entry_of_another_type_is_named() -> None:

@@ -12,7 +12,8 @@ import pickle
 import sqlite3
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -33,6 +34,8 @@ _MAGIC = b"trio_accel journal\n"
 # A frame is this head and an entry: the length of the entry, the check of the head, and the checksum of all.
 _FRAME = struct.Struct("<QI")
 _LENGTH_BITS = 48
+# A damaged schema may contain text outside UTF-8, and lengths above the memory.
+_SQLITE_ERRORS = sqlite3.Error, UnicodeError, MemoryError
 _COLUMNS = "number integer primary key, entry blob not null, checksum integer"
 
 
@@ -238,44 +241,50 @@ def _is_longer(content: bytes, length: int, seed: int, checksum: int) -> bool:
 class SqliteJournal:
     """Entries in a database of SQLite, each in its own commit, with a checksum.
 
+    The database has the number of its entries in another table, because damage can hide the last rows of a
+    table from SQLite without an error.
+
     Args:
         path: The database.
+
+    Raises:
+        JournalError: The file is not a database, or is damaged.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path: Path = Path(path)
-        try:
+        self._is_checked = False
+        with self._errors("is not a journal"):
             self._database = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
-            for line in (
-                "pragma journal_mode=wal",
-                "pragma synchronous=normal",
-                f"create table if not exists entries ({_COLUMNS})",
-            ):
-                self._database.execute(line)
-            self._has_checksums()
-        except sqlite3.Error as error:
-            raise JournalError(f"{self.path} is not a journal: {error}") from error
+            # Text is not decoded, because errors would quote it, and differs from the type of an entry.
+            self._database.text_factory = bytearray
+            self._database.execute("pragma journal_mode=wal")
+            self._database.execute("pragma synchronous=normal")
+            if not self._has("entries"):
+                with self._transaction():
+                    self._make_tables()
 
     def __del__(self) -> None:
         if hasattr(self, "_database"):
             self._database.close()
 
-    def _has_checksums(self) -> bool:
-        """Return whether the table has checksums, which earlier versions did not write."""
-        columns = self._database.execute("pragma table_info(entries)")
-        return any(name == "checksum" for _, name, *_ in columns)
-
     def append(self, entry: bytes, /) -> None:
         """See `RecordingJournal.append`.
 
+        The first call checks the database, which takes as long as reading all entries.
+
         Raises:
-            sqlite3.Error: The database cannot be written.
+            JournalError: The database is damaged, or cannot be written.
         """
-        if not self._has_checksums():
-            self._database.execute("alter table entries add column checksum integer")
-        [(count,)] = self._database.execute("select coalesce(max(number), 0) from entries")
-        row = count + 1, entry, zlib.crc32(entry, _seed(count + 1))
-        self._database.execute("insert into entries (number, entry, checksum) values (?, ?, ?)", row)
+        with self._errors("cannot be written"), self._transaction():
+            if not self._is_checked:
+                self._prepare()
+            [(number,)] = self._database.execute("select coalesce(max(number), 0) from entries")
+            self._check_count(number, self._count())
+            row = number + 1, entry, zlib.crc32(entry, _seed(number + 1))
+            self._database.execute("insert into entries (number, entry, checksum) values (?, ?, ?)", row)
+            self._database.execute("update entry_count set number = ?", row[:1])
+        self._is_checked = True
 
     def entries(self) -> Iterator[bytes]:
         """See `RecordingJournal.entries`.
@@ -283,19 +292,108 @@ class SqliteJournal:
         Raises:
             JournalError: The database is damaged.
         """
-        checksums, expected = "checksum" if self._has_checksums() else "null", 0
+        number = 0
         try:
+            # Read first, because another process may append an entry meanwhile.
+            count = self._count()
+            checksums = "checksum" if self._has_checksums() else "null"
             rows = self._database.execute(f"select number, entry, {checksums} from entries order by number")  # noqa: S608
-            for number, entry, checksum in rows:
-                expected += 1
-                is_whole = number == expected and type(entry) is bytes
+            for number, (stored, entry, checksum) in enumerate(rows, 1):
+                is_whole = stored == number and type(entry) is bytes
                 if not is_whole or checksum not in (None, zlib.crc32(entry, _seed(number))):
                     raise JournalError(
-                        f"{self.path} is damaged: entry {expected} is missing or has a wrong checksum"
+                        f"{self.path} is damaged: entry {number} is missing or has a wrong checksum"
                     )
                 yield entry
-        except sqlite3.Error as error:
-            raise JournalError(f"{self.path} is damaged after entry {expected}: {error}") from error
+            self._check_count(number, count)
+        except _SQLITE_ERRORS as error:
+            raise JournalError(f"{self.path} is damaged after entry {number}: {error}") from error
+
+    @contextmanager
+    def _errors(self, text: str) -> Generator[None]:
+        """Raise `JournalError` with the path and a text for an error of SQLite in the block."""
+        try:
+            yield
+        except _SQLITE_ERRORS as error:
+            raise JournalError(f"{self.path} {text}: {error}") from error
+
+    @contextmanager
+    def _transaction(self) -> Generator[None]:
+        self._database.execute("begin immediate")
+        try:
+            yield
+            self._database.execute("commit")
+        except BaseException:
+            # SQLite itself ends the transaction after some errors.
+            with suppress(sqlite3.Error):
+                self._database.execute("rollback")
+            raise
+
+    def _has(self, table: str) -> bool:
+        return bool(self._database.execute("select 1 from sqlite_master where name = ?", (table,)).fetchall())
+
+    def _has_checksums(self) -> bool:
+        """Return whether the table has checksums, which earlier versions did not write."""
+        columns = self._database.execute("pragma table_info(entries)")
+        return any(name == b"checksum" for _, name, *_ in columns)
+
+    def _count(self) -> int:
+        """Return the number of entries by their count, which earlier versions did not write: then 0.
+
+        Raises:
+            JournalError: The count is missing.
+        """
+        if not self._has("entry_count"):
+            return 0
+        rows = self._database.execute("select number from entry_count").fetchall()
+        if len(rows) != 1 or type(rows[0][0]) is not int:
+            raise JournalError(f"{self.path} is damaged: its count of entries is missing")
+        return rows[0][0]
+
+    def _check_count(self, number: int, count: int) -> None:
+        """Refuse fewer entries than counted; earlier versions append entries without counting them.
+
+        Raises:
+            JournalError: An entry is missing.
+        """
+        if number < count:
+            raise JournalError(f"{self.path} is damaged: entry {number + 1} is missing, its count is {count}")
+
+    def _make_tables(self) -> None:
+        """Create the tables of a new journal.
+
+        Raises:
+            JournalError: The database has a journal without its entries.
+        """
+        if self._has("entries"):
+            # Another process has created them meanwhile.
+            return
+        [(pages,)] = self._database.execute("pragma page_count")
+        [(tables,)] = self._database.execute("select count(*) from sqlite_master")
+        if self._has("entry_count") or (pages > 1 and not tables):
+            raise JournalError(f"{self.path} is damaged: its table of entries is missing")
+        self._database.execute(f"create table entries ({_COLUMNS})")
+        self._make_count(0)
+
+    def _make_count(self, number: int) -> None:
+        self._database.execute("create table entry_count (id integer primary key, number integer not null)")
+        self._database.execute("insert into entry_count values (1, ?)", (number,))
+
+    def _prepare(self) -> None:
+        """Check the database, and add the checksums and the count that earlier versions did not write.
+
+        Raises:
+            JournalError: The database is damaged.
+        """
+        # SQLite would write a new entry over others if the free space of a page is wrong.
+        [(report,)] = self._database.execute("pragma integrity_check(1)")
+        if report != b"ok":
+            raise JournalError(f"{self.path} is damaged: {report.decode(errors='replace')}")
+        number = sum(1 for _ in self.entries())
+        if not self._has_checksums():
+            self._database.execute("alter table entries add column checksum integer")
+        if not self._has("entry_count"):
+            self._make_count(number)
 
 
 def pack(entry: Entry) -> bytes:
