@@ -279,9 +279,9 @@ class SqliteJournal:
         with self._errors("cannot be written"), self._transaction():
             if not self._is_checked:
                 self._prepare()
-            [(newest,)] = self._database.execute("select coalesce(max(number), 0) from entries")
-            self._check_count(newest, self._count())
-            row = newest + 1, entry, zlib.crc32(entry, _seed(newest + 1))
+            [(number,)] = self._database.execute("select coalesce(max(number), 0) from entries")
+            self._check_count(number, self._count())
+            row = number + 1, entry, zlib.crc32(entry, _seed(number + 1))
             self._database.execute("insert into entries (number, entry, checksum) values (?, ?, ?)", row)
             self._database.execute("update entry_count set number = ?", row[:1])
         self._is_checked = True
