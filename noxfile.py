@@ -148,13 +148,13 @@ def rooms(session: nox.Session) -> None:
     marks = "not gpu and not alone and not lint and not ray and not slow"
     options = (*SAMPLE, "--share", str(share), *TWO_AT_A_TIME)
     _python(session, "-m", "pytest", "-m", marks, *options, *chosen, env={"TRIO_ACCEL_BACKEND": "cpu"})
-    for name, needed, run in (
-        ("backends.cuda backends.base devices testing", "gcc g++", _stand_in),
-        ("backends.base backends.cpu expressions", "g++", _compiled),
-        ("backends.base", "", _third),
+    for names, needed, tested, run in (
+        ("backends.cuda backends.base devices testing", "gcc g++", ON_STAND_IN, _stand_in),
+        ("backends.base backends.cpu expressions", "g++", ON_STAND_IN, _compiled),
+        ("backends.base", "", CONFORMANCE, _third),
     ):
-        if changed & {*name.split()} and all(map(shutil.which, needed.split())):
-            folders = [*{*own, "arrays", "backends"} & {*ON_STAND_IN}]
+        if changed & {*names.split()} and all(map(shutil.which, needed.split())):
+            folders = sorted({*own, "arrays", "backends"} & {*tested})
             those = _files(*folders, without=["no_device", "any_backend", "one_backend"])
             run(session, *SAMPLE, "--share", str(_share_of(those, _SECONDS_OF_OTHERS)), *those)
     if "docs" in own:
