@@ -37,7 +37,15 @@ from typing import Any, TypeAlias
 import attrs
 
 from ...actors import ActorStoppedError
-from ...backends.base import AccelDevice, AccelEvent, AccelStream, HostArray, KernelLibrary, StreamPause
+from ...backends.base import (
+    AccelDevice,
+    AccelEvent,
+    AccelStream,
+    HostArray,
+    KernelLibrary,
+    StreamPause,
+    function_of,
+)
 from ...backends.base.contract.ops import CopyFromHostSpec, CopySpec, HostUse, OperationSpec
 from ...backends.base.kit.modules import import_extra
 from ..base._bridge import CallThread, failure_of
@@ -140,7 +148,9 @@ class Enqueuer:
                 done now.
         """
         if self._context.is_lost:
-            raise ActorStoppedError(f"{launch.name} was not started: the context is lost", path=queue.owner)
+            raise ActorStoppedError(
+                f"{function_of(launch.name)} was not started: the context is lost", path=queue.owner
+            )
         has_staged = False
         memory, stream = self._memory, queue.stream
         try:

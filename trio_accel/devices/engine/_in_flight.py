@@ -15,6 +15,7 @@ from ...backends.base import (
     InputFailedError,
     OutOfMemoryError,
     PlacedBlock,
+    function_of,
 )
 from ..base._errors import leaves_unchanged
 from ..operations._blocks import BlockTable
@@ -155,7 +156,7 @@ class InFlight:
             cause = producer.failure()
             if cause is not None and not leaves_unchanged(cause):
                 failed = InputFailedError(
-                    f"an input was being written by {producer.launch.name}, which failed; "
+                    f"an input was being written by {function_of(producer.launch.name)}, which failed; "
                     "make the input again, then ask again"
                 )
                 failed.__cause__ = cause
