@@ -34,7 +34,7 @@ __all__ = ["System", "open_system"]
 _logger = logging.getLogger("trio_accel.devices")
 # First uses need the types of low precision, the orders of contractions, and all lazy parts.
 _PARTS = ("ml_dtypes", "opt_einsum", *[f"trio_accel.{name}" for name in LAZY_PARTS])
-# Of extras, which may be missing: functions of `telemetry` that cannot wait import these.
+# Functions of `telemetry` that cannot wait import these extras, which may be missing.
 _EXTRAS = ("prometheus_client", "opentelemetry.trace")
 
 

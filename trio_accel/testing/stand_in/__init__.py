@@ -121,6 +121,8 @@ def build(folder: Path | None = None) -> StandIn:
     for path in (Path(__file__), *_SOURCES, *_HEADERS, _SORT[0]):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     target = root / digest.hexdigest()[:16]
+    # Its compiler of kernels makes a folder for each, which stays if the process is killed.
+    remove_stale(target, r"compile-\w+")
     if not target.exists():
         _build_into(target)
     return StandIn(target, tuple(target / name for name in _LIBRARIES.values()))
