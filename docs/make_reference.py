@@ -28,6 +28,7 @@ import array_api_table
 import determinism_table
 import operations_table
 import reference_source as source
+from internal_names import INTERNAL, names
 from reference_source import Class, Definition, Function
 
 from trio_accel.backends.base import ops
@@ -65,88 +66,8 @@ def _role(one: ops.SpecField) -> str:
     return one.role.access or one.role.kind
 
 
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-_SYSTEM = _names(
-    "alive expect measure observers open open_in opened_at opening sender start_device thread token"
-)
-# What the layers above use and a program does not: names of a module, or of members of a class.
-INTERNAL: Mapping[str, frozenset[str]] = {
-    "trio_accel.backends": _names(
-        "candidates describe driver_checks members path_of resolve resolve_for_worker"
-    ),
-    "trio_accel.actors": _names(
-        "DirectReply Measured Meter UNAVAILABLE Posted WAKE_VALUE Waiter actor_path_of around_each_system "
-        "arguments_of bind_arguments binder check_name describe idle_actor message_target named_arguments "
-        "NotAwaited Opening Silenced not_copied opens silence unobserved_actor "
-        "as_plain checked_options copied fits is_number validator must_be_count must_be_number "
-        "must_be_one_of must_be_positive must_be_whole leaves named_options nearest "
-        "note_end fast_path running_beside signed_like single unknown_option warn_untold ActorFigures "
-        "ItemRequest Leavable ParkingLot Serves TaskEvent TaskLock Validator to_await apart leavable_context "
-        "run_all run_apart run_in_thread"
-    ),
-    "trio_accel.devices": _names(
-        "Around Ask CompletionPort ContextActor DeviceActor DeviceOpening EngineHook Fault FaultHow "
-        "FaultKind FaultPlan Key Launch LaunchTimes MemoryActor OpenDevice Phase PutFirst PutPart Recorded "
-        "Lent Stay poll_answers PeerCopy PeerCopyActor available exclusive copy_error by_key by_load "
-        "for_blocking_code IS_DERIVED "
-        "check_device describe_workers is_traced lend opened overlaps record refuse_recording run_together "
-        "DECLARED operation_like Chain ArrayFunction arguments_of called composed refuse_value "
-        "bounded_integer bounded_integers clamped integer is_several real refuse_dtypes said shown what_to_do"
-    ),
-    "trio_accel.programs": _names("ProgramActor"),
-    "trio_accel.train": _names("grad value_and_grad"),  # of `gradients`
-    "trio_accel.backends.base": _names(
-        "BackendReport BlockMemory ChunkAllocator ChunkSource CopyFromForeignSpec DeviceReport ForeignArray "
-        "StreamPause Lease PlacedBlock Placement Poison SharesCudaMemory Software as_bits scalar Refused "
-        "ALWAYS_HELD by_way_of_int64 check_conversion check_plain check_same_kind element factor "
-        "host_array is_same_kind ArraySpec OperationSpec INEXACT INTEGERS NATIVE check_dtype "
-        "check_structure misplaced no_element no_length scalar_of unordered function_of name_function "
-        "operation_of"
-    ),
-    "trio_accel.backends.base.contract.ops": _names(
-        "Asker ProgramCall ProgramFetch ProgramNext ProgramResult ProgramReturn RESULT_WORDS "
-        "BranchSpec ChainSpec GraphNode GraphRecipe GraphSpec LoopSpec graph_recipe "
-        "Descriptor Role SpecField array_key arrays_of field_repr map_arrays value_key "
-        "common_shape product_shape real_of transformed_shape KINDS check_index Item Shapes column "
-        "complex_of scalar_offsets IDENTITIES Combination Scan identity_of accumulator_of number_of "
-        "contraction_terms in_between"
-    ),
-    "AccelRef": _names("first noun refuse refuse_numpy silence"),
-    "ActorContext": _names("served show show_note show_process"),
-    "ActorSystem": _SYSTEM,
-    "AdaptiveCompletion": _names("open"),
-    "Call": _names("args close first function named noun refuse refuse_numpy send silence throw"),
-    "CompletionStrategy": _names("open"),
-    "DeviceGroup": _names("add scope"),
-    "DeferredReply": _names("fail_as_crash is_of poll_once_more"),
-    "Device": _names(
-        "ask_chain check_ask check_pending descriptors end fate_of_arrays take_back is_given_up look_ahead "
-        "lost start validated wait_ended"
-    ),
-    "HostCallbackCompletion": _names("open"),
-    "Kernel": _names("definition plan"),
-    "LibraryActor": _names("launch launch_here launch_now library_of lifespan start_grace"),
-    "ManualCompletion": _names("open"),
-    "OperationSpec": _names("blocks descriptor"),
-    "Pending": _names("settle what_to_do"),
-    "PerActorStreams": _names("open"),
-    "PerLibraryStreams": _names("open"),
-    "Planner": _names("launch"),
-    "PolledCompletion": _names("open"),
-    "Probe": _names("answer"),
-    "Recorder": _names("begin end"),
-    "Ref": _names("post"),
-    "SingleStream": _names("open"),
-    "StreamPool": _names("open"),
-    "Subscription": _names("deliver"),
-    "SyncCompletion": _names("open"),
-    "System": _SYSTEM,
-}
 # Classes that a program gets and does not make: their constructors are no part of the reference.
-GIVEN = _names(
+GIVEN = names(
     "Graph GraphsActor Array ArrayApi "
     "AccelRef ActorContext ActorSnapshot ActorSystem ArraysActor BlasActor Call DeferredReply Device "
     "DeviceInfo FaultInjection FftActor FunctionProgram JitActor Leak LeakError LibraryActor Pending "

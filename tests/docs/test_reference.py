@@ -11,7 +11,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from make_reference import INTERNAL, entries_of, generated
+from internal_names import INTERNAL
+from make_reference import entries_of, generated
 from pages import REFERENCE, ROOT, anchors, name_of, read
 from reference_domain import DomainWriter, objects
 

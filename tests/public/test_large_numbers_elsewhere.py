@@ -25,7 +25,7 @@ import trio_accel as ta
 from trio_accel.devices import Operation
 
 sys.path.insert(0, str(ROOT / "docs"))
-from make_reference import INTERNAL
+from internal_names import INTERNAL
 
 NUMBERS = (2**63, 2**64, 2**70, -(2**70), 10**400, sys.float_info.max, math.inf, math.nan)
 _NUMBER = re.compile(r"\bint\b|\bfloat\b|\bcomplex\b(?!')|\bShape\b|LaunchRule|_Axis|\bExtents\b")

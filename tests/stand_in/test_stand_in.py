@@ -6,6 +6,7 @@ last as long as the process.
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
