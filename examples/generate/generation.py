@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, Hashable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from operator import attrgetter
@@ -197,13 +197,30 @@ class _Lane:
         model: The model.
         count: The number of sequences.
         company: The sequences of its previous step, if each had one token.
-        last: The tokens of its previous step.
+        steps: The tokens of its last steps, as long as the device keeps them during the next step.
     """
 
     model: Model
     count: int = 0
     company: _Company | None = None
-    last: _Made = attrs.field(factory=lambda: _Made([], 0))
+    steps: deque[_Made] = attrs.field(factory=lambda: deque([_Made([], 0)], SLOTS - 1))
+
+    def sources(self, sequences: list[_Sequence], is_ahead: npt.NDArray[np.bool_]) -> tuple[_Made, _Ints]:
+        """Return the step that chooses the tokens of the sequences in advance, and the device's slots.
+
+        It is not always the newest one. With several models, two steps of a model may run, each with other
+        sequences. If the other models' sequences end then, the next step has the sequences of both.
+
+        Raises:
+            WrongTokensError: No step has all of the sequences in advance.
+        """
+        if not is_ahead.any():
+            return self.steps[-1], np.full(len(sequences), -1)
+        for made in reversed(self.steps):
+            places = made.places(sequences)
+            if (places[is_ahead] >= 0).all():
+                return made, np.where(is_ahead, places, -1)
+        raise WrongTokensError("a step was called before the step that chooses its tokens; it runs again")
 
 
 @attrs.define(eq=False)
@@ -297,9 +314,9 @@ class Generation:
                     found, wrong = await trio.to_thread.run_sync(self._masks, batch)
                     masks = joined_masks([found.get(one) for one in batch])
         # Do not wait for anything before the request is sent, so that steps are sent in order.
-        before = lane.last
-        sources = np.where(is_ahead, before.places(batch), -1) if is_ahead.any() else np.full(len(batch), -1)
-        made = lane.last = _Made(batch, (before.place + width) % (SLOTS * width) if width else 0)
+        before, sources = lane.sources(batch, is_ahead)
+        made = _Made(batch, (lane.steps[-1].place + width) % (SLOTS * width) if width else 0)
+        lane.steps.append(made)
         rows = [tokens, starts, company.places(starts)]
         # The slots for tokens on the device limit the sequences of a step called in advance.
         if len(batch) <= width:

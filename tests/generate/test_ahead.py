@@ -211,6 +211,54 @@ async def test_a_step_may_have_sequences_that_the_one_before_it_has_not(
             made._check(before, tokens, sources, checksum(np.array([5, 8])))
 
 
+@pytest.mark.parametrize("forward", FORWARDS)
+async def test_a_step_in_advance_follows_a_step_that_is_not_the_newest(
+    system: ta.System, device: ta.Device, forward: str
+) -> None:
+    """With several models, a step of other sequences may begin between two steps of a sequence."""
+    async with (
+        open_model(device, TINY, LOADED.weights, pages=60, size=4, forward=forward) as model,
+        open_generation(system, model, LOADED, positions=70, ahead=True) as made,
+    ):
+        expected = await alone(model)
+        first, second, third = (
+            RunningSequence[Prompt, int](
+                Prompt(tokens=PROMPTS[number], most=MOST[number], sampling=SAMPLINGS[number]),
+                length=len(PROMPTS[number]),
+                chunk=len(PROMPTS[number]),
+            )
+            for number in (0, 2, 4)
+        )
+
+        async def step(*sequences: RunningSequence[Prompt, int]) -> list[Any]:
+            return await made.step(list(sequences))
+
+        def give(sequence: RunningSequence[Prompt, int], tokens: Any) -> None:
+            sequence.done, sequence.chunk, sequence.steps_ahead = sequence.done + sequence.chunk, 1, 0
+            sequence.parts.extend(tokens)
+
+        for sequence in (first, second, third):
+            give(sequence, *await step(sequence))
+        [own] = await step(first)
+        for sequence in (second, third):
+            give(sequence, *await step(sequence))
+        # The batcher has not given the token of the first sequence yet.
+        first.steps_ahead = 1
+        others, [last] = (await step(second, first, third)), await step(third)
+        # The step of the third sequence is newer, and the first sequence has no token of it.
+        assert [*own, *others[1]] == list(expected[0][1:3])
+        assert [*second.parts, *others[0]] == list(expected[2][:3])
+        assert [*third.parts, *others[2]] == list(expected[4][:3]) and last == others[2]
+        # A step that nobody has called has chosen no token.
+        second.steps_ahead = third.steps_ahead = 1
+        made._lanes[model].steps.clear()
+        made._lanes[model].steps.append(_Made([second], 0))
+        with pytest.raises(WrongTokensError, match="before the step that chooses"):
+            await step(second, first, third)
+        for sequence in (first, second, third):
+            made.leave(sequence)
+
+
 async def test_draws_of_a_repeated_step(system: ta.System, device: ta.Device) -> None:
     """Its company may have been made by the step before it."""
     async with (
