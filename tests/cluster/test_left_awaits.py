@@ -339,7 +339,7 @@ async def _workflows(there: There) -> Kind:
 
     async def check() -> None:
         # A run that was left unwinds first.
-        while flow.runs:
+        while flow.runs:  # noqa: ASYNC110  # nobody tells
             await trio.lowlevel.checkpoint()
         for key in range(begun):
             result = await flow.run(store=store, key=f"{key}", n=2)
@@ -476,7 +476,7 @@ async def test_an_await_left_at_any_point(name: str, isolation: ta.Isolation, tm
                 await kind.check()
                 # The other task has gone on all the time.
                 count = len(values)
-                while len(values) < count + 4:
+                while len(values) < count + 4:  # noqa: ASYNC110  # nobody tells
                     await trio.lowlevel.checkpoint()
                 nursery.cancel_scope.cancel()
             assert generations == [device.generation for device in there.devices]

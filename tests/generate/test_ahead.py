@@ -248,7 +248,8 @@ async def test_a_step_in_advance_follows_a_step_that_is_not_the_newest(
         # The step of the third sequence is newer, and the first sequence has no token of it.
         assert [*own, *others[1]] == list(expected[0][1:3])
         assert [*second.parts, *others[0]] == list(expected[2][:3])
-        assert [*third.parts, *others[2]] == list(expected[4][:3]) and last == others[2]
+        assert [*third.parts, *others[2]] == list(expected[4][:3])
+        assert last == others[2]
         # A step that nobody has called has chosen no token.
         second.steps_ahead = third.steps_ahead = 1
         made._lanes[model].steps.clear()
