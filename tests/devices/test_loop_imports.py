@@ -115,7 +115,7 @@ trio.run(main)
 
 
 def _run(program: str, *arguments: str) -> str:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), SEARCHED])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS / "public"), SEARCHED])}
     command = [sys.executable, "-c", program, BACKEND, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr

@@ -214,7 +214,7 @@ async def test_work_on_failed_results_fails_too(
     assert isinstance(failed, ta.LibraryError)
     for outcome in (transform, dot):
         assert isinstance(outcome, ta.InputFailedError)
-        assert "linalg.Scal" in str(outcome)
+        assert "linalg.scal" in str(outcome)
         # The caller has a copy, so that an error others wait for does not keep the caller's frames.
         assert repr(outcome.__cause__) == repr(failed)
     assert isinstance(fine, ta.AccelRef)

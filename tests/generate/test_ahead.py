@@ -212,7 +212,7 @@ async def test_a_step_may_have_sequences_that_the_one_before_it_has_not(
 
 
 @pytest.mark.parametrize("forward", FORWARDS)
-async def test_a_step_in_advance_follows_a_step_that_is_not_the_newest(
+async def test_a_step_in_advance_after_a_newer_step_of_other_sequences(
     system: ta.System, device: ta.Device, forward: str
 ) -> None:
     """With several models, a step of other sequences may begin between two steps of a sequence."""

@@ -56,7 +56,6 @@ class Tensor:
 NO_ARRAYS: dict[str, tuple[Any, str]] = {
     "a tensor": (Tensor("cpu"), r"test_refused\.Tensor for 'y'; write batch\['y'\]\.numpy\(\)$"),
     "a tensor elsewhere": (Tensor("cuda"), r"write batch\['y'\]\.cpu\(\)\.numpy\(\)$"),
-    "a list": ([0] * 8, r"list for 'y'; write np\.asarray\(batch\['y'\]\)$"),
     "a number": (3, r"int for 'y'; write np\.asarray\(batch\['y'\]\)$"),
     "a string": ("labels", r"str for 'y'$"),
     "nothing": (None, r"NoneType for 'y'$"),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
 from functools import partial
 from statistics import median
 from typing import Any
@@ -464,7 +466,21 @@ def run_recover(*, rounds: int, backend: str | None, is_json: bool) -> int:
         return json.dumps(fields, allow_nan=False, indent=2)
 
     job = partial(_run, rounds, backend, document, make_console(is_quiet=is_json))
-    return run_for_json(job, render) if is_json else run_async(job)
+    with _without_log():
+        return run_for_json(job, render) if is_json else run_async(job)
+
+
+@contextmanager
+def _without_log() -> Generator[None]:
+    """Drop the log of devices, because the demo injects their faults and shows them itself."""
+    logger = logging.getLogger("trio_accel.devices")
+    level = logger.level
+    # Above all levels.
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 async def _run(rounds: int, backend: str | None, document: dict[str, object], console: Console) -> int:

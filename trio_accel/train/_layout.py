@@ -102,7 +102,7 @@ def base_of(checksums: Mapping[str, int]) -> int:
 
 
 def check_batch(batch: Batch, *, takes_cuda: bool) -> None:
-    """Refuse a batch that is not a mapping of NumPy arrays.
+    """Refuse a batch that is not a mapping of NumPy arrays or lists of numbers.
 
     Args:
         batch: The batch.
@@ -115,7 +115,7 @@ def check_batch(batch: Batch, *, takes_cuda: bool) -> None:
         raise TypeError(f"a batch must be a dict of arrays by name, got {type(batch).__name__}")
     for name, value in cast("Mapping[str, Any]", batch).items():
         kind = type(cast("object", value))
-        if isinstance(value, (np.ndarray, np.generic)) or (
+        if isinstance(value, (np.ndarray, np.generic, list, tuple)) or (
             takes_cuda and hasattr(value, "__cuda_array_interface__")
         ):
             continue
@@ -126,7 +126,7 @@ def check_batch(batch: Batch, *, takes_cuda: bool) -> None:
         elif callable(getattr(value, "numpy", None)):  # a tensor of PyTorch or TensorFlow
             is_on_host = getattr(getattr(value, "device", None), "type", "cpu") == "cpu"
             advice = f"; write {entry}{'' if is_on_host else '.cpu()'}.numpy()"
-        elif isinstance(value, (list, tuple, Number)) or hasattr(value, "__array__"):
+        elif isinstance(value, Number) or hasattr(value, "__array__"):
             advice = f"; write np.asarray({entry})"
         path = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
         raise TypeError(f"a batch must have NumPy arrays by name, got {path} for {name!r}{advice}")
