@@ -235,6 +235,7 @@ async def test_asarray(device: ta.Device) -> None:
 
 
 async def test_invalid_arguments_are_refused(device: ta.Device) -> None:
+    vector = await device.put(np.ones(3))
     wrong: list[tuple[Any, type[Exception], str]] = [
         (lambda: arrays.arange(device, 0, 5, 0), ValueError, r"arrays\.arange: .*the step not 0"),
         (lambda: arrays.arange(device, float("inf")), ValueError, "numbers must be finite"),
@@ -259,6 +260,12 @@ async def test_invalid_arguments_are_refused(device: ta.Device) -> None:
         (lambda: arrays.full(3, device, 0.5), TypeError, r"arrays\.full: device must be"),  # type: ignore[arg-type]
         (lambda: arrays.zeros(device, (2, -3)), ValueError, "shape must be integers of at least 0, got"),
         (lambda: arrays.tril(np.zeros((3, 3))), TypeError, "no operand is on a device"),
+        (
+            lambda: arrays.tril(2.0),
+            ValueError,
+            r"arrays\.tril: x must have at least two axes, got shape \(\)",
+        ),
+        (lambda: arrays.triu(vector), ValueError, r"arrays\.triu: x must .* axes, got shape \(3,\)"),
     ]
     for call, error, text in wrong:
         with pytest.raises(error, match=text):

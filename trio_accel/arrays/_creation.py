@@ -482,13 +482,22 @@ async def tril(x: Operand, /, *, k: int = 0, out: Out = None) -> AccelRef:
         TypeError: `x` is not an array, or `k` is not an integer.
         ValueError: There are fewer than two axes, or `out` has another shape.
     """
+    _check_matrices("arrays.tril", x)
     return await _LOWER(x=x, k=clamped("arrays.tril", "k", k), out=out)
 
 
 @composed
 async def triu(x: Operand, /, *, k: int = 0, out: Out = None) -> AccelRef:
     """Copy matrices, with zeros in place of the elements below a diagonal; see `tril`."""
+    _check_matrices("arrays.triu", x)
     return await _UPPER(x=x, k=clamped("arrays.triu", "k", k), out=out)
+
+
+def _check_matrices(name: str, x: Any) -> None:
+    # The expression refuses what is not an array.
+    shape = () if isinstance(x, int | float | complex) else getattr(x, "shape", None)
+    if shape is not None and len(shape) < 2:
+        raise ValueError(f"{name}: x must have at least two axes, got shape {shape}")
 
 
 _LOWER, _UPPER = (
