@@ -201,9 +201,7 @@ async def test_triangles_in_place_and_with_nan(device: ta.Device) -> None:
     x = await device.put(host)
     assert await arrays.tril(x, out=x) is x
     np.testing.assert_array_equal(await x.to_host(), np.tril(host))
-    with pytest.raises(
-        ValueError, match=r"arrays\.triu: i\(-2\): the axis is out of range for the result of shape \(3,\)"
-    ):
+    with pytest.raises(ValueError, match=r"arrays\.triu: x must have at least two axes, got shape \(3,\)"):
         await arrays.triu(x[0])
 
 
@@ -235,7 +233,6 @@ async def test_asarray(device: ta.Device) -> None:
 
 
 async def test_invalid_arguments_are_refused(device: ta.Device) -> None:
-    vector = await device.put(np.ones(3))
     wrong: list[tuple[Any, type[Exception], str]] = [
         (lambda: arrays.arange(device, 0, 5, 0), ValueError, r"arrays\.arange: .*the step not 0"),
         (lambda: arrays.arange(device, float("inf")), ValueError, "numbers must be finite"),
@@ -263,9 +260,8 @@ async def test_invalid_arguments_are_refused(device: ta.Device) -> None:
         (
             lambda: arrays.tril(2.0),
             ValueError,
-            r"arrays\.tril: x must have at least two axes, got shape \(\)",
+            r"arrays\.tril: x must have .* axes, got shape \(\)",
         ),
-        (lambda: arrays.triu(vector), ValueError, r"arrays\.triu: x must .* axes, got shape \(3,\)"),
     ]
     for call, error, text in wrong:
         with pytest.raises(error, match=text):
