@@ -1,4 +1,17 @@
-"""Calls backwards: from the gradient of a value to the gradients of its operands."""
+"""Calls backwards: from the gradient of a value to the gradients of its operands.
+
+`backward` visits the calls from the last to the first. The rule of a call yields a gradient for each of its
+operands, and three properties hold for all rules, so that no rule has to ensure them:
+
+* `as_operand` is the only way of a gradient into an operand. It sums over broadcast axes, drops the
+  imaginary part for a real operand, and casts to the operand's dtype.
+* `pulled` gives each place of a composition a leaf of its own, so that an array that is passed twice gets two
+  gradients, and not their sum twice.
+* `bound` replaces host arrays by placeholders on the device, because rules compose calls of their operands.
+
+A rule belongs to a public function (`_rule_of`). A private expression in a composition may have the same name,
+but other arguments, and is derived from its own text.
+"""
 
 # Operands are calls and arrays, and a call's result is untyped before it is awaited.
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
@@ -7,6 +20,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
@@ -16,10 +30,22 @@ import numpy as np
 
 from .. import arrays as _arrays
 from ..backends.base import ArraySpec, DType, NotSupportedError
-from ..devices import AccelRef, Call, Chain, arguments_of
-from ._elementwise import ADVICE, Rule, slopes_of
+from ..devices import AccelRef, ArrayFunction, Call, Chain, arguments_of
+from ._elementwise import ADVICE, Rule, slopes_of, summed_to
+from ._memo import memoized
 
-__all__ = ["RULES", "Make", "backward", "bound", "itself", "pulled", "refuse"]
+__all__ = [
+    "RULES",
+    "Make",
+    "as_operand",
+    "backward",
+    "bound",
+    "hosts_on_device",
+    "itself",
+    "pulled",
+    "put_like",
+    "refuse",
+]
 
 # These functions are typed by the results of awaited calls, but the rules compose calls.
 arrays: Any = _arrays
@@ -73,8 +99,7 @@ def backward(
                 if isinstance(slope, list):
                     _add_parts(slopes, operand, dict(enumerate(slope)), calls)
                     continue
-                if is_exact and operand.dtype.kind != "complex" and slope.dtype.kind == "complex":
-                    slope = arrays.real(slope)
+                slope = as_operand(slope, operand)
                 total = slopes.get(id(operand))
                 calls.append(slope if total is None else total + slope)
                 slopes[id(operand)] = calls[-1]
@@ -83,12 +108,26 @@ def backward(
     return [slopes[id(leaf)] if id(leaf) in slopes else arrays.zeros_like(leaf) for leaf in leaves]
 
 
+def as_operand(slope: Any, operand: Any) -> Any:
+    """Return a gradient with the shape and dtype of its operand, or of the operand's layout."""
+    if slope.shape != operand.shape:
+        slope = summed_to(slope, operand.shape)
+    dtype = operand.dtype
+    if slope.dtype != dtype:
+        if slope.dtype.kind == "complex" and dtype.kind != "complex":
+            slope = arrays.real(slope)
+        if slope.dtype != dtype:
+            slope = slope.cast(dtype)
+    return slope
+
+
 def _add_parts(slopes: dict[int, Any], call: Any, gradients: Mapping[int, Any], calls: list[Any]) -> None:
     """Add gradients for some results of a call."""
     parts = slopes.setdefault(id(call), [None] * len(call))
     for index, g in gradients.items():
         if g is not None:
-            calls.append(g if parts[index] is None else parts[index] + g)
+            slope = as_operand(g, call.layouts[index])
+            calls.append(slope if parts[index] is None else parts[index] + slope)
             parts[index] = calls[-1]
 
 
@@ -145,7 +184,7 @@ def _is_step(call: Any) -> bool:
 def _gradients(call: Any, g: Any, *, is_exact: bool) -> Iterator[Rule]:
     """Return the arguments of a call with their gradients, by the gradient of its result."""
     name = call.function.name
-    rule = RULES.get(name) or call.function.rule
+    rule = _rule_of(call.function) or call.function.rule
     if rule is not None:
         return rule(call, g)
     if name in REASONS:
@@ -156,6 +195,17 @@ def _gradients(call: Any, g: Any, *, is_exact: bool) -> Iterator[Rule]:
     if slopes is None:
         raise refuse(name, "no rule is defined for it")
     return slopes
+
+
+@memoized
+def _rule_of(function: ArrayFunction) -> Make | None:
+    """Return the rule of a public function, but not for a private expression with its name."""
+    rule, (room, _, base) = RULES.get(function.name), function.name.partition(".")
+    if rule is None or not base or room == "AccelRef":
+        return rule
+    public = getattr(import_module(f"trio_accel.{room}"), base, None)
+    asked = getattr(public, "asked", None)
+    return rule if asked is None or asked is function else None
 
 
 KINDS: list[Callable[[Any, Any], Iterator[Rule] | None]] = []
@@ -215,7 +265,58 @@ def bound(call: Any) -> dict[str, Any]:
     parameters = _parameters(call.function.name)
     args = {name: parameter.default for name, parameter in parameters.items()} | _named_args(call)
     args.pop("out", None)
-    return args
+    hosts = {name: value for name, value in args.items() if _has_host(value)}
+    if not hosts:
+        return args
+    names = _operand_names(call.function.name)
+    # The call itself is on its device; an operand may be a call of host arrays.
+    return args | {name: put_like(value, call) for name, value in hosts.items() if name in names}
+
+
+def hosts_on_device(call: Any, operands: Sequence[Any]) -> list[Any]:
+    """Return operands of a call, with host arrays put on its device, because rules compose calls of them."""
+    return [put_like(operand, call) for operand in operands]
+
+
+async def _placed(host: Any, like: AccelRef | Sequence[AccelRef]) -> AccelRef:
+    if isinstance(host, AccelRef):
+        # A recorded chain has replaced the host array by a placeholder.
+        return host
+    ref = like if isinstance(like, AccelRef) else like[0]
+    return await ref.device.put(host)
+
+
+_PLACED = ArrayFunction("gradients.placed", _placed, "awaitable", takes_hosts=True)
+
+
+def _has_host(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(map(_has_host, value))
+    return isinstance(value, np.ndarray)
+
+
+def put_like(value: Any, like: Any) -> Any:
+    """Put a host array, or the host arrays of a sequence, on the device of another array or call."""
+    if isinstance(value, (list, tuple)):
+        return type(value)([put_like(item, like) for item in value])
+    if not isinstance(value, np.ndarray):
+        return value
+    placed: Call[AccelRef] = Call(_PLACED, (value, like))
+    placed.silence()
+    return placed
+
+
+@functools.cache
+def _operand_names(name: str) -> frozenset[str]:
+    """Return the parameters of a function that are operands by their annotations."""
+    return frozenset(
+        key
+        for key, parameter in _parameters(name).items()
+        if _OPERAND.search(str(parameter.annotation)) is not None
+    )
+
+
+_OPERAND = re.compile(r"\b(Operand|AccelRef|ExpressionArgument)\b")
 
 
 def _named_args(call: Any) -> dict[str, Any]:

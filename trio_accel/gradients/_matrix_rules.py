@@ -17,7 +17,7 @@ from .. import arrays as _arrays
 from .. import fft as _fft
 from .. import linalg as _linalg
 from ..devices import gather
-from ._backward import RULES, bound, refuse
+from ._backward import RULES, bound, hosts_on_device, refuse
 from ._elementwise import Rule, summed_to
 from ._factor_rules import added, column, row
 from ._rules import adjoint, composition, conjugate
@@ -29,11 +29,10 @@ linalg: Any = _linalg
 
 
 def _matmul(call: Any, g: Any) -> Iterator[Rule]:
-    a, b = call.args[:2]
+    a, b = hosts_on_device(call, call.args[:2])
     of_rows = (1, *a.shape)[-max(2, len(a.shape)) :]
     of_columns = (*b.shape, 1)[: max(2, len(b.shape))]
     shape = (*np.broadcast_shapes(of_rows[:-2], of_columns[:-2]), of_rows[-2], of_columns[-1])
-    # One of the operands may be an array of the host.
     rows = cache(lambda: conjugate(a.reshape(of_rows) if len(a.shape) == 1 else a))
     columns = cache(lambda: conjugate(b.reshape(of_columns) if len(b.shape) == 1 else b))
     slope = cache(lambda: arrays.reshape(g, shape))
@@ -114,7 +113,7 @@ def _pinv(call: Any, g: Any) -> Iterator[Rule]:
 
 def _block(call: Any, g: Any) -> Iterator[Rule]:
     """Compute a matrix function's gradient: a block of that function, applied to a matrix twice as large."""
-    f, x = getattr(linalg, call.function.name.partition(".")[2]), call.args[0]
+    f, (x, *_) = getattr(linalg, call.function.name.partition(".")[2]), bound(call).values()
     n = x.shape[-1]
 
     def slope() -> Any:
@@ -131,7 +130,7 @@ def _einsum(call: Any, g: Any) -> Iterator[Rule]:
     text, *operands = call.args
     if isinstance(operands, list) and len(operands) == 1 and isinstance(operands[0], (tuple, list)):
         operands = list(operands[0])
-    yield from _contracted(call.function.name, text, operands, g)
+    yield from _contracted(call.function.name, text, hosts_on_device(call, operands), g)
 
 
 def _contracted(name: str, text: str, operands: Sequence[Any], g: Any) -> Iterator[Rule]:

@@ -15,7 +15,7 @@ import numpy as np
 from .. import arrays as _arrays
 from ..actors import to_await
 from ..backends.base import NotSupportedError
-from ..devices import IS_DERIVED, AccelRef, ArrayFunction, Call, Chain, called, is_traced, what_to_do
+from ..devices import IS_DERIVED, AccelRef, ArrayFunction, Call, Chain, called, gather, is_traced, what_to_do
 from ..devices.operations._calls import SpentCall
 from ..devices.operations._chain import retained_result
 from . import (  # noqa: F401  # they add rules
@@ -32,7 +32,7 @@ from . import (  # noqa: F401  # they add rules
     _triangular_rules,
     _words,
 )
-from ._backward import backward, itself
+from ._backward import as_operand, backward, itself, put_like
 from ._elementwise import Rule
 from ._rules import filled
 
@@ -70,9 +70,9 @@ def value_and_grad(
 
     Returns:
         A function with the arguments of `f`. Await it for the value, a 0-d array, and the gradients, nested
-        like the argument; for several `argnums` a tuple of these. All are views of one array, so they have
-        the dtype of the value. With calls instead of arrays, and in a `trio_accel.step`, it returns calls, so
-        `f` may contain gradients itself.
+        like the argument; for several `argnums` a tuple of these. Each has the dtype of its argument; those
+        of one dtype are views of one array. With calls instead of arrays, and in a `trio_accel.step`, it
+        returns calls, so `f` may contain gradients itself.
 
     Raises:
         NotSupportedError: `f` calls an operation without a gradient: nothing was launched.
@@ -262,54 +262,91 @@ def _seed(value: Any, scale: float) -> Any:
 
 
 async def _joined(tape: _Tape, seed: Any, *, has_value: bool) -> tuple[Any, Gradients]:
-    """Compute all gradients, and the value, as one request; they are views of one array."""
+    """Compute all gradients, and the value, as one request; those of one dtype are views of one array."""
     try:
-        out: AccelRef = await tape.flat(tape.run(), seed, has_value=has_value)
+        joined: Any = await Call(_JOINED, (tape.run(), tape.leaves, seed, has_value, tape.name))
     finally:
         tape.close()
+    arrays_of = {array.dtype: array for array in joined}
+    starts = dict.fromkeys(arrays_of, 0)
 
     def taken() -> Iterator[AccelRef]:
-        stop = 0
         for ref in tape.refs:
-            start, stop = stop, stop + ref.size
-            yield out[start:stop].reshape(ref.shape)
+            start, dtype = starts[ref.dtype], ref.dtype
+            starts[dtype] = start + ref.size
+            yield arrays_of[dtype][start : start + ref.size].reshape(ref.shape)
 
-    return out[-1:].reshape(()) if has_value else None, tape.nested(taken())
+    gradients = tape.nested(taken())
+    return joined[0][-1:].reshape(()) if has_value else None, gradients
+
+
+def _joined_by_dtype(value: Any, leaves: Sequence[Any], seed: Any, has_value: bool, name: str) -> Any:
+    """Derive gradients: a flat array for each dtype. The first has the dtype of the value, which ends it."""
+    parts, calls = _parts(name, value, leaves, seed, has_value)
+    try:
+        by_dtype: dict[Any, list[Any]] = {value.dtype: []} if has_value else {}
+        for part in parts:
+            by_dtype.setdefault(part.dtype, []).append(part)
+        if has_value:
+            by_dtype[value.dtype].append(value)
+        return gather(*[arrays.concat(same, axis=None) for same in by_dtype.values()])
+    finally:
+        for call in calls:
+            call.silence()
 
 
 def _flat(value: Any, leaves: Sequence[Any], seed: Any, has_value: bool) -> Any:
-    """Derive gradients: each is flat, and one follows the other.
+    """Derive gradients: each is flat, of the dtype of the value, and one follows the other."""
+    parts, calls = _parts("flat_grad_and_value", value, leaves, seed, has_value)
+    try:
+        # A single array has a single dtype.
+        narrow = [part if part.dtype == value.dtype else part.cast(value.dtype) for part in parts]
+        return arrays.concat([*narrow, value] if has_value else narrow, axis=None)
+    finally:
+        for call in calls:
+            call.silence()
+
+
+def _parts(
+    name: str, value: Any, leaves: Sequence[Any], seed: Any, has_value: bool
+) -> tuple[list[Any], list[Any]]:
+    """Derive the gradient of each leaf.
 
     Args:
+        name: The function to name in errors.
         value: The call that a function has returned.
         leaves: The calls of its arguments.
         seed: The gradient of the value, or its factor.
         has_value: Whether the value follows the gradients; then `seed` is a factor.
+
+    Returns:
+        The gradients, and all calls that were made. The caller silences these, because some may be left out,
+        and an error is enough.
     """
     calls: list[Any] = []
     try:
         for leaf in leaves:
             # A layout is found by a plan, so this is not asked before.
-            _check_floating("flat_grad_and_value", leaf)
+            _check_floating(name, leaf)
         if has_value:
             seed = _seed(value, seed)
-            calls.append(seed)
         else:
-            _check_value("vjp", value, "float", "complex")
-        parts = backward(value, leaves, seed, calls)
-        # A single array has a single dtype.
-        narrow = [part if part.dtype == value.dtype else part.cast(value.dtype) for part in parts]
-        return arrays.concat([*narrow, value] if has_value else narrow, axis=None)
-    finally:
-        # Some may be left out, and an error is enough.
+            _check_value(name, value, "float", "complex")
+            seed = as_operand(put_like(seed, value), value)
+        if isinstance(seed, Call):
+            calls.append(seed)
+        return backward(value, leaves, seed, calls), calls
+    except BaseException:
         for call in calls:
             call.silence()
+        raise
 
 
 def _refuse_alone(*_: object) -> Any:
     raise NotSupportedError("flat_grad_and_value: its gradients are parts of a chain; await the call")
 
 
+_JOINED = ArrayFunction("value_and_grad", _refuse_alone, "awaitable", expand=_joined_by_dtype)
 _FLAT = ArrayFunction("flat_grad_and_value", _refuse_alone, "awaitable", expand=_flat)
 
 
@@ -344,6 +381,7 @@ class _Tape:
     """A call of a function, and the calls of its gradients.
 
     Attributes:
+        name: The function that makes it, for errors.
         refs: The arrays that get gradients.
         leaves: The same as calls.
         is_nested: Whether the gradients are operands: the arguments are calls, or this is in a step or in a
@@ -360,7 +398,8 @@ class _Tape:
     ) -> None:
         args = tuple([_unwrapped(argument) for argument in args])
         named = {key: _unwrapped(argument) for key, argument in named.items()}
-        self._f, self._name, self._positions, self._named = f, name, positions, named
+        self.name = name
+        self._f, self._positions, self.named = f, positions, named
         self._args = list(args)
         self.refs: list[Any] = []
         for position in (positions,) if isinstance(positions, int) else positions:
@@ -395,20 +434,20 @@ class _Tape:
             self.leaves += by_position[number]
         token = IS_DERIVED.set(True)
         try:
-            value: Any = self._f(*args, **self._named)
+            value: Any = self._f(*args, **self.named)
         finally:
             IS_DERIVED.reset(token)
         if inspect.iscoroutine(value):
             value.close()
-            raise TypeError(f"{self._name}: the function must not be async, because it awaits nothing")
+            raise TypeError(f"{self.name}: the function must not be async, because it awaits nothing")
         self._made.append(value)
         if not isinstance(value, Call):
-            raise TypeError(f"{self._name}: the function must return a call, got {type(value).__name__}")
+            raise TypeError(f"{self.name}: the function must return a call, got {type(value).__name__}")
         if reason := value.function.result_on_host:
             value.silence()
             method = value.function.name.rpartition(".")[2]
             raise TypeError(
-                f"{self._name}: the function must return an array of the device, and {reason}; "
+                f"{self.name}: the function must return an array of the device, and {reason}; "
                 f"leave .{method}() out"
             )
         return cast("Any", value)

@@ -89,7 +89,7 @@ def _listed(table: Mapping[str, Mapping[str, str]]) -> Iterator[tuple[str, str]]
 
 
 STEP_NAMES.update(f"{room}.{name}" for room, names in _STEPS.items() for name in names.split())
-STEP_NAMES.add("stop_gradient")
+STEP_NAMES.update(("stop_gradient", "gradients.placed"))
 REASONS.update(_listed(_REASONS))
 
 

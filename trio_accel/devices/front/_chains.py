@@ -538,17 +538,33 @@ class Chains:
             return tuple(
                 [argument.layouts if type(argument) in _CALLS else argument.spec for argument in step.args]
             )
+        try:
+            return self._evaluated(step, has_hosts=False)
+        except TypeError:
+            # A function of host arrays alone runs in a chain, where placeholders replace them.
+            if np.ndarray not in map(type, arguments_of(step)):
+                raise
+        return self._evaluated(step, has_hosts=True)
+
+    def _evaluated(self, step: ChainStep, *, has_hosts: bool) -> Layouts:
+        """Return the layout of a step's result, with placeholders for calls and, if wanted, host arrays."""
         # Calls inside a traced step use the placeholders of its recording.
         outer = recording_now()
         recorder = LookingAhead(
             self.device, self.state, outer if isinstance(outer, OperationRecorder) else None
         )
-        operands: list[Any] = [argument for argument in arguments_of(step) if type(argument) in _CALLS]
+        arguments = arguments_of(step)
         placeholders: dict[int, Any] = {
             id(operand): map_tree(operand.layouts, lambda spec: recorder.stand_in_for(spec.shape, spec.dtype))
-            for operand in operands
+            for operand in arguments
+            if type(operand) in _CALLS
         }
-        slots = [argument for argument in arguments_of(step) if isinstance(argument, Slot)]
+        if has_hosts:
+            hosts = [argument for argument in arguments if type(argument) is np.ndarray]
+            placeholders.update(
+                {id(host): recorder.stand_in_for(host.shape, DType.of(host.dtype)) for host in hosts}
+            )
+        slots = [argument for argument in arguments if isinstance(argument, Slot)]
         # The layout of `x * scale` does not depend on the scale, but `linspace` depends on its number.
         is_free = takes_number(step)
         placeholders.update({id(slot): 1.0 if is_free else slot.value_for_layout() for slot in slots})

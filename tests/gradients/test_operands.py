@@ -1,0 +1,117 @@
+"""Gradients where an operand is an array of the host, or has another dtype than the others.
+
+The oracle is the gradient of the same numbers as float64 arrays of the device, which `test_functions` holds
+against central differences.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from chosen import BACKEND
+from gradient_cases import Case, numbers
+from test_functions import CASES, NUMBERED
+
+import trio_accel as ta
+
+a: Any = ta.arrays
+# A combination that the function itself refuses is no case for its gradient.
+REFUSED = (TypeError, ValueError, ta.NotSupportedError)
+# These call another function of the moved operand alone, which needs a device unless a chain is recorded.
+ALONE = {
+    ("arrays.gradient", 3),
+    ("arrays.interp", 1),
+    ("arrays.select", 0),
+    ("linalg.cho_solve", 0),
+    ("linalg.cho_solve", 1),
+    ("linalg.eigh", 8),
+    ("linalg.eigh", 9),
+    ("linalg.lu_solve", 6),
+    ("linalg.lu_solve", 7),
+    ("linalg.lu_solve", 8),
+    ("ndimage.map_coordinates", 4),
+}
+
+
+def case_of(name: str, number: int) -> Case:
+    cases = CASES[name]
+    return cases[number] if isinstance(cases, list) else cases
+
+
+async def shape_of(device: ta.Device, case: Case, operands: list[Any]) -> tuple[int, ...] | None:
+    """Return the shape of a function's result; None if it refuses these operands."""
+    try:
+        return (await (case.f(*operands) * 1.0)).shape
+    except REFUSED:
+        return None
+
+
+async def slopes(case: Case, operands: list[Any], weights: Any) -> list[Any]:
+    """Return the gradients by the operands on the device; None for the others."""
+    places = [place for place, operand in enumerate(operands) if isinstance(operand, ta.AccelRef)]
+
+    def f(parameters: Any) -> Any:
+        filled = list(operands)
+        for place, parameter in zip(places, parameters, strict=True):
+            filled[place] = parameter
+        return a.sum(case.f(*filled) * weights)
+
+    found = await ta.grad(f)([operands[place] for place in places])
+    result: list[Any] = [None] * len(operands)
+    for place, slope in zip(places, found, strict=True):
+        result[place] = slope
+    return result
+
+
+@pytest.mark.parametrize(("name", "number"), NUMBERED)
+async def test_a_host_operand_leaves_the_other_gradients_as_they_are(
+    device: ta.Device, name: str, number: int
+) -> None:
+    case = case_of(name, number)
+    values = case.values()
+    if len(values) < 2 or (name, number) in ALONE:
+        pytest.skip("no other operand, or no host operand")
+    operands = [await device.put(value) for value in values]
+    if (shape := await shape_of(device, case, operands)) is None:
+        pytest.skip(f"{BACKEND} has no {name}")
+    weights = numbers(shape, 99)
+    want = await slopes(case, operands, weights)
+    for place, value in enumerate(values):
+        mixed = [*operands[:place], value, *operands[place + 1 :]]
+        if await shape_of(device, case, mixed) is None:
+            continue
+        for slope, right in zip(await slopes(case, mixed, weights), want, strict=True):
+            if slope is not None:
+                assert slope.dtype == "float64"
+                np.testing.assert_allclose(
+                    await slope.to_host(), await right.to_host(), rtol=1e-9, atol=1e-11, err_msg=f"{place}"
+                )
+
+
+@pytest.mark.parametrize(("name", "number"), NUMBERED)
+async def test_a_gradient_has_the_dtype_of_its_argument(device: ta.Device, name: str, number: int) -> None:
+    case = case_of(name, number)
+    # The same numbers in both dtypes.
+    values = [value.astype(np.float32).astype(np.float64) for value in case.values()]
+    operands = [await device.put(value) for value in values]
+    if (shape := await shape_of(device, case, operands)) is None:
+        pytest.skip(f"{BACKEND} has no {name}")
+    # float64 weights join a float32 result, so the gradient of the result is of another dtype than it.
+    weights = numbers(shape, 99)
+    want = await slopes(case, operands, weights)
+    narrow = [await device.put(value.astype(np.float32)) for value in values]
+    places = [{place} for place in range(len(values))]
+    for narrowed in [*places, set(range(len(values)))] if len(values) > 1 else places:
+        mixed = [(narrow if place in narrowed else operands)[place] for place in range(len(values))]
+        if await shape_of(device, case, mixed) is None:
+            continue
+        for place, slope in enumerate(await slopes(case, mixed, weights)):
+            assert slope.dtype == ("float32" if place in narrowed else "float64")
+            right = await want[place].to_host()
+            # Some cases take differences of large float32 numbers.
+            bound = 2e-3 * max(1.0, np.abs(right).max(initial=0.0))
+            np.testing.assert_allclose(
+                await slope.to_host(), right, rtol=2e-3, atol=bound, err_msg=f"{narrowed}"
+            )
