@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import struct
 import time
@@ -11,7 +12,8 @@ from typing import Any
 
 import pytest
 import trio
-from attacked import Seen, connect, get, make, post, serving, status, until_files
+from attacked import Seen, connect, get, make, post, read_all, serving, status, until_files
+from trio.testing import wait_all_tasks_blocked
 
 from trio_accel.http import Limits
 from trio_accel.http._connection import Connection
@@ -81,6 +83,61 @@ async def test_requests_of_a_client_after_it_left_are_not_served(how: str, count
         # clock: the processor time of this process is measured, which other processes do not change
         await trio.sleep(0.2)
         assert time.process_time() - used < 0.1
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.02])
+@pytest.mark.parametrize("last", [b"", b"GET /pi", post("/echo", b"abc")[:-1]], ids=["", "head", "body"])
+async def test_a_client_that_ends_its_sending_side_gets_pipelined_answers(last: bytes, pause: float) -> None:
+    """The end arrives with the requests, or while one of them is served."""
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        assert scope["type"] == "http"
+        # clock: only so that the end arrives during an answer
+        await trio.sleep(0.005)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": (await receive())["body"]})
+
+    async with serving(slow, limits=Limits(stall=10.0, wait=30.0)) as port:
+        before = files()
+        asked = [post("/", b"<%03d>" % number) for number in range(10)]
+        stream = await connect(port, b"".join(asked) + last)
+        # clock: any moment will do
+        await trio.sleep(pause)
+        await stream.send_eof()
+        found = await read_all(stream, 5)
+        await until_files(before, 5)
+    assert re.findall(rb"<\d+>", found) == [b"<%03d>" % number for number in range(10)]
+    assert found.count(b"HTTP/1.1 200 ") == 10
+
+
+async def test_the_last_pipelined_request_of_a_client_that_ends_its_side_is_answered(
+    app: Any, seen: Seen
+) -> None:
+    async with serving(app, limits=Limits(stall=10.0, wait=30.0)) as port:
+        stream = await connect(port, get("/ping") + get("/hold"))
+        await seen.until(lambda them: them.running == 1)
+        await stream.send_eof()
+        await wait_all_tasks_blocked(0.01)
+        seen.release.set()
+        found = await read_all(stream, 5)
+    assert found.endswith(b"released")
+    assert found.count(b"HTTP/1.1 200 ") == 2
+
+
+@pytest.mark.parametrize("data", [get("/slow") + get("/ping"), get("/ping") + get("/slow")])
+@pytest.mark.parametrize("how", ["close", "shut"])
+async def test_pipelined_answers_to_a_client_that_left_end_after_the_stall(
+    app: Any, seen: Seen, data: bytes, how: str
+) -> None:
+    async with serving(app, limits=SOON) as port:
+        before = files()
+        stream = await connect(port, data)
+        await seen.until(lambda them: them.running == 1)
+        await leave(stream, how)
+        assert await seen.until(lambda them: them.running == 0, 5) < 2
+        await until_files(before + (how == "shut"), 5)
+        await stream.aclose()
+        assert (seen.cancelled, seen.served) == (1, 0)
 
 
 @HOW

@@ -101,6 +101,10 @@ class Connection:
     _is_answering: bool = attrs.field(default=False, init=False)
     has_left: bool = attrs.field(default=False, init=False)
     _is_closed: bool = attrs.field(default=False, init=False)
+    # Whether the client has sent a request before the answer to an earlier one.
+    _is_pipelining: bool = attrs.field(default=False, init=False)
+    # The time for the answers to a pipelining client that has ended its sending side.
+    _last_answers: trio.CancelScope | None = attrs.field(default=None, init=False)
     # When the connection is closed unless a request begins.
     _idle_until: float = attrs.field(default=math.inf, init=False)
     # Set when the end of the last answer was sent.
@@ -126,6 +130,9 @@ class Connection:
         the next request wait until `end_answer`. If they exceed the backlog for `stall` seconds, the client
         is disconnected, because its end could not be noticed.
 
+        A client that ends its sending side has left, because a closed socket looks the same. If it has
+        pipelined requests, it still gets their answers, each within `stall` of the part sent before.
+
         After the end of the last answer, this reads on for a moment and closes the socket, although the
         application may still work.
 
@@ -143,6 +150,8 @@ class Connection:
                 data = await self._receive()
                 if data:
                     self._framing.feed(data)
+                elif data is not None and self._is_pipelining and not self._last_answers:
+                    self._last_answers = trio.CancelScope()
                 elif data is not None:
                     self._leave()
                     return b""
@@ -169,6 +178,7 @@ class Connection:
                 continue
             self._is_answering = self._is_answering or (is_new and bool(taken))
             break
+        self._note_pipelining()
         if self.replies:
             self.replies.clear()
             await self.flush()
@@ -180,10 +190,21 @@ class Connection:
             if len(self._framing) >= _BACKLOG_BYTES:
                 await trio.sleep(self.stall)
                 self.cut("the client sends too many requests")
-            return await self.stream.receive_some(_RECEIVED_BYTES)
+            if not self._last_answers:
+                return await self.stream.receive_some(_RECEIVED_BYTES)
+            if not (self._is_answering and self._framing.is_between):
+                return b""
+            with trio.move_on_after(self.stall) as self._last_answers:
+                await trio.sleep_forever()
+            return b""
         if trio.current_time() >= self._idle_until:
             await self.aclose()
         return None
+
+    def _note_pipelining(self) -> None:
+        """Note whether a further request has arrived during the answer to an earlier one."""
+        if self._is_answering and not self._is_pipelining:
+            self._is_pipelining = self._framing.has_head
 
     async def _answer_shortly(self, head: bytes) -> bool:
         """Answer a request without Hypercorn. Return whether it was one that needs no application.
@@ -194,6 +215,7 @@ class Connection:
             return False
         data, is_last = answer
         self.is_holding = True
+        self._is_pipelining = self._is_pipelining or self._framing.has_head
         self._held.append(data)
         if sum(map(len, self._held)) >= _HELD_BYTES or is_last:
             await self.flush()
@@ -221,10 +243,11 @@ class Connection:
 
     def end_answer(self) -> None:
         """Let the next request begin, after the answer of the last one."""
+        self._note_pipelining()
         self._is_answering = False
         if self.has_left:
             self._close()
-        elif len(self._framing) and self._receiving is not None:
+        elif (len(self._framing) or self._last_answers) and self._receiving is not None:
             self._receiving.cancel()
 
     def _leave(self) -> None:
@@ -281,6 +304,8 @@ class Connection:
                 if sending.cancelled_caught:
                     self.cut("the client does not read")
                     break
+                if self._last_answers is not None:
+                    self._last_answers.deadline = trio.current_time() + self.stall
 
     async def flush(self) -> None:
         """Send the held data, and hold no more; shielded from cancellation."""

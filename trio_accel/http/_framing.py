@@ -93,6 +93,11 @@ class Framing:
         """Whether the next byte begins a request."""
         return self._part is _RequestPart.HEAD
 
+    @property
+    def has_head(self) -> bool:
+        """Whether the headers of the next request have arrived, if the next byte begins one."""
+        return self.is_between and _END.search(self._data, 0, HEAD_BYTES) is not None
+
     def feed(self, data: bytes | bytearray) -> None:
         """Append received bytes."""
         self._data += data

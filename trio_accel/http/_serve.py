@@ -61,7 +61,8 @@ async def serve(
     A single client cannot end the service for others, and every resource that a client may take has a limit.
     The body of a request is read completely before the application is called. When a client leaves, the task
     of its request is cancelled, but not the application's work after its answer. A client that ends its
-    sending side has also left.
+    sending side has also left, unless it pipelines requests: then it gets the remaining answers, if each
+    part follows within `Limits.stall` seconds.
 
     A signal closes the listeners and lets open requests end. `serve` cuts the rest early enough for the
     program to end within `Limits.grace` seconds of the signal: 1 s before, or a quarter of a grace below 4 s.
