@@ -27,15 +27,17 @@ async def asked(port: int, path: str) -> tuple[int, Any]:
         return answer.status_code, answer.json()
 
 
-@pytest.mark.parametrize("is_of_system", [True, False])
-async def test_a_cluster_without_nodes_is_not_ready(system: ta.System, is_of_system: bool) -> None:
+@pytest.mark.parametrize(("is_of_system", "is_checked"), [(True, False), (False, True), (True, True)])
+async def test_a_cluster_without_nodes_is_not_ready(
+    system: ta.System, is_of_system: bool, is_checked: bool
+) -> None:
     inline = cluster.ClusterOptions(devices=("cpu",), device=ta.DeviceOptions(isolation="inline"))
     async with AsyncExitStack() as stack:
         other = system if is_of_system else await stack.enter_async_context(ta.open_system("other"))
         nodes = await stack.enter_async_context(
             cluster.open_cluster(other, cluster.LocalNodes(1), options=inline)
         )
-        checks = () if is_of_system else (nodes,)
+        checks = (nodes,) if is_checked else ()
         async with serving(nothing, system=system, checks=checks) as port:
             assert await asked(port, "/ready") == (200, {"status": "ready"})
             await nodes.drain("node-0")
@@ -124,6 +126,23 @@ async def test_devices_and_their_owners_are_asked(system: ta.System) -> None:
         code, shown = await asked(port, "/ready")
         assert (code, len(shown["faults"])) == (503, 1)
         assert shown["faults"][0].startswith(f"{device.path}: does not answer (")
+
+
+@pytest.mark.parametrize("on_failure", ["reopen", "end"])
+async def test_a_lost_device_that_is_also_checked_is_named_once(system: ta.System, on_failure: Any) -> None:
+    pause = ta.Backoff(initial=600.0, base=600.0, maximum=600.0)
+    intensity = ta.Intensity(0, 60.0, pause=pause)
+    options = ta.DeviceOptions(intensity=intensity, isolation="inline", on_failure=on_failure)
+    device = await system.open_device("cpu", options=options, name="fragile")
+    async with serving(nothing, system=system, checks=[device]) as port:
+        assert await asked(port, "/ready") == (200, {"status": "ready"})
+        ta.testing.poison(device)
+        for lost in (ta.ContextPoisonedError, ta.DeviceLostError):
+            with pytest.raises(lost):
+                await device.put([1.0])
+        code, shown = await asked(port, "/ready")
+    assert (code, len(shown["faults"])) == (503, 1)
+    assert "fragile" in shown["faults"][0]
 
 
 @pytest.mark.parametrize("wrong", [3, "database", print, {"database": print}])

@@ -118,6 +118,12 @@ def checks_of(parts: Iterable[Part]) -> list[Check]:
     return checks
 
 
+def device_of(check: Check) -> Device | None:
+    """Return the device that a check from `checks_of` asks, or None for other checks."""
+    is_of_device = isinstance(check.ask, partial) and check.ask.func is _ask_device
+    return check.ask.args[0] if is_of_device else None
+
+
 async def _ask_device(device: Device) -> str | None:
     try:
         await device.statistics()

@@ -8,7 +8,7 @@ from typing import Protocol
 from ..actors._conditions import faults_of
 from ..devices import System
 from ..programs._program import ended_programs
-from ._checks import Check, checks_of, faults_of_checks
+from ._checks import Check, checks_of, device_of, faults_of_checks
 from ._edge import Probe, Reply
 
 
@@ -56,13 +56,20 @@ async def _ready(system: System | None, checks: Sequence[Check]) -> Reply:
     faults = _ended(system)
     if system is not None:
         # These devices will be opened again, so `_ended` omits them.
-        resting = {device.path: outage for device in system.devices if (outage := device.outage) is not None}
-        faults += [*map(str, resting.values()), *faults_of(system)]
-        checks = [*checks_of(device for device in system.devices if device.path not in resting), *checks]
-    faults += await faults_of_checks(checks)
+        faults += [str(outage) for outage in system.outages if outage.retry_after is not None]
+        faults += faults_of(system)
+        checks = _without_outages(system, [*checks_of(system.devices), *checks])
+    # A part of the system may also be among the checks.
+    faults = list(dict.fromkeys([*faults, *await faults_of_checks(checks)]))
     if not faults:
         return Reply(200, {"status": "ready"})
     return Reply(503, {"status": "not ready", "faults": faults}, ((b"retry-after", b"1"),))
+
+
+def _without_outages(system: System, checks: Sequence[Check]) -> list[Check]:
+    """Return the checks without those of devices whose faults are known."""
+    known = system.outages_by_path
+    return [check for check in checks if (device := device_of(check)) is None or device.path not in known]
 
 
 def _ended(system: System | None) -> list[str]:

@@ -58,9 +58,14 @@ class System(actors.ActorSystem):
     @property
     def outages(self) -> tuple[DeviceLostError, ...]:
         """The reasons why devices refuse requests, for good or temporarily; none for closed devices."""
+        return tuple(self.outages_by_path.values())
+
+    @property
+    def outages_by_path(self) -> dict[str, DeviceLostError]:
+        """The reasons of `outages` by the paths of their devices."""
         devices = self._devices.values()
         faulty = [device for device in devices if device.state.is_given_up or not device.is_ended]
-        return tuple(outage for device in faulty if (outage := device.outage) is not None)
+        return {device.path: outage for device in faulty if (outage := device.outage) is not None}
 
     def expect(self, device: OpenDevice) -> OpenDevice:
         """Reserve the path of a device that will be started."""
