@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 from chosen import BACKEND
@@ -18,7 +19,7 @@ import trio_accel as ta
 
 a: Any = ta.arrays
 # A combination that the function itself refuses is no case for its gradient.
-REFUSED = (TypeError, ValueError, ta.NotSupportedError)
+REFUSED = (TypeError, ValueError, IndexError, ta.NotSupportedError)
 # These call another function of the moved operand alone, which needs a device unless a chain is recorded.
 ALONE = {
     ("arrays.gradient", 3),
@@ -115,3 +116,49 @@ async def test_a_gradient_has_the_dtype_of_its_argument(device: ta.Device, name:
             np.testing.assert_allclose(
                 await slope.to_host(), right, rtol=2e-3, atol=bound, err_msg=f"{narrowed}"
             )
+
+
+def narrowed(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Return the shapes that broadcast to a shape: with one element along an axis, or without the first."""
+    ones = [(*shape[:axis], 1, *shape[axis + 1 :]) for axis in range(len(shape))]
+    return [*ones, shape[1:]] if len(shape) > 1 else ones
+
+
+# A case may fail in the middle, because it does not take the other shapes.
+@pytest.mark.filterwarnings("ignore:.*was never awaited:RuntimeWarning")
+@pytest.mark.parametrize(("name", "number"), NUMBERED)
+async def test_a_broadcast_operand_gets_the_sum(device: ta.Device, name: str, number: int) -> None:
+    case = case_of(name, number)
+    if len(case.shapes) < 2 or name == "linalg.eigh":
+        pytest.skip("no other operand, or equal eigenvalues")
+    for place, shape in enumerate(case.shapes):
+        for other in narrowed(shape):
+            shapes = (*case.shapes[:place], other, *case.shapes[place + 1 :])
+            await check_against_differences(device, attrs.evolve(case, shapes=shapes), f"{shapes}")
+
+
+async def check_against_differences(device: ta.Device, case: Case, label: str) -> None:
+    values = case.values()
+    operands = [await device.put(value) for value in values]
+    if (shape := await shape_of(device, case, operands)) is None:
+        return
+    weights = numbers(shape, 99)
+    found = await slopes(case, operands, weights)
+    for place, (value, slope) in enumerate(zip(values, found, strict=True)):
+        direction = numbers(value.shape, 50, -1.0, 1.0)
+        sides = []
+        for sign in (1, -1):
+            moved = [
+                *operands[:place],
+                await device.put(value + sign * 1e-5 * direction),
+                *operands[place + 1 :],
+            ]
+            sides.append((await (await (case.f(*moved) * 1.0)).to_host() * weights).sum())
+        assert slope.shape == value.shape
+        np.testing.assert_allclose(
+            (await slope.to_host() * direction).sum(),
+            (sides[0] - sides[1]) / 2e-5,
+            rtol=2e-6,
+            atol=1e-7,
+            err_msg=f"{label} by operand {place}",
+        )

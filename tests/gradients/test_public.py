@@ -180,11 +180,6 @@ async def test_wrong_rules(device: ta.Device, rule: Any, kind: type[Exception], 
         ),
         (lambda x: x * 2, ValueError, r"value_and_grad: the value must be a scalar, got shape \(6,\); add"),
         (lambda x: 3.0, TypeError, "value_and_grad: the function must return a call, got float"),
-        (
-            lambda x: a.sum(ta.linalg.einsum("ii->i", a.reshape(a.concat([x, x, x, x, x, x]), (6, 6)))),
-            ta.NotSupportedError,
-            "'ii' takes a diagonal",
-        ),
     ],
 )
 @pytest.mark.filterwarnings("error:.*was never awaited:RuntimeWarning")
@@ -269,9 +264,8 @@ async def test_gradients_without_await_name_the_await(device: ta.Device) -> None
 
 async def test_arguments_without_a_gradient(device: ta.Device) -> None:
     for host, says in (
-        (np.arange(3), "arguments with gradients must be floating, got int64"),
-        (np.array([True]), "must be floating, got bool"),
-        (np.array([1j]), "must be floating, got complex128"),
+        (np.arange(3), "arguments with gradients must be floating or complex, got int64"),
+        (np.array([True]), "must be floating or complex, got bool"),
     ):
         x = await device.put(host)
         with pytest.raises(TypeError, match=says):

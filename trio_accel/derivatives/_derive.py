@@ -121,6 +121,9 @@ def additions(
     return tuple(result)
 
 
+_EXTREMA = ("reduce_max", "reduce_min", "reduce_nanmax", "reduce_nanmin")
+
+
 def _number(step: TypedStep) -> int:
     return int(step.value.real)
 
@@ -163,6 +166,9 @@ class _Gradient(Builder):
         self._exits = set[int]()
         self.loop_counts: list[list[int]] = []
         self.captured: list[int] = []
+        # Steps with one value for all elements that are reduced, and the step whose gradient goes back now.
+        self._is_row, self._new_rows = self._find_rows(), list[bool]()
+        self._user: int | None = None
 
     def run(self) -> dict[int, int]:
         """Make all steps; return the gradients of the program's steps."""
@@ -219,6 +225,48 @@ class _Gradient(Builder):
                     active[number] |= is_smooth and any(active[operand] for operand in step.steps)
         return active
 
+    def _find_rows(self) -> list[bool]:
+        """Return for each step whether it has one value for all elements along the axes."""
+        rows = list[bool]()
+        if not any(step.is_reduction for step in self._old):
+            return [False] * len(self._old)
+        if self._has_loops:
+            raise NotSupportedError("loops in expressions along axes cannot be derived")
+        for step in self._old:
+            if step.function in ("argument", "load", "index"):
+                rows.append(step.function == "argument" and _number(step) in self._numbers)
+            else:
+                is_row = step.is_reduction or step.function in ("constant", "count")
+                rows.append(is_row or all(rows[operand] for operand in step.steps))
+        return rows
+
+    def _is_new_row(self, number: int) -> bool:
+        """Return whether a step of the gradient has one value for all elements along the axes."""
+        is_of_row = self._is_row[self._outs[0]]
+        # A step follows its operands.
+        for step in self.steps[len(self._new_rows) : number + 1]:
+            if step.function == "argument":
+                is_row = (is_of_row and _number(step) >= self._inputs) or _number(step) in self._numbers
+            else:
+                is_row = step.function not in ("load", "index") and (
+                    step.is_reduction or all(self._new_rows[operand] for operand in step.steps)
+                )
+            self._new_rows.append(is_row)
+        return self._new_rows[number]
+
+    def _count(self, dtype: DType) -> int:
+        """Return the number of elements along the axes."""
+        return self.cast(self.step("count", DType.int64), dtype)
+
+    def _is_hole(self, condition: int) -> bool:
+        """Return whether a condition of the program is that a changing value equals a constant."""
+        step = self._old[condition]
+        if step.function != "equal":
+            return False
+        changing = [n for n in step.steps if self._active[n]]
+        constant = [n for n in step.steps if self._old[n].function == "constant"]
+        return len(changing) == len(constant) == 1
+
     def _is_number(self, number: int) -> bool:
         step = self.steps[number]
         while step.function == "cast":
@@ -227,6 +275,13 @@ class _Gradient(Builder):
 
     def _contribute(self, adjoints: dict[int, int], old: int, new: int) -> None:
         if self._active[old]:
+            if self._is_row[old] and self._user is not None and not self._is_row[self._user]:
+                # The gradient of a value that all elements read is the sum of theirs.
+                dtype = self.steps[new].dtype
+                if not self._is_new_row(new):
+                    new = self.step("reduce_sum", dtype, (new,))
+                elif not self._is_zero(new):
+                    new = self.step("multiply", dtype, (new, self._count(dtype)))
             total = adjoints.get(old)
             adjoints[old] = new if total is None else self._sum(total, new)
 
@@ -312,13 +367,22 @@ class _Gradient(Builder):
     ) -> None:
         g, dtype, name = adjoints[number], step.dtype, step.function
         arguments = [copies[n] for n in step.steps]
-        if name == "load":
+        self._user = number
+        if step.is_reduction:
+            self._back_reduction(name, step.steps[0], arguments[0], copies[number], g, adjoints)
+        elif name == "load":
             self._add(g, arguments)
         elif name == "where":
-            zero = self.constant(0.0, dtype)
-            chosen = self._where_not_zero(g, lambda g: self.step("where", dtype, (arguments[0], g, zero)))
+            zero, condition = self.constant(0.0, dtype), arguments[0]
+            if self._is_hole(step.steps[0]):
+                # A shortcut at a single value, as in `where(t == 0, 0, t * log(t))`, has the derivative of
+                # the values around it, unless it is another value than theirs.
+                agree = self.step("equal", DType.bool, tuple(arguments[1:]))
+                differ = self.step("logical_not", DType.bool, (agree,))
+                condition = self.step("logical_and", DType.bool, (condition, differ))
+            chosen = self._where_not_zero(g, lambda g: self.step("where", dtype, (condition, g, zero)))
             self._contribute(adjoints, step.steps[1], chosen)
-            chosen = self._where_not_zero(g, lambda g: self.step("where", dtype, (arguments[0], zero, g)))
+            chosen = self._where_not_zero(g, lambda g: self.step("where", dtype, (condition, zero, g)))
             self._contribute(adjoints, step.steps[2], chosen)
         elif name == "cast":
             to = self._old[step.steps[0]].dtype
@@ -327,6 +391,25 @@ class _Gradient(Builder):
             self._back_bounds(number, copies, adjoints)
         else:
             self._back_function(number, arguments, copies[number], adjoints)
+
+    def _back_reduction(self, name: str, old: int, x: int, y: int, g: int, adjoints: dict[int, int]) -> None:
+        """The gradient of a sum goes to each element; equal extrema share theirs."""
+        dtype = self.steps[x].dtype
+        if self._is_row[old]:
+            if name == "reduce_sum":
+                g = self.step("multiply", dtype, (g, self._count(dtype)))
+            elif name not in _EXTREMA:
+                raise NotSupportedError(
+                    f"{name.removeprefix('reduce_')} of a reduced value cannot be derived"
+                )
+        elif name in _EXTREMA:
+            same = self.step("equal", DType.bool, (x, y))
+            one, zero = self.constant(1.0, dtype), self.constant(0.0, dtype)
+            ties = self.step("reduce_sum", dtype, (self.step("where", dtype, (same, one, zero)),))
+            g = self.step("where", dtype, (same, self.step("divide", dtype, (g, ties)), zero))
+        elif name != "reduce_sum":
+            raise NotSupportedError(f"{name.removeprefix('reduce_')} along axes cannot be derived")
+        self._contribute(adjoints, old, g)
 
     def _back_function(self, number: int, arguments: Sequence[int], y: int, adjoints: dict[int, int]) -> None:
         step, g = self._old[number], adjoints[number]

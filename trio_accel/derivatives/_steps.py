@@ -277,6 +277,9 @@ class _StepText:
         if name == "cast":
             is_explicit = self.is_typed or step.dtype.kind != "float"
             return f"{step.dtype.value}({inside})" if is_explicit else inside
+        if name == "count":
+            return "n"
+        name = name.removeprefix("reduce_")
         return operands[0] if name in ("carried", "result") else f"{name}({inside})"
 
     def _constant(self, step: TypedStep) -> str:

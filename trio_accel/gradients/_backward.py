@@ -7,10 +7,10 @@ operands, and three properties hold for all rules, so that no rule has to ensure
   imaginary part for a real operand, and casts to the operand's dtype.
 * `pulled` gives each place of a composition a leaf of its own, so that an array that is passed twice gets two
   gradients, and not their sum twice.
-* `bound` replaces host arrays by placeholders on the device, because rules compose calls of their operands.
+* `bound` replaces host arrays by placeholders on the device, because rules compose calls of operands.
 
-A rule belongs to a public function (`_rule_of`). A private expression in a composition may have the same name,
-but other arguments, and is derived from its own text.
+A rule belongs to a public function (`_rule_of`). A private expression in a composition may have the same
+name, but other arguments, and is derived from its own text.
 """
 
 # Operands are calls and arrays, and a call's result is untyped before it is awaited.
@@ -31,6 +31,7 @@ import numpy as np
 from .. import arrays as _arrays
 from ..backends.base import ArraySpec, DType, NotSupportedError
 from ..devices import AccelRef, ArrayFunction, Call, Chain, arguments_of
+from ._complex import COMPLEX
 from ._elementwise import ADVICE, Rule, slopes_of, summed_to
 from ._memo import memoized
 
@@ -79,7 +80,7 @@ def backward(
         is_exact: Whether leaves are complex, so that dtypes are checked.
     """
     order, depends, is_complex = _order(value, leaves)
-    is_exact = is_exact or is_complex
+    is_exact = is_exact or is_complex or any(leaf.dtype.kind == "complex" for leaf in leaves)
     slopes: dict[int, Any] = {id(value): seed} if id(value) in depends else {}
     for call in reversed(order):
         if id(call) not in slopes:
@@ -186,6 +187,8 @@ def _gradients(call: Any, g: Any, *, is_exact: bool) -> Iterator[Rule]:
     name = call.function.name
     rule = _rule_of(call.function) or call.function.rule
     if rule is not None:
+        if is_exact and "." in name and name in RULES and name not in COMPLEX and _has_complex(call, g):
+            raise refuse(name, "its rule is for real numbers, and these are complex")
         return rule(call, g)
     if name in REASONS:
         raise refuse(name, REASONS[name])
@@ -195,6 +198,19 @@ def _gradients(call: Any, g: Any, *, is_exact: bool) -> Iterator[Rule]:
     if slopes is None:
         raise refuse(name, "no rule is defined for it")
     return slopes
+
+
+def _has_complex(call: Any, g: Any) -> bool:
+    """Return whether a call reads complex numbers, or makes some."""
+    slopes: list[Any] = list(g) if isinstance(g, list) else [g]
+    kinds = [slope.dtype.kind for slope in slopes if slope is not None]
+    for argument in arguments_of(call):
+        if type(argument) is complex:
+            return True
+        dtype: Any = getattr(argument, "dtype", None)
+        if dtype is not None:
+            kinds.append(dtype.kind)
+    return not {"complex", "c"}.isdisjoint(kinds)
 
 
 @memoized

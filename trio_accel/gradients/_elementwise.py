@@ -39,7 +39,7 @@ from ._memo import memoized
 from ._scatter import is_ordered, sorted_sums
 from ._shifts import Shift, gather_text, shifts_of
 
-__all__ = ["ADVICE", "Rule", "elementwise_of", "slopes_of", "summed_to"]
+__all__ = ["ADVICE", "Rule", "elementwise_of", "kind_of", "numbers_of", "slopes_of", "summed_to"]
 
 arrays: Any = _arrays
 
@@ -155,7 +155,7 @@ def _slopes(expression: _Expression, call: Any, g: Any, *, is_exact: bool) -> It
             yield argument, partial(_slope, expression, call, operands, wrt, is_exact=is_exact)
 
 
-def _kind(argument: Any, *, is_exact: bool) -> ArgumentType:
+def kind_of(argument: Any, *, is_exact: bool) -> ArgumentType:
     """Return the type for which to derive the expression by an argument."""
     weak = _WEAK.get(type(argument))
     if weak is not None:
@@ -190,7 +190,7 @@ def _slope(expression: _Expression, call: Any, operands: list[Any], wrt: int, *,
         or not expression.is_plain
         or True in [isinstance(argument, np.generic) for argument in arguments]
     )
-    kinds = tuple([_kind(argument, is_exact=is_exact) for argument in arguments])
+    kinds = tuple([kind_of(argument, is_exact=is_exact) for argument in arguments])
     try:
         if elementwise.is_loaded(elementwise.inputs[wrt]):
             return _loaded(elementwise, kinds, wrt, reached, operands)
@@ -212,7 +212,7 @@ def _has_shape(call: Any) -> bool:
     return call.named is not None and call.named.get("shape") is not None
 
 
-def _numbers(kinds: Sequence[ArgumentType]) -> frozenset[int]:
+def numbers_of(kinds: Sequence[ArgumentType]) -> frozenset[int]:
     return frozenset(n for n, kind in enumerate(kinds) if isinstance(kind, Weak))
 
 
@@ -231,13 +231,14 @@ def _derived(
         expression is None if the gradient is 0, which reads nothing, or if it equals the only operand read.
     """
     name = elementwise.inputs[wrt]
-    if name in elementwise.slopes:
+    is_real = not any(isinstance(kind, DType) and kind.kind == "complex" for kind in kinds)
+    if name in elementwise.slopes and is_real:
         return _by_hand(elementwise, elementwise.slopes[name])
     program = gradient(
         elementwise.typed(kinds),
         len(kinds),
         wrt,
-        _numbers(kinds),
+        numbers_of(kinds),
         reached=reached,
         has_result=_has_result(elementwise),
         passes_nan=elementwise.operation in DERIVED,
@@ -344,7 +345,7 @@ def _all_scattered(
     reached: tuple[int, ...],
 ) -> tuple[_Scattered, ...]:
     terms = additions(
-        program, len(kinds), wrt, _numbers(kinds), reached=reached, has_result=_has_result(elementwise)
+        program, len(kinds), wrt, numbers_of(kinds), reached=reached, has_result=_has_result(elementwise)
     )
     return tuple(_scattered(elementwise, addition) for addition in terms)
 

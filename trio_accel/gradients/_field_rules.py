@@ -26,7 +26,7 @@ from ..ndimage._filters import gaussian_weights
 from ..signal._spectra import stft_of, welch_of
 from ._backward import RULES, Make, bound, is_operand, refuse
 from ._elementwise import Rule
-from ._rules import axes_of, composition, total_of, unpadded
+from ._rules import axes_of, composition, total_of, transposed, unpadded
 
 __all__ = ["PAD_MODES", "axes_of_filter", "checked", "per_axis"]
 
@@ -84,7 +84,8 @@ def _correlated_along(call: Any, g: Any) -> Iterator[Rule]:
     args = checked(call, "weights")
     x, weights, origin = args["input"], np.asarray(args["weights"]), args["origin"]
     if "convolve" in call.function.name:
-        weights, origin = weights[::-1], -origin - (1 - len(weights) % 2)
+        # A correlation conjugates its weights, as in SciPy.
+        weights, origin = weights[::-1].conj(), -origin - (1 - len(weights) % 2)
     yield x, lambda: _back_along(g, weights, args["axis"] % len(x.shape), args["mode"], origin)
 
 
@@ -96,7 +97,7 @@ def _correlated(call: Any, g: Any) -> Iterator[Rule]:
     count = len(x.shape)
     origins = [int(origin) for origin in np.broadcast_to(args["origin"], count)]
     if "convolve" in call.function.name:
-        weights = np.flip(weights)
+        weights = np.flip(weights).conj()
         origins = [-origin - (1 - size % 2) for origin, size in zip(origins, weights.shape, strict=True)]
 
     def slope() -> Any:
@@ -270,6 +271,9 @@ def _spectra(f: Callable[..., Any]) -> Make:
 
 
 def _resample(x: Any, num: int, axis: int) -> Any:
+    if x.dtype.kind == "complex":
+        # It is linear, with real weights.
+        return _resample(arrays.real(x), num, axis) + 1j * _resample(arrays.imag(x), num, axis)
     count, axis = x.shape[axis], axis % len(x.shape)
     weights = np.full(count // 2 + 1, num / count)
     # The highest frequency of the smaller length is its own opposite there, and one of two in the other.
@@ -285,20 +289,20 @@ RULES.update(
         "signal.stft": _spectra(stft_of),
         "signal.welch": _spectra(welch_of),
         "sparse.spsolve_triangular": _sparse_solution,
-        **{f"ndimage.{name}1d": _correlated_along for name in ("correlate", "convolve")},
-        **{f"ndimage.{name}": _correlated for name in ("correlate", "convolve")},
+        **{f"ndimage.{name}1d": transposed(_correlated_along) for name in ("correlate", "convolve")},
+        **{f"ndimage.{name}": transposed(_correlated) for name in ("correlate", "convolve")},
         **dict.fromkeys(("ndimage.gaussian_filter", "ndimage.gaussian_filter1d"), _gaussian),
         **dict.fromkeys(("ndimage.uniform_filter", "ndimage.uniform_filter1d"), _uniform),
         **dict.fromkeys(("ndimage.sobel", "ndimage.prewitt"), _differences),
         "ndimage.gaussian_laplace": _gaussian_laplace,
         "ndimage.laplace": _laplace,
-        "signal.lfilter": _recursive,
-        "signal.sosfilt": _recursive,
+        "signal.lfilter": transposed(_recursive),
+        "signal.sosfilt": transposed(_recursive),
         "signal.evaluate_spline": _spline,
         "tensor.contract": composition(_contraction),
         "tensor.permute": composition(_permuted),
         "tensor.reduce": composition(_reduced),
-        "sparse.spmm": _sparse_product,
-        "sparse.spmv": _sparse_product,
+        "sparse.spmm": transposed(_sparse_product),
+        "sparse.spmv": transposed(_sparse_product),
     }
 )

@@ -68,7 +68,9 @@ def _separable(call: Any, g: Any) -> Iterator[Rule]:
     axes = [args.pop("axis") % count] if "axis" in args else range(count)
 
     def matrix(axis: int) -> Any:
-        vectors = arrays.reshape(arrays.zeros_like(g), (-1,))[:1] + np.eye(x.shape[axis])
+        # The functions are linear, with real weights.
+        zeros = arrays.zeros_like(g if g.dtype.kind != "complex" else arrays.real(g))
+        vectors = arrays.reshape(zeros, (-1,))[:1] + np.eye(x.shape[axis])
         if "spline" in name:
             return ndimage.spline_filter1d(vectors, axis=0, **args)
         # The columns stay: they are shifted by 0, or zoomed by 1.

@@ -9,6 +9,7 @@ import functools
 import math
 from collections.abc import Iterator, Sequence
 from functools import cache, partial
+from string import ascii_letters
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,12 @@ import numpy as np
 from .. import arrays as _arrays
 from .. import fft as _fft
 from .. import linalg as _linalg
-from ..devices import gather
-from ._backward import RULES, bound, hosts_on_device, refuse
+from ..devices import ArrayFunction, Call, gather
+from ..expressions import Elementwise
+from ._backward import RULES, bound, hosts_on_device, pulled
 from ._elementwise import Rule, summed_to
 from ._factor_rules import added, column, row
-from ._rules import adjoint, composition, conjugate
+from ._rules import adjoint, axes_of, composition, conjugate, products_before, spread
 
 # These functions are typed by the results of awaited calls, but the rules compose calls.
 arrays: Any = _arrays
@@ -66,8 +68,45 @@ def _inv(call: Any, g: Any) -> Iterator[Rule]:
 
 
 def _det(call: Any, g: Any) -> Iterator[Rule]:
-    a = bound(call)["a"]
-    yield a, lambda: arrays.reshape(g * conjugate(call), (*g.shape, 1, 1)) * adjoint(linalg.inv(a))
+    (a, *_) = bound(call).values()
+    yield a, lambda: arrays.reshape(g, (*g.shape, 1, 1)) * _cofactors(a)
+
+
+def _cofactors(a: Any) -> Any:
+    """Return the conjugates of all cofactors, which a singular matrix has as well."""
+    n = a.shape[-1]
+    if n < 2:
+        return arrays.ones_like(a)
+    if n == 2:
+        return arrays.flip(conjugate(a), axis=(-2, -1)) * np.array([[1.0, -1.0], [-1.0, 1.0]], a.dtype.dtype)
+    if n == 3:
+        following, last = (arrays.roll(conjugate(a), -by, axis=-2) for by in (1, 2))
+        return linalg.cross(following, last)
+    u, s, vh = linalg.svd(a, full_matrices=False)
+    axis = len(s.shape) - 1
+    after = arrays.flip(products_before(arrays.flip(s, axis=axis), axis), axis=axis)
+    others = (products_before(s, axis) * after).cast(a.dtype)
+    phase = arrays.reshape(conjugate(linalg.det(u) * linalg.det(vh)), (*a.shape[:-2], 1, 1))
+    made = phase * ((u * arrays.expand_dims(others, axis=-2)) @ vh)
+    return Call(_COFACTORS, (made, a))
+
+
+def _first(result: Any, _: object) -> Any:
+    return result
+
+
+def _of_cofactors(call: Any, g: Any) -> Iterator[Rule]:
+    """Derive the cofactors by the inverse, because equal singular values have no derivatives."""
+    made, a = call.args
+
+    def compose(a: Any) -> Any:
+        return arrays.reshape(conjugate(linalg.det(a)), (*a.shape[:-2], 1, 1)) * adjoint(linalg.inv(a))
+
+    yield made, lambda: None
+    yield a, lambda: pulled(compose, [a], g)[0]
+
+
+_COFACTORS = ArrayFunction("gradients.cofactors", _first, "value", rule=_of_cofactors)
 
 
 def _cholesky(call: Any, g: Any) -> Iterator[Rule]:
@@ -130,36 +169,75 @@ def _einsum(call: Any, g: Any) -> Iterator[Rule]:
     text, *operands = call.args
     if isinstance(operands, list) and len(operands) == 1 and isinstance(operands[0], (tuple, list)):
         operands = list(operands[0])
-    yield from _contracted(call.function.name, text, hosts_on_device(call, operands), g)
+    yield from _contracted(text, hosts_on_device(call, operands), g)
 
 
-def _contracted(name: str, text: str, operands: Sequence[Any], g: Any) -> Iterator[Rule]:
+def _contracted(text: str, operands: Sequence[Any], g: Any) -> Iterator[Rule]:
+    terms, out = _subscripts(text, [len(operand.shape) for operand in operands])
+    terms = [_apart(term, operand.shape) for term, operand in zip(terms, operands, strict=True)]
+    for number, operand in enumerate(operands):
+        others = [*range(number), *range(number + 1, len(operands))]
+        names, factors = [terms[k] for k in others], [operands[k] for k in others]
+        yield operand, partial(_contract, terms[number], operand.shape, out, g, names, factors)
+
+
+def _subscripts(text: str, counts: Sequence[int]) -> tuple[list[str], str]:
+    """Return the letters of each operand and of the result, with letters for the axes of an ellipsis."""
     ins, arrow, out = text.replace(" ", "").partition("->")
     terms = ins.split(",")
-    if "." in text:
-        raise refuse(name, "an ellipsis is not supported; name the axes")
+    letters = [letter for letter in ascii_letters if letter not in text]
+    lengths = [
+        count - (len(term) - 3) if "..." in term else 0 for term, count in zip(terms, counts, strict=True)
+    ]
+    # The last axes of several ellipses are the same.
+    wide = "".join(letters[: max(lengths)])
     if not arrow:
-        out = "".join(sorted(letter for letter in set(ins) - {","} if ins.count(letter) == 1))
-    for number, operand in enumerate(operands):
-        subscript = terms[number]
-        if len(set(subscript)) < len(subscript):
-            raise refuse(name, f"{subscript!r} takes a diagonal; take it by ta.arrays.diagonal")
-        factors = [conjugate(factor) for k, factor in enumerate(operands) if k != number]
-        names = [term for k, term in enumerate(terms) if k != number]
-        yield operand, partial(_contract, subscript, operand.shape, out, g, names, factors)
+        used = ins.replace("...", "").replace(",", "")
+        out = ("..." if "..." in ins else "") + "".join(sorted(x for x in set(used) if used.count(x) == 1))
+    narrow = [wide[len(wide) - length :] for length in lengths]
+    return [term.replace("...", axes) for term, axes in zip(terms, narrow, strict=True)], out.replace(
+        "...", wide
+    )
+
+
+def _apart(term: str, shape: Sequence[int]) -> str:
+    """Give a repeated letter's axis with one element a letter of its own, because it has no diagonal."""
+    unused = iter(sorted(set(ascii_letters) - set(term)))
+    wide = {letter for letter, extent in zip(term, shape, strict=True) if extent != 1}
+    return "".join(
+        next(unused) if extent == 1 and letter in wide else letter
+        for letter, extent in zip(term, shape, strict=True)
+    )
 
 
 def _contract(
     subscript: str, shape: Sequence[int], out: str, g: Any, names: Sequence[str], factors: Sequence[Any]
 ) -> Any:
+    extents = dict(zip(subscript, shape, strict=True))
     letters = set("".join([out, *names]))
-    # An axis that only this operand has was summed, so the gradient is the same along it.
-    there = "".join(letter for letter in subscript if letter in letters)
-    result = linalg.einsum(f"{','.join([out, *names])}->{there}", g, *factors)
-    if there == subscript:
+    # An operand with a single element along an axis is the same for all elements of the others, so its
+    # gradient is their sum. An axis that only this operand has was summed, so the gradient is the same along
+    # it.
+    widths = dict.fromkeys(letters, 1)
+    for term, array in ((out, g), *zip(names, factors, strict=True)):
+        widths |= {letter: extent for letter, extent in zip(term, array.shape, strict=True) if extent != 1}
+    there = "".join(
+        letter for letter in extents if letter in letters and (extents[letter] != 1 or widths[letter] == 1)
+    )
+    conjugates = [conjugate(factor) for factor in factors]
+    result = linalg.einsum(f"{','.join([out, *names])}->{there}", g, *conjugates)
+    if there == subscript and tuple(result.shape) == tuple(shape):
         return result
-    wide = tuple(extent if letter in letters else 1 for letter, extent in zip(subscript, shape, strict=True))
-    return arrays.broadcast_to(arrays.reshape(result, wide), tuple(shape))
+    # A repeated letter takes a diagonal: the gradient is 0 beside it.
+    first = {letter: subscript.index(letter) for letter in extents}
+    result_extents = dict(zip(there, result.shape, strict=True))
+    wide = [result_extents.get(letter, 1) if first[letter] == n else 1 for n, letter in enumerate(subscript)]
+    result = arrays.broadcast_to(arrays.reshape(result, tuple(wide)), tuple(shape))
+    for n, letter in enumerate(subscript):
+        if first[letter] != n:
+            grid = [shape[n] if k in (first[letter], n) else 1 for k in range(len(shape))]
+            result = arrays.where(np.eye(shape[n], dtype=bool).reshape(grid), result, 0)
+    return result
 
 
 def _tensordot(x1: Any, x2: Any, axes: Any) -> Any:
@@ -222,16 +300,67 @@ def _norm(x: Any, axis: Any, keepdims: bool, ord: float) -> Any:  # noqa: A002  
         return arrays.sum(sizes * 0, **how)
     if ord == 1:
         return arrays.sum(sizes, **how)
-    if ord == 2:
-        # The norm of zeros has the gradient 0, as in PyTorch.
-        total = arrays.sum(sizes * sizes, **how)
-        return arrays.where(total == 0, 0, arrays.sqrt(arrays.where(total == 0, 1, total)))
-    return arrays.sum(sizes**ord, **how) ** (1 / ord)
+    raise AssertionError(ord)  # `_power_norm` has the others
+
+
+# In their second derivatives, g is the gradient of the slope. The norm of zeros has the gradient 0, as in
+# PyTorch, but no second derivative.
+_OF_TWO = Elementwise[Any](
+    "s = where(n == 0, 0, k * x / n)",
+    inputs=("k", "x", "n"),
+    operation="gradients.norm",
+    slopes={
+        "k": "d = where(n == 0, 0, g * x / n)",
+        "x": "d = where(n == 0, nan, g * k / n)",
+        "n": "d = where(n == 0, nan, -g * k * x / n / n)",
+    },
+)
+_OF_POWER = Elementwise[Any](
+    "s = where(n == 0, 0, k * sign(x) * (abs(x) / n) ** (p - 1))",
+    inputs=("k", "x", "n", "p"),
+    operation="gradients.norm",
+)
+
+
+def _power_norm(call: Any, g: Any, axis: Any, order: float) -> Iterator[Rule]:
+    """Yield the gradient of the root of a sum of powers, from the norm, whose powers may not overflow."""
+    x = next(iter(bound(call).values()))
+    axes = axes_of(axis, x)
+
+    def slope() -> Any:
+        k, n = spread(g, x, axes), spread(call, x, axes)
+        return _OF_TWO(k, x, n) if order == 2 else _OF_POWER(k, x, n, float(order))
+
+    yield x, slope
+
+
+def _vector_norm(call: Any, g: Any) -> Iterator[Rule]:
+    args = bound(call)
+    if args["ord"] in (0, 1, math.inf, -math.inf):
+        return composition(_norm)(call, g)
+    return _power_norm(call, g, args["axis"], args["ord"])
+
+
+def _nrm2(call: Any, g: Any) -> Iterator[Rule]:
+    return _power_norm(call, g, None, 2)
+
+
+def _frobenius(call: Any, g: Any) -> Iterator[Rule]:
+    if bound(call)["ord"] != "fro":
+        return composition(_matrix_norm)(call, g)
+    return _power_norm(call, g, (-2, -1), 2)
+
+
+def _asum(x: Any) -> Any:
+    """BLAS adds the magnitudes of real and imaginary parts."""
+    if x.dtype.kind != "complex":
+        return arrays.sum(arrays.abs(x))
+    return arrays.sum(arrays.abs(arrays.real(x)) + arrays.abs(arrays.imag(x)))
 
 
 def _matrix_norm(x: Any, keepdims: bool, ord: Any) -> Any:  # noqa: A002  # the names of the arguments
     if ord == "fro":
-        return _norm(x, (-2, -1), keepdims, 2)
+        return linalg.matrix_norm(x, keepdims=keepdims)
     if ord in (1, -1, math.inf, -math.inf):
         axis, extremum_axis = (-2, -1) if abs(ord) == 1 else (-1, -2)
         sums = arrays.sum(arrays.abs(x), axis=axis, keepdims=True)
@@ -360,17 +489,17 @@ def _lstsq(call: Any, g: Any) -> Iterator[Rule]:
 RULES.update({
     "linalg.cholesky": _cholesky, "linalg.cross": composition(_cross), "linalg.det": _det,
     "linalg.dot": composition(lambda x, y: arrays.sum(x * y)),
-    "linalg.asum": composition(lambda x: arrays.sum(arrays.abs(x))),
-    "linalg.nrm2": composition(lambda x: _norm(x, None, False, 2)),
+    "linalg.asum": composition(_asum),
+    "linalg.nrm2": _nrm2,
     "linalg.einsum": _einsum, "linalg.expm": _block,
     "linalg.sqrtm": _block, "linalg.inv": _inv,
     "linalg.kron": composition(_kron), "linalg.matmul": _matmul,
-    "linalg.matrix_norm": composition(_matrix_norm), "linalg.matrix_power": composition(_matrix_power),
+    "linalg.matrix_norm": _frobenius, "linalg.matrix_power": composition(_matrix_power),
     "linalg.outer": composition(_outer), "linalg.pinv": _pinv, "linalg.solve": _solve,
     "linalg.solve_tridiagonal": composition(_solve_tridiagonal),
     "linalg.tensordot": composition(_tensordot),
     "linalg.trace": composition(_trace), "linalg.vecdot": composition(_vecdot),
-    "linalg.vector_norm": composition(_norm), "tensor.einsum": _einsum,
+    "linalg.vector_norm": _vector_norm, "tensor.einsum": _einsum,
     "linalg.cond": composition(_cond),
     "linalg.lstsq": _lstsq, "linalg.multi_dot": composition(_multi_dot), "linalg.polar": _polar,
     "linalg.solve_banded": _solve_banded,

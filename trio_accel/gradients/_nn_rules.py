@@ -19,6 +19,7 @@ from ..nn._slopes import FIRST
 from ._backward import RULES, Make, bound, is_operand
 from ._elementwise import Rule, slopes_of
 from ._factor_rules import added
+from ._rows import of_usual
 from ._rules import composition, part, spread
 from ._scatter import added_at, is_ordered
 
@@ -121,12 +122,22 @@ def _convolution(call: Any, g: Any) -> Iterator[Rule]:
     x, weight = args["input"], args["weight"]
     how = {option: args[option] for option in ("stride", "padding", "dilation", "groups")}
     if "transpose" in name:
-        yield x, partial(getattr(nn, name.replace("_transpose", "")), g, weight, **how)
-        x, g_of_weight = g, x
+        # A padding of the output by the stride or more leaves room for further elements of the input: they
+        # are 0.
+        back = cache(lambda: getattr(nn, name.replace("_transpose", ""))(g, weight, **how))
+        yield x, lambda: back()[tuple(map(slice, x.shape))]
+
+        def of_weight() -> Any:
+            widths = [(0, wide - extent) for wide, extent in zip(back().shape, x.shape, strict=True)]
+            padded = arrays.pad(x, widths) if any(after for _, after in widths) else x
+            # Only its shape is used.
+            back().silence()
+            return nn.conv_weight_grad(g, weight.shape, padded, **how)
+
+        yield weight, of_weight
     else:
         yield x, partial(nn.conv_input_grad, x.shape, weight, g, **how)
-        g_of_weight = g
-    yield weight, partial(nn.conv_weight_grad, x, weight.shape, g_of_weight, **how)
+        yield weight, partial(nn.conv_weight_grad, x, weight.shape, g, **how)
     yield args["bias"], lambda: nn.conv_bias_grad(_images(name, g))
 
 
@@ -241,6 +252,7 @@ def _reduced(values: Any, reduction: str) -> Any:
 
 
 def _cosine_embedding(x1: Any, x2: Any, target: Any, margin: float, reduction: str) -> Any:
+    x1, x2 = arrays.broadcast_arrays(x1, x2)
     products = arrays.sum(x1 * x2, axis=-1)
     norms = arrays.sqrt((arrays.sum(x1 * x1, axis=-1) + 1e-12) * (arrays.sum(x2 * x2, axis=-1) + 1e-12))
     cosine = products / norms
@@ -249,7 +261,7 @@ def _cosine_embedding(x1: Any, x2: Any, target: Any, margin: float, reduction: s
 
 def _triplet(anchor: Any, positive: Any, negative: Any, margin: float, eps: float, reduction: str) -> Any:
     positive_distance, negative_distance = (
-        _distance(anchor, example, -1, eps, False) for example in (positive, negative)
+        nn.pairwise_distance(anchor, example, axis=-1, eps=eps) for example in (positive, negative)
     )
     return _reduced(arrays.maximum(positive_distance - negative_distance + margin, 0), reduction)
 
@@ -294,16 +306,18 @@ def _lp_pool(name: str) -> Make:
 _POOLS = ("adaptive_avg", "adaptive_max", "avg", "max")
 RULES.update({
     **{f"nn.{name}": _first for name in (*FIRST, "cross_entropy", "glu")},
-    "arrays.softmax": _first, "arrays.log_softmax": _first,
+    "arrays.softmax": of_usual(_first), "arrays.log_softmax": of_usual(_first),
     "nn.batch_norm": _batch_norm, "nn.batch_norm_training": _batch_norm_training, "nn.dropout": _dropout,
     "nn.cosine_embedding_loss": composition(_cosine_embedding),
     "nn.embedding": _embedding, "nn.group_norm": _group_norm, "nn.instance_norm": _group_norm,
-    "nn.softmax_grad": composition(_softmax_grad), "nn.log_softmax_grad": composition(_log_softmax_grad),
+    "nn.softmax_grad": of_usual(composition(_softmax_grad)),
+    "nn.log_softmax_grad": of_usual(composition(_log_softmax_grad)),
     **{f"nn.lp_pool{n}d": _lp_pool(f"lp_pool{n}d") for n in (1, 2, 3)},
     "nn.nll_loss": composition(_nll_loss),
-    "nn.linear": _linear, "nn.margin_ranking_loss": _ranking, "nn.normalize": composition(_normalize),
-    "nn.pairwise_distance": composition(_distance), "nn.scaled_dot_product_attention": _attention,
-    "nn.softmin": composition(lambda x, axis: arrays.softmax(-x, axis=axis)),
+    "nn.linear": _linear, "nn.margin_ranking_loss": _ranking,
+    "nn.normalize": of_usual(composition(_normalize)),
+    "nn.pairwise_distance": of_usual(composition(_distance)), "nn.scaled_dot_product_attention": _attention,
+    "nn.softmin": of_usual(composition(lambda x, axis: arrays.softmax(-x, axis=axis))),
     "nn.triplet_margin_loss": composition(_triplet),
     **{f"nn.conv{kind}{n}d": _convolution for kind in ("", "_transpose") for n in (1, 2, 3)},
     **{f"nn.{kind}_pool{n}d": _pool for kind in _POOLS for n in (1, 2, 3)},

@@ -17,7 +17,16 @@ from ..devices import gather
 from ..expressions import Elementwise
 from ._backward import RULES, bound, pulled, refuse
 from ._elementwise import Rule, summed_to
-from ._rules import axes_of, axis_of, composition, part, total_of
+from ._rules import (
+    adjoint,
+    axes_of,
+    axis_of,
+    composition,
+    conjugate,
+    part,
+    products_before,
+    total_of,
+)
 from ._scatter import added_along, added_at
 
 # These functions are typed by the results of awaited calls, but the rules compose calls.
@@ -47,14 +56,10 @@ def _cumulative_prod(call: Any, g: Any) -> Iterator[Rule]:
         raise refuse(call.function.name, "include_initial adds a product of nothing; concat a one")
 
     def slope() -> Any:
-        # The first zero along the axis gets the product of the other factors, and later elements get 0.
-        is_zero = x == 0
-        zero_count = arrays.cumulative_sum(arrays.where(is_zero, 1, 0), axis=axis)
-        patched = arrays.where(arrays.logical_and(is_zero, zero_count == 1), 1, x)
-        without = arrays.cumulative_prod(patched, axis=axis)
-        of_zero = _sums_from_the_end(g * arrays.where(zero_count == 1, without, 0), axis)
-        of_other = _sums_from_the_end(g * call, axis) / arrays.where(is_zero, 1, x)
-        return arrays.where(is_zero, arrays.where(zero_count == 1, of_zero, 0), of_other)
+        # Of a factor: the product of the factors before it, times the sum of the gradients of it and all
+        # later results, each times the factors between. Without a division, zeros are factors as all others.
+        factors = conjugate(x)
+        return products_before(factors, axis) * _from_the_end(factors, g, axis)
 
     yield x, slope
 
@@ -207,7 +212,7 @@ def _average(x: Any, axis: Any, weights: Any, keepdims: bool) -> Any:
 def _cov(x: Any, correction: int) -> Any:
     rows = x if len(x.shape) == 2 else arrays.reshape(x, (1, -1))
     off = rows - arrays.mean(rows, axis=1, keepdims=True)
-    covariance = (off @ off.mT) * (1 / (rows.shape[1] - correction))
+    covariance = (off @ adjoint(off)) * (1 / (rows.shape[1] - correction))
     return covariance if len(x.shape) == 2 else arrays.reshape(covariance, ())
 
 
@@ -340,13 +345,13 @@ def _linear_recurrence(call: Any, g: Any) -> Iterator[Rule]:
     args = bound(call)
     a, b, initial = args["a"], args["b"], args["initial"]
     axis = axis_of(args, g)
-    wide = cache(lambda: arrays.zeros_like(g) + a)
+    wide = cache(lambda: arrays.zeros_like(g) + conjugate(a))
     slope = cache(lambda: _from_the_end(wide(), g, axis))
 
     def of_factors() -> Any:
         start = part(arrays.zeros_like(g), axis, slice(0, 1)) + initial
         previous = arrays.concat([start, part(call, axis, slice(0, -1))], axis=axis)
-        return summed_to(slope() * previous, np.shape(a))
+        return summed_to(slope() * conjugate(previous), np.shape(a))
 
     yield b, lambda: summed_to(slope(), np.shape(b))
     yield a, of_factors

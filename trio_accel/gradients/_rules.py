@@ -17,6 +17,7 @@ from .. import arrays as _arrays
 from ..backends.base import NotSupportedError
 from ._backward import RULES, Make, bound, is_operand, pulled, refuse
 from ._elementwise import ADVICE, Rule, summed_to
+from ._rows import of_usual
 
 __all__ = [
     "adjoint",
@@ -26,8 +27,10 @@ __all__ = [
     "conjugate",
     "filled",
     "part",
+    "products_before",
     "spread",
     "total_of",
+    "transposed",
     "unpadded",
 ]
 
@@ -54,6 +57,8 @@ def spread(g: Any, x: Any, axes: Sequence[int]) -> Any:
 
 def conjugate(x: Any) -> Any:
     """Return the conjugate of complex numbers, and others as they are."""
+    if isinstance(x, (int, float, complex)):
+        return x.conjugate()
     if x.dtype.kind not in ("complex", "c"):
         return x
     return x.conj() if isinstance(x, np.ndarray) else arrays.conj(x)
@@ -88,6 +93,30 @@ def composition(f: Callable[..., Any], *, without: Collection[str] = ()) -> Make
             yield operand, partial(_nth, slopes, index)
 
     return rule
+
+
+def _conjugated(make: Callable[[], Any]) -> Any:
+    return arrays.conj(make())
+
+
+def transposed(rule: Make) -> Make:
+    """Make a rule from one that multiplies a gradient by the transpose of a matrix.
+
+    Of complex numbers the gradient is by the conjugate transpose, and constants such as weights may be
+    complex.
+    """
+
+    def conjugated(call: Any, g: Any) -> Iterator[Rule]:
+        if g.dtype.kind != "complex":
+            yield from rule(call, g)
+            return
+        turned = arrays.conj(g)
+        # A caller may only need the gradients of some operands.
+        turned.silence()
+        for operand, make in rule(call, turned):
+            yield operand, partial(_conjugated, make)
+
+    return conjugated
 
 
 def _operands(argument: Any) -> Iterator[Any]:
@@ -145,17 +174,26 @@ def _extreme(call: Any, g: Any) -> Iterator[Rule]:
     yield x, slope
 
 
+def products_before(x: Any, axis: int) -> Any:
+    """Return the product of all elements before each one along an axis."""
+    ones = part(arrays.ones_like(x), axis, slice(0, 1))
+    return arrays.concat([ones, arrays.cumulative_prod(part(x, axis, slice(0, -1)), axis=axis)], axis=axis)
+
+
 def _prod(call: Any, g: Any) -> Iterator[Rule]:
-    """The derivative of a product with one factor of 0 is the product of the others."""
+    """The derivative of a product by a factor is the product of the others: before it, and after it."""
     _, x, axes = _reduced(call)
 
     def slope() -> Any:
-        is_zero = x == 0
-        zeros = spread(arrays.sum(arrays.where(is_zero, 1.0, 0.0), axis=axes), x, axes)
-        product = spread(arrays.prod(arrays.where(is_zero, 1, x), axis=axes), x, axes)
-        of_zero = arrays.where(zeros == 1, product, 0)
-        of_other = arrays.where(zeros == 0, product / arrays.where(is_zero, 1, x), 0)
-        return spread(g, x, axes) * arrays.where(is_zero, of_zero, of_other)
+        others = [axis for axis in range(len(x.shape)) if axis not in axes]
+        order = (*others, *axes)
+        turned = arrays.permute_dims(conjugate(x), order)
+        rows = arrays.reshape(turned, (*turned.shape[: len(others)], _count(x, axes)))
+        last = len(others)
+        after = arrays.flip(products_before(arrays.flip(rows, axis=last), last), axis=last)
+        products = arrays.reshape(products_before(rows, last) * after, turned.shape)
+        back = tuple(order.index(axis) for axis in range(len(order)))
+        return spread(g, x, axes) * arrays.permute_dims(products, back)
 
     yield x, slope
 
@@ -180,47 +218,16 @@ def _logsumexp(call: Any, g: Any) -> Iterator[Rule]:
     yield x, lambda: spread(g, x, axes) * arrays.softmax(x, axis=axes)
 
 
-def _without_nan(name: str) -> Make:
-    """Make a rule for a reduction that ignores NaN, from a reduction that does not."""
-
-    def compose(x: Any, axis: Any, keepdims: bool = False, **named: Any) -> Any:
-        is_nan = arrays.isnan(x)
-        how = {"axis": axis, "keepdims": keepdims}
-        if name == "prod":
-            return arrays.prod(arrays.where(is_nan, 1, x), **how)
-        values = arrays.where(is_nan, 0, x)
-        if name == "sum":
-            return arrays.sum(values, **how)
-        weights = arrays.where(is_nan, 0.0, 1.0)
-        if name == "mean":
-            return arrays.sum(values, **how) / arrays.sum(weights, **how)
-        count = arrays.sum(weights, axis=axis, keepdims=True)
-        off = arrays.where(is_nan, 0, x - arrays.sum(values, axis=axis, keepdims=True) / count)
-        square = arrays.sum(off * off, **how) / (arrays.sum(weights, **how) - named["correction"])
-        return square if name == "var" else arrays.sqrt(square)
-
-    return composition(compose)
+def _nanstd(call: Any, g: Any) -> Iterator[Rule]:
+    args, x, axes = _reduced(call)
+    how = {"axis": axes, "correction": args["correction"], "keepdims": args["keepdims"]}
+    # As of `std`, equal elements have the gradient 0.
+    variance = partial(arrays.nanvar, **how)
+    yield x, lambda: pulled(variance, [x], 0.5 * g / arrays.where(call == 0, math.inf, call))[0]
 
 
-def _ptp(x: Any, axis: Any, keepdims: bool) -> Any:
-    how = {"axis": axis, "keepdims": keepdims}
-    return arrays.max(x, **how) - arrays.min(x, **how)
-
-
-def _zscore(x: Any, axis: Any, correction: float) -> Any:
-    return (x - arrays.mean(x, axis=axis, keepdims=True)) / arrays.std(
-        x, axis=axis, correction=correction, keepdims=True
-    )
-
-
-def _moment(power: int) -> Make:
-    def compose(x: Any, axis: Any, keepdims: bool) -> Any:
-        off = x - arrays.mean(x, axis=axis, keepdims=True)
-        square = arrays.mean(off * off, axis=axis, keepdims=keepdims)
-        high = arrays.mean(off**power, axis=axis, keepdims=keepdims)
-        return high / square ** (power / 2) - (3.0 if power == 4 else 0.0)
-
-    return composition(compose)
+def _nanprod(x: Any, axis: Any, keepdims: bool, **_: Any) -> Any:
+    return arrays.prod(arrays.where(arrays.isnan(x), 1, x), axis=axis, keepdims=keepdims)
 
 
 def _cosine(x1: Any, x2: Any, axis: Any, eps: float, keepdims: bool) -> Any:
@@ -546,19 +553,19 @@ _EXTREMA = ("max", "min", "nanmax", "nanmin")
 RULES.update({
     "AccelRef.__getitem__": _taken, "AccelRef.copy": _cast, "AccelRef.reshape": _reshaped,
     "arrays.broadcast_arrays": _broadcast_all, "arrays.broadcast_to": _broadcast, "arrays.concat": _concat,
-    "arrays.cosine_similarity": composition(_cosine), "arrays.diag": _diag, "arrays.diagonal": _diagonal,
-    "linalg.diagonal": _diagonal, "arrays.expand_dims": _reshaped, "arrays.flip": _flip,
-    "arrays.kurtosis": _moment(4), "arrays.layer_norm": _normed, "arrays.logsumexp": _logsumexp,
+    "arrays.cosine_similarity": of_usual(composition(_cosine)), "arrays.diag": _diag,
+    "arrays.diagonal": _diagonal, "linalg.diagonal": _diagonal, "arrays.expand_dims": _reshaped,
+    "arrays.flip": _flip,
+    "arrays.layer_norm": of_usual(_normed, ("weight", "bias")), "arrays.logsumexp": of_usual(_logsumexp),
     "arrays.mean": _mean, "arrays.meshgrid": _meshgrid, "arrays.pad": _pad, "arrays.prod": _prod,
-    "arrays.ptp": composition(_ptp),
-    "arrays.repeat": _repeat, "arrays.reshape": _reshaped, "arrays.rms_norm": _normed,
-    "arrays.roll": _roll, "arrays.rot90": _rot90, "arrays.skew": _moment(3),
+    "arrays.repeat": _repeat, "arrays.reshape": _reshaped, "arrays.rms_norm": of_usual(_normed, ("weight",)),
+    "arrays.roll": _roll, "arrays.rot90": _rot90,
     "arrays.sliding_window_view": _windows, "arrays.split": _split, "arrays.squeeze": _reshaped,
     "arrays.stack": _stack,
-    "arrays.std": _std, "arrays.sum": _sum, "arrays.tile": _tile, "arrays.tril": _triangle,
-    "arrays.triu": _triangle, "arrays.unstack": _unstack, "arrays.unwrap": _same, "arrays.var": _var,
-    "arrays.zscore": composition(_zscore),
+    "arrays.std": of_usual(_std), "arrays.sum": _sum, "arrays.tile": _tile, "arrays.tril": _triangle,
+    "arrays.triu": _triangle, "arrays.unstack": _unstack, "arrays.unwrap": _same,
+    "arrays.var": of_usual(_var),
     **dict.fromkeys(_TURNED, _turned),
     **{f"arrays.{name}": _extreme for name in _EXTREMA},
-    **{f"arrays.nan{name}": _without_nan(name) for name in ("sum", "mean", "prod", "var", "std")},
+    "arrays.nanprod": composition(_nanprod), "arrays.nanstd": of_usual(_nanstd),
 })  # fmt: skip

@@ -3,6 +3,9 @@
 A scatter on a GPU adds by atomic operations in an order that changes from run to run, and so do the last bits
 of floating sums. Work that is repeated after a lost context must have the same bits, so a GPU sorts the
 values by their places, and adds up the segments. The CPU adds in the order of the elements.
+
+The additions change new zeros in place, which has no gradient. So each is wrapped by a function with a rule
+of its own: the gradient of an added value is the gradient at its place.
 """
 
 # Operands are calls and arrays, and a call's result is untyped before it is awaited.
@@ -11,13 +14,14 @@ values by their places, and adds up the segments. The CPU adds in the order of t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from .. import arrays as _arrays
-from ..devices import Chain
+from ..devices import ArrayFunction, Call, Chain
 
 __all__ = ["added_along", "added_at", "is_ordered", "sorted_sums"]
 
@@ -60,28 +64,66 @@ def added_along(
         axis: The axis.
     """
     if is_ordered(values):
-        return arrays.put_along_axis(zeros(), positions, values, axis, reduce="add")
+        added = arrays.put_along_axis(zeros(), positions, values, axis, reduce="add")
+    else:
+        added = _by_sort(_along(positions, values, axis), values, shape)
+    return Call(_ADDED_ALONG, (added, positions, values, axis))
+
+
+def _along(positions: Any, values: Any, axis: int) -> list[Any]:
+    """Return indices along all axes, by indices along one of them."""
+    count = len(values.shape)
     grid = [
-        np.arange(extent).reshape([-1 if dim == k else 1 for dim in range(len(shape))])
+        np.arange(extent).reshape([-1 if dim == k else 1 for dim in range(count)])
         for k, extent in enumerate(values.shape)
     ]
     indices: list[Any] = list(grid)
     indices[axis] = positions
-    return _by_sort(indices, values, shape)
+    return indices
 
 
 def added_at(x: Any, indices: Sequence[Any], values: Any) -> Any:
     """Return zeros like an array, with values added to elements by an index along each of its first axes."""
     if is_ordered(values):
-        return arrays.scatter_nd(arrays.zeros_like(x), tuple(indices), values, reduce="add")
-    shape = x.shape
+        added = arrays.scatter_nd(arrays.zeros_like(x), tuple(indices), values, reduce="add")
+    else:
+        added = _by_sort(_all_indices(x.shape, indices, values), values, x.shape)
+    return Call(_ADDED_AT, (added, list(indices), values))
+
+
+def _all_indices(shape: Sequence[int], indices: Sequence[Any], values: Any) -> list[Any]:
+    """Return indices along all axes of an array, by indices along its first axes."""
     rest = len(shape) - len(indices)
     count = len(values.shape)
     all_indices = [index.reshape((*np.shape(index), *(1,) * rest)) for index in indices]
     for axis in range(rest):
         line = [-1 if dim == count - rest + axis else 1 for dim in range(count)]
         all_indices.append(np.arange(values.shape[count - rest + axis]).reshape(line))
-    return _by_sort(all_indices, values, shape)
+    return all_indices
+
+
+def _first(added: Any, *_: object) -> Any:
+    return added
+
+
+def _taken_along(call: Any, g: Any) -> Iterator[tuple[Any, Callable[[], Any]]]:
+    added, positions, values, axis = call.args
+    yield added, _nothing
+    yield values, partial(arrays.take_along_axis, g, positions, axis=axis)
+
+
+def _taken_at(call: Any, g: Any) -> Iterator[tuple[Any, Callable[[], Any]]]:
+    added, indices, values = call.args
+    yield added, _nothing
+    yield values, partial(arrays.gather_nd, g, tuple(indices))
+
+
+def _nothing() -> None:
+    """Stop a gradient, because the values have it by another way."""
+
+
+_ADDED_ALONG = ArrayFunction("gradients.added_along", _first, "value", takes_hosts=True, rule=_taken_along)
+_ADDED_AT = ArrayFunction("gradients.added_at", _first, "value", takes_hosts=True, rule=_taken_at)
 
 
 def _by_sort(indices: Sequence[Any], values: Any, shape: Sequence[int]) -> Any:

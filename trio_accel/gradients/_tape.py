@@ -1,4 +1,10 @@
-"""Gradients of functions that compose operations: the calls of a function are its tape."""
+"""Gradients of functions that compose operations: the calls of a function are its tape.
+
+The gradient of a real number by a complex z = x + iy is, for the caller, its derivative by x, minus i times
+its derivative by y, as in JAX. Rules compute the conjugate, because sums and products of operands then need
+fewer conjugates. `_turned` changes the convention at the border: of results, of the seed of a vector-Jacobian
+product, and of the gradients that enter and leave a rule of the program.
+"""
 
 # Operands are calls and arrays, and a call's result is untyped before it is awaited.
 # pyright: reportPrivateUsage=false, reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnusedImport=false
@@ -26,6 +32,7 @@ from . import (  # noqa: F401  # they add rules
     _nn_rules,
     _order_rules,
     _reductions,
+    _rows,
     _similar_rules,
     _slope_rules,
     _transform_rules,
@@ -63,21 +70,22 @@ def value_and_grad(
     computed as one request. Arguments that the value does not depend on get zeros.
 
     Args:
-        f: Called with the arguments. The arguments selected by `argnums` are floating arrays on a device, or
-            dicts and lists of these. Within `f` they are calls, and so are views of them.
+        f: Called with the arguments. The arguments selected by `argnums` are floating or complex arrays on a
+            device, or dicts and lists of these. Within `f` they are calls, and so are views of them.
         argnums: Positions of the arguments that get gradients.
         scale: Factor of the gradients; the value is not scaled.
 
     Returns:
         A function with the arguments of `f`. Await it for the value, a 0-d array, and the gradients, nested
         like the argument; for several `argnums` a tuple of these. Each has the dtype of its argument; those
-        of one dtype are views of one array. With calls instead of arrays, and in a `trio_accel.step`, it
-        returns calls, so `f` may contain gradients itself.
+        of one dtype are views of one array. The gradient by a complex number x + iy is the derivative by x,
+        minus i times the derivative by y, as in JAX: descend along its conjugate. With calls instead of
+        arrays, and in a `trio_accel.step`, it returns calls, so `f` may contain gradients itself.
 
     Raises:
         NotSupportedError: `f` calls an operation without a gradient: nothing was launched.
         ValueError: The value has axes, or `argnums` selects an argument that does not exist.
-        TypeError: `f` does not return a call, or an argument is not floating.
+        TypeError: `f` does not return a call, or an argument is neither floating nor complex.
     """
     return _derived(f, argnums, scale, _value_and_grad)
 
@@ -95,11 +103,11 @@ def _derived(
         tape = _Tape(f, "value_and_grad", positions, args, named)
         if tape.is_nested:
             for ref in tape.refs:
-                _check_floating("value_and_grad", ref)
+                _check_differentiable("value_and_grad", ref)
             try:
                 value = tape.run()
                 value.silence()
-                return value, tape.nested(iter(tape.parts(_seed(value, scale))))
+                return value, tape.nested(map(_turned, tape.parts(_seed(value, scale))))
             except BaseException:
                 tape.close()
                 raise
@@ -299,6 +307,11 @@ def _flat(value: Any, leaves: Sequence[Any], seed: Any, has_value: bool) -> Any:
     """Derive gradients: each is flat, of the dtype of the value, and one follows the other."""
     parts, calls = _parts("flat_grad_and_value", value, leaves, seed, has_value)
     try:
+        if any(part.dtype.kind == "complex" for part in parts):
+            raise TypeError(
+                "flat_grad_and_value: an array of real numbers cannot hold gradients of complex ones; "
+                "use value_and_grad"
+            )
         # A single array has a single dtype.
         narrow = [part if part.dtype == value.dtype else part.cast(value.dtype) for part in parts]
         return arrays.concat([*narrow, value] if has_value else narrow, axis=None)
@@ -327,15 +340,18 @@ def _parts(
     try:
         for leaf in leaves:
             # A layout is found by a plan, so this is not asked before.
-            _check_floating(name, leaf)
+            _check_differentiable(name, leaf)
         if has_value:
             seed = _seed(value, seed)
         else:
             _check_value(name, value, "float", "complex")
-            seed = as_operand(put_like(seed, value), value)
+            # A function of an array may be a view, and rules compose calls.
+            seed = arrays.reshape(put_like(seed, value), value.shape)
+            seed = _turned(as_operand(seed, value))
         if isinstance(seed, Call):
             calls.append(seed)
-        return backward(value, leaves, seed, calls), calls
+        parts = [_turned(part) for part in backward(value, leaves, seed, calls)]
+        return parts, [*calls, *[part for part in parts if isinstance(part, Call)]]
     except BaseException:
         for call in calls:
             call.silence()
@@ -413,7 +429,7 @@ class _Tape:
                     f"{type(ref).__name__}{what_to_do(ref)}"
                 )
             if isinstance(ref, AccelRef):
-                _check_floating(name, ref)
+                _check_differentiable(name, ref)
         has_calls = any(isinstance(ref, Call) for ref in self.refs)
         self.is_nested = has_calls or is_traced() or IS_DERIVED.get()
         self.leaves: list[Any] = []
@@ -496,12 +512,17 @@ class _Tape:
         return backward(value, self.leaves, seed, self._made)
 
 
-def _check_floating(name: str, array: Any) -> None:
-    if array.dtype.kind != "float":
+def _check_differentiable(name: str, array: Any) -> None:
+    if array.dtype.kind not in ("float", "complex"):
         raise TypeError(
-            f"{name}: arguments with gradients must be floating, got {array.dtype}; cast it, or choose "
-            "others by argnums"
+            f"{name}: arguments with gradients must be floating or complex, got {array.dtype}; cast it, or "
+            "choose others by argnums"
         )
+
+
+def _turned(slope: Any) -> Any:
+    """Change the convention of a gradient of complex numbers, from the rules' to JAX's or back."""
+    return arrays.conj(slope) if slope.dtype.kind == "complex" else slope
 
 
 def _unwrapped(nested: Any) -> Any:
@@ -541,10 +562,15 @@ def _with(nested: Any, parts: Iterator[Any]) -> Any:
 def _by_custom_rule(call: Any, g: Any, rule: Callable[..., Any]) -> Iterator[Rule]:
     inner, args, named = call.args
     if isinstance(g, list):
-        g = tuple(filled(call, g))
+        g = tuple([_turned(slope) for slope in filled(call, g)])
         # The rule may use some of them.
         for slope in g:
             slope.silence()
+    else:
+        g = _turned(g)
+        if isinstance(g, Call):
+            # The rule may not use it.
+            g.silence()
     # The arguments get their gradients by the rule, and not by the calls of the function.
     yield inner, lambda: None
     result: Any = rule(g, call, *args, **dict(named))
@@ -561,7 +587,7 @@ def _by_custom_rule(call: Any, g: Any, rule: Callable[..., Any]) -> Iterator[Rul
     for index, (argument, slope) in enumerate(zip(args, several, strict=True)):
         if slope is not None and isinstance(argument, (Call, AccelRef)):
             _check_slope(f"{call.function.name}: the rule's gradient of argument {index}", argument, slope)
-        yield argument, partial(itself, slope)
+        yield argument, partial(_turned, slope) if slope is not None else partial(itself, None)
 
 
 def _check_slope(label: str, argument: Any, slope: Any) -> None:

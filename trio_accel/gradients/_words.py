@@ -11,6 +11,7 @@ from ..devices import ArrayFunction
 from ..nn._slopes import DERIVED
 from ._backward import REASONS, RULES, STEP_NAMES
 from ._elementwise import elementwise_of
+from ._rows import is_of_rows
 
 __all__ = ["ROOMS", "words"]
 
@@ -117,6 +118,8 @@ def _word(name: str, function: Any) -> tuple[str, str]:
     if name in RULES:
         return ("derived" if name in DERIVED else "rule"), ""
     asked = getattr(function, "asked", None)
+    if isinstance(asked, ArrayFunction) and is_of_rows(asked):
+        return "derived", ""
     expression = elementwise_of(asked) if isinstance(asked, ArrayFunction) else None
     if expression is None:
         return "", ""
