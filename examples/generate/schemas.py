@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from math import prod
 from typing import Any, TypeAlias, cast
 from urllib.parse import unquote
 
-from schema_rules import BOUNDS, fault_of, fault_of_bounds, subschemas
+from schema_rules import BOUNDS, fault_of, fault_of_bounds, fault_of_multiples, subschemas
 
 __all__ = ["MAX_SCHEMA", "OPTIONS", "ConstraintError", "checked_schema", "count_joined"]
 
@@ -33,7 +33,7 @@ OPTIONS: Any = {
 _MAX_DEPTH = 64
 # The time to compile is exponential in the number of patterns for a text, quadratic in `patternProperties`,
 # and 20 µs for each schema joined from others.
-_MAX_PATTERNS, _MAX_PATTERN_PROPERTIES, _MAX_JOINED = 6, 16, 1000
+_MAX_PATTERNS, _MAX_PATTERN_PROPERTIES, _MAX_JOINED, _MAX_ALTERNATIVES = 6, 16, 1000, 3000
 # An index in a JSON pointer with this number of digits or more is out of range.
 _MAX_DIGITS = 6
 _INDEX = re.compile(r"\+?[0-9]+")
@@ -103,8 +103,11 @@ class _Joined:
     def __init__(self, root: _Schema) -> None:
         self.count, self._root = 0, root
         # Schemas that a text must match at once, and whether they are parts of joined schemas.
-        self._waiting: list[tuple[Sequence[Any], bool]] = [([root], False)]
+        self._waiting = list[tuple[Sequence[Any], bool]]()
         self._seen = set[int]()
+        self._has_multiples = "multipleOf" in json.dumps(root)
+        self._alternatives = 0
+        self._begin([[root]], is_joined=False)
 
     def count_all(self) -> None:
         """Count all joined schemas.
@@ -122,6 +125,28 @@ class _Joined:
                 self._add(is_joined)
                 self._follow(known[0], is_joined)
 
+    def _begin(self, groups: Iterable[Sequence[Any]], is_joined: bool) -> None:
+        """Continue with the schemas of other texts: of the whole, a field or an element."""
+        for group in groups:
+            self._waiting.append((group, is_joined))
+            if self._has_multiples and (fault := fault_of_multiples(list(self._of_one_text(group)))):
+                raise ConstraintError(fault)
+
+    def _of_one_text(self, nodes: Sequence[Any]) -> Iterator[_Schema]:
+        """Yield all schemas that describe the same text as the given ones, with all alternatives."""
+        waiting, seen = list(nodes), set[int]()
+        for value in waiting:
+            self._alternatives += isinstance(value, dict)
+            if self._alternatives > _MAX_ALTERNATIVES:
+                what = f"it has multipleOf and more than {_MAX_ALTERNATIVES} alternatives or references"
+                raise ConstraintError(f"{what}: leave multipleOf out")
+            if not isinstance(value, dict) or id(node := _fields(value)) in seen:
+                continue
+            seen.add(id(node))
+            yield node
+            waiting += [_target(node.get("$ref"), self._root), *_listed(node.get("allOf"))]
+            waiting += [*_listed(node.get("anyOf")), *_listed(node.get("oneOf"))]
+
     def _add(self, count: int) -> None:
         self.count += count
         if self.count > _MAX_JOINED:
@@ -135,7 +160,7 @@ class _Joined:
         if bool(own) + (target is not None) + len(choices) + len(others) > 1:
             self._join([node])
             return
-        self._waiting += [(group, is_joined) for group in _grouped([own])]
+        self._begin(_grouped([own]), is_joined)
         self._waiting += [([one], is_joined) for one in (*others, *(choices[0] if choices else ()))]
         # A definition is compiled once.
         self._waiting.append(([target], False))
@@ -159,7 +184,7 @@ class _Joined:
             self._add(prod(map(len, choices)))
             self._waiting += [([*parts, *chosen], True) for chosen in product(*choices)]
         else:
-            self._waiting += [(group, True) for group in _grouped(parts)]
+            self._begin(_grouped(parts), is_joined=True)
 
 
 def _own(node: _Schema) -> _Schema:

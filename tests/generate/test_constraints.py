@@ -281,6 +281,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"type": "string", "pattern": "(a)\\1"}, "backreference"),
     ({"type": "integer", "multipleOf": 99991}, "multipleOf must be an integer up to 1000"),
     ({"type": "number", "multipleOf": 0.000001}, "multipleOf must be"),
+    # This took 15 s.
+    ({"allOf": [{"multipleOf": 991}, {"multipleOf": 983}]}, "joined multipleOf must be at most 1000"),
+    (
+        {**fields(300, **{"$ref": A}), "$defs": {"a": {"anyOf": [{"multipleOf": 2}] * 300}}},
+        "multipleOf and more than 3000 alternatives",
+    ),
     ({"type": "array", "items": {"const": "x" * 20}, "minItems": 10**9}, "Too many items"),
     ({"const": list(range(3000))}, "Too many items"),
     ({"const": "x" * 20_000}, "at most 16384 letters, got"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
@@ -14,6 +16,7 @@ from text import load_random
 pytestmark = pytest.mark.examples
 for name in ("tokenizers", "jinja2", "llguidance"):
     pytest.importorskip(name, reason="pip install '.[generate]'")
+jsonschema = pytest.importorskip("jsonschema")
 if BACKEND != "cpu":
     pytest.skip("schemas need no device", allow_module_level=True)
 
@@ -97,7 +100,23 @@ def test_numbers_that_would_be_rounded_are_refused(number: float) -> None:
         ({"minimum": 1, "exclusiveMinimum": True, "maximum": 1.5}, "exclusiveMinimum 1 is not enforced"),
         ({"allOf": [{"exclusiveMinimum": 0}, {"maximum": 0.5}]}, "exclusiveMinimum 0 is not enforced"),
         ({"exclusiveMinimum": 0, "anyOf": [{"maximum": 0.5}, {"maximum": 5}]}, "is not enforced"),
-        ({"allOf": [{"multipleOf": one} for one in (991, 983, 977, 971)]}, "product must be less than"),
+        ({"allOf": [{"multipleOf": one} for one in (40, 41)]}, "joined multipleOf must be at most 1000"),
+        ({"anyOf": [{"multipleOf": one} for one in (40, 41)]}, "joined multipleOf must be at most 1000"),
+        (
+            {"multipleOf": 999, "maximum": 3 * 10**6 + 1},
+            "next to a minimum or maximum must be at most 256, g",
+        ),
+        ({"multipleOf": 477, "exclusiveMinimum": 10**15}, "multipleOf next to a minimum or maximum must be"),
+        ({"allOf": [{"multipleOf": 16}, {"multipleOf": 17}, {"minimum": 0}]}, "joined multipleOf next to a"),
+        ({"anyOf": [{"multipleOf": 86, "maximum": 10**15}, {"multipleOf": 97}]}, "joined multipleOf next to"),
+        (
+            {"minimum": 9, "$ref": "#/$defs/a", "$defs": {"a": {"multipleOf": 750}}},
+            "multipleOf next to a minimum or maximum must be at most 256, got 750",
+        ),
+        (
+            {"allOf": [{"properties": {"a": {"multipleOf": 750}}}, {"properties": {"a": {"maximum": 1}}}]},
+            "multipleOf next to a minimum or maximum must be at most 256, got 750",
+        ),
         ({"multipleOf": -3}, "multipleOf must be an integer up to 1000, and at least 1, got -3"),
         ({"multipleOf": True}, "multipleOf must be an integer"),
         ({"multipleOf": 0}, "multipleOf must be an integer"),
@@ -132,6 +151,42 @@ def test_schemas_that_would_not_be_enforced_are_refused(schema: dict[str, Any], 
 def test_accepted_numbers_are_enforced(number: float) -> None:
     for schema in ({"const": number}, {"enum": [number]}):
         assert Fraction(only_text(GRAMMARS.json(schema))) == Fraction(repr(number))
+
+
+def multiples(rng: np.random.Generator) -> Iterator[dict[str, Any]]:
+    """Schemas with the largest multiples that are accepted, and bounds of all sizes."""
+    yield {"type": "integer", "multipleOf": 997}
+    yield {"allOf": [{"type": "number", "multipleOf": 20}, {"multipleOf": 45}]}
+    yield {"anyOf": [{"multipleOf": 16, "maximum": 10**17}, {"multipleOf": 15, "minimum": -(10**17)}]}
+    for digits in range(1, 16):
+        low, high = -int(rng.integers(10**digits)), int(rng.integers(10**15, 2**53))
+        names = (
+            rng.permutation(["minimum", "exclusiveMinimum"]),
+            rng.permutation(["maximum", "exclusiveMaximum"]),
+        )
+        bounds = {names[0][0]: low, names[1][0]: high if digits % 2 else 10**digits}
+        yield {"type": "integer", "multipleOf": 256 - digits, **bounds}
+
+
+def test_multiples_are_enforced_in_texts_of_any_length() -> None:
+    """Also after the first texts, because the texts of a grammar share the compiler's limits."""
+    rng = np.random.default_rng(3)
+    for schema in multiples(rng):
+        grammar, checker = GRAMMARS.json(schema), jsonschema.Draft202012Validator(schema)
+        for _ in range(3):
+            text = random_text(grammar, rng)
+            assert checker.is_valid(json.loads(text, parse_float=Fraction)), (schema, text)
+
+
+def random_text(grammar: Grammar, rng: np.random.Generator) -> str:
+    """A text by random tokens, which ends as soon as it may from the 30th token on."""
+    constraint, tokens = grammar.begin(), list[int]()
+    while True:
+        bits = np.unpackbits(constraint.mask(tokens).view(np.uint8), bitorder="little")
+        token = int(rng.choice(np.flatnonzero(bits)))
+        if token == END or (len(tokens) >= 30 and bits[END]):
+            return LOADED.text.tokenizer.decode(tokens)  # type: ignore[no-any-return]
+        tokens.append(token)
 
 
 def test_schemas_with_large_numbers_without_effect_are_taken() -> None:
