@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -38,6 +39,34 @@ def open_(system: ta.System) -> Callable[..., Any]:
             yield trainer
 
     return opened
+
+
+class Network(train.Module):
+    """A model that a program tries to make by hand."""
+
+
+class OwnArguments(train.Module):
+    """A model with arguments as `torch.nn.Module` has them."""
+
+    def __init__(self, width: int, depth: int = 2) -> None:
+        raise AssertionError("this is never called")
+
+
+@pytest.mark.parametrize("cls", [Network, OwnArguments])
+def test_an_instance_of_a_model_is_refused_with_the_call_to_write(cls: Any) -> None:
+    begin = rf"{cls.__name__}: a trainer makes the model on each device: write train\.open_trainer\(devices, "
+    for args, options, rest in (
+        ((), {}, r"config, \.\.\.\)$"),
+        ((64,), {}, r"config, \.\.\.\)$"),
+        ((1, 2, 3, 4), {}, r"config, \.\.\.\)$"),
+        ((), {"width": 64, "depth": 3}, r"config, width=64, depth=3\)$"),
+    ):
+        with pytest.raises(TypeError, match=f"^{begin}{cls.__name__}, {rest}"):
+            cls(*args, **options)
+
+
+def test_the_arguments_of_a_model_have_names_for_programs() -> None:
+    assert [*inspect.signature(Network).parameters] == ["a", "b", "plan", "options"]
 
 
 X, Y = np.zeros((8, 64)), np.zeros(8, np.int64)

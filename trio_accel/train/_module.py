@@ -7,12 +7,13 @@ read, and all ranks can repeat it (D197). The model's module imports `torch`; th
 from __future__ import annotations
 
 import importlib
+import inspect
 import logging
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -22,6 +23,9 @@ from ._groups import GroupPart, within
 from ._layout import Batch, FlatLayout, Work, checksum_of, rows_of
 from ._mesh import Mesh, Turn, torch_of_model, turns
 from ._torch_parts import CONFIGURING, Stepper, host_dtype, on_host, real_view, recompute
+
+if TYPE_CHECKING:
+    from typing import Self
 
 __all__ = ["Module"]
 
@@ -97,6 +101,20 @@ class Module:
     mesh: Mesh
     model: Any = None
 
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        """Refuse arguments other than those of `__init__`.
+
+        Raises:
+            TypeError: A program has made an instance by hand.
+        """
+        if len(args) != 4 or options or not isinstance(args[2], Mapping):
+            values = "".join(f", {name}={value!r:.40}" for name, value in options.items()) or ", ..."
+            raise TypeError(
+                f"{cls.__name__}: a trainer makes the model on each device: "
+                f"write train.open_trainer(devices, {cls.__name__}, config{values})"
+            )
+        return super().__new__(cls)
+
     def __init__(self, a: State, b: State, plan: Mapping[str, Any], options: Mapping[str, Any]) -> None:
         self.plan: Mapping[str, Any] = plan
         self.mesh = Mesh(*plan["mesh"])
@@ -105,6 +123,9 @@ class Module:
         self._a = {name: self._native(array) for name, array in a.items()}
         self._b = {name: self._native(array) for name, array in b.items()}
         self._prepare(options)
+
+    # Programs read the names of the arguments.
+    vars(__new__)["__signature__"] = inspect.signature(__init__)
 
     def configure(self, *args: Any, **options: Any) -> Any:
         """Return the `torch.nn.Module`, on the host and with the initial parameters."""
