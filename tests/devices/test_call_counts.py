@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Awaitable, Callable
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,21 @@ async def test_a_further_step_takes_a_handful(device: ta.Device) -> None:
 
     few, many = await python_calls(lambda: request(10)), await python_calls(lambda: request(60))
     assert (many - few) / 50 <= 8
+
+
+@pytest.mark.skipif(hasattr(sys, "gettrace") and sys.gettrace() is not None, reason="traced")
+async def test_each_of_many_dropped_arrays_takes_one_call(device: ta.Device, isolation: Isolation) -> None:
+    arrays, count = [await device.put(W) for _ in range(1000)], 0
+
+    def profile(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(profile)
+    arrays.clear()
+    sys.setprofile(None)
+    # The finaliser of each, and the calls before the loop is woken.
+    assert 1000 <= count < 1100
 
 
 @ta.step

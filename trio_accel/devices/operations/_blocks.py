@@ -312,7 +312,11 @@ class Block:
             # Nearly every block ends here. Operations in flight refer to their blocks, so this block is not
             # in use.
             self.is_released = True
-            self.table.drop(self, is_free=self.damaged_by is None)
+            table, nbytes = self.table, self.nbytes
+            # `BlockTable.drop` without a call, because a program may drop thousands of arrays at once.
+            table.dropped.append((self.id, nbytes if self.damaged_by is None else _NO_SIZE, self.spec))
+            if not table.is_notified:
+                table.wake(nbytes)
 
     @property
     def is_usable(self) -> bool:
@@ -423,6 +427,7 @@ class BlockTable:
         valid_since: The first generation with existing memory.
         spare: A retained array for intermediate results, as long as there is memory.
         spares: Such arrays of named streams, by name.
+        is_notified: Whether the loop will free dropped blocks.
         release: Frees the memory of blocks.
     """
 
@@ -441,7 +446,7 @@ class BlockTable:
     makers: dict[int, tuple[str | None, int]] = attrs.field(init=False)
     is_watched: bool = False
     _looks: int = attrs.field(init=False)
-    _is_notified: bool = False
+    is_notified: bool = False
     # A block of at least this size is freed at once.
     _large: int = _MAX_DROPPED_BYTES
     _notifier: LoopNotifier = attrs.field(init=False)
@@ -500,18 +505,23 @@ class BlockTable:
             block: The block, which no one references.
             is_free: Whether nothing uses it, so that another array may take it.
         """
-        nbytes = block.nbytes
-        self.dropped.append((block.id, nbytes if is_free else _NO_SIZE, block.spec))
+        self.dropped.append((block.id, block.nbytes if is_free else _NO_SIZE, block.spec))
+        if not self.is_notified:
+            self.wake(block.nbytes)
+
+    def wake(self, nbytes: int) -> None:
+        """Wake the loop if a dropped block of such a size, or the number of blocks, is worth it.
+
+        A race with `drain`: a block is appended before `is_notified` is read, and the drain clears the flag
+        before it takes blocks. So a thread that finds the flag set is always in time. A test for an empty
+        queue would not suffice.
+        """
         if len(self.dropped) < _MAX_DROPPED_BLOCKS and (nbytes < self._large or self.is_watched):
             # The block is not worth waking the loop, which costs a third of a small operation. The next
             # operation drains.
             return
-        # A race with `drain`: a block is appended before the flag is read here, and the drain clears the flag
-        # before it takes blocks. So a thread that finds the flag set is always in time. A test for an empty
-        # queue would not suffice.
-        if not self._is_notified:
-            self._is_notified = True
-            self._notifier.notify()
+        self.is_notified = True
+        self._notifier.notify()
 
     def make_room(self) -> None:
         """Free all unneeded memory, because memory is short. Trio thread only."""
@@ -547,7 +557,7 @@ class BlockTable:
 
     def _take(self, limit: int | None) -> list[int]:
         """Return the ids of dropped blocks, at most `limit`; see to it that the rest are freed later."""
-        self._is_notified = False
+        self.is_notified = False
         dropped = self.dropped
         taken: list[int] = []
         # Finalisers may append more blocks meanwhile.
@@ -557,8 +567,8 @@ class BlockTable:
             self._give_up_oldest(taken)
         self._forget(taken)
         # A watch frees the rest at its next looks. Turns may be very short while a task polls for an answer.
-        if limit is not None and (dropped or self.retained) and not (self._is_notified or self.is_watched):
-            self._is_notified = True
+        if limit is not None and (dropped or self.retained) and not (self.is_notified or self.is_watched):
+            self.is_notified = True
             self._notifier.notify()
         return taken
 
@@ -570,7 +580,7 @@ class BlockTable:
         """
         if not (self._keeps and self.is_watched):
             return self._take(_MAX_DROPPED_BLOCKS)
-        self._is_notified = False
+        self.is_notified = False
         dropped, retained = self.dropped, self.retained
         taken: list[int] = []
         # The watch frees the rest soon.
