@@ -243,5 +243,5 @@ def test_a_device_that_gives_up_is_one_line(cli: Cli, monkeypatch: pytest.Monkey
     )
     done = cli("demo", "recover")
     assert done.code == 1
-    assert done.err.startswith("trio-accel: DeviceLostError: demo/cpu:0: the device was given up")
+    assert done.err.startswith(f"trio-accel: DeviceLostError: demo/{DEVICE.name}: the device was given up")
     assert done.err.count("\n") == 1

@@ -128,7 +128,8 @@ async def test_an_entity_is_a_model_for_patterns() -> None:
                 # clock: any moment will do
                 await trio.sleep(0.005)
         assert lost <= 3
-        assert not replicas[dead].is_available
+        with trio.fail_after(60):
+            await until(lambda: not replicas[dead].is_available)
         statistics = await pool.ask(patterns.GetStatistics())
         assert {one.name: one.is_available for one in statistics.replicas}[dead] is False
         asked = Counts({one.name: one.answered for one in statistics.replicas})

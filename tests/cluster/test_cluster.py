@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import trio
 import trio.testing
+from chosen import BACKEND, NAME
 from cluster_entities import Account, Add, Counter, Echo, Fail, Note, Where, until
 
 import trio_accel as ta
@@ -340,10 +341,12 @@ async def test_the_tree_shows_the_nodes() -> None:
     async with (
         ta.open_system("test") as system,
         cluster.open_cluster(
-            system, cluster.LocalNodes(["x"]), options=cluster.ClusterOptions(device=INLINE)
+            system,
+            cluster.LocalNodes(["x"]),
+            options=cluster.ClusterOptions(devices=(BACKEND,), device=INLINE),
         ) as made,
     ):
-        assert made.members[0].devices == ("cpu:0",)
+        assert made.members[0].devices == (NAME,)
         assert "nodes" in str(system.tree())
         assert "x" in str(system.tree())
 
