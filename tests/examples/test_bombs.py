@@ -33,7 +33,7 @@ SIZE = 1 << 18
 # Seconds of processor time: for a step of the loop, and for a request of that size. The largest step takes
 # 0.03 s, and the longest request 0.08 s. Without their bounds, a list of modalities took 0.29 s, and the
 # spaces in a header took 1.3 s.
-LONGEST_STEP, LONGEST_REQUEST = 0.1, 0.25
+LONGEST_STEP, LONGEST_REQUEST, TRIES = 0.1, 0.25, 3
 # Seconds for each further pipelined request; Hypercorn's own part is 0.6 to 1 ms.
 EACH_REQUEST = 1e-3
 # The processor time of many requests, as a multiple of Hypercorn's own. It is 1.2.
@@ -78,21 +78,31 @@ class LongestStep(trio.abc.Instrument):
 async def check_costs(
     bombs: Iterator[tuple[str, Callable[[], Bomb]]], send: Callable[[bytes], Any]
 ) -> list[str]:
-    """Send each bomb, and return the names of the requests that took too long."""
+    """Send each bomb, and return the names of the requests that took too long in each of their tries."""
     found = []
     for name, make in bombs:
-        step, data = LongestStep(), make().data
-        trio.lowlevel.add_instrument(step)
-        began = time.process_time()
-        try:
-            await send(data)
-        finally:
-            trio.lowlevel.remove_instrument(step)
-        whole = time.process_time() - began
+        data = make().data
         most = LONGEST_REQUEST + EACH_REQUEST * max(data.count(b" HTTP/1.1\r\n") - 1, 0)
-        if step.longest > LONGEST_STEP or whole > most:
-            found.append(f"{name}: longest step {step.longest:.3f} s, {whole:.3f} s of all")
+        # Threads that wait for one another on a busy machine use processor time as well. Such a try is rare.
+        for _ in range(TRIES):
+            longest, whole = await cost_of(send, data)
+            if longest <= LONGEST_STEP and whole <= most:
+                break
+        else:
+            found.append(f"{name}: longest step {longest:.3f} s, {whole:.3f} s of all")
     return found
+
+
+async def cost_of(send: Callable[[bytes], Any], data: bytes) -> tuple[float, float]:
+    """Return the processor time of the longest step of the loop, and of all threads, for a request."""
+    step = LongestStep()
+    trio.lowlevel.add_instrument(step)
+    began = time.process_time()
+    try:
+        await send(data)
+    finally:
+        trio.lowlevel.remove_instrument(step)
+    return step.longest, time.process_time() - began
 
 
 def asked(application: Starlette) -> Callable[[bytes], Any]:
