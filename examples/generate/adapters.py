@@ -120,10 +120,12 @@ def _open_file(path: Path, folder: Path | None) -> int:
     """Return the descriptor of a file, which must be in a folder after all links are followed. Blocking."""
     root = None if folder is None else folder.resolve()
     # Look first, so that errors reveal nothing about files elsewhere.
-    if root is not None and not Path(os.path.realpath(path)).is_relative_to(root):
+    found = Path(os.path.realpath(path))
+    if root is not None and not found.is_relative_to(root):
         raise train.AdapterError(_LEADS_OUT)
-    # Without the flag, opening a pipe waits for its writer.
-    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    # Follow no link that has replaced the file since, because opening a pipe or a terminal elsewhere has
+    # effects there. Opening a pipe here must not wait for its writer.
+    file = os.open(found, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY)
     try:
         _check_file(file, path, root)
     except BaseException:
@@ -133,7 +135,7 @@ def _open_file(path: Path, folder: Path | None) -> int:
 
 
 def _check_file(file: int, path: Path, root: Path | None) -> None:
-    # The link may have changed since, but the descriptor stays with its file.
+    # A folder may have become a link since, but the descriptor stays with its file.
     if root is not None and not _path_of(file, path).is_relative_to(root):
         raise train.AdapterError(_LEADS_OUT)
     if not stat.S_ISREG(os.fstat(file).st_mode):

@@ -67,31 +67,54 @@ async def test_links_that_lead_out_of_the_folder(tmp_path: Path) -> None:
 async def test_links_that_change_while_they_are_followed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A link leads inside when it is looked at, and out of the folder when it is opened, or the reverse."""
+    """The file, or a folder on its path, becomes a link to elsewhere just before it is opened."""
     (folder := tmp_path / "adapters").mkdir()
     make_links(folder)
-    link, opening = folder / "inside", os.open
-
-    def turn(target: str) -> None:
-        link.unlink()
-        link.symlink_to(target)
+    outside, opening = tmp_path / "adapters outside", os.open
+    os.mkfifo(outside / "pipe")
+    change, opened = list[Path](), list[str]()
 
     def late(path: Any, *given: Any, **options: Any) -> int:
-        if path != link:
+        if path != folder / "deeper" / "one":
             return opening(path, *given, **options)
-        turn("relative")
-        file = opening(path, *given, **options)
-        turn("deeper/one")
-        return file
+        replaced, target = change
+        replaced.rename(tmp_path / "moved")
+        replaced.symlink_to(target)
+        try:
+            file = opening(path, *given, **options)
+            opened.append(os.readlink(f"/proc/self/fd/{file}"))
+            return file
+        finally:
+            replaced.unlink()
+            (tmp_path / "moved").rename(replaced)
 
     count = len(os.listdir("/proc/self/fd"))
     async with admin(folder) as (send, adapters):
-        monkeypatch.setattr(os, "open", late)
-        message = error_of(await send("POST", {"adapter": "inside"}))[2]
-        assert message.endswith("it is a link that leads out of the folder of adapters")
-        monkeypatch.undo()
-        assert adapters.state()["adapter"] is None
+        for replaced, target, says in (
+            (folder / "deeper", outside, "it is a link that leads out of the folder of adapters"),
+            (folder, outside, "there is no adapter 'inside' in the folder of adapters"),
+            (folder / "deeper" / "one", outside / "one", "Too many levels of symbolic links"),
+            (folder / "deeper" / "one", outside / "pipe", "Too many levels of symbolic links"),
+        ):
+            change[:] = [replaced, target]
+            monkeypatch.setattr(os, "open", late)
+            message = error_of(await send("POST", {"adapter": "inside"}))[2]
+            monkeypatch.undo()
+            assert message.endswith(says), message
+            assert adapters.state()["adapter"] is None
+        # Only the link in place of a folder was followed.
+        assert opened == [str(outside / "one")]
     assert len(os.listdir("/proc/self/fd")) == count
+
+
+async def test_a_hard_link_shows_no_bytes_of_its_file(tmp_path: Path) -> None:
+    (folder := tmp_path / "adapters").mkdir()
+    (tmp_path / "secret").write_bytes(SECRET)
+    (folder / "linked").hardlink_to(tmp_path / "secret")
+    async with admin(folder) as (send, _):
+        message = error_of(await send("POST", {"adapter": "linked"}))[2]
+    what = f"linked has {len(SECRET)} bytes, and is not a complete safetensors file"
+    assert message == f"the adapter linked cannot be used: {what}"
 
 
 async def test_errors_have_no_bytes_of_a_file(tmp_path: Path) -> None:
