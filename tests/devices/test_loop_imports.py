@@ -114,6 +114,64 @@ trio.run(main)
 """
 
 
+BEFORE_A_DEVICE = """
+import sys, threading
+import trio
+import trio_accel as ta
+
+class Watch:
+    found, loop = [], threading.main_thread()
+
+    def find_spec(self, name, path=None, target=None):
+        # Only a module that is not loaded is sought.
+        if threading.current_thread() is self.loop:
+            self.found.append(name)
+
+async def app(scope, receive, send):
+    if scope["type"] == "lifespan":
+        raise ValueError
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"x"})
+
+async def get(port, path):
+    request = f"GET {path} HTTP/1.1\\r\\nHost: localhost:{port}\\r\\nConnection: close\\r\\n\\r\\n"
+    async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+        await stream.send_all(request.encode())
+        assert (await stream.receive_some()).startswith(b"HTTP/1.1 200 "), path
+
+async def main():
+    sys.meta_path.insert(0, Watch())
+    for room in ("telemetry", "http", "train", "agents", "cluster", "collectives", "programs", "weights"):
+        Watch.found.append(f"> ta.{room}")
+        getattr(ta, room)
+    async with ta.open_system("first") as system, trio.open_nursery() as nursery:
+        Watch.found.append("> serve")
+        port = await nursery.start(lambda task_status: ta.http.serve(
+            app, port=0, system=system, signals=(), task_status=task_status))
+        await get(port, "/")
+        await get(port, "/ready")
+        Watch.found.append("> a dashboard")
+        async with ta.open_dashboard(system, port=0) as shown:
+            await get(int(shown.url.strip("/").rpartition(":")[2]), "/")
+        nursery.cancel_scope.cancel()
+    print(*Watch.found, sep="\\n", end="")
+
+trio.run(main)
+"""
+# The parts with hundreds of functions take most of the time of an import.
+LARGE = {
+    "derivatives",
+    "fft",
+    "gradients",
+    "linalg",
+    "ndimage",
+    "nn",
+    "signal",
+    "sparse",
+    "spatial",
+}
+
+
 def _run(program: str, *arguments: str) -> str:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS / "public"), SEARCHED])}
     command = [sys.executable, "-c", program, BACKEND, *arguments]
@@ -128,6 +186,19 @@ def _run(program: str, *arguments: str) -> str:
 @pytest.mark.parametrize("isolation", ["inline", "process"])
 def test_no_function_imports_another_library_in_the_loop(isolation: str, share: int) -> None:
     assert not _run(FUNCTIONS, isolation, str(share)).splitlines()
+
+
+def test_services_import_nothing_large_in_the_loop_before_a_device_is_open() -> None:
+    pytest.importorskip("hypercorn", reason="pip install '.[http]'")
+    step, large = "", set[str]()
+    for name in _run(BEFORE_A_DEVICE).splitlines():
+        top, _, part = name.partition(".")
+        step = name[2:] if name.startswith("> ") else step
+        # The cache of `agents` checks its model's type, for which it needs the patterns.
+        banned = LARGE if step == "ta.agents" else LARGE | {"patterns"}
+        if part.partition(".")[0] in banned or top in {"numpy", "scipy", "hypercorn", "h11", "starlette"}:
+            large.add(f"{step}: {name}")
+    assert not large
 
 
 def test_an_open_device_has_imported_all_parts_and_their_extras() -> None:

@@ -129,7 +129,7 @@ async def test_devices_and_their_owners_are_asked(system: ta.System) -> None:
 
 
 @pytest.mark.parametrize("on_failure", ["reopen", "end"])
-async def test_a_lost_and_checked_device_is_named_once(system: ta.System, on_failure: Any) -> None:
+async def test_a_lost_device_among_the_checks_is_named_once(system: ta.System, on_failure: Any) -> None:
     pause = ta.Backoff(initial=600.0, base=600.0, maximum=600.0)
     intensity = ta.Intensity(0, 60.0, pause=pause)
     options = ta.DeviceOptions(intensity=intensity, isolation="inline", on_failure=on_failure)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from .. import arrays, linalg
+from .. import arrays
 from ..backends.base import DType
 from ..devices import AccelRef, Call, gather
 
@@ -117,6 +117,8 @@ async def _by_products(
     queries: Floats, k: int, parts: Sequence[Part], counts: Sequence[int]
 ) -> tuple[Ids, Floats, npt.NDArray[np.bool_]]:
     """Return ids and squared distances of the nearest candidates, and whether no other vector is as near."""
+    from .. import linalg
+
     calls: list[Call[Any]] = []
     width = queries.shape[1]
     for part, count in zip(parts, counts, strict=True):

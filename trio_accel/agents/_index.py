@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
-from .. import arrays, linalg, weights
+from .. import arrays, weights
 from ..actors import TaskLock, must_be_count, must_be_one_of, run_in_thread
 from ..backends.base import DType, DTypeLike
 from ..devices import AccelRef, Call, Device, check_device, gather
@@ -387,6 +387,8 @@ class VectorIndex:
         """Search all segments by one request, and select the nearest vectors of the results."""
         if self._metric == "l2":
             return SearchResult(*await nearest(rows, k, parts))
+        from .. import linalg
+
         calls: list[Call[Any]] = []
         for part in parts:
             products: Any = linalg.matmul(rows, part.vectors.T)

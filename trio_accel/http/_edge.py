@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 import attrs
 import trio
 
-from ..patterns import Deadline
 from ._connection import BROKEN, Connection, ignore
 from ._limits import Limits
 
@@ -347,6 +346,8 @@ class Exchange:
 
     async def _ask(self) -> None:
         """Have the application answer; this ends when the client leaves or the deadline passes."""
+        from ..patterns import Deadline
+
         header = next(
             (value.decode("latin1") for name, value in self.scope["headers"] if name == _DEADLINE), None
         )

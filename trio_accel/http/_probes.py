@@ -68,8 +68,8 @@ async def _ready(system: System | None, checks: Sequence[Check]) -> Reply:
 
 def _without_outages(system: System, checks: Sequence[Check]) -> list[Check]:
     """Return the checks without those of devices whose faults are known."""
-    known = system.outages_by_path
-    return [check for check in checks if (device := device_of(check)) is None or device.path not in known]
+    lost = system.outages_by_path
+    return [check for check in checks if (device := device_of(check)) is None or device.path not in lost]
 
 
 def _ended(system: System | None) -> list[str]:

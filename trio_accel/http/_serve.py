@@ -143,7 +143,12 @@ async def serve(
         raise failure
 
 
-_MODULES = ("hypercorn.config", "hypercorn.trio.worker_context", "hypercorn.trio.tcp_server")
+_MODULES = (
+    "hypercorn.config",
+    "hypercorn.trio.worker_context",
+    "hypercorn.trio.tcp_server",
+    "trio_accel.patterns",
+)
 
 
 class _Hypercorn:
@@ -162,7 +167,7 @@ class _Hypercorn:
 
     @classmethod
     async def load(cls) -> _Hypercorn:
-        """Import Hypercorn in a thread, because that takes half a second."""
+        """Import Hypercorn and the patterns in a thread, because that takes half a second."""
         await trio.to_thread.run_sync(import_ahead, _MODULES)
         return cls()
 

@@ -15,7 +15,6 @@ import trio
 
 from ..actors import Actor, ActorContext, ActorSystem, Event, is_number, opens
 from ..backends.base.kit.modules import import_ahead, import_extra
-from ..http import Limits, serve
 from ._past import INTERVAL, Past, busiest_first
 from ._recorder import Recorder, check_system, record
 from ._snapshot import SystemSnapshot
@@ -106,8 +105,13 @@ async def open_dashboard(
             f"interval must be a number of seconds from {_SHORTEST_SECONDS:g} to {_LONGEST_SECONDS:g}, "
             f"got {str(interval)[:40]}"
         )
-    modules = ("starlette.applications", "starlette.endpoints", "hypercorn.trio.tcp_server")
-    await trio.to_thread.run_sync(import_ahead, modules)
+    modules = (
+        "starlette.applications",
+        "starlette.endpoints",
+        "starlette.middleware.trustedhost",
+        "hypercorn.trio.tcp_server",
+    )
+    await trio.to_thread.run_sync(import_ahead, ("trio_accel.http", *modules))
     for module in modules:
         import_extra(module, "dashboard")
     with socket.create_server((_HOST, port)) as listener, record(system) as recorder:
@@ -133,6 +137,8 @@ class DashboardActor(Actor):
     @asynccontextmanager
     async def lifespan(self, context: ActorContext) -> AsyncGenerator[None]:
         """Serve during the body."""
+        from ..http import Limits, serve
+
         # The server closes its listener, but the next incarnation needs the socket, which listens already.
         listener = trio.SocketListener(trio.socket.from_stdlib_socket(self._listener.dup()))
         limits = Limits(

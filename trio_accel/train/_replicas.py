@@ -17,7 +17,6 @@ from .. import arrays
 from ..backends.base import DType, NotSupportedError
 from ..collectives import World
 from ..devices import AccelRef, ArrayFunction, Call, called, gather, run_together
-from ..gradients import flat_grad_and_value
 from ..programs import Program, open_program
 from ._config import AVERAGE, LEAST_SCALE, Config
 from ._groups import GroupPart, chosen, decays_of, parts_of
@@ -418,6 +417,8 @@ class CallReplicas(Replicas[CallModule]):
             self.layouts[rank]["parameters"],
             self.states[rank]["parameters"],
         )
+        from ..gradients import flat_grad_and_value
+
         precision, loss = config.precision, 0.0
         gradient: AccelRef | None = None
         end = np.zeros(layout.padded - layout.size, DType.of(precision.compute).dtype)
