@@ -404,8 +404,8 @@ class _Gradient(Builder):
                 )
         elif name in _EXTREMA:
             same = self.step("equal", DType.bool, (x, y))
-            one, zero = self.constant(1.0, dtype), self.constant(0.0, dtype)
-            ties = self.step("reduce_sum", dtype, (self.step("where", dtype, (same, one, zero)),))
+            unit, zero = self.constant(1.0, dtype), self.constant(0.0, dtype)
+            ties = self.step("reduce_sum", dtype, (self.step("where", dtype, (same, unit, zero)),))
             g = self.step("where", dtype, (same, self.step("divide", dtype, (g, ties)), zero))
         elif name != "reduce_sum":
             raise NotSupportedError(f"{name.removeprefix('reduce_')} along axes cannot be derived")

@@ -80,15 +80,15 @@ def _cofactors(a: Any) -> Any:
     if n == 2:
         return arrays.flip(conjugate(a), axis=(-2, -1)) * np.array([[1.0, -1.0], [-1.0, 1.0]], a.dtype.dtype)
     if n == 3:
-        following, last = (arrays.roll(conjugate(a), -by, axis=-2) for by in (1, 2))
-        return linalg.cross(following, last)
+        second, third = (arrays.roll(conjugate(a), -by, axis=-2) for by in (1, 2))
+        return linalg.cross(second, third)
     u, s, vh = linalg.svd(a, full_matrices=False)
     axis = len(s.shape) - 1
     after = arrays.flip(products_before(arrays.flip(s, axis=axis), axis), axis=axis)
-    others = (products_before(s, axis) * after).cast(a.dtype)
+    products = (products_before(s, axis) * after).cast(a.dtype)
     phase = arrays.reshape(conjugate(linalg.det(u) * linalg.det(vh)), (*a.shape[:-2], 1, 1))
-    made = phase * ((u * arrays.expand_dims(others, axis=-2)) @ vh)
-    return Call(_COFACTORS, (made, a))
+    matrix = phase * ((u * arrays.expand_dims(products, axis=-2)) @ vh)
+    return Call(_COFACTORS, (matrix, a))
 
 
 def _first(result: Any, _: object) -> Any:
@@ -97,12 +97,12 @@ def _first(result: Any, _: object) -> Any:
 
 def _of_cofactors(call: Any, g: Any) -> Iterator[Rule]:
     """Derive the cofactors by the inverse, because equal singular values have no derivatives."""
-    made, a = call.args
+    matrix, a = call.args
 
     def compose(a: Any) -> Any:
         return arrays.reshape(conjugate(linalg.det(a)), (*a.shape[:-2], 1, 1)) * adjoint(linalg.inv(a))
 
-    yield made, lambda: None
+    yield matrix, lambda: None
     yield a, lambda: pulled(compose, [a], g)[0]
 
 
@@ -176,8 +176,8 @@ def _contracted(text: str, operands: Sequence[Any], g: Any) -> Iterator[Rule]:
     terms, out = _subscripts(text, [len(operand.shape) for operand in operands])
     terms = [_apart(term, operand.shape) for term, operand in zip(terms, operands, strict=True)]
     for number, operand in enumerate(operands):
-        others = [*range(number), *range(number + 1, len(operands))]
-        names, factors = [terms[k] for k in others], [operands[k] for k in others]
+        numbers = [*range(number), *range(number + 1, len(operands))]
+        names, factors = [terms[k] for k in numbers], [operands[k] for k in numbers]
         yield operand, partial(_contract, terms[number], operand.shape, out, g, names, factors)
 
 

@@ -156,9 +156,9 @@ def _slope(reduction: Reduction, call: Any, arguments: Sequence[Any], axis: Any,
         return arrays.zeros_like(arguments[wrt])
     shape = _broadcast_shape(arguments)
     axes = _axes(axis, shape)
-    kept = tuple([1 if dim in axes else extent for dim, extent in enumerate(shape)])
-    if g.shape not in (shape, kept):
-        g = arrays.reshape(g, kept)
+    row_shape = tuple([1 if dim in axes else extent for dim, extent in enumerate(shape)])
+    if g.shape not in (shape, row_shape):
+        g = arrays.reshape(g, row_shape)
     # A sum is over all elements along the axes, so no operand may lack some of them.
     operands = [
         x if isinstance(x, _NUMBERS) or n == len(arguments) else _spread(x, shape)

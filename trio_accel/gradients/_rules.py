@@ -185,13 +185,13 @@ def _prod(call: Any, g: Any) -> Iterator[Rule]:
     _, x, axes = _reduced(call)
 
     def slope() -> Any:
-        others = [axis for axis in range(len(x.shape)) if axis not in axes]
-        order = (*others, *axes)
+        free = [axis for axis in range(len(x.shape)) if axis not in axes]
+        order = (*free, *axes)
         turned = arrays.permute_dims(conjugate(x), order)
-        rows = arrays.reshape(turned, (*turned.shape[: len(others)], _count(x, axes)))
-        last = len(others)
-        after = arrays.flip(products_before(arrays.flip(rows, axis=last), last), axis=last)
-        products = arrays.reshape(products_before(rows, last) * after, turned.shape)
+        rows = arrays.reshape(turned, (*turned.shape[: len(free)], _count(x, axes)))
+        axis = len(free)
+        after = arrays.flip(products_before(arrays.flip(rows, axis=axis), axis), axis=axis)
+        products = arrays.reshape(products_before(rows, axis) * after, turned.shape)
         back = tuple(order.index(axis) for axis in range(len(order)))
         return spread(g, x, axes) * arrays.permute_dims(products, back)
 
