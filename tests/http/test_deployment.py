@@ -23,13 +23,14 @@ pytestmark = [
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/guide/deploy.md").read_text(encoding="utf-8")
+CADDY = shutil.which("caddy")
 NGINX = shutil.which("nginx") or shutil.which("/usr/sbin/nginx")
 
 
-def block(language: str) -> str:
-    """Return the first block of code in a language."""
-    [_, text, *_] = re.split(rf"^```{language}\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL)
-    return text
+def block(language: str, begin: str = "") -> str:
+    """Return the first block of code in a language, with such a beginning."""
+    found = re.findall(rf"^```{language}\n({begin}.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    return str(found[0])
 
 
 @contextmanager
@@ -95,28 +96,46 @@ def test_nginx_publishes_the_service_without_its_probes(tmp_path: Path) -> None:
         )
         assert NGINX is not None
         command = [NGINX, "-e", "stderr", "-c", str(config)]
-        with subprocess.Popen(command, stderr=subprocess.DEVNULL) as proxy:
-            try:
-                url = f"http://127.0.0.1:{front}"
-                transport = httpx2.HTTPTransport(retries=8)
-                with httpx2.Client(transport=transport, trust_env=False, timeout=20) as client:
-                    answer = client.post(f"{url}/predict", json=[3, 4])
-                    assert (answer.status_code, answer.json()["distances"][0]) == (200, 5.0)
-                    for path in (
-                        "health",
-                        "ready",
-                        "metrics",
-                        "health/",
-                        "/health",
-                        "x/../ready",
-                        "%6detrics",
-                    ):
-                        answer = client.get(f"{url}/{path}")
-                        assert (path, answer.status_code) == (path, 404)
-                        assert "nginx" in answer.text
-                    assert client.get(f"http://127.0.0.1:{port}/health").status_code == 200
-            finally:
-                proxy.terminate()
+        for path, answer in published_by(command, front, port, {}).items():
+            assert (path, answer.status_code) == (path, 404)
+            assert ("nginx" in answer.text) == (path != "healthy")
+
+
+PROBES = ("health", "ready", "metrics", "health/", "/health", "x/../ready", "%6detrics")
+
+
+def published_by(
+    command: list[str], front: int, port: int, environment: dict[str, str]
+) -> dict[str, httpx2.Response]:
+    """Run a proxy of the service at a port, and return its answers to requests for probes, by path."""
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL, env=os.environ | environment) as proxy:
+        try:
+            url = f"http://127.0.0.1:{front}"
+            transport = httpx2.HTTPTransport(retries=8)
+            with httpx2.Client(transport=transport, trust_env=False, timeout=20) as client:
+                answer = client.post(f"{url}/predict", json=[3, 4])
+                assert (answer.status_code, answer.json()["distances"][0]) == (200, 5.0)
+                assert client.get(f"http://127.0.0.1:{port}/health").status_code == 200
+                return {path: client.get(f"{url}/{path}") for path in (*PROBES, "healthy")}
+        finally:
+            proxy.terminate()
+
+
+@pytest.mark.skipif(CADDY is None, reason="Caddy is not installed")
+def test_caddy_publishes_the_service_without_its_probes(tmp_path: Path) -> None:
+    with serving([str(ROOT / "examples/serve_a_model.py"), "--port", "0"]) as port:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            front: int = free.getsockname()[1]
+        text = block("text", "predictions").replace("127.0.0.1:8000", f"127.0.0.1:{port}")
+        config = tmp_path / "Caddyfile"
+        site = f"http://127.0.0.1:{front}"
+        config.write_text("{\n    admin off\n}\n" + text.replace("predictions.example", site))
+        assert CADDY is not None
+        command = [CADDY, "run", "--config", str(config)]
+        answers = published_by(command, front, port, {"HOME": str(tmp_path), "XDG_DATA_HOME": str(tmp_path)})
+    assert {path for path, answer in answers.items() if answer.status_code != 404} == set()
+    # The proxy answers without a text, and the service with one.
+    assert {path for path, answer in answers.items() if answer.text} == {"health/", "healthy"}
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
