@@ -122,7 +122,8 @@ def fault_of_multiples(nodes: Sequence[_Schema]) -> str | None:
     Args:
         nodes: The schemas for one number: it must match all, or some are alternatives.
     """
-    multiples = [one for node in nodes if _is_integer(one := node.get("multipleOf")) and one >= 1]
+    values: list[Any] = [node.get("multipleOf") for node in nodes]
+    multiples: list[int] = [value for value in values if _is_integer(value) and value >= 1]
     is_bounded = any(name in node for node in nodes for name in BOUNDS[:-1])
     joined, limit = lcm(*multiples), _MAX_BOUNDED if is_bounded else _MAX_MULTIPLE
     if joined <= limit:

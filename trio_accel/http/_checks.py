@@ -120,8 +120,9 @@ def checks_of(parts: Iterable[Part]) -> list[Check]:
 
 def device_of(check: Check) -> Device | None:
     """Return the device that a check from `checks_of` asks, or None for other checks."""
-    is_of_device = isinstance(check.ask, partial) and check.ask.func is _ask_device
-    return check.ask.args[0] if is_of_device else None
+    ask: Any = check.ask
+    device: Device | None = ask.args[0] if getattr(ask, "func", None) is _ask_device else None
+    return device
 
 
 async def _ask_device(device: Device) -> str | None:
