@@ -73,14 +73,18 @@ def keys_of(path: Path | None) -> Mapping[str, float]:
     """Return the keys and their shares.
 
     Raises:
-        InputError: A key or a share is wrong, or the file is empty, which would let everybody in.
+        InputError: A key or a share is wrong, a key occurs twice, or the file is empty, which would let
+            everybody in.
     """
     text = os.environ.get(KEYS, "").replace(",", "\n").encode() if path is None else path.read_bytes()
-    shares = dict[str, float]()
+    shares, numbers = dict[str, float](), dict[str, int]()
     for number, line in enumerate(_lines(text), 1):
-        key, _, share = line.partition("=")
+        key, _, share = map(str.strip, line.partition("="))
+        if numbers.setdefault(key, number) != number:
+            fault = f"line {number} of the keys has the same key as line {numbers[key]}"
+            raise InputError(f"{fault}; remove one of them (blank lines do not count)")
         try:
-            shares[key.strip()] = float(share.strip() or 1.0)
+            shares[key] = float(share or 1.0)
             ta.patterns.Weights(shares)
         except ValueError:
             # Quote nothing, because a share that is not a number may be the rest of a key.

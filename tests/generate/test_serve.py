@@ -459,14 +459,17 @@ def children(process: int) -> list[int]:
         (b"a\n=3\n", "keys must not be empty"),
         (b"a=b\n", "line 1 of the keys must be KEY or KEY=SHARE"),
         (b"a\n\nb=-1\n", "line 2 of the keys must be KEY or KEY=SHARE"),
+        (b"gold=3\n\nfree\n gold = 2\n", "line 3 of the keys has the same key as line 1; remove one"),
+        (b"gold\ngold\n", "line 2 of the keys has the same key as line 1; remove one"),
         (b"a=nan\n", "with a share from 1e-6 to 1e6"),
         (b"\xff\n", "only ASCII characters"),
     ],
 )
 def test_wrong_keys(tmp_path: Path, keys: bytes, says: str) -> None:
     (tmp_path / "keys").write_bytes(keys)
-    with pytest.raises(InputError, match=re.escape(says)):
+    with pytest.raises(InputError, match=re.escape(says)) as caught:
         keys_of(tmp_path / "keys")
+    assert "gold" not in str(caught.value)
 
 
 def test_keys_may_have_spaces_around_them(tmp_path: Path) -> None:
