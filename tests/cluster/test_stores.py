@@ -20,6 +20,7 @@ import trio
 from stores import MakeStore, entry, numbers, opened, repeated
 
 from trio_accel.cluster import Entry, FencedError, Journal, PostgresStore, SqliteStore, StoreError
+from trio_accel.cluster._seals import sealed, unsealed
 
 # A process of its own with a store: it opens it, and follows its test.
 _PROGRAM = """
@@ -61,7 +62,15 @@ async def count(store: Any, what: str) -> int:
 
 async def age(store: Any, seconds: float) -> None:
     """Make all messages older, as if the clock had advanced, or jumped."""
-    await store._run(store._sql, "update accel_messages set at = at - ?", seconds)
+
+    def work() -> None:
+        rows = store._sql("select entity, number, at, id, reply from accel_messages")
+        for entity, number, at, id_, reply in rows:
+            value, old = unsealed(reply, entity, number, id_, at, "reply"), at - seconds
+            values = old, sealed(value, entity, number, id_, old, "reply"), entity, number
+            store._sql("update accel_messages set at = ?, reply = ? where entity = ? and number = ?", *values)
+
+    await store._run(work)
 
 
 class TestEpochs:

@@ -29,13 +29,18 @@ def sealed(data: bytes, *row: object) -> bytes:
 
     Args:
         data: The value.
-        row: The name of its place: its entity, its number and its column.
+        row: The name of its place: its entity, its number and its column; and other columns without a seal.
     """
     return b"".join([_MARK, _digest(data, row), data])
 
 
-def unsealed(data: object, *row: object) -> bytes:
+def unsealed(data: object, *row: object, former_row: tuple[object, ...] = ()) -> bytes:
     """Return the value of `sealed`, or a value without a seal from an older version.
+
+    Args:
+        data: The stored value.
+        row: The name of its place.
+        former_row: The name of its place in older versions; empty if it is the same.
 
     Raises:
         StoreError: The value differs from the one that was stored.
@@ -44,7 +49,8 @@ def unsealed(data: object, *row: object) -> bytes:
         raise _damaged(row, f"it must be bytes, and is {type(data).__name__}")
     mark, value = data[: len(_MARK)], data[len(_MARK) + _DIGEST_BYTES :]
     if mark == _MARK:
-        if data[len(_MARK) : len(_MARK) + _DIGEST_BYTES] != _digest(value, row):
+        digest = data[len(_MARK) : len(_MARK) + _DIGEST_BYTES]
+        if digest != _digest(value, row) and not (former_row and digest == _digest(value, former_row)):
             raise _damaged(row, "it differs from its checksum")
         return value
     is_cut = bool(data) and _MARK.startswith(data)

@@ -8,7 +8,7 @@ import sqlite3
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from functools import partial
 from typing import Any, ClassVar, TypeVar, cast
 
@@ -44,13 +44,15 @@ _COUNT = """insert into accel_epoch values (1, 1, ?)
     on conflict (id) do update set epoch = accel_epoch.epoch + 1, program = excluded.program"""
 _CLAIM_SQL = """insert into accel_owners values (?, ?)
     on conflict (entity) do update set epoch = excluded.epoch where accel_owners.epoch <= excluded.epoch"""
-_READ = """select number, id, message, reply from accel_messages
-    where entity = ? and (number > ? or at >= NOW - ?) order by number"""
-_KEEP = "insert into accel_messages values (?, ?, NOW, ?, ?, ?)"
+_OWNER = "select epoch, NOW from accel_owners where entity = ? FOR UPDATE"
+# The time of a row is checked before it decides on the row, so it is no condition here.
+_READ = "select number, at, id, message, reply from accel_messages where entity = ? order by number"
+_KEEP = "insert into accel_messages values (?, ?, ?, ?, ?, ?)"
 _SAVE = """insert into accel_saves values (?, ?, ?)
     on conflict (entity) do update set number = excluded.number, saved = excluded.saved"""
 _EMPTY = "update accel_messages set message = ? where entity = ? and number > ? and number <= ?"
-_FORGET = "delete from accel_messages where entity = ? and (number <= ? or at < NOW - ?)"
+_OLD = "select number, at, id, reply from accel_messages where entity = ? and number > ? and at < ?"
+_FORGET = "delete from accel_messages where entity = ? and (number <= ? or at < ?)"
 # The size of SQLite's smallest page.
 _LEAST_BYTES = 512
 # A file with this size is checked at its opening, in less than 0.1 s.
@@ -287,8 +289,8 @@ class Store:
     def _sql(self, statement: str, *values: object) -> Sequence[Any]:
         for word, said in self.words.items():
             statement = statement.replace(word, said)
-        cursor = self._database.execute(statement, values)
-        return cursor.fetchall() if cursor.description else ()
+        with closing(self._database.execute(statement, values)) as cursor:
+            return cursor.fetchall() if cursor.description else ()
 
     def _number(self, statement: str, *values: object) -> int:
         rows = self._sql(statement, *values)
@@ -315,47 +317,43 @@ class Store:
     def _take(self, entity: str, epoch: int) -> Journal:
         # The owner's row is locked from here on, so messages of other owners are stored by now, or never.
         self._sql(_CLAIM_SQL, entity, epoch)
-        self._check_owner(entity, epoch)
+        now = self._check_owner(entity, epoch)
         saves = self._sql("select number, saved from accel_saves where entity = ?", entity)
         saved = None
         if saves:
             number, data = saves[0]
             saved = (_typed(number, int), unsealed(data, entity, number, "saved"))
         saved_number = saved[0] if saved else 0
-        stored = tuple(
-            Entry(
-                _typed(number, int),
-                _typed(id_, str),
-                unsealed(message, entity, number, "message"),
-                unsealed(reply, entity, number, id_, "reply"),
-            )
-            for number, id_, message, reply in self._sql(_READ, entity, saved_number, self.keep)
-        )
+        rows = self._sql(_READ, entity)
+        stored = [_entry(entity, *row) for row in rows]
         entries = tuple(entry for entry in stored if entry.number > saved_number)
         for expected, entry in enumerate(entries, saved_number + 1):
             if entry.number != expected:
                 text = f"the store is damaged at {entity}: message {expected} is missing; restore a backup"
                 raise StoreError(text, is_damaged=True)
         number = entries[-1].number if entries else saved_number
+        first, oldest = min(saved_number, number - self.ids), now - self.keep
         replies = {
-            entry.id: entry.reply for entry in stored if entry.number > min(saved_number, number - self.ids)
+            entry.id: entry.reply
+            for entry, row in zip(stored, rows, strict=True)
+            if entry.number > first and (entry.number > saved_number or row[1] >= oldest)
         }
         return Journal(number, saved, entries, replies)
 
     def _write(self, entity: str, epoch: int, entry: Entry, saved: bytes | None) -> None:
-        self._check_owner(entity, epoch)
+        at = self._check_owner(entity, epoch)
         number = entry.number
         message = sealed(entry.message, entity, number, "message")
-        reply = sealed(entry.reply, entity, number, entry.id, "reply")
-        self._sql(_KEEP, entity, number, entry.id, message, reply)
+        reply = sealed(entry.reply, entity, number, entry.id, at, "reply")
+        self._sql(_KEEP, entity, number, at, entry.id, message, reply)
         if saved is not None:
-            self._keep_state(entity, entry.number, saved)
+            self._keep_state(entity, entry.number, saved, at)
 
     def _save(self, entity: str, epoch: int, number: int, saved: bytes) -> None:
-        self._check_owner(entity, epoch)
-        self._keep_state(entity, number, saved)
+        now = self._check_owner(entity, epoch)
+        self._keep_state(entity, number, saved, now)
 
-    def _keep_state(self, entity: str, number: int, saved: bytes) -> None:
+    def _keep_state(self, entity: str, number: int, saved: bytes, now: float) -> None:
         saved_number = self._number("select number from accel_saves where entity = ?", entity)
         self._sql(_SAVE, entity, number, sealed(saved, entity, number, "saved"))
         # Of messages that never run again, only the replies are needed.
@@ -363,10 +361,15 @@ class Store:
         # Searching for old ones takes milliseconds, so not every save does it.
         every = max(1, self.ids // 10)
         if number // every > saved_number // every:
-            self._sql(_FORGET, entity, number - self.ids, self.keep)
+            first, oldest = number - self.ids, now - self.keep
+            for row in self._sql(_OLD, entity, first, oldest):
+                _reply(entity, *row)
+            self._sql(_FORGET, entity, first, oldest)
 
-    def _check_owner(self, entity: str, epoch: int) -> None:
-        owner = self._number("select epoch from accel_owners where entity = ? FOR UPDATE", entity)
+    def _check_owner(self, entity: str, epoch: int) -> float:
+        """Return the time by the clock of the database, if the entity has this owner."""
+        rows = self._sql(_OWNER, entity)
+        owner = _typed(rows[0][0], int) if rows else 0
         if owner != epoch:
             # Owners get their epochs from this count.
             counts = self._sql("select epoch from accel_epoch where id = 1")
@@ -376,6 +379,20 @@ class Store:
                 )
                 raise StoreError(f"{text}; restore a backup", is_damaged=True)
             raise FencedError(f"{entity}: its owner is of epoch {owner}, and this one of epoch {epoch}")
+        return _typed(rows[0][1], float)
+
+
+def _entry(entity: str, number: object, at: object, id_: object, message: object, reply: object) -> Entry:
+    """Return the message of a row, after a check of all its columns."""
+    whole_reply = _reply(entity, number, at, id_, reply)
+    whole_message = unsealed(message, entity, number, "message")
+    return Entry(_typed(number, int), _typed(id_, str), whole_message, whole_reply)
+
+
+def _reply(entity: str, number: object, at: object, id_: object, reply: object) -> bytes:
+    """Return the reply of a row, after a check of its columns."""
+    _typed(at, float)
+    return unsealed(reply, entity, number, id_, at, "reply", former_row=(entity, number, id_, "reply"))
 
 
 def _typed(value: object, kind: type[T]) -> T:
@@ -431,6 +448,8 @@ class SqliteStore(Store):
                 text = f"{self.path} is damaged: it is shorter than any database; restore a backup"
                 raise StoreError(text, is_damaged=True)
         database = sqlite3.connect(self.path, timeout=0.0, isolation_level=None, check_same_thread=False)
+        # An error of SQLite would quote text outside UTF-8, which a damaged value may be.
+        database.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
         try:
             database.execute("pragma journal_mode = wal")
             # With less, the last messages of before a power cut are lost, and they were acknowledged.
