@@ -21,7 +21,7 @@ import trio
 
 from trio_accel.cluster import Entry, Journal, SqliteStore, StoreError
 
-__all__ = ["OUTCOMES", "Attack", "Target", "attacks_on_files", "flips", "outcome_of"]
+__all__ = ["OUTCOMES", "Attack", "Target", "attacks_on_files", "flips", "make_target", "outcome_of"]
 
 Files: TypeAlias = dict[str, bytes]
 """The contents of a store's files by suffix."""
@@ -66,6 +66,10 @@ class Target:
     closed: Files
     right: dict[str, Journal]
 
+    def undamaged(self) -> list[Attack]:
+        """Return attacks without damage."""
+        return [Attack("a kill", self.killed), Attack("an orderly end", self.closed)]
+
 
 async def make_target(path: Path, *, entities: int, messages: int, nbytes: int) -> Target:
     """Make a store; its file has about `entities * messages * nbytes` bytes."""
@@ -74,7 +78,7 @@ async def make_target(path: Path, *, entities: int, messages: int, nbytes: int) 
     for stage in range(3):
         store = await _opened(path)
         epoch = await store.next_epoch("the target")
-        for name in names:
+        for name in names if stage < 2 else names[:1]:
             await store.take(name, epoch)
         if stage == 0:
             for number in range(1, messages):

@@ -20,6 +20,7 @@ import trio_accel as ta
 from trio_accel import cluster
 from trio_accel.agents import Workflow
 from trio_accel.cluster import Entry, Journal, SqliteStore, StoreError
+from trio_accel.cluster._seals import sealed
 
 # The tables as the first version made them.
 OLD_TABLES = """
@@ -79,7 +80,7 @@ def test_each_byte_may_be_wrong(path: Path, flip: int) -> None:
 
 
 @pytest.mark.no_device
-@pytest.mark.parametrize("size", [1, 17, 100, 1024, 4096, 8192, -4096, -1])
+@pytest.mark.parametrize("size", [1, 17, 100, 1024, 4096, 8192, -4096, -100])
 def test_a_truncated_file(path: Path, size: int) -> None:
     trio.run(fill, SqliteStore(path))
     whole = path.read_bytes()
@@ -133,6 +134,16 @@ async def test_a_missing_table(make_store: MakeStore, table: str) -> None:
         "update accel_messages set at = at + 1 where number = 2",
         "update accel_messages set at = 'now' where number = 5",
         "delete from accel_messages where number = 4",
+        "delete from accel_messages where number = 5",
+        "delete from accel_messages where number = 1",
+        "delete from accel_messages",
+        "delete from accel_saves",
+        "delete from accel_owners",
+        "delete from accel_epoch",
+        "update accel_epoch set epoch = epoch - 1",
+        "update accel_epoch set program = 'another'",
+        "update accel_records set record = x'00'",
+        "update accel_records set record = 7",
         "update accel_saves set number = 'x'",
         "update accel_saves set number = 2",
         "update accel_saves set saved = 'text'",
@@ -213,10 +224,59 @@ def old_store(path: Path, damage: Callable[[bytes], bytes] = bytes) -> None:
         database.commit()
 
 
-def test_a_store_of_an_older_version_still_opens(path: Path) -> None:
+def seal_as_before_times(path: Path) -> None:
+    """Make the store one of the second version: it has checksums without times, and counts its changes."""
+    with closing(sqlite3.connect(path)) as database:
+        count = (
+            "create table accel_changes (id integer primary key, store blob not null, number bigint not null)"
+        )
+        database.execute(count)
+        database.execute("insert into accel_changes values (1, ?, 9)", (b"a store's own id",))
+        for name, number, data in database.execute("select * from accel_saves").fetchall():
+            values = sealed(data, name, number, "saved"), name
+            database.execute("update accel_saves set saved = ? where entity = ?", values)
+        for name, number, _, id_, *data in database.execute("select * from accel_messages").fetchall():
+            values = (
+                sealed(data[0], name, number, "message"),
+                sealed(data[1], name, number, id_, "reply"),
+                number,
+            )
+            database.execute("update accel_messages set message = ?, reply = ? where number = ?", values)
+        database.commit()
+
+
+@pytest.mark.parametrize("prepare", [Path, seal_as_before_times])
+def test_a_store_of_an_older_version_still_opens(path: Path, prepare: Callable[[Path], object]) -> None:
     old_store(path)
+    prepare(path)
     assert trio.run(entity_total, path) == {"total": 6.0}
     assert trio.run(entity_total, path) == {"total": 7.0}
+    execute(path, "delete from accel_messages where number = (select max(number) from accel_messages)")
+    with pytest.raises(StoreError, match=r"it must have .* messages up to 7, and a save"):
+        trio.run(entity_total, path)
+
+
+async def test_an_older_version_may_have_written_meanwhile(path: Path) -> None:
+    """It writes no records, and its epochs are larger than those of the records."""
+    await fill(SqliteStore(path))
+    name, reply = "a", sealed(b"reply", "a", 6, "id 6", "reply")
+    execute(path, "update accel_epoch set epoch = epoch + 1, program = 'older'")
+    execute(path, "update accel_owners set epoch = (select epoch from accel_epoch) where entity = ?", name)
+    execute(path, "insert into accel_messages values (?, 6, 1e9, 'id 6', ?, ?)", name, b"message", reply)
+    first, second = await read(SqliteStore(path))
+    assert (first.number, second.number, first.replies["id 6"]) == (6, 5, b"reply")
+    execute(path, "delete from accel_messages where number = 6")
+    with pytest.raises(StoreError, match="it must have 6 messages up to 6"):
+        await read(SqliteStore(path))
+
+
+async def test_an_error_names_the_missing_rows(path: Path) -> None:
+    await fill(SqliteStore(path))
+    execute(path, "delete from accel_messages where entity = 'a' and number = 5")
+    fault = "it must have 5 messages up to 5, and a save of 3, and has 4 messages up to 4, and a save of 3"
+    with pytest.raises(StoreError, match=f"store.db is damaged at a: {fault}; restore a backup") as caught:
+        await read(SqliteStore(path))
+    assert caught.value.is_damaged
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ removed.
 
 The last entry has a number so high that the store drops all entries before it, because `Store` keeps
 replies of its last `ids` numbers only. The results are in the save of this entry. So a finished run is
-three rows: the owner, the save and the last entry.
+three rows, the owner, the save and the last entry, and in SQLite also a record of them.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from ._members import *
 from ._nodes import *
 from ._options import *
 from ._ray_nodes import *
+from ._sqlite_store import *
 from ._store import *
 from ._table import *
 

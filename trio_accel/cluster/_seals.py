@@ -14,6 +14,10 @@ from ._errors import StoreError
 # The first byte begins no pickle, so a value of an older version never has the mark.
 _MARK = b"\xa7accel1\n"
 _DIGEST_BYTES = 16
+SEAL_BYTES = _DIGEST_BYTES
+"""The size of the result of `seal_of`."""
+NO_SEAL = bytes(SEAL_BYTES)
+"""In place of the seal of a missing value."""
 # The number of equal bytes from which a beginning is a damaged mark.
 _SIMILAR = 4
 
@@ -57,6 +61,13 @@ def unsealed(data: object, *row: object, former_row: tuple[object, ...] = ()) ->
     if is_cut or sum(map(int.__eq__, mark, _MARK)) >= _SIMILAR:
         raise _damaged(row, "the mark before its checksum is wrong")
     return data
+
+
+def seal_of(data: bytes) -> bytes:
+    """Return the seal of a stored value, or a digest if it has none."""
+    if data.startswith(_MARK):
+        return data[len(_MARK) : len(_MARK) + _DIGEST_BYTES]
+    return _digest(data, ())
 
 
 def _damaged(row: tuple[object, ...], reason: str) -> StoreError:

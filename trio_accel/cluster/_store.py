@@ -1,12 +1,10 @@
-"""Stores of durable entities: the common part, SQLite and PostgreSQL."""
+"""Stores of durable entities: the common part, and PostgreSQL."""
 
 from __future__ import annotations
 
+import operator
 import os
 import socket
-import sqlite3
-import time
-import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, closing, suppress
 from functools import partial
@@ -19,10 +17,9 @@ from attrs.converters import optional
 from ..actors import TaskLock, is_number, must_be_whole, run_in_thread, validator
 from ..backends.base.kit.modules import deferred_extra
 from ._errors import FencedError, StoreError
-from ._marks import ChangeCount, Mark
-from ._seals import sealed, unsealed
+from ._seals import NO_SEAL, seal_of, sealed, unsealed
 
-__all__ = ["Entry", "Journal", "PostgresStore", "SqliteStore", "Store"]
+__all__ = ["Entry", "Journal", "PostgresStore", "Store"]
 
 T = TypeVar("T")
 
@@ -36,9 +33,6 @@ _TABLES = """
     accel_saves (entity text primary key, number bigint not null, saved BYTES not null);
     accel_messages (entity text, number bigint, at double precision not null, id text not null,
         message BYTES not null, reply BYTES not null, primary key (entity, number), unique (entity, id))"""
-# SQLite's alone, see `SqliteStore`.
-_COUNT_TABLE = """create table if not exists accel_changes (
-    id integer primary key, store blob not null, number bigint not null)"""
 _TABLE_NAMES = frozenset({"accel_epoch", "accel_owners", "accel_saves", "accel_messages"})
 _COUNT = """insert into accel_epoch values (1, 1, ?)
     on conflict (id) do update set epoch = accel_epoch.epoch + 1, program = excluded.program"""
@@ -52,15 +46,7 @@ _SAVE = """insert into accel_saves values (?, ?, ?)
     on conflict (entity) do update set number = excluded.number, saved = excluded.saved"""
 _EMPTY = "update accel_messages set message = ? where entity = ? and number > ? and number <= ?"
 _OLD = "select number, at, id, reply from accel_messages where entity = ? and number > ? and at < ?"
-_FORGET = "delete from accel_messages where entity = ? and (number <= ? or at < ?)"
-# The size of SQLite's smallest page.
-_LEAST_BYTES = 512
-# A file with this size is checked at its opening, in less than 0.1 s.
-_MAX_CHECKED_BYTES = 16 << 20
-# SQLite's codes for a file that no repetition mends.
-_DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT}
-# Another process writes or recovers the file, or opens it first; seconds between two attempts.
-_BUSY, _POLL_INTERVAL = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}, 0.001
+_FORGOTTEN = "from accel_messages where entity = ? and (number <= ? or at < ?)"
 _seconds = validator("be seconds above 0", lambda value: is_number(value, 1e-3, 1e9))
 
 
@@ -107,6 +93,34 @@ class Journal:
     saved: tuple[int, bytes] | None
     entries: tuple[Entry, ...]
     replies: Mapping[str, bytes]
+
+
+@attrs.frozen
+class Rows:
+    """The rows of an entity.
+
+    Attributes:
+        saved: See `Journal.saved`.
+        seal: The seal of the save.
+        messages: The messages in order, with their times.
+    """
+
+    saved: tuple[int, bytes] | None
+    seal: bytes
+    messages: tuple[tuple[Entry, float], ...]
+
+
+@attrs.frozen
+class StateChange:
+    """The effect of a save.
+
+    Attributes:
+        seal: The seal of the save.
+        forgotten: The numbers of the removed messages.
+    """
+
+    seal: bytes
+    forgotten: Sequence[int]
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -294,7 +308,7 @@ class Store:
 
     def _number(self, statement: str, *values: object) -> int:
         rows = self._sql(statement, *values)
-        return _typed(rows[0][0], int) if rows else 0
+        return typed(rows[0][0], int) if rows else 0
 
     def _make_tables(self) -> None:
         existing = _TABLE_NAMES & {str(row[0]) for row in self._sql("EXISTING")}
@@ -307,223 +321,135 @@ class Store:
     def _next_epoch(self, program: str, takes_over: bool) -> int:
         rows = self._sql("select program, epoch from accel_epoch where id = 1 FOR UPDATE")
         for owner, epoch in rows:
-            _typed(owner, str)
-            _typed(epoch, int)
+            typed(owner, str)
+            typed(epoch, int)
         if rows and not takes_over and rows[0][0] != program:
             raise FencedError("another program has opened the store since")
         self._sql(_COUNT, program)
         return self._number("select epoch from accel_epoch where id = 1")
 
     def _take(self, entity: str, epoch: int) -> Journal:
+        now = self._claim(entity, epoch)
+        return self._journal(self._rows(entity), now)
+
+    def _claim(self, entity: str, epoch: int) -> float:
+        """Own an entity, and return the time by the clock of the database."""
         # The owner's row is locked from here on, so messages of other owners are stored by now, or never.
         self._sql(_CLAIM_SQL, entity, epoch)
-        now = self._check_owner(entity, epoch)
-        saves = self._sql("select number, saved from accel_saves where entity = ?", entity)
-        saved = None
-        if saves:
-            number, data = saves[0]
-            saved = (_typed(number, int), unsealed(data, entity, number, "saved"))
-        saved_number = saved[0] if saved else 0
+        owner, now = self._owner(entity)
+        if owner < epoch:
+            text = (
+                f"the store is damaged: the owner of {entity} stays of epoch {owner} when {epoch} claims it"
+            )
+            raise StoreError(f"{text}; restore a backup", is_damaged=True)
+        self._must_own(entity, owner, epoch)
+        return now
+
+    def _rows(self, entity: str) -> Rows:
+        """Return the save and the messages of an entity.
+
+        Raises:
+            StoreError: A row is damaged.
+        """
+        saved, seal = None, NO_SEAL
+        for number, data in self._sql("select number, saved from accel_saves where entity = ?", entity):
+            saved, seal = (typed(number, int), unsealed(data, entity, number, "saved")), seal_of(data)
         rows = self._sql(_READ, entity)
-        stored = [_entry(entity, *row) for row in rows]
-        entries = tuple(entry for entry in stored if entry.number > saved_number)
-        for expected, entry in enumerate(entries, saved_number + 1):
-            if entry.number != expected:
-                text = f"the store is damaged at {entity}: message {expected} is missing; restore a backup"
-                raise StoreError(text, is_damaged=True)
+        messages = tuple((_entry(entity, *row), row[1]) for row in rows)
+        numbers = [entry.number for entry, _ in messages]
+        saved_number = saved[0] if saved else 0
+        later = [number for number in numbers if number > saved_number]
+        missing = set(range(saved_number + 1, saved_number + 1 + len(later))) - set(later)
+        if missing or any(map(operator.ge, numbers, numbers[1:])):
+            place = min(missing, default="a message")
+            text = f"the store is damaged at {entity}: message {place} is missing; restore a backup"
+            raise StoreError(text, is_damaged=True)
+        return Rows(saved, seal, messages)
+
+    def _journal(self, rows: Rows, now: float) -> Journal:
+        saved_number = rows.saved[0] if rows.saved else 0
+        entries = tuple(entry for entry, _ in rows.messages if entry.number > saved_number)
         number = entries[-1].number if entries else saved_number
         first, oldest = min(saved_number, number - self.ids), now - self.keep
         replies = {
             entry.id: entry.reply
-            for entry, row in zip(stored, rows, strict=True)
-            if entry.number > first and (entry.number > saved_number or row[1] >= oldest)
+            for entry, at in rows.messages
+            if entry.number > first and (entry.number > saved_number or at >= oldest)
         }
-        return Journal(number, saved, entries, replies)
+        return Journal(number, rows.saved, entries, replies)
 
-    def _write(self, entity: str, epoch: int, entry: Entry, saved: bytes | None) -> None:
+    def _write(self, entity: str, epoch: int, entry: Entry, saved: bytes | None) -> StateChange | None:
         at = self._check_owner(entity, epoch)
         number = entry.number
         message = sealed(entry.message, entity, number, "message")
         reply = sealed(entry.reply, entity, number, entry.id, at, "reply")
         self._sql(_KEEP, entity, number, at, entry.id, message, reply)
-        if saved is not None:
-            self._keep_state(entity, entry.number, saved, at)
+        return None if saved is None else self._keep_state(entity, number, saved, at)
 
-    def _save(self, entity: str, epoch: int, number: int, saved: bytes) -> None:
+    def _save(self, entity: str, epoch: int, number: int, saved: bytes) -> StateChange:
         now = self._check_owner(entity, epoch)
-        self._keep_state(entity, number, saved, now)
+        return self._keep_state(entity, number, saved, now)
 
-    def _keep_state(self, entity: str, number: int, saved: bytes, now: float) -> None:
+    def _keep_state(self, entity: str, number: int, saved: bytes, now: float) -> StateChange:
         saved_number = self._number("select number from accel_saves where entity = ?", entity)
-        self._sql(_SAVE, entity, number, sealed(saved, entity, number, "saved"))
+        data = sealed(saved, entity, number, "saved")
+        self._sql(_SAVE, entity, number, data)
         # Of messages that never run again, only the replies are needed.
         self._sql(_EMPTY, b"", entity, saved_number, number)
         # Searching for old ones takes milliseconds, so not every save does it.
         every = max(1, self.ids // 10)
+        forgotten: Sequence[int] = ()
         if number // every > saved_number // every:
             first, oldest = number - self.ids, now - self.keep
             for row in self._sql(_OLD, entity, first, oldest):
                 _reply(entity, *row)
-            self._sql(_FORGET, entity, first, oldest)
+            forgotten = [row[0] for row in self._sql(f"select number {_FORGOTTEN}", entity, first, oldest)]
+            self._sql(f"delete {_FORGOTTEN}", entity, first, oldest)
+        return StateChange(seal_of(data), forgotten)
 
     def _check_owner(self, entity: str, epoch: int) -> float:
         """Return the time by the clock of the database, if the entity has this owner."""
-        rows = self._sql(_OWNER, entity)
-        owner = _typed(rows[0][0], int) if rows else 0
+        owner, now = self._owner(entity)
+        self._must_own(entity, owner, epoch)
+        return now
+
+    def _owner(self, entity: str) -> tuple[int, float]:
+        """Return the epoch of the owner, 0 without any, and the time by the clock of the database."""
+        for owner, now in self._sql(_OWNER, entity):
+            return typed(owner, int), typed(now, float)
+        return 0, 0.0
+
+    def _must_own(self, entity: str, owner: int, epoch: int) -> None:
         if owner != epoch:
             # Owners get their epochs from this count.
             counts = self._sql("select epoch from accel_epoch where id = 1")
-            if counts and owner > _typed(counts[0][0], int):
+            if counts and owner > typed(counts[0][0], int):
                 text = (
                     f"the store is damaged: the owner of {entity} is of epoch {owner}, which no one has got"
                 )
                 raise StoreError(f"{text}; restore a backup", is_damaged=True)
             raise FencedError(f"{entity}: its owner is of epoch {owner}, and this one of epoch {epoch}")
-        return _typed(rows[0][1], float)
 
 
 def _entry(entity: str, number: object, at: object, id_: object, message: object, reply: object) -> Entry:
     """Return the message of a row, after a check of all its columns."""
     whole_reply = _reply(entity, number, at, id_, reply)
     whole_message = unsealed(message, entity, number, "message")
-    return Entry(_typed(number, int), _typed(id_, str), whole_message, whole_reply)
+    return Entry(typed(number, int), typed(id_, str), whole_message, whole_reply)
 
 
 def _reply(entity: str, number: object, at: object, id_: object, reply: object) -> bytes:
     """Return the reply of a row, after a check of its columns."""
-    _typed(at, float)
+    typed(at, float)
     return unsealed(reply, entity, number, id_, at, "reply", former_row=(entity, number, id_, "reply"))
 
 
-def _typed(value: object, kind: type[T]) -> T:
+def typed(value: object, kind: type[T]) -> T:
     """Return a value of a row, which SQLite may return with another type."""
     if not isinstance(value, kind):
         text = f"the store is damaged: a row must have {kind.__name__}, and has {type(value).__name__}"
         raise StoreError(f"{text}; restore a backup", is_damaged=True)
     return value
-
-
-def _beside(store: SqliteStore) -> str:
-    return f"{store.path}.arrays"
-
-
-@attrs.define(eq=False)
-class SqliteStore(Store):
-    """A store in a file for all processes of one host.
-
-    SQLite's log needs memory that processes share, which network file systems lack.
-
-    SQLite leaves out the end of its log from the first damaged byte on, without a word, and acknowledged
-    messages with it. So the database counts its changes, and a file with the suffix ``-mark`` has the highest
-    count that was acknowledged (D233). If the database has less at its opening, it raises `StoreError`.
-
-    Attributes:
-        path: The file; SQLite's log and its index, and the mark, are next to it.
-        folder: See `Store.folder`; by default a folder next to the file with the suffix ``.arrays``.
-    """
-
-    is_shared: ClassVar[bool] = False
-    words: ClassVar[Mapping[str, str]] = {
-        # Lock the file before reading, because a reader must not wait for a lock.
-        "BEGIN": "begin immediate",
-        "FOR UPDATE": "",
-        "NOW": "(julianday('now') - 2440587.5) * 86400.0",
-        "BYTES": "blob",
-        "EXISTING": "select name from sqlite_master where type = 'table'",
-    }
-
-    path: str = attrs.field(converter=absolute)
-    folder: str | None = attrs.field(
-        kw_only=True, default=attrs.Factory(_beside, takes_self=True), converter=optional(absolute)
-    )
-
-    _mark: Mark | None = attrs.field(default=None, init=False, repr=False)
-    # The number of changed rows before the current transaction.
-    _changes: int = attrs.field(default=0, init=False, repr=False)
-
-    def _connect(self) -> None:
-        # SQLite would overwrite a file without a whole header.
-        with suppress(FileNotFoundError):
-            if 0 < os.path.getsize(self.path) < _LEAST_BYTES:
-                text = f"{self.path} is damaged: it is shorter than any database; restore a backup"
-                raise StoreError(text, is_damaged=True)
-        database = sqlite3.connect(self.path, timeout=0.0, isolation_level=None, check_same_thread=False)
-        # An error of SQLite would quote text outside UTF-8, which a damaged value may be.
-        database.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
-        try:
-            database.execute("pragma journal_mode = wal")
-            # With less, the last messages of before a power cut are lost, and they were acknowledged.
-            database.execute("pragma synchronous = full")
-        except sqlite3.Error:
-            database.close()
-            raise
-        self._database = database
-
-    def _disconnect(self) -> None:
-        super()._disconnect()
-        mark, self._mark = self._mark, None
-        if mark is not None:
-            mark.close()
-
-    def _begin(self) -> None:
-        end = time.monotonic() + 0.9 * self.timeout
-        while True:
-            try:
-                super()._begin()
-                break
-            except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode & 0xFF not in _BUSY or time.monotonic() >= end:
-                    raise
-            # SQLite itself looks every 100 ms in the end, and misses the gaps between the commits of others.
-            time.sleep(_POLL_INTERVAL)
-        self._changes = self._database.total_changes
-        if self._mark is None:
-            # SQLite has read its log by now, and has left out what it cannot read.
-            mark = Mark(self.path)
-            try:
-                mark.check(self._change_count())
-            except BaseException:
-                mark.close()
-                raise
-            self._mark = mark
-
-    def _commit(self) -> None:
-        count = None
-        if self._database.total_changes != self._changes:
-            count = self._counted()
-        super()._commit()
-        # Only now, because the mark must not have a change that a power cut can undo.
-        if count is not None and self._mark is not None:
-            self._mark.advance(count)
-
-    def _counted(self) -> ChangeCount:
-        """Count this transaction, and return the new count."""
-        self._sql("update accel_changes set number = number + 1 where id = 1")
-        [(store, number)] = self._sql("select store, number from accel_changes where id = 1")
-        return ChangeCount(store, number)
-
-    def _change_count(self) -> ChangeCount:
-        if not self._sql("select 1 from sqlite_master where name = 'accel_changes'"):
-            # It is new, or of an older version.
-            return ChangeCount(b"", 0)
-        rows = self._sql("select store, number from accel_changes where id = 1")
-        return (
-            ChangeCount(_typed(rows[0][0], bytes), _typed(rows[0][1], int)) if rows else ChangeCount(b"", 0)
-        )
-
-    def _make_tables(self) -> None:
-        # A row that damage has hidden would be missed by nobody else.
-        if os.path.getsize(self.path) <= _MAX_CHECKED_BYTES:
-            [[report]] = self._sql("pragma integrity_check(1)")
-            if report != "ok":
-                text = f"{self.path} is damaged: {report}; restore a backup"
-                raise StoreError(text, is_damaged=True)
-        super()._make_tables()
-        self._sql(_COUNT_TABLE)
-        self._sql("insert into accel_changes values (1, ?, 0) on conflict do nothing", uuid.uuid4().bytes)
-
-    def _has_damage(self, error: Exception) -> bool:
-        return isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED
 
 
 @attrs.define(eq=False)
