@@ -12,7 +12,7 @@ import pytest
 import trio
 from stores import entry, opened
 
-from trio_accel.cluster import Journal, SqliteStore, StoreError
+from trio_accel.cluster import Entry, Journal, SqliteStore, StoreError
 
 pytestmark = pytest.mark.no_device
 
@@ -33,7 +33,8 @@ async def fill(path: Path, *, checkpointed: int) -> dict[str, bytes]:
 
 
 def contents(path: Path) -> dict[str, bytes]:
-    return {suffix: Path(f"{path}{suffix}").read_bytes() for suffix in SUFFIXES}
+    files = {suffix: Path(f"{path}{suffix}") for suffix in SUFFIXES}
+    return {suffix: file.read_bytes() for suffix, file in files.items() if file.exists()}
 
 
 def restore(path: Path, files: dict[str, bytes]) -> None:
@@ -97,6 +98,44 @@ async def test_a_missing_log(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"it has 10 of the 15 changes .* restore a backup") as caught:
         await read(path, {"": files[""], "-mark": files["-mark"]})
     assert caught.value.is_damaged
+
+
+async def test_an_earlier_file_with_a_later_log(tmp_path: Path) -> None:
+    """SQLite applies a log to any file, so the messages between both would be missing."""
+    path = tmp_path / "runs.db"
+    await fill(path, checkpointed=0)
+    async with opened(SqliteStore(path)) as store:
+        await store.take("b", 1)
+    earlier = contents(path)
+    async with opened(SqliteStore(path)) as store:
+        for number in range(1, 4):
+            await store.write("b", 1, entry(number))
+    async with opened(SqliteStore(path)) as store:
+        await store.write("a", 1, entry(MESSAGES + 1))
+        later = contents(path)
+    assert (await read(path, later)).number == MESSAGES + 1
+    with pytest.raises(
+        StoreError, match=r"without its log, it has 16 of the 20 changes that are in"
+    ) as caught:
+        await read(path, {**later, "": earlier[""]})
+    assert caught.value.is_damaged
+    # A mark of an earlier version has no such count.
+    assert (await read(path, {**later, "-mark": later["-mark"][:48]})).number == MESSAGES + 1
+
+
+async def test_the_log_is_written_to_the_file_from_time_to_time(tmp_path: Path) -> None:
+    path, data = tmp_path / "runs.db", bytes(1 << 20)
+    async with opened(SqliteStore(path)) as store, opened(SqliteStore(path)) as other:
+        await other.take("b", 1)
+        await store.take("a", 1)
+        for number in range(1, 21):
+            await store.write("a", 1, Entry(number, str(number), data, b""))
+            await other.write("b", 1, entry(number))
+        files = contents(path)
+        assert len(files["-wal"]) < 8 << 20
+        assert len(files[""]) > 12 << 20
+        assert (await other.take("b", 1)).number == 20
+    assert contents(path).keys() == {"", "-mark"}
 
 
 async def test_the_mark_of_another_store(tmp_path: Path) -> None:

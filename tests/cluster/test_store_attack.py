@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from store_attack import Target, flips, make_target, outcome_of
+from store_attack import Target, attacks_on_files, flips, make_target, outcome_of
 
 from trio_accel.cluster import _sqlite_store
 
@@ -32,11 +32,22 @@ async def test_a_changed_bit_in_a_page_of_each_kind(tmp_path: Path, monkeypatch:
     assert outcomes["StoreError"] > 10
 
 
+async def test_files_of_different_moments_and_files_without_an_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = await unchecked_target(tmp_path / "store.db", monkeypatch)
+    for attack in attacks_on_files(target):
+        outcome = await outcome_of(target, attack)
+        assert outcome in FINE, attack.label
+        if "older" in attack.label:
+            assert outcome == "StoreError", attack.label
+
+
 @pytest.mark.slow
 async def test_many_changed_bits_of_a_large_file(tmp_path: Path) -> None:
     target = await make_target(tmp_path / "store.db", entities=250, messages=12, nbytes=10_000)
     assert len(target.closed[""]) > _sqlite_store._MAX_CHECKED_BYTES
-    for attack in flips(target, 400, seed=1):
+    for attack in (*attacks_on_files(target), *flips(target, 400, seed=1)):
         assert await outcome_of(target, attack) in FINE, attack.label
 
 

@@ -7,15 +7,16 @@ import sqlite3
 import time
 import uuid
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
+from pathlib import Path
 from typing import ClassVar
 
 import attrs
 from attrs.converters import optional
 
+from ..backends.base.kit.marks import ChangeCount, Mark, MarkError
 from ._errors import StoreError
-from ._marks import ChangeCount, Mark
 from ._records import Record
 from ._store import Entry, Journal, Rows, StateChange, Store, absolute, typed
 
@@ -33,6 +34,8 @@ _KEEP_RECORD = """insert into accel_records values (?, ?)
 _LEAST_BYTES = 512
 # A file with this size is checked at its opening, in less than 0.1 s.
 _MAX_CHECKED_BYTES = 16 << 20
+# The log is written to the file from this size on, as SQLite does by itself; and the bytes of a small step.
+_MAX_LOG_BYTES, _STEP_BYTES = 4 << 20, 6 * 4120
 # SQLite's codes for a file that no repetition mends.
 _DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT}
 # Another process writes or recovers the file, or opens it first; seconds between two attempts.
@@ -51,7 +54,8 @@ class SqliteStore(Store):
 
     SQLite leaves out the end of its log from the first damaged byte on, without a word, and acknowledged
     messages with it. So the database counts its changes, and a file with the suffix ``-mark`` has the highest
-    count that was acknowledged (D233). If the database has less at its opening, it raises `StoreError`.
+    count that was acknowledged (D233), and a count that the file has without its log. If one has less at its
+    opening, it raises `StoreError`. And each entity has a record of its rows (see `_records`).
 
     Attributes:
         path: The file; SQLite's log and its index, and the mark, are next to it.
@@ -76,6 +80,8 @@ class SqliteStore(Store):
     _mark: Mark | None = attrs.field(default=None, init=False, repr=False)
     # The number of changed rows before the current transaction.
     _changes: int = attrs.field(default=0, init=False, repr=False)
+    # The approximate bytes in the log since the last complete checkpoint by this connection.
+    _log_bytes: int = attrs.field(default=_MAX_LOG_BYTES, init=False, repr=False)
 
     def _connect(self) -> None:
         # SQLite would overwrite a file without a whole header.
@@ -90,6 +96,8 @@ class SqliteStore(Store):
             database.execute("pragma journal_mode = wal")
             # With less, the last messages of before a power cut are lost, and they were acknowledged.
             database.execute("pragma synchronous = full")
+            # See `_checkpoint`.
+            database.execute("pragma wal_autocheckpoint = 0")
         except sqlite3.Error:
             database.close()
             raise
@@ -118,10 +126,15 @@ class SqliteStore(Store):
             mark = Mark(self.path)
             try:
                 mark.check(self._change_count())
+                if mark.base() is not None:
+                    mark.check_base(self._file_count())
+            except MarkError as error:
+                mark.close()
+                raise StoreError(str(error), is_damaged=True) from error
             except BaseException:
                 mark.close()
                 raise
-            self._mark = mark
+            self._mark, self._log_bytes = mark, _MAX_LOG_BYTES
 
     def _commit(self) -> None:
         count = None
@@ -131,6 +144,29 @@ class SqliteStore(Store):
         # Only now, because the mark must not have a change that a power cut can undo.
         if count is not None and self._mark is not None:
             self._mark.advance(count)
+            self._log_bytes += _STEP_BYTES
+            if self._log_bytes > _MAX_LOG_BYTES:
+                self._checkpoint(count, self._mark)
+
+    def _checkpoint(self, count: ChangeCount, mark: Mark) -> None:
+        """Write the log to the file, as far as other processes allow it."""
+        # The transaction is committed, and SQLite reports a full disk to the next one, too.
+        with suppress(sqlite3.Error):
+            [(is_busy, frames, written)] = self._sql("pragma wal_checkpoint(passive)")
+            if not is_busy and frames == written:
+                mark.advance_base(count)
+                self._log_bytes = 0
+
+    def _file_count(self) -> ChangeCount:
+        """Return the number of changes in the file, without its log."""
+        # SQLite's own connection, because closing a file here would release all its locks of this process.
+        uri = f"{Path(self.path).as_uri()}?immutable=1"
+        with closing(sqlite3.connect(uri, uri=True)) as database:
+            try:
+                rows = database.execute("select store, number from accel_changes where id = 1").fetchall()
+            except sqlite3.Error:
+                rows = []
+        return ChangeCount(typed(rows[0][0], bytes), typed(rows[0][1], int)) if rows else ChangeCount(b"", 0)
 
     def _counted(self) -> ChangeCount:
         """Count this transaction, and return the new count."""
@@ -192,6 +228,7 @@ class SqliteStore(Store):
 
     def _write(self, entity: str, epoch: int, entry: Entry, saved: bytes | None) -> StateChange | None:
         change = super()._write(entity, epoch, entry, saved)
+        self._log_bytes += len(entry.message) + len(entry.reply) + len(saved or b"")
         record = self._owned_record(entity, epoch).with_message(entry.number)
         if change is not None:
             record = record.with_save(entry.number, change.seal, change.forgotten)
@@ -200,6 +237,7 @@ class SqliteStore(Store):
 
     def _save(self, entity: str, epoch: int, number: int, saved: bytes) -> StateChange:
         change = super()._save(entity, epoch, number, saved)
+        self._log_bytes += len(saved)
         record = self._owned_record(entity, epoch).with_save(number, change.seal, change.forgotten)
         self._sql(_KEEP_RECORD, entity, record.encoded())
         return change
