@@ -108,6 +108,50 @@ def test_each_length(tmp_path: Path) -> None:
         assert not check(tmp_path / "damaged", content[:size], sum(end <= size for end in ends[1:]))
 
 
+def test_a_cut_between_entries_of_an_ended_journal_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    _, ends = written(path)
+    journal = replay.FileJournal(path)
+    journal.append(b"next")
+    assert not journal.is_ended()
+    journal.close()
+    assert journal.is_ended()
+    content, entries = path.read_bytes(), [*ENTRIES[:-1], pickle.dumps(("outside", 1, "a.b")), b"next"]
+    assert list(journal.entries()) == entries
+    assert journal.left_out() == 0
+    note = "no end: the recording was not ended, or entries at the end of the journal are missing"
+    path.write_bytes(content[: ends[-2]])
+    assert not journal.is_ended()
+    assert list(replay.listing(replay.FileJournal(path)))[-1] == note
+    for size in range(ends[-1] + 1, len(content)):
+        path.write_bytes(content[:size])
+        assert not journal.is_ended()
+        assert list(journal.entries()) == entries[: len(entries) - (size < len(content) - HEAD.size)]
+    # A later entry takes the place of the end.
+    path.write_bytes(content)
+    journal = replay.FileJournal(path)
+    journal.append(b"later")
+    assert not journal.is_ended()
+    journal.close()
+    journal.close()
+    assert list(replay.FileJournal(path).entries()) == [*entries, b"later"]
+
+
+def test_each_bit_of_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    journal = replay.FileJournal(path)
+    for entry in ENTRIES:
+        journal.append(entry)
+    journal.close()
+    content = path.read_bytes()
+    for at, bit in itertools.product(range(len(content) - HEAD.size, len(content)), range(8)):
+        damaged = bytearray(content)
+        damaged[at] ^= 1 << bit
+        assert "has a wrong checksum" in check(path, bytes(damaged), 0)
+    for more in (b"\0", content[-HEAD.size :], content[19:]):
+        assert "has a wrong checksum" in check(path, content + more, 0)
+
+
 def test_missing_repeated_and_exchanged_entries(tmp_path: Path) -> None:
     content, ends = written(tmp_path / "journal")
     frames = [content[start:end] for start, end in itertools.pairwise(ends)]
@@ -221,16 +265,23 @@ def failure(use: Callable[[], object]) -> str:
     return ""
 
 
+def place(path: Path, content: bytes) -> None:
+    """Write a database as a new file, without the log and the mark of an earlier one."""
+    for file in path.parent.glob(f"{path.name}*"):
+        file.unlink()
+    path.write_bytes(content)
+
+
 def check_database(path: Path, content: bytes) -> None:
     """Read damaged bytes, and append: all entries, or an error with the path."""
 
     def read() -> None:
         assert list(replay.SqliteJournal(path).entries()) == ENTRIES[:3]
 
-    path.write_bytes(content)
+    place(path, content)
     text = failure(read)
     assert not text or str(path) in text
-    path.write_bytes(content)
+    place(path, content)
     refusal = failure(lambda: replay.SqliteJournal(path).append(b"next"))
     if refusal:
         assert str(path) in refusal
@@ -276,6 +327,7 @@ def test_hidden_entries_of_a_database(tmp_path: Path, statement: str, why: str) 
     for use in (lambda: list(journal.entries()), lambda: journal.append(b"next")):
         with pytest.raises(replay.JournalError):
             use()
+    Path(f"{path}-mark").unlink()
     with pytest.raises(replay.JournalError, match=f"is damaged: {why}"):
         list(replay.SqliteJournal(path).entries())
     with pytest.raises(replay.JournalError, match=f"is damaged: {why}"):
@@ -353,8 +405,13 @@ async def test_the_report_names_an_incomplete_entry(device: ta.Device, tmp_path:
         for number in range(2):
             await recording.mark(f"m{number}", x=await device.put(np.arange(4.0) + number))
     whole = await replay.replay(replay.FileJournal(path), device)
-    assert (whole.left_out, whole.is_same, whole.compared) == (0, True, 2)
-    content = path.read_bytes()
+    assert (whole.left_out, whole.is_same, whole.compared, whole.is_ended) == (0, True, 2, True)
+    content = path.read_bytes()[: -HEAD.size]
+    path.write_bytes(content)
+    report = await replay.replay(replay.FileJournal(path), device)
+    assert (report.is_same, report.compared, report.is_ended) == (True, 2, False)
+    assert "no end: the recording was not ended" in str(report)
+    assert "no end" not in str(whole)
     path.write_bytes(content[:-1])
     report = await replay.replay(replay.FileJournal(path), device)
     assert (report.is_same, report.compared) == (True, 1)
@@ -368,3 +425,65 @@ async def test_the_report_names_an_incomplete_entry(device: ta.Device, tmp_path:
         async with replay.record(device, replay.FileJournal(path)):
             pass
     assert path.read_bytes() == damaged
+
+
+def killed_database(path: Path) -> dict[str, bytes]:
+    """Write a journal in a database; return its files as a kill leaves them."""
+    journal = replay.SqliteJournal(path)
+    for entry in ENTRIES:
+        journal.append(entry)
+    return {suffix: Path(f"{path}{suffix}").read_bytes() for suffix in ("", "-wal", "-mark")}
+
+
+def place_files(path: Path, files: dict[str, bytes]) -> None:
+    place(path, files[""])
+    for suffix, content in files.items():
+        Path(f"{path}{suffix}").write_bytes(content)
+
+
+@pytest.mark.parametrize("is_cut", [False, True], ids=["changed", "cut"])
+def test_a_damaged_log_of_a_database(tmp_path: Path, is_cut: bool) -> None:
+    """SQLite leaves out the log from the damage on, without an error."""
+    files, path = killed_database(tmp_path / "database"), tmp_path / "damaged"
+    place_files(path, files)
+    assert list(replay.SqliteJournal(path).entries()) == ENTRIES
+    log, errors = files["-wal"], list[str]()
+    for at in (*range(0, len(log), 997), len(log) - 1):
+        damaged = log[:at] if is_cut else log[:at] + bytes([log[at] ^ 0xFF]) + log[at + 1 :]
+        place_files(path, {**files, "-wal": damaged})
+        try:
+            journal = replay.SqliteJournal(path)
+        except replay.JournalError as error:
+            errors.append(str(error))
+            assert str(path) in errors[-1]
+        else:
+            assert list(journal.entries()) == ENTRIES, at
+    assert sum("entries that were acknowledged by" in text for text in errors) > 10
+
+
+def test_the_mark_of_a_database_is_of_this_boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power cut may undo the last commits, so later programs of the machine append after what is left."""
+    boots = ["12345678123456781234567812345678"]
+    monkeypatch.setattr(Path, "read_text", lambda path: boots[-1])
+    files, path = killed_database(tmp_path / "database"), tmp_path / "after"
+    files["-wal"] = files["-wal"][:-4200]
+    place_files(path, files)
+    with pytest.raises(replay.JournalError, match="it has 5 of the 6 entries that were acknowledged by"):
+        replay.SqliteJournal(path)
+    boots.append("87654321123456781234567812345678")
+    for number in range(2):
+        journal = replay.SqliteJournal(path)
+        assert list(journal.entries()) == [*ENTRIES[:5], *[b"next"] * number]
+        journal.append(b"next")
+    files = {suffix: Path(f"{path}{suffix}").read_bytes() for suffix in ("", "-wal", "-mark")}
+    place_files(tmp_path / "cut", {**files, "-wal": files["-wal"][:-4200]})
+    with pytest.raises(replay.JournalError, match="it has 6 of the 7 entries that were acknowledged by"):
+        replay.SqliteJournal(tmp_path / "cut")
+
+
+def test_a_new_database_in_the_place_of_a_removed_one(tmp_path: Path) -> None:
+    path = tmp_path / "database"
+    database(path)
+    path.unlink()
+    replay.SqliteJournal(path).append(b"first")
+    assert list(replay.SqliteJournal(path).entries()) == [b"first"]

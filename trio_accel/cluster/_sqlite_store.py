@@ -125,9 +125,8 @@ class SqliteStore(Store):
             # SQLite has read its log by now, and has left out what it cannot read.
             mark = Mark(self.path)
             try:
-                mark.check(self._change_count())
-                if mark.base() is not None:
-                    mark.check_base(self._file_count())
+                mark.check(self._change_count)
+                mark.check_base(self._file_count)
             except MarkError as error:
                 mark.close()
                 raise StoreError(str(error), is_damaged=True) from error

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from ..backends.base import AccelError
+from ..backends.base.kit.marks import ChangeCount, Mark, MarkError
 
 __all__ = ["FileJournal", "JournalError", "MemoryJournal", "RecordingJournal", "SqliteJournal"]
 
@@ -34,8 +35,12 @@ _MAGIC = b"trio_accel journal\n"
 # A frame is this head and an entry: the length of the entry, the check of the head, and the checksum of all.
 _FRAME = struct.Struct("<QI")
 _LENGTH_BITS = 48
+# In place of a length, in the frame after the last entry.
+_END = (1 << _LENGTH_BITS) - 1
 # A damaged schema may contain text outside UTF-8, and lengths above the memory.
 _SQLITE_ERRORS = sqlite3.Error, UnicodeError, MemoryError
+# The count of a journal has no id.
+_NO_ID = bytes(16)
 _COLUMNS = "number integer primary key, entry blob not null, checksum integer"
 
 
@@ -81,12 +86,14 @@ class _Frame(NamedTuple):
         start: The offset of its first byte in the file.
         end: The offset after its last byte.
         is_checked: Whether the length is certain.
+        is_end: Whether it marks the end of the journal, and has no entry.
     """
 
     entry: bytes | None
     start: int
     end: int
     is_checked: bool
+    is_end: bool = False
 
 
 class FileJournal:
@@ -95,7 +102,7 @@ class FileJournal:
     A new recording is appended to the file. If the process was killed while writing, the last entry may lack
     its last bytes: it is left out, and the next recording overwrites it. Each entry has a checksum of its
     place, length and content, so that a changed byte anywhere, or a missing part before the end, raises
-    `JournalError`.
+    `JournalError`. An ended recording writes an end, so that missing entries before it are noticed.
 
     Args:
         path: The file. The first entry creates it.
@@ -128,6 +135,34 @@ class FileJournal:
         checks = _head_check(start, len(entry)), zlib.crc32(entry, _seed(start))
         self._write(_FRAME.pack(checks[0] << _LENGTH_BITS | len(entry), checks[1]) + entry)
 
+    def close(self) -> None:
+        """Write the end of the journal after the last entry. A later entry overwrites it.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        if self._descriptor is None:
+            return
+        start = os.lseek(self._descriptor, 0, os.SEEK_CUR)
+        self._write(_FRAME.pack(_head_check(start, _END) << _LENGTH_BITS | _END, _seed(start)))
+        os.close(self._descriptor)
+        self._descriptor = None
+
+    def is_ended(self) -> bool:
+        """Return whether the journal has an end, so that no entry before it is missing.
+
+        Raises:
+            OSError: The file cannot be read.
+        """
+        with self.path.open("rb") as file:
+            start = os.fstat(file.fileno()).st_size - _FRAME.size
+            file.seek(max(0, start))
+            head = file.read(_FRAME.size)
+        if len(head) < _FRAME.size:
+            return False
+        word, checksum = _FRAME.unpack(head)
+        return _is_end(word, checksum, start)
+
     def entries(self) -> Iterator[bytes]:
         """See `RecordingJournal.entries`.
 
@@ -144,7 +179,9 @@ class FileJournal:
             JournalError: The file is not a journal, or is damaged before its end.
             OSError: The file cannot be read.
         """
-        return sum(frame.end - frame.start for frame in self._frames() if frame.entry is None)
+        return sum(
+            frame.end - frame.start for frame in self._frames() if frame.entry is None and not frame.is_end
+        )
 
     def _write(self, content: bytes) -> None:
         assert self._descriptor is not None
@@ -194,9 +231,12 @@ class FileJournal:
                     yield _Frame(None, start, size, is_checked=True)
                     return
                 word, checksum = _FRAME.unpack(head)
-                check, length = word >> _LENGTH_BITS, word & ((1 << _LENGTH_BITS) - 1)
+                if start + _FRAME.size == size and _is_end(word, checksum, start):
+                    yield _Frame(None, start, size, is_checked=True, is_end=True)
+                    return
+                check, length = word >> _LENGTH_BITS, word & _END
                 # Earlier versions wrote neither a check nor empty entries.
-                is_right = check == _head_check(start, length) if check else length > 0
+                is_right = check == _head_check(start, length) and length < _END if check else length > 0
                 end, entry = start + _FRAME.size + length, b""
                 if is_right:
                     entry = file.read(min(length, size))
@@ -224,6 +264,11 @@ def _head_check(start: int, length: int) -> int:
     return (check % 255 + 1) << 8 | (check // 255 % 255 + 1)
 
 
+def _is_end(word: int, checksum: int, start: int) -> bool:
+    """Return whether the head of a frame is the end of a journal."""
+    return word == _head_check(start, _END) << _LENGTH_BITS | _END and checksum == _seed(start)
+
+
 def _is_longer(content: bytes, length: int, seed: int, checksum: int) -> bool:
     """Return whether an entry is whole, and a changed bit in its length makes it look incomplete.
 
@@ -242,7 +287,8 @@ class SqliteJournal:
     """Entries in a database of SQLite, each in its own commit, with a checksum.
 
     The database has the number of its entries in another table, because damage can hide the last rows of a
-    table from SQLite without an error.
+    table from SQLite without an error. A file with the suffix ``-mark`` has this number too, because SQLite
+    leaves out the end of its log from the first damaged byte on. After a power cut, it is not compared.
 
     Args:
         path: The database.
@@ -254,19 +300,36 @@ class SqliteJournal:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path: Path = Path(path)
         self._is_checked = False
+        mark = Path(f"{self.path}-mark")
         with self._errors("is not a journal"):
+            if not self.path.exists():
+                # It belongs to a removed journal.
+                mark.unlink(missing_ok=True)
             self._database = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
-            # Text is not decoded, because errors would quote it, and differs from the type of an entry.
-            self._database.text_factory = bytearray
-            self._database.execute("pragma journal_mode=wal")
-            self._database.execute("pragma synchronous=normal")
-            if not self._has("entries"):
-                with self._transaction():
-                    self._make_tables()
+            try:
+                self._open()
+            except BaseException:
+                # The error refers to this object, and its log would be applied to a later file of this path.
+                self._database.close()
+                raise
+
+    def _open(self) -> None:
+        # Text is not decoded, because errors would quote it, and differs from the type of an entry.
+        self._database.text_factory = bytearray
+        self._database.execute("pragma journal_mode=wal")
+        self._database.execute("pragma synchronous=normal")
+        if not self._has("entries"):
+            with self._transaction():
+                self._make_tables()
+        # The commits do not wait for the disk, so the mark is valid until the machine ends.
+        self._mark = Mark(str(self.path), owner="journal", unit="entries", waits_for_disk=False)
+        self._mark.check(lambda: ChangeCount(_NO_ID, self._count()))
 
     def __del__(self) -> None:
         if hasattr(self, "_database"):
             self._database.close()
+        if hasattr(self, "_mark"):
+            self._mark.close()
 
     def append(self, entry: bytes, /) -> None:
         """See `RecordingJournal.append`.
@@ -285,6 +348,8 @@ class SqliteJournal:
             self._database.execute("insert into entries (number, entry, checksum) values (?, ?, ?)", row)
             self._database.execute("update entry_count set number = ?", row[:1])
         self._is_checked = True
+        with self._errors("cannot be written"):
+            self._mark.advance(ChangeCount(_NO_ID, row[0]))
 
     def entries(self) -> Iterator[bytes]:
         """See `RecordingJournal.entries`.
@@ -314,7 +379,9 @@ class SqliteJournal:
         """Raise `JournalError` with the path and a text for an error of SQLite in the block."""
         try:
             yield
-        except _SQLITE_ERRORS as error:
+        except MarkError as error:
+            raise JournalError(f"{self.path}: {error}") from error
+        except (*_SQLITE_ERRORS, OSError) as error:
             raise JournalError(f"{self.path} {text}: {error}") from error
 
     @contextmanager
@@ -492,3 +559,8 @@ def read(journal: RecordingJournal) -> list[Entry]:
 def left_out(journal: RecordingJournal) -> int:
     """Return the size of an incomplete last entry in bytes, which a reader leaves out."""
     return journal.left_out() if isinstance(journal, FileJournal) else 0
+
+
+def is_ended(journal: RecordingJournal) -> bool:
+    """Return whether no entry can be missing at the end, without a trace."""
+    return not isinstance(journal, FileJournal) or journal.is_ended()

@@ -12,7 +12,8 @@ import attrs
 
 from ..backends.base.contract.program_definition import ProgramDefinition
 from ._entries import NEVER_DONE, Again, Decoded, LaunchEntry
-from ._journal import Entry, JournalError, RecordingJournal, left_out, read
+from ._journal import Entry, JournalError, RecordingJournal, is_ended, left_out, read
+from ._report import NO_END
 
 __all__ = ["listing"]
 
@@ -214,6 +215,8 @@ def listing(journal: RecordingJournal) -> Iterator[str]:
             lines.append(f"mark {values[0]!r}: {', '.join([str(value[0]) for value in values[2]])}")
     if nbytes := left_out(journal):
         lines.append(f"left out: an incomplete last entry of {nbytes} bytes")
+    elif not is_ended(journal):
+        lines.append(NO_END)
     yield from lines
 
 

@@ -27,7 +27,7 @@ from ..devices.operations._blocks import Block
 from ._bare import MEMORY, Bare, NewBlock, read_block, write_block
 from ._compare import Tolerance, difference
 from ._entries import Again, LaunchEntry
-from ._journal import Entry, JournalError, RecordingJournal, left_out
+from ._journal import Entry, JournalError, RecordingJournal, is_ended, left_out
 from ._load import Mark, Outside, load
 from ._replay import Player, changes_of, check_replay, compare_filled, compare_mark, name_of, rerun, viewed
 from ._report import Failure, Report, Skipped, note
@@ -144,7 +144,7 @@ async def lockstep(
     check_replay("lockstep", until, tolerance, isolated=isolated, steps=steps, programs=programs)
     must_be_count("lockstep: max_differences", max_differences)
     loaded, began = load(journal, programs=programs), time.perf_counter()
-    report = Report(left_out=left_out(journal))
+    report = Report(left_out=left_out(journal), is_ended=is_ended(journal))
     report.environment = changes_of(loaded, candidate)
     players = Player(loaded, reference), Player(loaded, candidate)
     pair = _Lockstep(players, report, tolerance, isolated)

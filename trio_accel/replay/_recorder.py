@@ -46,7 +46,7 @@ from ..devices.operations._pending import Pending
 from ._bare import read_block
 from ._entries import NEVER_DONE, PACKAGE, PROGRAMS, Recipes, plain_array, plain_launch, status_words
 from ._environment import environment
-from ._journal import FORMAT, PROTOCOL, Entry, JournalError, RecordingJournal
+from ._journal import FORMAT, PROTOCOL, Entry, FileJournal, JournalError, RecordingJournal
 
 __all__ = ["Recording", "record"]
 
@@ -443,10 +443,10 @@ class _DeviceRecorder:
         self.append(("mark", label, after, tuple(values)))
 
     async def finish(self) -> None:
-        """Wait for the outcomes of submitted operations.
+        """Wait for the outcomes of submitted operations, and end a journal in a file.
 
         Raises:
-            JournalError: An outcome could not be written.
+            JournalError: An outcome or the end could not be written.
         """
         self._refused()
         while self._open:
@@ -454,6 +454,13 @@ class _DeviceRecorder:
             await self._settled.wait()
         if self._error is not None:
             raise self._error
+        if isinstance(self._journal, FileJournal):
+            try:
+                self._journal.close()
+            except OSError as error:
+                raise JournalError(
+                    f"the journal cannot be ended: {error}", device=self.device.name
+                ) from error
 
 
 async def _in_thread(function: Any, *arguments: Any) -> Any:

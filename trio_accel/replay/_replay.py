@@ -22,7 +22,7 @@ from ._bare import NewBlock, read_block, write_block
 from ._compare import Tolerance, difference
 from ._entries import NEVER_DONE, Again, Blocks, LaunchEntry, check_inside
 from ._environment import environment
-from ._journal import JournalError, RecordingJournal, left_out
+from ._journal import JournalError, RecordingJournal, is_ended, left_out
 from ._load import Loaded, Mark, Outside, load
 from ._recorder import module_digest
 from ._report import Change, Failure, Report, Skipped, note
@@ -148,7 +148,7 @@ async def replay(
     """
     check_replay("replay", until, tolerance, programs=programs)
     loaded, began = load(journal, programs=programs), time.perf_counter()
-    report = Report(left_out=left_out(journal))
+    report = Report(left_out=left_out(journal), is_ended=is_ended(journal))
     report.environment = changes_of(loaded, device)
     player = Player(loaded, device)
     try:

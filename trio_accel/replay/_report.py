@@ -10,6 +10,8 @@ from ._compare import Difference
 
 __all__ = ["Change", "Failure", "Report", "Skipped"]
 
+NO_END = "no end: the recording was not ended, or entries at the end of the journal are missing"
+
 
 @attrs.frozen
 class Skipped:
@@ -71,6 +73,8 @@ class Report:
         failures: Operations with another outcome.
         environment: The changes since the recording.
         left_out: The number of bytes of an incomplete last entry of the journal, which is left out.
+        is_ended: Whether the journal has an end. Without it, the recording was not ended, for example because
+            of a kill, or entries at the end are missing.
         seconds: The duration.
     """
 
@@ -82,6 +86,7 @@ class Report:
     failures: list[Failure] = attrs.field(factory=list[Failure])
     environment: list[Change] = attrs.field(factory=list[Change])
     left_out: int = 0
+    is_ended: bool = True
     seconds: float = 0.0
 
     @property
@@ -102,6 +107,8 @@ class Report:
         )
         if self.left_out:
             lines.append(f"  left out: an incomplete last entry of {self.left_out} bytes")
+        elif not self.is_ended:
+            lines.append(f"  {NO_END}")
         counts = Counter(difference.operation for difference in self.differences)
         lines += [f"  differ: {count} of {name}" for name, count in counts.most_common()]
         lines += [

@@ -20,6 +20,7 @@ import hashlib
 import os
 import struct
 import uuid
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -30,9 +31,9 @@ __all__ = ["ChangeCount", "Mark", "MarkError"]
 _FORMAT = struct.Struct("<8s16sQ")
 _DIGEST_BYTES = 16
 _SIZE = _FORMAT.size + _DIGEST_BYTES
-# The beginnings of the counts, in the order of their places.
+# The beginnings of the counts, in the order of their offsets.
 _ACKNOWLEDGED, _BASE, _BOOT = b"\xa7mark1\n\0", b"\xa7base1\n\0", b"\xa7boot1\n\0"
-_PLACES = {kind: number * _SIZE for number, kind in enumerate((_ACKNOWLEDGED, _BASE, _BOOT))}
+_OFFSETS = {kind: number * _SIZE for number, kind in enumerate((_ACKNOWLEDGED, _BASE, _BOOT))}
 
 
 class MarkError(Exception):
@@ -73,33 +74,33 @@ class Mark:
         self._boot = None if waits_for_disk else _boot()
         self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
-    def check(self, count: ChangeCount) -> None:
+    def check(self, read_count: Callable[[], ChangeCount]) -> None:
         """Compare the database with the acknowledged count.
+
+        Args:
+            read_count: Returns the count in the database. It is called after the mark was read, because
+                another process may commit meanwhile.
 
         Raises:
             MarkError: The database lacks acknowledged changes, or the mark is damaged.
         """
         acknowledged = self._checked(_ACKNOWLEDGED)
         if acknowledged is not None and (self._boot is None or self._boot == self._checked(_BOOT)):
-            self._compare(count, acknowledged, "it has {} of the {} {} that were acknowledged by {}")
+            fault = "it has {} of the {} {} that were acknowledged by {}"
+            self._compare(read_count(), acknowledged, fault)
 
-    def base(self) -> ChangeCount | None:
-        """Return the base; None if it is unknown.
+    def check_base(self, read_count: Callable[[], ChangeCount]) -> None:
+        """Compare the file of the database with the base, if this is known.
 
-        Raises:
-            MarkError: The mark is damaged.
-        """
-        return self._checked(_BASE)
-
-    def check_base(self, count: ChangeCount) -> None:
-        """Compare the base with the count in the file, without the log.
+        Args:
+            read_count: Returns the count in the file, without its log.
 
         Raises:
             MarkError: The file lacks changes, or the mark is damaged.
         """
-        base = self.base()
+        base = self._checked(_BASE)
         if base is not None:
-            self._compare(count, base, "without its log, it has {} of the {} {} that are in {}")
+            self._compare(read_count(), base, "without its log, it has {} of the {} {} that are in {}")
 
     def advance(self, count: ChangeCount) -> None:
         """Note changes that were committed; another process may have noted later ones."""
@@ -127,7 +128,7 @@ class Mark:
 
     def _checked(self, kind: bytes) -> ChangeCount | None:
         # A power cut may leave a new file empty, or with zeros. Earlier versions wrote the first count only.
-        if not any(os.pread(self._descriptor, _SIZE, _PLACES[kind])):
+        if not any(os.pread(self._descriptor, _SIZE, _OFFSETS[kind])):
             return None
         count = self._decoded(kind)
         if count is None:
@@ -138,7 +139,7 @@ class Mark:
         return count
 
     def _decoded(self, kind: bytes) -> ChangeCount | None:
-        data = os.pread(self._descriptor, _SIZE, _PLACES[kind])
+        data = os.pread(self._descriptor, _SIZE, _OFFSETS[kind])
         content, digest = data[: _FORMAT.size], data[_FORMAT.size :]
         if len(data) != _SIZE or digest != _digest(content):
             return None
@@ -156,7 +157,7 @@ class Mark:
 
     def _write(self, kind: bytes, count: ChangeCount) -> None:
         content = _FORMAT.pack(kind, count.store, count.number)
-        os.pwrite(self._descriptor, content + _digest(content), _PLACES[kind])
+        os.pwrite(self._descriptor, content + _digest(content), _OFFSETS[kind])
 
 
 def _digest(data: bytes) -> bytes:
