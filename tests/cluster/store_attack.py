@@ -7,6 +7,7 @@ takes these again. Its outcome is the worst of all these calls.
 from __future__ import annotations
 
 import argparse
+import itertools
 import random
 import shutil
 import tempfile
@@ -21,7 +22,16 @@ import trio
 
 from trio_accel.cluster import Entry, Journal, SqliteStore, StoreError
 
-__all__ = ["OUTCOMES", "Attack", "Target", "attacks_on_files", "flips", "make_target", "outcome_of"]
+__all__ = [
+    "OUTCOMES",
+    "Attack",
+    "Target",
+    "attacks_on_files",
+    "flips",
+    "make_target",
+    "outcome_of",
+    "stale_pages",
+]
 
 Files: TypeAlias = dict[str, bytes]
 """The contents of a store's files by suffix."""
@@ -193,6 +203,20 @@ def flips(target: Target, count: int, seed: int = 0) -> Iterator[Attack]:
         yield Attack(f"bit in {kind}", {**target.closed, "": bytes(damaged)})
 
 
+def stale_pages(target: Target, count: int | None = None, seed: int = 0) -> Iterator[Attack]:
+    """Yield attacks of a page each with its earlier content, as after a write that the disk has lost."""
+    older, closed = target.older[""], target.closed[""]
+    starts = range(0, min(len(older), len(closed)), PAGE_BYTES)
+    stale = [
+        start for start in starts if older[start : start + PAGE_BYTES] != closed[start : start + PAGE_BYTES]
+    ]
+    if count is not None:
+        stale = random.Random(seed).sample(stale, min(count, len(stale)))
+    for start in stale:
+        end = start + PAGE_BYTES
+        yield Attack("stale page", {**target.closed, "": closed[:start] + older[start:end] + closed[end:]})
+
+
 def attacks_on_files(target: Target, seed: int = 0) -> Iterator[Attack]:
     """Yield attacks on whole files: older ones next to newer ones, and files without their end."""
     older, killed, closed = target.older, target.killed, target.closed
@@ -231,7 +255,13 @@ async def _main(arguments: argparse.Namespace) -> None:
         )
         print(f"{len(target.closed['']) / 2**20:.1f} MiB, log {len(target.killed['-wal']) / 2**20:.1f} MiB")
         counts = dict[str, Counter[str]]()
-        for attack in (*attacks_on_files(target), *flips(target, arguments.flips, arguments.seed)):
+        # One after the other, because each of them is as large as the store.
+        attacks = itertools.chain(
+            attacks_on_files(target),
+            stale_pages(target, arguments.pages, arguments.seed),
+            flips(target, arguments.flips, arguments.seed),
+        )
+        for attack in attacks:
             outcome = await outcome_of(target, attack)
             counts.setdefault(attack.label, Counter())[outcome] += 1
         for label, outcomes in counts.items():
@@ -246,5 +276,6 @@ if __name__ == "__main__":
     parser.add_argument("--messages", type=int, default=12, help="for each entity, default: %(default)s")
     parser.add_argument("--nbytes", type=int, default=10_000, help="of a message, default: %(default)s")
     parser.add_argument("--flips", type=int, default=400, help="default: %(default)s")
+    parser.add_argument("--pages", type=int, default=100, help="stale ones, default: %(default)s")
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     trio.run(partial(_main, parser.parse_args()))

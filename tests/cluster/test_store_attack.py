@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from pathlib import Path
 
 import pytest
-from store_attack import Target, attacks_on_files, flips, make_target, outcome_of
+from store_attack import Target, attacks_on_files, flips, make_target, outcome_of, stale_pages
 
 pytestmark = pytest.mark.no_device
 
@@ -41,11 +42,21 @@ async def test_files_of_different_moments_and_files_without_an_end(
             assert outcome == "StoreError", attack.label
 
 
+async def test_a_lost_write_of_each_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = await unchecked_target(tmp_path / "store.db", monkeypatch)
+    outcomes = Counter[str]()
+    for attack in stale_pages(target):
+        outcome = await outcome_of(target, attack)
+        assert outcome in FINE, attack.label
+        outcomes[outcome] += 1
+    assert outcomes["StoreError"] >= 10
+
+
 @pytest.mark.slow
 async def test_many_changed_bits_of_a_large_file(tmp_path: Path) -> None:
     target = await make_target(tmp_path / "store.db", entities=250, messages=12, nbytes=10_000)
     assert len(target.closed[""]) > 16 << 20
-    for attack in (*attacks_on_files(target), *flips(target, 400, seed=1)):
+    for attack in itertools.chain(attacks_on_files(target), stale_pages(target), flips(target, 400, seed=1)):
         assert await outcome_of(target, attack) in FINE, attack.label
 
 
