@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import attrs
 import trio
@@ -84,7 +84,7 @@ class Target:
 async def make_target(path: Path, *, entities: int, messages: int, nbytes: int) -> Target:
     """Make a store; its file has about `entities * messages * nbytes` bytes."""
     names = [f"cluster_entities:Account/str/'account {number:06}'" for number in range(entities)]
-    states = list[Files]()
+    states, killed = list[Files](), Files()
     for stage in range(3):
         store = await _opened(path)
         epoch = await store.next_epoch("the target")
@@ -103,8 +103,7 @@ async def make_target(path: Path, *, entities: int, messages: int, nbytes: int) 
         await store.aclose()
         states.append(_contents(path))
     older, _, closed = states
-    right = {name: journal async for name, journal in _journals(path, killed, names)}
-    return Target(path, older, killed, closed, right)
+    return Target(path, older, killed, closed, await _journals(path, killed, names))
 
 
 def _entry(number: int, nbytes: int) -> Entry:
@@ -134,13 +133,12 @@ def _restore(path: Path, files: Files) -> None:
         Path(f"{path}{suffix}").write_bytes(data)
 
 
-async def _journals(path: Path, files: Files, names: Sequence[str]) -> Any:
+async def _journals(path: Path, files: Files, names: Sequence[str]) -> dict[str, Journal]:
     _restore(path, files)
     store = await _opened(path)
     try:
         epoch = await store.next_epoch()
-        for name in names:
-            yield name, await store.take(name, epoch)
+        return {name: await store.take(name, epoch) for name in names}
     finally:
         await store.aclose()
 

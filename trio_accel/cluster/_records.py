@@ -33,7 +33,7 @@ class Record:
         number: The number of its last message.
         saved_number: The number of the last message in its save.
         seal: The seal of its save; zeros without any.
-        kept: The number of its messages in the store.
+        message_count: The number of its messages in the store.
         total: The sum of their numbers, modulo 2**63.
     """
 
@@ -41,23 +41,30 @@ class Record:
     number: int = 0
     saved_number: int = 0
     seal: bytes = NO_SEAL
-    kept: int = 0
+    message_count: int = 0
     total: int = 0
 
     def with_message(self, number: int) -> Record:
         """Return the record after a message was added."""
-        return attrs.evolve(self, number=number, kept=self.kept + 1, total=(self.total + number) % _MODULUS)
+        return attrs.evolve(
+            self, number=number, message_count=self.message_count + 1, total=(self.total + number) % _MODULUS
+        )
 
     def with_save(self, number: int, seal: bytes, forgotten: Sequence[int]) -> Record:
         """Return the record after a save, which has forgotten messages with these numbers."""
-        kept, total = self.kept - len(forgotten), (self.total - sum(forgotten)) % _MODULUS
+        message_count, total = self.message_count - len(forgotten), (self.total - sum(forgotten)) % _MODULUS
         return attrs.evolve(
-            self, number=max(number, self.number), saved_number=number, seal=seal, kept=kept, total=total
+            self,
+            number=max(number, self.number),
+            saved_number=number,
+            seal=seal,
+            message_count=message_count,
+            total=total,
         )
 
     def described(self) -> str:
         """Return it for an error."""
-        return f"{self.kept} messages up to {self.number}, and a save of {self.saved_number}"
+        return f"{self.message_count} messages up to {self.number}, and a save of {self.saved_number}"
 
     def encoded(self) -> bytes:
         """Return it as bytes."""

@@ -212,17 +212,19 @@ class SqliteStore(Store):
         owner = typed(owners[0][0], int) if owners else None
         record = self._record(entity)
         now, rows = self._claim(entity, epoch), self._rows(entity)
-        found = _record_of(rows, epoch)
+        row_record = _record_of(rows, epoch)
         if owner is None:
-            if record is not None or found != Record(epoch):
+            if record is not None or row_record != Record(epoch):
                 raise self._damage("its owner is missing", entity)
         # An older version writes no records.
         elif record is not None and record.epoch >= owner:
             if record.epoch > owner:
                 raise self._damage(f"its owner is of epoch {owner}, and was of {record.epoch}", entity)
-            if attrs.evolve(record, epoch=epoch) != found:
-                raise self._damage(f"it must have {record.described()}, and has {found.described()}", entity)
-        self._sql(_KEEP_RECORD, entity, found.encoded())
+            if attrs.evolve(record, epoch=epoch) != row_record:
+                raise self._damage(
+                    f"it must have {record.described()}, and has {row_record.described()}", entity
+                )
+        self._sql(_KEEP_RECORD, entity, row_record.encoded())
         return self._journal(rows, now)
 
     def _write(self, entity: str, epoch: int, entry: Entry, saved: bytes | None) -> StateChange | None:
@@ -252,9 +254,10 @@ class SqliteStore(Store):
         return record
 
     def _damage(self, fault: str, entity: str | None = None) -> StoreError:
-        place = self.path if entity is None else f"the store {self.path}"
-        at = "" if entity is None else f" at {entity}"
-        return StoreError(f"{place} is damaged{at}: {fault}; restore a backup", is_damaged=True)
+        subject = (
+            f"{self.path} is damaged" if entity is None else f"the store {self.path} is damaged at {entity}"
+        )
+        return StoreError(f"{subject}: {fault}; restore a backup", is_damaged=True)
 
     def _has_damage(self, error: Exception) -> bool:
         return isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED

@@ -361,8 +361,9 @@ class Store:
         later = [number for number in numbers if number > saved_number]
         missing = set(range(saved_number + 1, saved_number + 1 + len(later))) - set(later)
         if missing or any(map(operator.ge, numbers, numbers[1:])):
-            place = min(missing, default="a message")
-            text = f"the store is damaged at {entity}: message {place} is missing; restore a backup"
+            # Without a missing number, one occurs twice.
+            fault = f"message {min(missing)} is missing" if missing else "a message occurs twice"
+            text = f"the store is damaged at {entity}: {fault}; restore a backup"
             raise StoreError(text, is_damaged=True)
         return Rows(saved, seal, messages)
 
@@ -373,18 +374,18 @@ class Store:
         first, oldest = min(saved_number, number - self.ids), now - self.keep
         replies = {
             entry.id: entry.reply
-            for entry, at in rows.messages
-            if entry.number > first and (entry.number > saved_number or at >= oldest)
+            for entry, timestamp in rows.messages
+            if entry.number > first and (entry.number > saved_number or timestamp >= oldest)
         }
         return Journal(number, rows.saved, entries, replies)
 
     def _write(self, entity: str, epoch: int, entry: Entry, saved: bytes | None) -> StateChange | None:
-        at = self._check_owner(entity, epoch)
+        now = self._check_owner(entity, epoch)
         number = entry.number
         message = sealed(entry.message, entity, number, "message")
-        reply = sealed(entry.reply, entity, number, entry.id, at, "reply")
-        self._sql(_KEEP, entity, number, at, entry.id, message, reply)
-        return None if saved is None else self._keep_state(entity, number, saved, at)
+        reply = sealed(entry.reply, entity, number, entry.id, now, "reply")
+        self._sql(_KEEP, entity, number, now, entry.id, message, reply)
+        return None if saved is None else self._keep_state(entity, number, saved, now)
 
     def _save(self, entity: str, epoch: int, number: int, saved: bytes) -> StateChange:
         now = self._check_owner(entity, epoch)
@@ -431,17 +432,19 @@ class Store:
             raise FencedError(f"{entity}: its owner is of epoch {owner}, and this one of epoch {epoch}")
 
 
-def _entry(entity: str, number: object, at: object, id_: object, message: object, reply: object) -> Entry:
+def _entry(
+    entity: str, number: object, timestamp: object, id_: object, message: object, reply: object
+) -> Entry:
     """Return the message of a row, after a check of all its columns."""
-    whole_reply = _reply(entity, number, at, id_, reply)
+    whole_reply = _reply(entity, number, timestamp, id_, reply)
     whole_message = unsealed(message, entity, number, "message")
     return Entry(typed(number, int), typed(id_, str), whole_message, whole_reply)
 
 
-def _reply(entity: str, number: object, at: object, id_: object, reply: object) -> bytes:
+def _reply(entity: str, number: object, timestamp: object, id_: object, reply: object) -> bytes:
     """Return the reply of a row, after a check of its columns."""
-    typed(at, float)
-    return unsealed(reply, entity, number, id_, at, "reply", former_row=(entity, number, id_, "reply"))
+    typed(timestamp, float)
+    return unsealed(reply, entity, number, id_, timestamp, "reply", former_row=(entity, number, id_, "reply"))
 
 
 def typed(value: object, kind: type[T]) -> T:

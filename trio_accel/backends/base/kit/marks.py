@@ -118,10 +118,10 @@ class Mark:
         """Close it."""
         os.close(self._descriptor)
 
-    def _compare(self, count: ChangeCount, least: ChangeCount, fault: str) -> None:
-        if count.store != least.store or count.number < least.number:
-            number = count.number if count.store == least.store else 0
-            text = fault.format(number, least.number, self._unit, self.path)
+    def _compare(self, count: ChangeCount, minimum: ChangeCount, fault: str) -> None:
+        if count.store != minimum.store or count.number < minimum.number:
+            number = count.number if count.store == minimum.store else 0
+            text = fault.format(number, minimum.number, self._unit, self.path)
             raise MarkError(
                 f"the {self._owner} is damaged: {text}; restore a backup, and remove that file with it"
             )
