@@ -56,7 +56,9 @@ async def test_a_lost_write_of_each_page(tmp_path: Path, monkeypatch: pytest.Mon
 async def test_many_changed_bits_of_a_large_file(tmp_path: Path) -> None:
     target = await make_target(tmp_path / "store.db", entities=250, messages=12, nbytes=10_000)
     assert len(target.closed[""]) > 16 << 20
-    for attack in itertools.chain(attacks_on_files(target), stale_pages(target), flips(target, 400, seed=1)):
+    for attack in itertools.chain(
+        attacks_on_files(target), stale_pages(target, 60), flips(target, 200, seed=1)
+    ):
         assert await outcome_of(target, attack) in FINE, attack.label
 
 
