@@ -152,6 +152,7 @@ if _typing.TYPE_CHECKING:
     )
     from .collectives import open_world as open_world
     from .gradients import (
+        checkpoint as checkpoint,
         custom_gradient as custom_gradient,
         grad as grad,
         stop_gradient as stop_gradient,
@@ -169,6 +170,7 @@ if _typing.TYPE_CHECKING:
 # callback of the import system it would be printed and lost.
 _NAMES_OF_LATER = {
     "blocking": "interop",
+    "checkpoint": "gradients",
     "custom_gradient": "gradients",
     "grad": "gradients",
     "open_dashboard": "telemetry",

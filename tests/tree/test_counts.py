@@ -40,7 +40,7 @@ FILES = {
     "decode step": (34, 35, 18),
     # The watch over the context looks at times: one more file inline.
     "collective": (33, 30, 29),
-    "train step": (56, 53, 30),
+    "train step": (57, 54, 30),
 }
 # Python calls of a step of training in the application, and requests of each of its two ranks.
 CALLS_OF_A_STEP = {"inline": 1640, "process": 1990}
@@ -48,7 +48,7 @@ REQUESTS_OF_A_STEP = 3
 # Longer names break lines, and a broken line has one more comma.
 TOKENS_PER_FUNCTION = 608
 TOKENS_OF_THE_MEDIAN = 712
-TOKENS = 866_000
+TOKENS = 874_000
 PRIVATE_NAMES = 173
 
 

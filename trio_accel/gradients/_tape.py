@@ -1,388 +1,38 @@
-"""Gradients of functions that compose operations: the calls of a function are its tape.
-
-The gradient of a real number by a complex z = x + iy is, for the caller, its derivative by x, minus i times
-its derivative by y, as in JAX. Rules compute the conjugate, because sums and products of operands then need
-fewer conjugates. `_turned` changes the convention at the border: of results, of the seed of a vector-Jacobian
-product, and of the gradients that enter and leave a rule of the program.
-"""
+"""A call of a function that gets gradients: its arguments as leaves, its results, and how both are nested."""
 
 # Operands are calls and arrays, and a call's result is untyped before it is awaited.
-# pyright: reportPrivateUsage=false, reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnusedImport=false
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
-import numpy as np
-
 from .. import arrays as _arrays
-from ..actors import to_await
-from ..backends.base import NotSupportedError
-from ..devices import IS_DERIVED, AccelRef, ArrayFunction, Call, Chain, called, gather, is_traced, what_to_do
+from ..devices import IS_DERIVED, AccelRef, Call, gather, is_traced, what_to_do
 from ..devices.operations._calls import SpentCall
 from ..devices.operations._chain import retained_result
-from . import (  # noqa: F401  # they add rules
-    _factor_rules,
-    _field_rules,
-    _image_rules,
-    _matrix_rules,
-    _nn_rules,
-    _order_rules,
-    _reductions,
-    _rows,
-    _similar_rules,
-    _slope_rules,
-    _transform_rules,
-    _triangular_rules,
-    _words,
-)
-from ._backward import as_operand, backward, itself, put_like
-from ._elementwise import Rule
-from ._rules import filled
+from ._backward import backward
 
 __all__ = [
-    "custom_gradient",
-    "flat_grad_and_value",
-    "grad",
-    "stop_gradient",
-    "value_and_grad",
-    "vjp",
+    "Gradients",
+    "Tape",
+    "check_differentiable",
+    "mapped",
+    "positions_of",
+    "turned",
+    "visit",
 ]
 
 # These functions are typed by the results of awaited calls, but the rules compose calls.
 arrays: Any = _arrays
 
-Nested: TypeAlias = "AccelRef | Mapping[str, Nested] | Sequence[Nested]"
-"""An array, or a dict or list of these."""
 Gradients: TypeAlias = Any
 """Gradients, nested as the arguments are."""
 
 
-def value_and_grad(
-    f: Callable[..., Any], argnums: int | Sequence[int] = 0, *, scale: float = 1.0
-) -> Callable[..., Awaitable[tuple[AccelRef, Gradients]]]:
-    """Make a function of the value and the gradients of a function, as `jax.value_and_grad`.
-
-    `f` is called once. It composes calls, awaits none, and returns a 0-d call. Value and gradients are
-    computed as one request. Arguments that the value does not depend on get zeros.
-
-    Args:
-        f: Called with the arguments. The arguments selected by `argnums` are floating or complex arrays on a
-            device, or dicts and lists of these. Within `f` they are calls, and so are views of them.
-        argnums: Positions of the arguments that get gradients.
-        scale: Factor of the gradients; the value is not scaled.
-
-    Returns:
-        A function with the arguments of `f`. Await it for the value, a 0-d array, and the gradients, nested
-        like the argument; for several `argnums` a tuple of these. Each has the dtype of its argument; those
-        of one dtype are views of one array. The gradient by a complex number x + iy is the derivative by x,
-        minus i times the derivative by y, as in JAX: descend along its conjugate. With calls instead of
-        arrays, and in a `trio_accel.step`, it returns calls, so `f` may contain gradients itself.
-
-    Raises:
-        NotSupportedError: `f` calls an operation without a gradient: nothing was launched.
-        ValueError: The value has axes, or `argnums` selects an argument that does not exist.
-        TypeError: `f` does not return a call, or an argument is neither floating nor complex.
-    """
-    return _derived(f, argnums, scale, _value_and_grad)
-
-
-def _derived(
-    f: Callable[..., Any],
-    argnums: int | Sequence[int],
-    scale: float,
-    ask: Callable[[_Tape, float], Awaitable[Any]],
-) -> Callable[..., Any]:
-    """Make a function of the value and the gradients as calls, or, with arrays, of the result of `ask`."""
-    positions = _positions(argnums)
-
-    def run(*args: Any, **named: Any) -> Any:
-        tape = _Tape(f, "value_and_grad", positions, args, named)
-        if tape.is_nested:
-            for ref in tape.refs:
-                _check_differentiable("value_and_grad", ref)
-            try:
-                value = tape.run()
-                value.silence()
-                return value, tape.nested(map(_turned, tape.parts(_seed(value, scale))))
-            except BaseException:
-                tape.close()
-                raise
-        return ask(tape, scale)
-
-    return run
-
-
-def flat_grad_and_value(
-    f: Callable[..., Any], argnums: int | Sequence[int] = 0, *, scale: float = 1.0
-) -> Callable[..., Call[AccelRef]]:
-    """Make a function of the gradients and the value of a function, in one flat array.
-
-    The function returns a call, so the use of the gradients can be part of the same request, and one
-    collective sums all of them. The gradients are derived once for each structure of `f`'s calls, unless `f`
-    has a host array or a `custom_gradient` among them.
-
-    Args:
-        f: See `value_and_grad`.
-        argnums: See `value_and_grad`.
-        scale: See `value_and_grad`.
-
-    Returns:
-        A function with the arguments of `f`. Its call makes an array with one axis: the elements of each
-        gradient, in the order of the arguments, and then the value. Raises as `value_and_grad` does.
-    """
-    positions = _positions(argnums)
-
-    def run(*args: Any, **named: Any) -> Call[AccelRef]:
-        tape = _Tape(f, "flat_grad_and_value", positions, args, named)
-        try:
-            return tape.flat(tape.run(), scale)
-        except BaseException:
-            tape.close()
-            raise
-
-    return run
-
-
-def grad(
-    f: Callable[..., Any], argnums: int | Sequence[int] = 0, *, scale: float = 1.0
-) -> Callable[..., Awaitable[Gradients]]:
-    """Make a function of the gradients only, as `jax.grad`; see `value_and_grad`."""
-    both = _derived(f, argnums, scale, _grad)
-
-    def run(*args: Any, **named: Any) -> Any:
-        result: Any = both(*args, **named)
-        return result[1] if isinstance(result, tuple) else result
-
-    return run
-
-
-@to_await("ta.vjp(f, ...)")
-async def vjp(f: Callable[..., Any], *args: Nested) -> tuple[AccelRef, Callable[[Any], Awaitable[Any]]]:
-    """Compute a function, and make the function of its vector-Jacobian products, as `jax.vjp`.
-
-    Args:
-        f: Composes calls, awaits none, and returns one, with or without axes.
-        *args: Its arguments: floating arrays on a device, or dicts and lists of these.
-
-    Returns:
-        The value, and an async function of the value's gradient, which is an array of its shape. That
-        function returns a tuple of the arguments' gradients. It may be called several times. Nothing is
-        cached between, because each call runs `f` again, in one request with the gradients.
-
-    Raises:
-        NotSupportedError: `f` calls an operation without a gradient, or one that does not repeat its results.
-        TypeError: `f` does not return a call, or an argument is not floating.
-    """
-    positions = tuple(range(len(args)))
-    tape = _Tape(f, "vjp", positions, args, {})
-    value = await tape.compute_value(_refuse_others)
-
-    @to_await("pull(g)")
-    async def pull(g: Any) -> Any:
-        if np.shape(g) != value.shape:
-            raise ValueError(f"vjp: the gradient must have shape {value.shape}, got {np.shape(g)}")
-        rerun = _Tape(f, "vjp", positions, args, {})
-        return (await _joined(rerun, g, has_value=False))[1]
-
-    return value, pull
-
-
-def custom_gradient(f: Callable[..., Any], rule: Callable[..., Any]) -> Callable[..., Call[AccelRef]]:
-    """Give a function a gradient of your own, as `jax.custom_vjp`.
-
-    Args:
-        f: A function of arrays that returns one call, or a `jit.Kernel`.
-        rule: ``rule(g, result, *args, **named)`` composes the gradients of `f`'s arguments from `g`, the
-            gradient of its result. It returns a call for each argument, or None for an argument without a
-            gradient; for a single argument just the call. It is called once for each call of `f` that
-            gradients reach. If `f` has several results, `g` is a tuple of their gradients.
-
-    Returns:
-        A function with the arguments of `f`.
-
-    Raises:
-        TypeError: `f` or `rule` is not a function.
-    """
-    for name, callback in (("f", f), ("rule", rule)):
-        if not callable(cast("object", callback)):
-            raise TypeError(f"custom_gradient: {name} must be a function, got {type(callback).__name__}")
-    operation = getattr(f, "operation", None) or getattr(f, "__qualname__", type(f).__name__)
-    # The rule may make other calls each time.
-    function = ArrayFunction(
-        f"custom_gradient({operation})",
-        _only,
-        "value",
-        is_fixed=False,
-        rule=lambda custom_call, g: _by_custom_rule(custom_call, g, rule),
-    )
-
-    def call(*args: Any, **named: Any) -> Call[AccelRef]:
-        # The arguments are operands, so that the tape finds them.
-        return Call(function, (f(*args, **named), list(args), list(named.items())))
-
-    return call
-
-
-def stop_gradient(x: Any) -> Call[AccelRef]:
-    """Return an array that gradients take for a constant, as `jax.lax.stop_gradient` does."""
-    return _stopped(x)
-
-
-def _only(result: Any, args: object, named: object) -> Any:
-    """Return the results of a function with a gradient of its own, or the only one."""
-    is_one = isinstance(result, (tuple, list)) and len(cast("Sequence[Any]", result)) == 1
-    return result[0] if is_one else result
-
-
-_stopped = called(ArrayFunction("stop_gradient", partial(_only, args=None, named=None), "value"))
-
-
-def _check_value(name: str, value: Any, *kinds: str) -> None:
-    if value.dtype.kind not in kinds:
-        raise TypeError(
-            f"{name}: the function must return {' or '.join(kinds)} numbers, got {value.dtype}, which has no "
-            "gradient"
-        )
-
-
-@to_await("ta.grad(f)(...)")
-async def _grad(tape: _Tape, scale: float) -> Gradients:
-    return (await _joined(tape, scale, has_value=True))[1]
-
-
-@to_await("ta.value_and_grad(f)(...)")
-async def _value_and_grad(tape: _Tape, scale: float) -> tuple[AccelRef, Gradients]:
-    return await _joined(tape, scale, has_value=True)
-
-
-def _seed(value: Any, scale: float) -> Any:
-    _check_value("value_and_grad", value, "float")
-    if value.shape:
-        raise ValueError(
-            f"value_and_grad: the value must be a scalar, got shape {value.shape}; add up its elements by "
-            "ta.arrays.sum or mean"
-        )
-    return arrays.full_like(value, scale)
-
-
-async def _joined(tape: _Tape, seed: Any, *, has_value: bool) -> tuple[Any, Gradients]:
-    """Compute all gradients, and the value, as one request; those of one dtype are views of one array."""
-    try:
-        joined: Any = await Call(_JOINED, (tape.run(), tape.leaves, seed, has_value, tape.name))
-    finally:
-        tape.close()
-    arrays_of = {array.dtype: array for array in joined}
-    starts = dict.fromkeys(arrays_of, 0)
-
-    def taken() -> Iterator[AccelRef]:
-        for ref in tape.refs:
-            start, dtype = starts[ref.dtype], ref.dtype
-            starts[dtype] = start + ref.size
-            yield arrays_of[dtype][start : start + ref.size].reshape(ref.shape)
-
-    gradients = tape.nested(taken())
-    return joined[0][-1:].reshape(()) if has_value else None, gradients
-
-
-def _joined_by_dtype(value: Any, leaves: Sequence[Any], seed: Any, has_value: bool, name: str) -> Any:
-    """Derive gradients: a flat array for each dtype. The first has the dtype of the value, which ends it."""
-    parts, calls = _parts(name, value, leaves, seed, has_value)
-    try:
-        by_dtype: dict[Any, list[Any]] = {value.dtype: []} if has_value else {}
-        for part in parts:
-            by_dtype.setdefault(part.dtype, []).append(part)
-        if has_value:
-            by_dtype[value.dtype].append(value)
-        return gather(*[arrays.concat(same, axis=None) for same in by_dtype.values()])
-    finally:
-        for call in calls:
-            call.silence()
-
-
-def _flat(value: Any, leaves: Sequence[Any], seed: Any, has_value: bool) -> Any:
-    """Derive gradients: each is flat, of the dtype of the value, and one follows the other."""
-    parts, calls = _parts("flat_grad_and_value", value, leaves, seed, has_value)
-    try:
-        if any(part.dtype.kind == "complex" for part in parts):
-            raise TypeError(
-                "flat_grad_and_value: an array of real numbers cannot hold gradients of complex ones; "
-                "use value_and_grad"
-            )
-        # A single array has a single dtype.
-        narrow = [part if part.dtype == value.dtype else part.cast(value.dtype) for part in parts]
-        return arrays.concat([*narrow, value] if has_value else narrow, axis=None)
-    finally:
-        for call in calls:
-            call.silence()
-
-
-def _parts(
-    name: str, value: Any, leaves: Sequence[Any], seed: Any, has_value: bool
-) -> tuple[list[Any], list[Any]]:
-    """Derive the gradient of each leaf.
-
-    Args:
-        name: The function to name in errors.
-        value: The call that a function has returned.
-        leaves: The calls of its arguments.
-        seed: The gradient of the value, or its factor.
-        has_value: Whether the value follows the gradients; then `seed` is a factor.
-
-    Returns:
-        The gradients, and all calls that were made. The caller silences these, because some may be left out,
-        and an error is enough.
-    """
-    calls: list[Any] = []
-    try:
-        for leaf in leaves:
-            # A layout is found by a plan, so this is not asked before.
-            _check_differentiable(name, leaf)
-        if has_value:
-            seed = _seed(value, seed)
-        else:
-            _check_value(name, value, "float", "complex")
-            # A function of an array may be a view, and rules compose calls.
-            seed = arrays.reshape(put_like(seed, value), value.shape)
-            seed = _turned(as_operand(seed, value))
-        if isinstance(seed, Call):
-            calls.append(seed)
-        parts = [_turned(part) for part in backward(value, leaves, seed, calls)]
-        return parts, [*calls, *[part for part in parts if isinstance(part, Call)]]
-    except BaseException:
-        for call in calls:
-            call.silence()
-        raise
-
-
-def _refuse_alone(*_: object) -> Any:
-    raise NotSupportedError("flat_grad_and_value: its gradients are parts of a chain; await the call")
-
-
-_JOINED = ArrayFunction("value_and_grad", _refuse_alone, "awaitable", expand=_joined_by_dtype)
-_FLAT = ArrayFunction("flat_grad_and_value", _refuse_alone, "awaitable", expand=_flat)
-
-
-def _refuse_others(call: Any) -> None:
-    """Refuse a function that would compute something else when it runs again."""
-    for step in Chain(call, is_spent=False).steps:
-        name, effect = step.function.name, ""
-        if name.startswith("random.") or name == "nn.dropout":
-            effect = "draw other numbers"
-        elif name == "nn.batch_norm_training" and (step.named or {}).get("running_mean") is not None:
-            effect = "move its running statistics again"
-        if effect:
-            raise NotSupportedError(
-                f"vjp: the function runs again for each gradient, and {name} would {effect}; use "
-                "value_and_grad",
-                operation=name,
-            )
-
-
-def _positions(argnums: int | Sequence[int]) -> int | tuple[int, ...]:
+def positions_of(argnums: int | Sequence[int]) -> int | tuple[int, ...]:
     numbers: Any = argnums
     if isinstance(numbers, (list, tuple)) and all(
         type(number) is int for number in cast("list[object]", numbers)
@@ -393,7 +43,7 @@ def _positions(argnums: int | Sequence[int]) -> int | tuple[int, ...]:
     return int(numbers)
 
 
-class _Tape:
+class Tape:
     """A call of a function, and the calls of its gradients.
 
     Attributes:
@@ -402,6 +52,9 @@ class _Tape:
         leaves: The same as calls.
         is_nested: Whether the gradients are operands: the arguments are calls, or this is in a step or in a
             function that gets gradients.
+        has_aux: See `value_and_grad`.
+        others: The results of the function without gradients, nested as it has returned them.
+        structure: Its value, if that is nested; else None.
     """
 
     def __init__(
@@ -411,17 +64,22 @@ class _Tape:
         positions: int | tuple[int, ...],
         args: tuple[Any, ...],
         named: Mapping[str, Any],
+        *,
+        has_aux: bool = False,
+        has_several: bool = False,
     ) -> None:
         args = tuple([_unwrapped(argument) for argument in args])
         named = {key: _unwrapped(argument) for key, argument in named.items()}
-        self.name = name
-        self._f, self._positions, self.named = f, positions, named
+        self.name, self.has_aux, self._has_several = name, has_aux, has_several
+        self.others: Any = None
+        self.structure: Any = None
+        self._f, self._positions, self._named = f, positions, named
         self._args = list(args)
         self.refs: list[Any] = []
         for position in (positions,) if isinstance(positions, int) else positions:
             if not -len(args) <= position < len(args):
                 raise ValueError(f"{name}: argnums: {position} is out of range for {len(args)} arguments")
-            _visit(args[position], self.refs.append)
+            visit(args[position], self.refs.append)
         for ref in self.refs:
             if not isinstance(ref, (AccelRef, Call)):
                 raise TypeError(
@@ -429,7 +87,7 @@ class _Tape:
                     f"{type(ref).__name__}{what_to_do(ref)}"
                 )
             if isinstance(ref, AccelRef):
-                _check_differentiable(name, ref)
+                check_differentiable(name, ref)
         has_calls = any(isinstance(ref, Call) for ref in self.refs)
         self.is_nested = has_calls or is_traced() or IS_DERIVED.get()
         self.leaves: list[Any] = []
@@ -444,18 +102,29 @@ class _Tape:
             number = position % len(args)
             if number not in by_position:
                 refs: list[Any] = []
-                _visit(args[number], refs.append)
+                visit(args[number], refs.append)
                 by_position[number] = [self._leaf(ref) for ref in refs]
-                args[number] = _with(args[number], iter(by_position[number]))
+                args[number] = with_parts(args[number], iter(by_position[number]))
             self.leaves += by_position[number]
         token = IS_DERIVED.set(True)
         try:
-            value: Any = self._f(*args, **self.named)
+            value: Any = self._f(*args, **self._named)
         finally:
             IS_DERIVED.reset(token)
         if inspect.iscoroutine(value):
             value.close()
             raise TypeError(f"{self.name}: the function must not be async, because it awaits nothing")
+        if self.has_aux:
+            if not isinstance(value, tuple) or len(value) != 2:
+                visit(value, self._made.append)
+                raise TypeError(f"{self.name}: with has_aux, the function must return a pair (value, others)")
+            value, self.others = value
+            self._made += self.calls_of_others()
+        if self._has_several and isinstance(value, (Mapping, list, tuple)):
+            self.structure = value
+            parts = list[Any]()
+            visit(value, parts.append)
+            value = gather(*parts)
         self._made.append(value)
         if not isinstance(value, Call):
             raise TypeError(f"{self.name}: the function must return a call, got {type(value).__name__}")
@@ -477,19 +146,42 @@ class _Tape:
         self._made.append(leaf)
         return leaf
 
-    async def compute_value(self, check: Callable[[Any], None]) -> AccelRef:
-        """Compute the value only, after checking its call."""
+    def calls_of_others(self) -> list[Any]:
+        """Return the arrays and calls among the results without gradients."""
+        found = list[Any]()
+        visit(
+            self.others, lambda leaf: found.append(leaf) if isinstance(leaf, (AccelRef, SpentCall)) else None
+        )
+        return found
+
+    def with_results(self, results: Sequence[Any]) -> Any:
+        """Return the results without gradients, with their calls replaced by computed ones."""
+        remaining = iter(results)
+        return mapped(
+            self.others, lambda leaf: next(remaining) if isinstance(leaf, (AccelRef, SpentCall)) else leaf
+        )
+
+    async def compute_value(self, check: Callable[[Any], None]) -> tuple[Any, Any]:
+        """Compute the value and the other results only, after checking their call."""
         try:
             call = self.run()
+            if self.has_aux or self.structure is not None:
+                others = self.calls_of_others()
+                parts = list(call.args) if self.structure is not None else [call]
+                call.silence()
+                call = gather(*parts, *others)
+                check(call)
+                results: Any = await call
+                found, rest = iter(results[: len(parts)]), self.with_results(results[len(parts) :])
+                nested = (
+                    next(found) if self.structure is None else mapped(self.structure, lambda _: next(found))
+                )
+                return nested, rest
             check(call)
             value: AccelRef = await call
-            return value
+            return value, None
         finally:
             self.close()
-
-    def flat(self, value: Any, seed: Any, *, has_value: bool = True) -> Call[AccelRef]:
-        """Return the call of all gradients and the value in one array; see `_flat`."""
-        return Call(_FLAT, (value, self.leaves, seed, has_value))
 
     def close(self) -> None:
         """Let calls that were not awaited end without a warning, because an error is enough."""
@@ -499,7 +191,7 @@ class _Tape:
 
     def nested(self, parts: Iterator[Any]) -> Gradients:
         """Return gradients nested as the arguments are."""
-        gradients = [_with(self._args[position], parts) for position in self._all_positions()]
+        gradients = [with_parts(self._args[position], parts) for position in self._all_positions()]
         return gradients[0] if isinstance(self._positions, int) else tuple(gradients)
 
     def _all_positions(self) -> tuple[int, ...]:
@@ -512,7 +204,7 @@ class _Tape:
         return backward(value, self.leaves, seed, self._made)
 
 
-def _check_differentiable(name: str, array: Any) -> None:
+def check_differentiable(name: str, array: Any) -> None:
     if array.dtype.kind not in ("float", "complex"):
         raise TypeError(
             f"{name}: arguments with gradients must be floating or complex, got {array.dtype}; cast it, or "
@@ -520,7 +212,7 @@ def _check_differentiable(name: str, array: Any) -> None:
         )
 
 
-def _turned(slope: Any) -> Any:
+def turned(slope: Any) -> Any:
     """Change the convention of a gradient of complex numbers, from the rules' to JAX's or back."""
     return arrays.conj(slope) if slope.dtype.kind == "complex" else slope
 
@@ -538,62 +230,33 @@ def _unwrapped(nested: Any) -> Any:
     return nested
 
 
-def _visit(nested: Any, see: Callable[[Any], object]) -> None:
+def visit(nested: Any, see: Callable[[Any], object]) -> None:
     """Call a function with each of nested arrays."""
     if not isinstance(nested, (AccelRef, Call)) and isinstance(nested, (Mapping, list, tuple)):
         values = cast("Mapping[str, Any]", nested).values() if isinstance(nested, Mapping) else nested
         for item in cast("Sequence[Any]", values):
-            _visit(item, see)
+            visit(item, see)
     else:
         see(nested)
 
 
-def _with(nested: Any, parts: Iterator[Any]) -> Any:
+def mapped(nested: Any, change: Callable[[Any], Any]) -> Any:
+    """Return nested arrays with each leaf replaced by the result of a function."""
+    if not isinstance(nested, (AccelRef, Call)):
+        if isinstance(nested, Mapping):
+            return {name: mapped(item, change) for name, item in cast("Mapping[str, Any]", nested).items()}
+        if isinstance(nested, (list, tuple)):
+            items = [mapped(item, change) for item in cast("list[Any]", nested)]
+            return items if isinstance(nested, list) else tuple(items)
+    return change(nested)
+
+
+def with_parts(nested: Any, parts: Iterator[Any]) -> Any:
     """Return nested arrays with each of them replaced by the next part."""
     if isinstance(nested, (AccelRef, Call)):
         return next(parts)
     if isinstance(nested, Mapping):
-        return {name: _with(item, parts) for name, item in cast("Mapping[str, Any]", nested).items()}
+        return {name: with_parts(item, parts) for name, item in cast("Mapping[str, Any]", nested).items()}
     if isinstance(nested, (list, tuple)):
-        return [_with(item, parts) for item in cast("list[Any]", nested)]
+        return [with_parts(item, parts) for item in cast("list[Any]", nested)]
     return next(parts)
-
-
-def _by_custom_rule(call: Any, g: Any, rule: Callable[..., Any]) -> Iterator[Rule]:
-    inner, args, named = call.args
-    if isinstance(g, list):
-        g = tuple([_turned(slope) for slope in filled(call, g)])
-        # The rule may use some of them.
-        for slope in g:
-            slope.silence()
-    else:
-        g = _turned(g)
-        if isinstance(g, Call):
-            # The rule may not use it.
-            g.silence()
-    # The arguments get their gradients by the rule, and not by the calls of the function.
-    yield inner, lambda: None
-    result: Any = rule(g, call, *args, **dict(named))
-    several: list[Any] = list(result) if isinstance(result, (list, tuple)) else [result]
-    for slope in several:
-        # It may be the gradient of an argument that needs none.
-        if isinstance(slope, Call):
-            slope.silence()
-    if len(several) != len(args):
-        raise ValueError(
-            f"{call.function.name}: the rule must return a gradient or None for each of {len(args)} "
-            f"arguments, got {len(several)}"
-        )
-    for index, (argument, slope) in enumerate(zip(args, several, strict=True)):
-        if slope is not None and isinstance(argument, (Call, AccelRef)):
-            _check_slope(f"{call.function.name}: the rule's gradient of argument {index}", argument, slope)
-        yield argument, partial(_turned, slope) if slope is not None else partial(itself, None)
-
-
-def _check_slope(label: str, argument: Any, slope: Any) -> None:
-    if not isinstance(slope, (Call, AccelRef)):
-        raise TypeError(f"{label} must be a call, an array or None, got {type(slope).__name__}")
-    if slope.shape != argument.shape:
-        raise ValueError(f"{label} must have shape {argument.shape}, got {slope.shape}")
-    if slope.dtype != argument.dtype:
-        raise TypeError(f"{label} must be of {argument.dtype}, got {slope.dtype}")

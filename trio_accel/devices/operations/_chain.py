@@ -24,6 +24,7 @@ Layouts: TypeAlias = "ArraySpec | Sequence[Layouts]"
 _MAX_CALLS = 4096
 # Values of these types are compared as they are in the key of a chain. Values of other types do not have a
 # key, and such a chain runs step by step.
+_INTEGERS = frozenset({int})
 _PLAIN = frozenset({type(None), bool, int, str, bytes, type(...), object})
 _SEVERAL = frozenset({list, tuple})
 # Brackets around the members of a sequence, and before names, by which a key distinguishes lists from tuples.
@@ -388,6 +389,9 @@ def told_by(argument: Any) -> object:
         return (*map(type, bounds), *bounds) if _PLAIN.issuperset(map(type, bounds)) else NotImplemented
     if isinstance(argument, np.generic):
         return value.dtype, value.tobytes()
+    if type(value) is tuple and _INTEGERS.issuperset(map(type, value)):
+        # A pair in a list, such as the widths of a padding.
+        return value
     return value if isinstance(argument, (np.dtype, type)) else NotImplemented
 
 
