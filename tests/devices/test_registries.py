@@ -38,7 +38,8 @@ WATCHED = {
 # Reasons why a registry has no object of a program, each with its registries.
 UNWATCHED = {
     "what the package declares when it is imported": """
-        devices.operations._operators:NAMESPACE gradients._backward:_parameters
+        devices.operations._operators:NAMESPACE gradients._backward:_operand_names
+        gradients._backward:_parameters
         interop._scipy_fft:_signature nn._losses:LOSSES nn._losses:SLOPES nn._slopes:DERIVED
         nn._slopes:FIRST
     """,
@@ -58,6 +59,9 @@ UNWATCHED = {
         backends.cuda._probe:_answers backends.cuda._probe:_stuck
         backends.cuda.runtime._compiler:_header_folders backends.cuda.runtime._graphs:_rooms
         backends.cuda.runtime._signals:_abandoned signal._spectra:_scipy_windows
+    """,
+    "derived iterations, at most eight for the code of a function, with which they end": """
+        gradients._recomputed:_BODIES
     """,
     "specifications by import path, which live as long as their module, in workers and replays": """
         devices.wire._specs:_descriptor_at devices.wire._specs:_enum_at

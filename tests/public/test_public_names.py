@@ -19,10 +19,10 @@ untyped: Any = ta
 # The names of others, and of ours that the error has to name.
 OF_JAX_AND_PYTORCH = {
     "vmap": "first axis",
-    "jacobian": "ta.vjp",
+    "jacobian": "ta.gradients.jacobian",
     "jacrev": "ta.vjp",
-    "hessian": "ta.grad",
-    "jvp": "ta.vjp",
+    "hessian": "ta.gradients.hessian",
+    "jvp": "ta.gradients.jvp",
     "no_grad": "ta.grad",
     "enable_grad": "ta.grad",
     "compile": "ta.step",

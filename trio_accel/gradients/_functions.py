@@ -192,7 +192,7 @@ async def vjp(f: Callable[..., Any], *args: Nested, has_aux: bool = False) -> An
     """
     positions = tuple(range(len(args)))
     tape = Tape(f, "vjp", positions, args, {}, has_aux=has_aux, has_several=True)
-    value, others = await tape.compute_value(_refuse_others)
+    value, aux = await tape.compute_value(_refuse_others)
 
     @to_await("pull(g)")
     async def pull(g: Any) -> Any:
@@ -200,7 +200,7 @@ async def vjp(f: Callable[..., Any], *args: Nested, has_aux: bool = False) -> An
         rerun = Tape(f, "vjp", positions, args, {}, has_aux=has_aux, has_several=True)
         return (await _joined(rerun, seeds, has_value=False))[1]
 
-    return (value, pull, others) if has_aux else (value, pull)
+    return (value, pull, aux) if has_aux else (value, pull)
 
 
 def _seeds_like(value: Any, g: Any) -> Any:
@@ -309,11 +309,11 @@ async def _joined(tape: Tape, seed: Any, *, has_value: bool) -> tuple[Any, Gradi
     """Compute all gradients, and the value, as one request; those of one dtype are views of one array."""
     try:
         value = tape.run()
-        others = tape.calls_of_others()
-        results: Any = await Call(_JOINED, (value, tape.leaves, seed, has_value, tape.name, others))
+        aux = tape.calls_of_others()
+        results: Any = await Call(_JOINED, (value, tape.leaves, seed, has_value, tape.name, aux))
     finally:
         tape.close()
-    joined = results[: len(results) - len(others)]
+    joined = results[: len(results) - len(aux)]
     arrays_of = {array.dtype: array for array in joined}
     starts = dict.fromkeys(arrays_of, 0)
 
@@ -326,8 +326,8 @@ async def _joined(tape: Tape, seed: Any, *, has_value: bool) -> tuple[Any, Gradi
     gradients = tape.nested(taken())
     if not has_value:
         return None, gradients
-    found: Any = joined[0][-1:].reshape(())
-    return (found, tape.with_results(results[len(joined) :])) if tape.has_aux else found, gradients
+    loss: Any = joined[0][-1:].reshape(())
+    return (loss, tape.with_results(results[len(joined) :])) if tape.has_aux else loss, gradients
 
 
 def _joined_by_dtype(

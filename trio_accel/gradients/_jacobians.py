@@ -181,8 +181,8 @@ async def jvp(
         result: Any = await Call(_JVP, (value, tape.leaves, directions))
     finally:
         tape.close()
-    found, derivative = result
-    return found, derivative
+    computed, derivative = result
+    return computed, derivative
 
 
 @to_await("ta.gradients.hvp(f, ...)")

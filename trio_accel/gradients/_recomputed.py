@@ -117,20 +117,20 @@ def _filled(structure: Any, operands: Sequence[Any]) -> Any:
 
 def _by_another_value(f: Callable[..., Any], structure: Any, call: Any, g: Any) -> Iterator[Rule]:
     value, operands = call.args
-    places = [place for place, operand in enumerate(operands) if is_operand(operand)]
+    positions = [position for position, operand in enumerate(operands) if is_operand(operand)]
 
     def compose(*leaves: Any) -> Any:
         moved = list(operands)
-        for place, leaf in zip(places, leaves, strict=True):
-            moved[place] = leaf
+        for position, leaf in zip(positions, leaves, strict=True):
+            moved[position] = leaf
         args, named = _filled(structure, moved)
         return f(*args, **dict(named))
 
-    slopes = functools.cache(lambda: pulled(compose, [operands[place] for place in places], g))
+    slopes = functools.cache(lambda: pulled(compose, [operands[position] for position in positions], g))
     # The operands get their gradients by the other value.
     yield value, lambda: None
-    for number, place in enumerate(places):
-        yield operands[place], partial(_part, slopes, number)
+    for number, position in enumerate(positions):
+        yield operands[position], partial(_part, slopes, number)
 
 
 def scan(
@@ -178,9 +178,9 @@ def scan(
     visit(next_state, next_states.append)
     if y is not None:
         visit(y, results.append)
-    for made in (*next_states, *results):
-        if isinstance(made, Call):
-            made.silence()
+    for computed in (*next_states, *results):
+        if isinstance(computed, Call):
+            computed.silence()
     _check_states(states, next_states)
     body, constants = _traced([*next_states, *results], [*of_states, *of_elements])
     code = getattr(f, "__code__", None)
@@ -190,22 +190,22 @@ def scan(
     for part in parts:
         # A caller may only need some of them.
         part.silence()
-    last = mapped(state, _next(parts))
-    return last, None if y is None else mapped(y, _next(parts[len(states) :]))
+    final_state = mapped(state, _next(parts))
+    return final_state, None if y is None else mapped(y, _next(parts[len(states) :]))
 
 
 def _arrays_of(nested: Any) -> list[Any]:
     """Return nested arrays as a list; None has no arrays."""
-    found = list[Any]()
+    nested_arrays = list[Any]()
     if nested is not None:
-        visit(nested, found.append)
-    for array in found:
+        visit(nested, nested_arrays.append)
+    for array in nested_arrays:
         if not isinstance(array, (AccelRef, Call)):
             raise TypeError(
                 "scan: state and xs must be arrays on a device, in dicts and lists, got "
                 f"{type(array).__name__}"
             )
-    return found
+    return nested_arrays
 
 
 def _pair(result: Any) -> tuple[Any, Any]:
@@ -252,13 +252,13 @@ def _count(elements: Sequence[Any], length: int | None) -> int:
 def _check_states(states: Sequence[Any], next_states: Sequence[Any]) -> None:
     if len(states) != len(next_states):
         raise TypeError(f"scan: the next state must have {len(states)} arrays, got {len(next_states)}")
-    for number, (before, after) in enumerate(zip(states, next_states, strict=True)):
-        if not isinstance(after, (AccelRef, Call)):
-            raise TypeError(f"scan: the next state must be made of calls, got {type(after).__name__}")
-        if (tuple(before.shape), before.dtype) != (tuple(after.shape), after.dtype):
+    for number, (old_array, new_array) in enumerate(zip(states, next_states, strict=True)):
+        if not isinstance(new_array, (AccelRef, Call)):
+            raise TypeError(f"scan: the next state must be made of calls, got {type(new_array).__name__}")
+        if (tuple(old_array.shape), old_array.dtype) != (tuple(new_array.shape), new_array.dtype):
             raise TypeError(
-                f"scan: array {number} of the state must keep its shape and dtype, got {before.shape} of "
-                f"{before.dtype}, and then {after.shape} of {after.dtype}"
+                f"scan: array {number} of the state must keep its shape and dtype, got {old_array.shape} of "
+                f"{old_array.dtype}, and then {new_array.shape} of {new_array.dtype}"
             )
 
 
@@ -278,21 +278,21 @@ class _Body:
 
     def calls(self, inputs: Sequence[Any]) -> list[Any]:
         """Return the calls of the outputs, for arrays or calls as inputs."""
-        made = list[Any]()
+        computed = list[Any]()
 
         def of(argument: Any) -> Any:
             if type(argument) is _Place:
                 return inputs[argument.index]
             if type(argument) is _Earlier:
-                return made[argument.index]
+                return computed[argument.index]
             if type(argument) in (list, tuple):
                 return type(argument)([of(item) for item in argument])
             return argument
 
         for function, args, named in self.steps:
             call: Any = Call(function, tuple(map(of, args)), named and {k: of(v) for k, v in named.items()})
-            made.append(call)
-        for call in made:
+            computed.append(call)
+        for call in computed:
             # Some are for other outputs.
             call.silence()
         return [of(output) for output in self.outputs]
@@ -307,20 +307,20 @@ class _Earlier:
 
 def _traced(outputs: Sequence[Any], leaves: Sequence[Any]) -> tuple[_Body, list[Any]]:
     """Return the calls between leaves and outputs as a body, and its inputs after the leaves."""
-    places: dict[int, Any] = {id(leaf): _Place(index) for index, leaf in enumerate(leaves)}
+    positions: dict[int, Any] = {id(leaf): _Place(index) for index, leaf in enumerate(leaves)}
     constants, steps = list[Any](), list[Any]()
 
     def place_of(operand: Any) -> Any:
-        if id(operand) not in places:
-            places[id(operand)] = _Place(len(leaves) + len(constants))
+        if id(operand) not in positions:
+            positions[id(operand)] = _Place(len(leaves) + len(constants))
             constants.append(operand)
-        return places[id(operand)]
+        return positions[id(operand)]
 
-    calls = [output for output in outputs if isinstance(output, Call) and id(output) not in places]
-    whole = gather(*calls)
-    whole.silence()
-    chain = Chain(whole, is_spent=False, ends=list(places))
-    depends = set(places)
+    calls = [output for output in outputs if isinstance(output, Call) and id(output) not in positions]
+    gathered = gather(*calls)
+    gathered.silence()
+    chain = Chain(gathered, is_spent=False, ends=list(positions))
+    depends = set(positions)
     for step in chain.steps[:-1]:
         if depends.isdisjoint(map(id, arguments_of(step))):
             continue
@@ -331,7 +331,7 @@ def _traced(outputs: Sequence[Any], leaves: Sequence[Any]) -> tuple[_Body, list[
             if isinstance(argument, (Call, AccelRef, np.ndarray))
         }
         args, named = replaced(step, operands)
-        places[id(step)] = _Earlier(len(steps))
+        positions[id(step)] = _Earlier(len(steps))
         steps.append((step.function, args, named or None))
     return _Body(steps, [place_of(output) for output in outputs]), constants
 
@@ -365,19 +365,21 @@ async def _scan(
 ) -> Any:
     """Run all iterations; returns the last state, the results, and the states that are kept."""
     if recorder := _layout_recorder():
-        ahead = program.body.calls([*state, *[_row(x, 0) for x in elements], *constants])
-        kept = -(-count // every)
-        wide = [(count, *y.shape) for y in ahead[program.states :]]
-        shapes = [*[x.shape for x in state], *wide, *[(kept, *x.shape) for x in state]]
-        dtypes = [x.dtype for x in (*ahead, *state)]
+        planned = program.body.calls([*state, *[_row(x, 0) for x in elements], *constants])
+        kept_count = -(-count // every)
+        wide = [(count, *y.shape) for y in planned[program.states :]]
+        shapes = [*[x.shape for x in state], *wide, *[(kept_count, *x.shape) for x in state]]
+        dtypes = [x.dtype for x in (*planned, *state)]
         return tuple([recorder.stand_in_for(*layout) for layout in zip(shapes, dtypes, strict=True)])
     kept_states, results = list[Any](), list[Any]()
     for number in range(count):
         if number % every == 0:
             kept_states.append(state)
-        made = await gather(*program.body.calls([*state, *[_row(x, number) for x in elements], *constants]))
-        state = list(made[: program.states])
-        results.append(made[program.states :])
+        computed = await gather(
+            *program.body.calls([*state, *[_row(x, number) for x in elements], *constants])
+        )
+        state = list(computed[: program.states])
+        results.append(computed[program.states :])
     ys = [await arrays.stack(list(same)) for same in zip(*results, strict=True)]
     return *state, *ys, *[await arrays.stack(list(same)) for same in zip(*kept_states, strict=True)]
 
@@ -402,12 +404,12 @@ def _of_scan(call: Any, g: Any) -> Iterator[Rule]:
     operands = [*state, *elements, *constants]
     results = len(program.body.outputs)
     # The states that are kept have no gradients.
-    whole = filled(call, g[:results])
+    gathered = filled(call, g[:results])
 
     @functools.cache
     def gradients() -> Any:
-        kept = [call[k] for k in range(results, len(g))]
-        return Call(_SCAN_GRAD, (program, count, every, kept, elements, constants, whole))
+        kept_count = [call[k] for k in range(results, len(g))]
+        return Call(_SCAN_GRAD, (program, count, every, kept_count, elements, constants, gathered))
 
     for index, operand in enumerate(operands):
         if is_operand(operand):
@@ -448,10 +450,10 @@ async def _scan_grad(
                 back = _derived(program, [*state, *[await x for x in element], *constants], seeds, totals)
                 element = [_row(x, number) for x in elements]
                 seeds = [*of_state, *[_row(x, number) for x in of_results]]
-            made = await gather(*back.calls([*state, *element, *constants, *seeds, *totals]))
-            of_state = list(made[: program.states])
-            of_elements.append(list(made[program.states : program.states + program.elements]))
-            totals = list(made[program.states + program.elements :])
+            computed = await gather(*back.calls([*state, *element, *constants, *seeds, *totals]))
+            of_state = list(computed[: program.states])
+            of_elements.append(list(computed[program.states : program.states + program.elements]))
+            totals = list(computed[program.states + program.elements :])
     rows = [await arrays.stack(list(same)[::-1]) for same in zip(*of_elements, strict=True)]
     sums = dict(zip(smooth, totals, strict=True))
     return *of_state, *rows, *[sums.get(n, x) for n, x in enumerate(constants)]
@@ -469,9 +471,9 @@ def _derived(program: _Program, inputs: Sequence[Any], seeds: Sequence[Any], tot
     """
     leaves = [x if isinstance(x, np.ndarray) else _leaf(x, x.shape) for x in inputs]
     outputs = program.body.calls(leaves)
-    whole = gather(*outputs, *seeds)
-    whole.silence()
-    key = Chain(whole, is_spent=False).key
+    gathered = gather(*outputs, *seeds)
+    gathered.silence()
+    key = Chain(gathered, is_spent=False).key
     bodies = _BODIES.setdefault(program.code, OrderedDict()) if program.code is not None else OrderedDict()
     if key is not None and key in bodies:
         bodies.move_to_end(key)

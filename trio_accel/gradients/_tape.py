@@ -148,11 +148,12 @@ class Tape:
 
     def calls_of_others(self) -> list[Any]:
         """Return the arrays and calls among the results without gradients."""
-        found = list[Any]()
+        gathered = list[Any]()
         visit(
-            self.others, lambda leaf: found.append(leaf) if isinstance(leaf, (AccelRef, SpentCall)) else None
+            self.others,
+            lambda leaf: gathered.append(leaf) if isinstance(leaf, (AccelRef, SpentCall)) else None,
         )
-        return found
+        return gathered
 
     def with_results(self, results: Sequence[Any]) -> Any:
         """Return the results without gradients, with their calls replaced by computed ones."""
@@ -166,15 +167,17 @@ class Tape:
         try:
             call = self.run()
             if self.has_aux or self.structure is not None:
-                others = self.calls_of_others()
+                aux = self.calls_of_others()
                 parts = list(call.args) if self.structure is not None else [call]
                 call.silence()
-                call = gather(*parts, *others)
+                call = gather(*parts, *aux)
                 check(call)
                 results: Any = await call
-                found, rest = iter(results[: len(parts)]), self.with_results(results[len(parts) :])
+                gathered, rest = iter(results[: len(parts)]), self.with_results(results[len(parts) :])
                 nested = (
-                    next(found) if self.structure is None else mapped(self.structure, lambda _: next(found))
+                    next(gathered)
+                    if self.structure is None
+                    else mapped(self.structure, lambda _: next(gathered))
                 )
                 return nested, rest
             check(call)

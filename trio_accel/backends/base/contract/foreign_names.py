@@ -74,10 +74,11 @@ OF_PACKAGE: dict[str, str] = {
     ),
     **dict.fromkeys(
         ("jacobian", "jacfwd", "jacrev"),
-        "write value, pull = await ta.vjp(function, x), and pull a gradient back for each output",
+        "write ta.gradients.jacobian",
     ),
-    **dict.fromkeys(("hessian", "hvp"), "write ta.grad of a function whose value comes from ta.grad"),
-    **dict.fromkeys(("jvp", "linearize"), "forward mode is not available; write ta.vjp(function, x)"),
+    "hessian": "write ta.gradients.hessian",
+    "hvp": "write ta.gradients.hvp",
+    **dict.fromkeys(("jvp", "linearize"), "write await ta.gradients.jvp(function, (x,), (v,))"),
     **dict.fromkeys(("custom_vjp", "custom_jvp"), "write ta.custom_gradient"),
     **dict.fromkeys(
         ("no_grad", "enable_grad", "inference_mode", "set_grad_enabled"),
