@@ -20,7 +20,7 @@ untyped: Any = ta
 OF_JAX_AND_PYTORCH = {
     "vmap": "first axis",
     "jacobian": "ta.gradients.jacobian",
-    "jacrev": "ta.vjp",
+    "jacrev": "ta.gradients.jacobian",
     "hessian": "ta.gradients.hessian",
     "jvp": "ta.gradients.jvp",
     "no_grad": "ta.grad",
