@@ -165,7 +165,7 @@ def part(index: Any, order: Any) -> tuple[Any, ArraySpec]:
 
 def block_of(nbytes: int) -> Block:
     """A block of a device that returns nothing."""
-    table: Any = SimpleNamespace(valid_since=0, drop=lambda block, is_free: None)
+    table: Any = SimpleNamespace(valid_since=0, dropped=[], is_notified=True)
     return Block(table, nbytes, 1, 1)
 
 

@@ -464,21 +464,23 @@ def test_a_damaged_log_of_a_database(tmp_path: Path, is_cut: bool) -> None:
 def test_the_mark_of_a_database_is_of_this_boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A power cut may undo the last commits, so later programs of the machine append after what is left."""
     boots = ["12345678123456781234567812345678"]
-    monkeypatch.setattr(Path, "read_text", lambda path: boots[-1])
-    files, path = killed_database(tmp_path / "database"), tmp_path / "after"
-    files["-wal"] = files["-wal"][:-4200]
-    place_files(path, files)
-    with pytest.raises(replay.JournalError, match="it has 5 of the 6 entries that were acknowledged by"):
-        replay.SqliteJournal(path)
-    boots.append("87654321123456781234567812345678")
-    for number in range(2):
-        journal = replay.SqliteJournal(path)
-        assert list(journal.entries()) == [*ENTRIES[:5], *[b"next"] * number]
-        journal.append(b"next")
-    files = {suffix: Path(f"{path}{suffix}").read_bytes() for suffix in ("", "-wal", "-mark")}
-    place_files(tmp_path / "cut", {**files, "-wal": files["-wal"][:-4200]})
-    with pytest.raises(replay.JournalError, match="it has 6 of the 7 entries that were acknowledged by"):
-        replay.SqliteJournal(tmp_path / "cut")
+    # Within the test only, because what follows reads other files.
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", lambda path: boots[-1])
+        files, path = killed_database(tmp_path / "database"), tmp_path / "after"
+        files["-wal"] = files["-wal"][:-4200]
+        place_files(path, files)
+        with pytest.raises(replay.JournalError, match="it has 5 of the 6 entries that were acknowledged by"):
+            replay.SqliteJournal(path)
+        boots.append("87654321123456781234567812345678")
+        for number in range(2):
+            journal = replay.SqliteJournal(path)
+            assert list(journal.entries()) == [*ENTRIES[:5], *[b"next"] * number]
+            journal.append(b"next")
+        files = {suffix: Path(f"{path}{suffix}").read_bytes() for suffix in ("", "-wal", "-mark")}
+        place_files(tmp_path / "cut", {**files, "-wal": files["-wal"][:-4200]})
+        with pytest.raises(replay.JournalError, match="it has 6 of the 7 entries that were acknowledged by"):
+            replay.SqliteJournal(tmp_path / "cut")
 
 
 def test_a_new_database_in_the_place_of_a_removed_one(tmp_path: Path) -> None:

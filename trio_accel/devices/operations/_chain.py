@@ -389,7 +389,8 @@ def told_by(argument: Any) -> object:
         return (*map(type, bounds), *bounds) if _PLAIN.issuperset(map(type, bounds)) else NotImplemented
     if isinstance(argument, np.generic):
         return value.dtype, value.tobytes()
-    if type(value) is tuple and _INTEGERS.issuperset(map(type, value)):
+    is_tuple = type(argument) is tuple
+    if is_tuple and _INTEGERS.issuperset(map(type, value)):
         # A pair in a list, such as the widths of a padding.
         return value
     return value if isinstance(argument, (np.dtype, type)) else NotImplemented
