@@ -69,3 +69,32 @@ async def test_gradients_of_gradients_of_an_argument_selected_twice(device: ta.D
         return ta.arrays.sum(ta.arrays.stack(ta.grad(product, (0, 0))(p, y)))  # type: ignore[arg-type]
 
     np.testing.assert_array_equal(await (await ta.grad(slopes)(x)).to_host(), 4 * Y)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x, y: ta.arrays.sum(x * y),  # each gradient is the other argument
+        lambda x, y: ta.arrays.sum(x + y),  # both gradients are one broadcast number
+        lambda x, y: ta.arrays.sum(x) + ta.arrays.sum(ta.arrays.flip(y)),
+        lambda x, y: ta.arrays.sum(x * x),  # one gradient is 0
+    ],
+)
+async def test_gradients_are_arrays_of_their_own(device: ta.Device, f: Any) -> None:
+    """A program may change each of them, and no other array changes."""
+    hosts = [np.array([1.0, 2.0]), np.array([3.0, 5.0])]
+    x, y = [await device.put(host) for host in hosts]
+    value, (gx, gy) = await ta.value_and_grad(f, (0, 1))(x, y)
+    before, right = await value.item(), await gy.to_host()
+    await gx.assign(np.array([-7.0, -8.0]))
+    np.testing.assert_array_equal(await gy.to_host(), right)
+    np.testing.assert_array_equal(await x.to_host(), hosts[0])
+    np.testing.assert_array_equal(await y.to_host(), hosts[1])
+    assert await value.item() == before
+
+
+async def test_a_value_is_not_its_argument(device: ta.Device) -> None:
+    x = await device.put(np.array(2.0))
+    value, slope = await ta.value_and_grad(lambda x: x)(x)
+    await value.assign(np.array(9.0))
+    assert (await x.item(), await slope.item()) == (2.0, 1.0)

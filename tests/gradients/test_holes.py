@@ -56,3 +56,27 @@ async def test_a_poisson_regression_with_zero_counts_by_a_model_of_the_counts(de
     found = await ta.grad(lambda w: n.poisson_nll_loss(w * X, w * COUNTS, reduction="sum"))(w)
     # exp(w x) - w t w x, by w.
     np.testing.assert_allclose(await found.item(), (X * np.exp(0.5 * X) - 2 * 0.5 * COUNTS * X).sum())
+
+
+SECOND: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    # The curvature of losses of x - t, and the mixed derivative -1 of x and a target of the logits.
+    "huber_loss": (n.huber_loss, lambda x, t: np.array([[1.0, -1.0], [-1.0, 1.0]]) * (np.abs(x - t) <= 1)),
+    "smooth_l1_loss": (
+        n.smooth_l1_loss,
+        lambda x, t: np.array([[1.0, -1.0], [-1.0, 1.0]]) * (np.abs(x - t) < 1),
+    ),
+    "binary_cross_entropy_with_logits": (
+        n.binary_cross_entropy_with_logits,
+        lambda x, t: np.array([[np.exp(-x) / (1 + np.exp(-x)) ** 2, -1.0], [-1.0, 0.0]]),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SECOND)
+@pytest.mark.parametrize("point", [(0.0, 0.0), (0.3, 0.3), (0.4, 1.0), (2.5, 0.0), (-1.2, 0.0)])
+async def test_second_derivatives_of_losses(device: ta.Device, name: str, point: tuple[float, float]) -> None:
+    f, want = SECOND[name]
+    found = await ta.gradients.hessian(lambda p: f(p[:1], p[1:], reduction="sum"))(
+        await device.put(np.array(point))
+    )
+    np.testing.assert_allclose(await found.to_host(), want(*point), rtol=1e-12, atol=1e-15)

@@ -91,12 +91,17 @@ def backward(
             # The rule of the call gets a gradient for each result, and None for an unused one.
             _add_parts(slopes, several, {call.args[1]: g}, calls)
             continue
+        operands = [argument for argument in arguments_of(call) if id(argument) in depends]
+        if _has_no_elements(g) or all(map(_is_empty, operands)):
+            # Rules need not know what they do with no elements, because zeros are right.
+            _silence(g)
+            continue
         # An operand may be there twice.
-        missing = [id(argument) for argument in arguments_of(call) if id(argument) in depends]
+        missing = [id(operand) for operand in operands]
         for operand, make in _gradients(call, g, is_exact=is_exact):
             if id(operand) in missing:
                 missing.remove(id(operand))
-            if id(operand) in depends and (slope := make()) is not None:
+            if id(operand) in depends and not _is_empty(operand) and (slope := make()) is not None:
                 if isinstance(slope, list):
                     _add_parts(slopes, operand, dict(enumerate(slope)), calls)
                     continue
@@ -107,6 +112,28 @@ def backward(
         if missing:
             raise _left_out(call, missing)
     return [slopes[id(leaf)] if id(leaf) in slopes else arrays.zeros_like(leaf) for leaf in leaves]
+
+
+def _silence(g: Any) -> None:
+    """Let the gradient of a call's result, or of all its results, end unused without a warning."""
+    several: list[Any] = list(g) if isinstance(g, list) else [g]
+    for part in several:
+        if isinstance(part, Call):
+            part.silence()
+
+
+def _has_no_elements(g: Any) -> bool:
+    """Return whether the gradient of a call's result, or of all its results, has no elements."""
+    if not isinstance(g, list):
+        return 0 in g.shape
+    parts: list[Any] = [part for part in g if part is not None]
+    return all(0 in part.shape for part in parts)
+
+
+def _is_empty(operand: Any) -> bool:
+    """Return whether an operand with one layout has no elements."""
+    layouts = operand.spec if isinstance(operand, AccelRef) else operand.layouts
+    return isinstance(layouts, ArraySpec) and 0 in layouts.shape
 
 
 def as_operand(slope: Any, operand: Any) -> Any:

@@ -75,10 +75,10 @@ def value_and_grad(
 
     Returns:
         A function with the arguments of `f`. Await it for the value, a 0-d array, and the gradients, nested
-        like the argument; for several `argnums` a tuple of these. Each has the dtype of its argument; those
-        of one dtype are views of one array. The gradient by a complex number x + iy is the derivative by x,
-        minus i times the derivative by y, as in JAX: descend along its conjugate. With calls instead of
-        arrays, and in a `trio_accel.step`, it returns calls, so `f` may contain gradients itself.
+        like the argument; for several `argnums` a tuple of these. Each is an array of its own, with the dtype
+        of its argument. The gradient by a complex number x + iy is the derivative by x, minus i times the
+        derivative by y, as in JAX: descend along its conjugate. With calls instead of arrays, and in a
+        `trio_accel.step`, it returns calls, so `f` may contain gradients itself.
 
     Raises:
         NotSupportedError: `f` calls an operation without a gradient: nothing was launched.
@@ -306,45 +306,36 @@ def _seed(value: Any, scale: float) -> Any:
 
 
 async def _joined(tape: Tape, seed: Any, *, has_value: bool) -> tuple[Any, Gradients]:
-    """Compute all gradients, and the value, as one request; those of one dtype are views of one array."""
+    """Compute all gradients, and the value, as one request."""
     try:
         value = tape.run()
         aux = tape.calls_of_others()
         results: Any = await Call(_JOINED, (value, tape.leaves, seed, has_value, tape.name, aux))
     finally:
         tape.close()
-    joined = results[: len(results) - len(aux)]
-    arrays_of = {array.dtype: array for array in joined}
-    starts = dict.fromkeys(arrays_of, 0)
-
-    def taken() -> Iterator[AccelRef]:
-        for ref in tape.refs:
-            start, dtype = starts[ref.dtype], ref.dtype
-            starts[dtype] = start + ref.size
-            yield arrays_of[dtype][start : start + ref.size].reshape(ref.shape)
-
-    gradients = tape.nested(taken())
+    gradients = tape.nested(iter(results))
     if not has_value:
         return None, gradients
-    loss: Any = joined[0][-1:].reshape(())
-    return (loss, tape.with_results(results[len(joined) :])) if tape.has_aux else loss, gradients
+    count = len(tape.leaves)
+    loss = results[count]
+    return (loss, tape.with_results(results[count + 1 :])) if tape.has_aux else loss, gradients
 
 
-def _joined_by_dtype(
+def _separate_gradients(
     value: Any, leaves: Sequence[Any], seed: Any, has_value: bool, name: str, aux_calls: Sequence[Any]
 ) -> Any:
-    """Derive gradients: a flat array for each dtype. The first has the dtype of the value, which ends it.
-
-    The function's other results follow.
-    """
+    """Derive gradients, each an array of its own; the value and the function's other results follow."""
     parts, calls = _parts(name, value, leaves, seed, has_value)
+    owned = list[Any]()
     try:
-        by_dtype: dict[Any, list[Any]] = {value.dtype: []} if has_value else {}
-        for part in parts:
-            by_dtype.setdefault(part.dtype, []).append(part)
-        if has_value:
-            by_dtype[value.dtype].append(value)
-        return gather(*[arrays.concat(same, axis=None) for same in by_dtype.values()], *aux_calls)
+        for part in [*parts, value] if has_value else parts:
+            # A gradient may be an operand, a view of one, or the gradient of another operand, and a program
+            # may change each of its arrays.
+            is_new = (
+                type(part) is Call and part.function.how == "message" and all(part is not x for x in owned)
+            )
+            owned.append(part if is_new else part.copy())
+        return gather(*owned, *aux_calls)
     finally:
         for call in calls:
             call.silence()
@@ -415,7 +406,7 @@ def _refuse_alone(*_: object) -> Any:
     raise NotSupportedError("flat_grad_and_value: its gradients are parts of a chain; await the call")
 
 
-_JOINED = ArrayFunction("value_and_grad", _refuse_alone, "awaitable", expand=_joined_by_dtype)
+_JOINED = ArrayFunction("value_and_grad", _refuse_alone, "awaitable", expand=_separate_gradients)
 _FLAT = ArrayFunction("flat_grad_and_value", _refuse_alone, "awaitable", expand=_flat)
 
 

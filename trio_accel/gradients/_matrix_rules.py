@@ -475,7 +475,7 @@ def _lstsq(call: Any, g: Any) -> Iterator[Rule]:
         epsilon = float(np.finfo(a.dtype.dtype).eps)
         rtol = epsilon * max(a.shape) if rcond is None else rcond if 0 < rcond < 1 else epsilon
         x, values = linalg.pinv(a, rtol=rtol) @ b, linalg.svdvals(a)
-        if rows > columns:
+        if rows > columns and 0 not in values.shape:
             sums = arrays.reshape(arrays.sum(arrays.abs(b - a @ x) ** 2, axis=0), (-1,))
             residuals = arrays.where(values[-1] > rtol * values[0], sums, 0)
         else:

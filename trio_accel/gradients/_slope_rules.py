@@ -155,7 +155,7 @@ def _instance_norm(grad: Any, x: Any, weight: Any, eps: float) -> Any:
 
 
 def _group_norm(grad: Any, x: Any, num_groups: int, weight: Any, eps: float) -> Any:
-    apart = (x.shape[0], num_groups, -1, *x.shape[2:])
+    apart = (x.shape[0], num_groups, x.shape[1] // num_groups, *x.shape[2:])
     if np.shape(weight):
         weight = weight.reshape((num_groups, -1, *(1,) * (len(x.shape) - 2)))
     grad_groups, x_groups = arrays.reshape(grad, apart), arrays.reshape(x, apart)

@@ -243,7 +243,10 @@ def l1_loss_grad() -> None:
 
 @loss(
     "d = abs(x - target); v = where(d < beta, 0.5 * d * (d / beta), d - 0.5 * beta)",
-    slopes={"x": "d = x - target; s = g * where(abs(d) < beta, d / beta, sign(d))"},
+    slopes={
+        "x": "d = x - target; s = g * where(abs(d) < beta, d / beta, sign(d))",
+        "target": "d = x - target; s = -g * where(abs(d) < beta, d / beta, sign(d))",
+    },
 )
 async def smooth_l1_loss(
     x: Operand, target: Operand, *, reduction: LossReduction = "mean", beta: float = 1.0
@@ -266,7 +269,10 @@ def smooth_l1_loss_grad() -> None:
 
 @loss(
     "d = abs(x - target); v = where(d <= delta, 0.5 * d * d, delta * (d - 0.5 * delta))",
-    slopes={"x": "d = x - target; s = g * minimum(maximum(d, -delta), delta)"},
+    slopes={
+        "x": "d = x - target; s = g * minimum(maximum(d, -delta), delta)",
+        "target": "d = x - target; s = -g * minimum(maximum(d, -delta), delta)",
+    },
 )
 async def huber_loss(
     x: Operand, target: Operand, *, reduction: LossReduction = "mean", delta: float = 1.0
@@ -295,7 +301,10 @@ def huber_loss_grad() -> None:
     slopes={
         "x": "e = exp(where(x >= 0, -x, x));"
         "s = g * (weight * ((1 - target) * (where(x >= 0, 1, e) / (1 + e))"
-        " - pos_weight * target * (where(x >= 0, e, 1) / (1 + e))))"
+        " - pos_weight * target * (where(x >= 0, e, 1) / (1 + e))))",
+        # Both parts differ by x, so only a factor other than 1 leaves a logarithm.
+        "target": "f = where(pos_weight == 1, 0, (pos_weight - 1) * (maximum(x, 0) + log1p(exp(-abs(x)))));"
+        "s = g * weight * (f - pos_weight * x)",
     },
 )
 async def binary_cross_entropy_with_logits(
