@@ -361,7 +361,10 @@ TORCH: dict[str, Callable[..., Any] | list[Callable[..., Any] | None]] = {
     ],
     "linalg.einsum": [
         lambda *xs, text=text: torch.einsum(text, *xs)
-        for text in ("ij,jk->ki", "bij,j->b", "ij->j", "ij,kj")
+        for text in (
+            *("ij,jk->ki", "bij,j->b", "...ij,jk->...ki", "...i,...i", "a...,b...->ab..."),
+            *("ij,jk->ik", "ij,ij->", "ij,kj->k", "ii", "ii->i", "iij,jki->k", "ij->j", "ij,kj"),
+        )
     ],
     "linalg.tensordot": [
         lambda x, y: torch.tensordot(x, y, 1), lambda x, y: torch.tensordot(x, y, ((0, 2), (1, 0))),

@@ -16,7 +16,6 @@ import numpy as np
 
 from .. import arrays as _arrays
 from .. import linalg as _linalg
-from ..devices import gather
 from ._backward import RULES, bound
 from ._elementwise import Rule, summed_to
 from ._factor_rules import added, hermitian_part
@@ -39,18 +38,26 @@ def _lower(factors: Any) -> Any:
 
 
 def _lu(call: Any, g: Any) -> Iterator[Rule]:
-    """Wide matrices begin with square ones, and tall ones have more rows in the lower factor."""
+    """Wide matrices begin with square ones, and tall ones have more rows in the lower factor.
+
+    All of it is from the factors and pivots of the call, because a library may choose other pivots for
+    another matrix.
+    """
     a = bound(call)["a"]
     rows, columns = a.shape[-2:]
-    if rows < columns:
-        yield from composition(_wide_lu)(call, g)
-        return
+    count = min(rows, columns)
 
     def slope() -> Any:
         factors, pivots, of_factors = call[0], call[1], g[0]
-        lower, upper = _lower(factors), arrays.triu(factors[..., :columns, :])
-        below = arrays.tril(adjoint(lower) @ arrays.tril(of_factors, k=-1), k=-1)
-        above = arrays.triu(arrays.triu(of_factors[..., :columns, :]) @ adjoint(upper))
+        lower, upper = _lower(factors[..., :count]), arrays.triu(factors[..., :count, :count])
+        of_square = of_factors[..., :count]
+        of_lower = arrays.tril(of_square, k=-1)
+        if rows < columns:
+            # The other columns are solutions with the lower factor.
+            solved = linalg.solve(adjoint(lower), of_factors[..., count:])
+            of_lower = of_lower - arrays.tril(solved @ adjoint(factors[..., count:]), k=-1)
+        below = arrays.tril(adjoint(lower) @ of_lower, k=-1)
+        above = arrays.triu(arrays.triu(of_square[..., :count, :]) @ adjoint(upper))
         if rows > columns:
             above = arrays.pad(above, [(0, 0)] * (len(a.shape) - 2) + [(0, rows - columns), (0, 0)])
             extra_pivots = np.broadcast_to(
@@ -58,17 +65,12 @@ def _lu(call: Any, g: Any) -> Iterator[Rule]:
             )
             pivots = arrays.concat([pivots, extra_pivots], axis=-1)
         inside = adjoint(linalg.solve(upper, adjoint(below + above)))
+        if rows < columns:
+            inside = arrays.concat([inside, of_factors[..., count:]], axis=-1)
         # The upper factor of these is the identity.
         return linalg.lu_solve([lower, pivots], inside, 2)
 
     yield a, slope
-
-
-def _wide_lu(a: Any) -> Any:
-    rows = a.shape[-2]
-    first, pivots = linalg.lu(a[..., :rows])
-    rest = linalg.lu_solve([_lower(first), pivots], a[..., rows:])
-    return gather(arrays.concat([first, rest], axis=-1), pivots)
 
 
 def _lu_solve(call: Any, g: Any) -> Iterator[Rule]:
