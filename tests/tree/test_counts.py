@@ -58,7 +58,7 @@ def test_few_files_run_for_an_operation(isolation: ta.Isolation) -> None:
         pytest.skip("the CPU backend has worker processes on Linux only")
     fewest: dict[str, tuple[int, int]] = {}
     calls: list[int] = []
-    for _ in range(4):
+    for _ in range(12):
         # Files used next to an operation, now and then, are not its files: the fewest of some runs count.
         found = trio.run(executed_files, isolation)
         for name, one in found.items():
