@@ -257,3 +257,32 @@ async def test_the_plan_of_a_checkpoint_is_kept(device: ta.Device) -> None:
 def test_names_are_documented() -> None:
     for name in ("scan", "checkpoint", "jacobian", "hessian", "hvp", "jvp"):
         assert inspect.getdoc(getattr(g, name)), name
+
+
+async def test_a_body_is_not_shared_with_other_inputs(device: ta.Device) -> None:
+    """The same code with an element that it does not read, and without one, has other places of its inputs."""
+    s, xs, w = await device.put(STATE), await device.put(np.full((3, 2), 9.0)), await device.put(WEIGHTS)
+
+    def loss(w: Any, elements: Any, length: Any) -> Any:
+        return a.sum(g.scan(lambda s, _: (s * w, None), s, elements, length=length)[0])
+
+    for elements, length in ((xs, None), (None, 3), (xs, None)):
+        found = await ta.grad(loss)(w, elements, length)
+        np.testing.assert_allclose(await found.to_host(), 3 * WEIGHTS**2 * STATE, rtol=1e-12)
+
+
+@pytest.mark.parametrize("values", [(0.0, -0.0), (1, True), (2.0, 3.0)])
+async def test_a_checkpoint_has_the_numbers_of_its_call(device: ta.Device, values: tuple[Any, Any]) -> None:
+    """Equal numbers with other bits are others: `copysign` tells them apart."""
+    x = await device.put(STATE)
+
+    def f(x: Any, options: Any) -> Any:
+        return x * np.copysign(2.0, options["scale"]) * (1 + abs(options["scale"]))
+
+    wrapped = g.checkpoint(f)
+    for value in values:
+        found = await ta.grad(lambda x, v=value: a.sum(wrapped(x, {"scale": v}) ** 2))(x)
+        factor = np.copysign(2.0, value) * (1 + abs(value))
+        np.testing.assert_allclose(await found.to_host(), 2 * factor**2 * STATE, rtol=1e-12)
+        cubed = await ta.grad(lambda x, v=value: a.sum(wrapped(x, {"scale": v})))(x)
+        np.testing.assert_allclose(await cubed.to_host(), np.full(2, factor), rtol=1e-12)

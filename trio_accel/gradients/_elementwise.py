@@ -39,7 +39,16 @@ from ._memo import memoized
 from ._scatter import is_ordered, sorted_sums
 from ._shifts import Shift, gather_text, shifts_of
 
-__all__ = ["ADVICE", "Rule", "elementwise_of", "kind_of", "numbers_of", "slopes_of", "summed_to"]
+__all__ = [
+    "ADVICE",
+    "Rule",
+    "defaults_of",
+    "elementwise_of",
+    "kind_of",
+    "numbers_of",
+    "slopes_of",
+    "summed_to",
+]
 
 arrays: Any = _arrays
 
@@ -106,13 +115,15 @@ def elementwise_of(function: ArrayFunction) -> _Expression | None:
     expression = getattr(declared, "expression", None)
     if not isinstance(expression, Elementwise):
         return None
-    parameters = inspect.signature(declared).parameters
-    defaults = {
-        name: parameter.default
-        for name, parameter in parameters.items()
-        if parameter.default is not parameter.empty
+    return _Expression(expression, defaults_of(declared), _is_plain(expression))
+
+
+def defaults_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the default values of a function's parameters, by name."""
+    parameters = inspect.signature(function).parameters.items()
+    return {
+        name: parameter.default for name, parameter in parameters if parameter.default is not parameter.empty
     }
-    return _Expression(expression, defaults, _is_plain(expression))
 
 
 def _is_plain(elementwise: Elementwise[Any]) -> bool:

@@ -174,15 +174,8 @@ async def jvp(
         NotSupportedError: `f` calls an operation without a gradient or a second one.
         ValueError: A tangent has another shape than its argument.
     """
-    tape = _along("jvp", f, primals)
-    try:
-        value = tape.run()
-        directions = _directions(tape, tangents)
-        result: Any = await Call(_JVP, (value, tape.leaves, directions))
-    finally:
-        tape.close()
-    computed, derivative = result
-    return computed, derivative
+    _, (value, derivative) = await _along("jvp", _JVP, f, primals, tangents)
+    return value, derivative
 
 
 @to_await("ta.gradients.hvp(f, ...)")
@@ -202,20 +195,22 @@ async def hvp(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[
         NotSupportedError: `f` calls an operation without a gradient or a second one.
         ValueError: The value has axes, or a tangent has another shape than its argument.
     """
-    tape = _along("hvp", f, primals)
-    try:
-        value = tape.run()
-        directions = _directions(tape, tangents)
-        parts: Any = await Call(_HVP, (value, tape.leaves, directions))
-    finally:
-        tape.close()
+    tape, parts = await _along("hvp", _HVP, f, primals, tangents)
     return tape.nested(iter(parts))
 
 
-def _along(name: str, f: Callable[..., Any], primals: Sequence[Any]) -> Tape:
+async def _along(
+    name: str, function: ArrayFunction, f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]
+) -> tuple[Tape, Any]:
+    """Call `f` on a tape, and await a function of its value, its leaves and the directions."""
     if not isinstance(primals, (list, tuple)):
         raise TypeError(f"{name}: primals must be a list or tuple of arguments, got {type(primals).__name__}")
-    return Tape(f, name, tuple(range(len(primals))), tuple(primals), {})
+    tape = Tape(f, name, tuple(range(len(primals))), tuple(primals), {})
+    try:
+        value = tape.run()
+        return tape, await Call(function, (value, tape.leaves, _directions(tape, tangents)))
+    finally:
+        tape.close()
 
 
 def _directions(tape: Tape, tangents: Sequence[Any]) -> list[Any]:

@@ -56,8 +56,9 @@ def _cumulative_prod(call: Any, g: Any) -> Iterator[Rule]:
         raise refuse(call.function.name, "include_initial adds a product of nothing; concat a one")
 
     def slope() -> Any:
-        # Of a factor: the product of the factors before it, times the sum of the gradients of it and all
-        # later results, each times the factors between. Without a division, zeros are factors as all others.
+        # The gradient of a factor is the product of the factors before it, times the sum of the gradients of
+        # its result and all later ones, each times the factors between. Nothing is divided, because factors
+        # may be 0.
         factors = conjugate(x)
         return products_before(factors, axis) * _from_the_end(factors, g, axis)
 

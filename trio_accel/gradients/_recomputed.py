@@ -58,23 +58,28 @@ def checkpoint(f: Callable[..., Any]) -> Callable[..., Call[Any]]:
         A function with the arguments of `f`, to call within a function that is derived.
 
     Raises:
-        TypeError: An argument is neither an array nor hashable, or `f` does not return a call.
+        TypeError: `f` does not return a call.
     """
-    # All calls with the same structure of arguments share a function, because it is part of a plan's key.
+    # All calls whose arguments are nested alike share a function, because it is part of a plan's key. Their
+    # leaves are arguments of the call, so that numbers are in the key as well, by their bits.
     functions = dict[Any, ArrayFunction]()
 
     def call(*args: Any, **named: Any) -> Call[Any]:
-        operands = list[Any]()
-        structure = _structure((args, tuple(sorted(named.items()))), operands)
+        leaves = list[Any]()
+        structure = _structure((args, named), leaves)
         if structure not in functions:
             name = getattr(f, "__qualname__", type(f).__name__)
             functions[structure] = ArrayFunction(
-                f"checkpoint({name})", _first, "value", rule=partial(_by_another_value, f, structure)
+                f"checkpoint({name})",
+                _first,
+                "value",
+                takes_hosts=True,
+                rule=partial(_by_another_value, f, structure),
             )
         value = f(*args, **named)
         if not isinstance(value, Call):
             raise TypeError(f"checkpoint: the function must return a call, got {type(value).__name__}")
-        return Call(functions[structure], (value, operands))
+        return Call(functions[structure], (value, leaves))
 
     return call
 
@@ -85,52 +90,48 @@ def _first(value: Any, _: object) -> Any:
 
 @attrs.frozen
 class _Place:
-    """The place of an operand among nested arguments."""
+    """The place of a leaf among nested arguments, or of an input of a body."""
 
     index: int
 
 
-def _structure(nested: Any, operands: list[Any]) -> Any:
-    """Return nested arguments as a hashable structure, and append their arrays to `operands`."""
-    if isinstance(nested, (AccelRef, Call, np.ndarray)):
-        operands.append(nested)
-        return _Place(len(operands) - 1)
-    if isinstance(nested, Mapping):
-        return dict, tuple([(name, _structure(item, operands)) for name, item in nested.items()])
-    if isinstance(nested, (list, tuple)):
-        return type(nested), tuple([_structure(item, operands) for item in nested])
-    # The type tells 1 from 1.0 and True.
-    return type(nested), (nested,), None
+def _structure(nested: Any, leaves: list[Any]) -> Any:
+    """Return how arguments are nested, as a hashable value, and append their leaves to a list."""
+    if not isinstance(nested, (AccelRef, Call)):
+        if isinstance(nested, Mapping):
+            return dict, tuple([(name, _structure(item, leaves)) for name, item in nested.items()])
+        if isinstance(nested, (list, tuple)):
+            return type(nested), tuple([_structure(item, leaves) for item in nested])
+    leaves.append(nested)
+    return _Place(len(leaves) - 1)
 
 
-def _filled(structure: Any, operands: Sequence[Any]) -> Any:
-    """Return nested arguments by their structure."""
+def _filled(structure: Any, leaves: Sequence[Any]) -> Any:
+    """Return nested arguments from how they are nested and their leaves."""
     if isinstance(structure, _Place):
-        return operands[structure.index]
-    kind, items, *constant = structure
-    if constant:
-        return items[0]
+        return leaves[structure.index]
+    kind, items = structure
     if kind is dict:
-        return {name: _filled(item, operands) for name, item in items}
-    return kind([_filled(item, operands) for item in items])
+        return {name: _filled(item, leaves) for name, item in items}
+    return kind([_filled(item, leaves) for item in items])
 
 
 def _by_another_value(f: Callable[..., Any], structure: Any, call: Any, g: Any) -> Iterator[Rule]:
-    value, operands = call.args
-    positions = [position for position, operand in enumerate(operands) if is_operand(operand)]
+    value, leaves = call.args
+    places = [place for place, leaf in enumerate(leaves) if is_operand(leaf)]
 
-    def compose(*leaves: Any) -> Any:
-        moved = list(operands)
-        for position, leaf in zip(positions, leaves, strict=True):
-            moved[position] = leaf
+    def compose(*operands: Any) -> Any:
+        moved = list(leaves)
+        for place, operand in zip(places, operands, strict=True):
+            moved[place] = operand
         args, named = _filled(structure, moved)
-        return f(*args, **dict(named))
+        return f(*args, **named)
 
-    slopes = functools.cache(lambda: pulled(compose, [operands[position] for position in positions], g))
+    slopes = functools.cache(lambda: pulled(compose, [leaves[place] for place in places], g))
     # The operands get their gradients by the other value.
     yield value, lambda: None
-    for number, position in enumerate(positions):
-        yield operands[position], partial(_part, slopes, number)
+    for number, place in enumerate(places):
+        yield leaves[place], partial(_part, slopes, number)
 
 
 def scan(
@@ -473,7 +474,10 @@ def _derived(program: _Program, inputs: Sequence[Any], seeds: Sequence[Any], tot
     outputs = program.body.calls(leaves)
     gathered = gather(*outputs, *seeds)
     gathered.silence()
-    key = Chain(gathered, is_spent=False).key
+    key: Any = Chain(gathered, is_spent=False).key
+    if key is not None:
+        # The calls do not show inputs that they do not read.
+        key = program.states, program.elements, len(inputs), *key
     bodies = _BODIES.setdefault(program.code, OrderedDict()) if program.code is not None else OrderedDict()
     if key is not None and key in bodies:
         bodies.move_to_end(key)

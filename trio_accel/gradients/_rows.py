@@ -30,7 +30,7 @@ from ..derivatives._steps import text_of
 from ..devices import ArrayFunction
 from ..expressions import DECLARED, Elementwise, Expression, Reduction
 from ._backward import KINDS, Make, is_operand, put_like
-from ._elementwise import ADVICE, Rule, kind_of, numbers_of, summed_to
+from ._elementwise import ADVICE, Rule, defaults_of, kind_of, numbers_of, summed_to
 from ._memo import memoized
 
 __all__ = ["is_of_rows", "of_usual"]
@@ -73,13 +73,7 @@ def _rows_of(function: ArrayFunction) -> _Rows | None:
     reduction = getattr(declared, "expression", None)
     if not isinstance(reduction, Reduction) or not _is_known(reduction):
         return None
-    parameters = inspect.signature(declared).parameters
-    defaults = {
-        name: parameter.default
-        for name, parameter in parameters.items()
-        if parameter.default is not parameter.empty
-    }
-    return _Rows(reduction, tuple(parameters), defaults)
+    return _Rows(reduction, tuple(inspect.signature(declared).parameters), defaults_of(declared))
 
 
 def _is_known(reduction: Reduction) -> bool:
@@ -189,7 +183,7 @@ def _axes(axis: Any, shape: Sequence[int]) -> tuple[int, ...]:
     count = len(shape)
     if axis is None:
         return tuple(range(count))
-    return tuple([int(dim) % count for dim in ((axis,) if isinstance(axis, int) else axis)])
+    return tuple([int(dim) % count for dim in np.atleast_1d(axis)])
 
 
 @memoized

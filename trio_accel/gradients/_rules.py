@@ -221,7 +221,7 @@ def _logsumexp(call: Any, g: Any) -> Iterator[Rule]:
 def _nanstd(call: Any, g: Any) -> Iterator[Rule]:
     args, x, axes = _reduced(call)
     how = {"axis": axes, "correction": args["correction"], "keepdims": args["keepdims"]}
-    # As of `std`, equal elements have the gradient 0.
+    # Equal elements have the gradient 0, as in the rule of `std`.
     variance = partial(arrays.nanvar, **how)
     yield x, lambda: pulled(variance, [x], 0.5 * g / arrays.where(call == 0, math.inf, call))[0]
 
