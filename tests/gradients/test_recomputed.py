@@ -260,7 +260,7 @@ def test_names_are_documented() -> None:
 
 
 async def test_a_body_is_not_shared_with_other_inputs(device: ta.Device) -> None:
-    """The same code with an element that it does not read, and without one, has other places of its inputs."""
+    """The same code has other places of its inputs with an element that it does not read."""
     s, xs, w = await device.put(STATE), await device.put(np.full((3, 2), 9.0)), await device.put(WEIGHTS)
 
     def loss(w: Any, elements: Any, length: Any) -> Any:

@@ -202,7 +202,7 @@ async def hvp(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[
 async def _along(
     name: str, function: ArrayFunction, f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]
 ) -> tuple[Tape, Any]:
-    """Call `f` on a tape, and await a function of its value, its leaves and the directions."""
+    """Call `f` on a tape, and await what a function makes from its value, leaves and directions."""
     if not isinstance(primals, (list, tuple)):
         raise TypeError(f"{name}: primals must be a list or tuple of arguments, got {type(primals).__name__}")
     tape = Tape(f, name, tuple(range(len(primals))), tuple(primals), {})

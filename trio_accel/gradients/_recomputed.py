@@ -90,7 +90,7 @@ def _first(value: Any, _: object) -> Any:
 
 @attrs.frozen
 class _Place:
-    """The place of a leaf among nested arguments, or of an input of a body."""
+    """The place of a leaf among nested arguments, or of a body's input."""
 
     index: int
 
@@ -118,20 +118,20 @@ def _filled(structure: Any, leaves: Sequence[Any]) -> Any:
 
 def _by_another_value(f: Callable[..., Any], structure: Any, call: Any, g: Any) -> Iterator[Rule]:
     value, leaves = call.args
-    places = [place for place, leaf in enumerate(leaves) if is_operand(leaf)]
+    positions = [position for position, leaf in enumerate(leaves) if is_operand(leaf)]
 
     def compose(*operands: Any) -> Any:
         moved = list(leaves)
-        for place, operand in zip(places, operands, strict=True):
-            moved[place] = operand
+        for position, operand in zip(positions, operands, strict=True):
+            moved[position] = operand
         args, named = _filled(structure, moved)
         return f(*args, **named)
 
-    slopes = functools.cache(lambda: pulled(compose, [leaves[place] for place in places], g))
+    slopes = functools.cache(lambda: pulled(compose, [leaves[position] for position in positions], g))
     # The operands get their gradients by the other value.
     yield value, lambda: None
-    for number, place in enumerate(places):
-        yield leaves[place], partial(_part, slopes, number)
+    for number, position in enumerate(positions):
+        yield leaves[position], partial(_part, slopes, number)
 
 
 def scan(
