@@ -259,7 +259,9 @@ def test_the_readmes_example_prints_the_shown_output() -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    # On a busy machine a thread may start so late that the watch of the loop says so.
+    said = [line for line in done.stderr.splitlines() if "the Trio loop was held for" not in line]
+    assert (done.returncode, said) == (0, [])
     assert doctest.OutputChecker().check_output(expected, done.stdout, doctest.ELLIPSIS), done.stdout
 
 

@@ -38,7 +38,16 @@ import trio
 
 from ..actors import running_beside
 from ..backends.base import AccelError, CompletionTimeoutError, ContextLostError, NotSupportedError, Refused
-from ..backends.base.kit.ranks import ENDED, MEETING, MISMATCH, REPEATED, forget_rooms, last_calls, room_of
+from ..backends.base.kit.ranks import (
+    ENDED,
+    ENDED_TEXTS,
+    MEETING,
+    MISMATCH,
+    REPEATED,
+    forget_rooms,
+    last_calls,
+    room_of,
+)
 from ..devices import Device
 from ._call import PartCall, Turns
 from ._communicators import Communicator, RanksFailedError
@@ -257,7 +266,10 @@ class ProgramCalls(PartCall):
 
 
 def _code(error: Exception) -> str:
-    return str(error.code) if isinstance(error, Refused) else ""
+    if isinstance(error, Refused):
+        return str(error.code)
+    # A refusal crashes the program of a method that changes arrays, so that only its text arrives.
+    return ENDED if any(text in str(error) for text in ENDED_TEXTS) else ""
 
 
 def _order(error: Exception) -> int:

@@ -50,6 +50,9 @@ _OPERATIONS: dict[str, Any] = {"sum": np.add, "prod": np.multiply, "min": np.min
 ENDED, MISMATCH, REPEATED = "ENDED", "MISMATCH", "AGAIN"
 """Codes of a `Refused`: another rank has failed; ranks do not call the same; a call runs a second time."""
 
+ENDED_TEXTS = ("the call was ended, as another rank has failed", "the ranks no longer meet")
+"""The texts of refusals with the code `ENDED`."""
+
 
 def current_rank() -> ProgramRank:
     """Return the rank of the call that runs, in a method that `World.call` asks for.
@@ -411,7 +414,7 @@ class RoomRank(ProgramRank):
                 # The rank that it waits for has a limit of its own.
                 self._by.waits_for_others = True
                 if self._by.has_left:
-                    raise Refused(f"{label}: the call was ended, as another rank has failed", code=ENDED)
+                    raise Refused(f"{label}: {ENDED_TEXTS[0]}", code=ENDED)
                 for way, ranks in remaining:
                     ended = [rank for rank in ranks if self._slots[rank]["words"][_ENDED] == self._call]
                     # A rank may have given something before its end: this is the last look for it.

@@ -10,7 +10,7 @@ import attrs
 from cuda.bindings import driver
 
 from ...base import DType, LibraryError, Refused
-from ...base.kit.ranks import ENDED, REPEATED, Collective, Move, ProgramRank
+from ...base.kit.ranks import ENDED, ENDED_TEXTS, REPEATED, Collective, Move, ProgramRank
 from ..runtime._signals import StatusWord, StatusWords
 from .nccl import OPEN, TYPES, enqueue, exchange
 
@@ -88,7 +88,7 @@ class NcclRank(ProgramRank):
                 communicator.call(call)
                 communicator.settle()
         except LibraryError as error:
-            raise Refused(f"the ranks no longer meet: {error.message}", code=ENDED) from error
+            raise Refused(f"{ENDED_TEXTS[1]}: {error.message}", code=ENDED) from error
 
     def _handle(self, stream: Any) -> int:
         """Return the handle of a PyTorch or CuPy stream, or of the call's stream."""
