@@ -9,7 +9,7 @@ operands, and three properties hold for all rules, so that no rule has to ensure
   gradients, and not their sum twice.
 * `bound` replaces host arrays by placeholders on the device, because rules compose calls of operands.
 
-A rule belongs to a public function (`_rule_of`). A private expression in a composition may have the same
+A rule belongs to a public function (`rule_of`). A private expression in a composition may have the same
 name, but other arguments, and is derived from its own text.
 """
 
@@ -42,10 +42,13 @@ __all__ = [
     "backward",
     "bound",
     "hosts_on_device",
+    "is_operand",
+    "is_public",
     "itself",
     "pulled",
     "put_like",
     "refuse",
+    "rule_of",
 ]
 
 # These functions are typed by the results of awaited calls, but the rules compose calls.
@@ -212,7 +215,7 @@ def _is_step(call: Any) -> bool:
 def _gradients(call: Any, g: Any, *, is_exact: bool) -> Iterator[Rule]:
     """Return the arguments of a call with their gradients, by the gradient of its result."""
     name = call.function.name
-    rule = _rule_of(call.function) or call.function.rule
+    rule = rule_of(call.function) or call.function.rule
     if rule is not None:
         if is_exact and "." in name and name in RULES and name not in COMPLEX and _has_complex(call, g):
             raise refuse(name, "its rule is for real numbers, and these are complex")
@@ -241,14 +244,20 @@ def _has_complex(call: Any, g: Any) -> bool:
 
 
 @memoized
-def _rule_of(function: ArrayFunction) -> Make | None:
+def rule_of(function: ArrayFunction) -> Make | None:
     """Return the rule of a public function, but not for a private expression with its name."""
-    rule, (room, _, base) = RULES.get(function.name), function.name.partition(".")
-    if rule is None or not base or room == "AccelRef":
-        return rule
+    rule = RULES.get(function.name)
+    return rule if rule is None or is_public(function) else None
+
+
+def is_public(function: ArrayFunction) -> bool:
+    """Return whether a function is the public one with its name, or there is no other one."""
+    room, _, base = function.name.partition(".")
+    if not base or room == "AccelRef":
+        return True
     public = getattr(import_module(f"trio_accel.{room}"), base, None)
     asked = getattr(public, "asked", None)
-    return rule if asked is None or asked is function else None
+    return asked is None or asked is function
 
 
 KINDS: list[Callable[[Any, Any], Iterator[Rule] | None]] = []
@@ -276,9 +285,10 @@ def pulled(f: Callable[..., Any], operands: Sequence[Any], g: Any) -> list[Any]:
     # Only a part of it may be needed.
     value.silence()
     is_exact = any(leaf.dtype.kind == "complex" for leaf in leaves)
-    slopes = backward(value, leaves, g, [], is_exact=is_exact)
+    calls: list[Any] = []
+    slopes = backward(value, leaves, g, calls, is_exact=is_exact)
     # A caller may only need the gradients of some operands.
-    for slope in slopes:
+    for slope in (*slopes, *calls):
         if isinstance(slope, Call):
             slope.silence()
     return slopes

@@ -158,9 +158,9 @@ def slopes_of(call: Any, g: Any, *, is_exact: bool) -> Iterator[Rule] | None:
 
 def _slopes(expression: _Expression, call: Any, g: Any, *, is_exact: bool) -> Iterator[Rule]:
     arguments = expression.arguments(call)
-    # A call of several results yields a call for each. These do not warn if they are never awaited.
-    is_one = len(expression.elementwise.outputs) == 1
-    operands = [*arguments, g, call] if is_one else [*arguments, *g, *call]
+    # A call of several results, or of one that has a name, yields a call for each. These do not warn if they
+    # are never awaited.
+    operands: list[Any] = [*arguments, *g, *call] if isinstance(g, list) else [*arguments, g, call]
     for wrt, argument in enumerate(arguments):
         if isinstance(argument, (Call, AccelRef)):
             yield argument, partial(_slope, expression, call, operands, wrt, is_exact=is_exact)

@@ -22,6 +22,7 @@ from ..actors import to_await
 from ..backends.base import NotSupportedError
 from ..devices import AccelRef, ArrayFunction, Call, Chain, called, gather
 from . import (  # noqa: F401  # they add rules
+    _bodies,
     _factor_rules,
     _field_rules,
     _image_rules,

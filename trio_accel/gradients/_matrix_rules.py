@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator, Sequence
 from functools import cache, partial
@@ -124,18 +123,6 @@ def _cholesky(call: Any, g: Any) -> Iterator[Rule]:
     yield args["a"], slope
 
 
-def _matrix_power(x: Any, n: int) -> Any:
-    base = linalg.inv(x) if n < 0 else x
-    if n == 0:
-        return x * 0 + np.eye(x.shape[-1], dtype=x.dtype.dtype)
-    total: Any = None
-    for bit in f"{abs(n):b}":
-        total = total @ total if total is not None else None
-        if bit == "1":
-            total = base if total is None else total @ base
-    return total
-
-
 def _pinv(call: Any, g: Any) -> Iterator[Rule]:
     """Golub and Pereyra, The differentiation of pseudo-inverses (1973): the rank must not change."""
     x, inverse = bound(call)["x"], call
@@ -238,55 +225,6 @@ def _contract(
             grid = [shape[n] if k in (first[letter], n) else 1 for k in range(len(shape))]
             result = arrays.where(np.eye(shape[n], dtype=bool).reshape(grid), result, 0)
     return result
-
-
-def _tensordot(x1: Any, x2: Any, axes: Any) -> Any:
-    first, second = len(x1.shape), len(x2.shape)
-    if isinstance(axes, int):
-        axes = list(range(first - axes, first)), list(range(axes))
-    first_axes, second_axes = (
-        [int(axis) % n for axis in np.atleast_1d(operand_axes)]
-        for operand_axes, n in zip(axes, (first, second), strict=True)
-    )
-    first_free = [axis for axis in range(first) if axis not in first_axes]
-    second_free = [axis for axis in range(second) if axis not in second_axes]
-    length = math.prod(x1.shape[axis] for axis in first_axes)
-    a = arrays.reshape(arrays.permute_dims(x1, (*first_free, *first_axes)), (-1, length))
-    b = arrays.reshape(arrays.permute_dims(x2, (*second_axes, *second_free)), (length, -1))
-    shape = (*(x1.shape[axis] for axis in first_free), *(x2.shape[axis] for axis in second_free))
-    return arrays.reshape(a @ b, shape)
-
-
-def _kron(a: Any, b: Any) -> Any:
-    count = max(len(a.shape), len(b.shape))
-    a_shape = (1,) * (count - len(a.shape)) + tuple(a.shape)
-    b_shape = (1,) * (count - len(b.shape)) + tuple(b.shape)
-    apart = arrays.reshape(a, tuple(n for extent in a_shape for n in (extent, 1)))
-    beside = arrays.reshape(b, tuple(n for extent in b_shape for n in (1, extent)))
-    return arrays.reshape(apart * beside, tuple(n * m for n, m in zip(a_shape, b_shape, strict=True)))
-
-
-def _cross(x1: Any, x2: Any, axis: int) -> Any:
-    shape = np.broadcast_shapes(x1.shape, x2.shape)
-    dim = axis % len(shape)
-
-    def turned(x: Any, by: int) -> Any:
-        return arrays.roll(arrays.broadcast_to(x, shape), -by, axis=dim)
-
-    return turned(x1, 1) * turned(x2, 2) - turned(x1, 2) * turned(x2, 1)
-
-
-def _outer(x1: Any, x2: Any) -> Any:
-    return arrays.reshape(x1, (-1, 1)) * arrays.reshape(x2, (1, -1))
-
-
-def _trace(x: Any, offset: int, dtype: Any) -> Any:
-    total = arrays.sum(arrays.diagonal(x, offset=offset), axis=-1)
-    return total if dtype is None else total.cast(dtype)
-
-
-def _vecdot(x1: Any, x2: Any, axis: int) -> Any:
-    return arrays.sum(conjugate(x1) * x2, axis=axis)
 
 
 def _norm(x: Any, axis: Any, keepdims: bool, ord: float) -> Any:  # noqa: A002  # the names of the arguments
@@ -425,10 +363,6 @@ def _solveh_banded(ab: Any, b: Any, lower: bool) -> Any:
     return linalg.solve_banded((wide, wide), diagonals, b)
 
 
-def _multi_dot(arrays: Sequence[Any]) -> Any:
-    return functools.reduce(linalg.matmul, arrays)
-
-
 def _cond(x: Any, p: Any) -> Any:
     if p in (None, 2, -2):
         values = linalg.svdvals(x)
@@ -487,21 +421,18 @@ def _lstsq(call: Any, g: Any) -> Iterator[Rule]:
 
 
 RULES.update({
-    "linalg.cholesky": _cholesky, "linalg.cross": composition(_cross), "linalg.det": _det,
+    "linalg.cholesky": _cholesky, "linalg.det": _det,
     "linalg.dot": composition(lambda x, y: arrays.sum(x * y)),
     "linalg.asum": composition(_asum),
     "linalg.nrm2": _nrm2,
     "linalg.einsum": _einsum, "linalg.expm": _block,
     "linalg.sqrtm": _block, "linalg.inv": _inv,
-    "linalg.kron": composition(_kron), "linalg.matmul": _matmul,
-    "linalg.matrix_norm": _frobenius, "linalg.matrix_power": composition(_matrix_power),
-    "linalg.outer": composition(_outer), "linalg.pinv": _pinv, "linalg.solve": _solve,
+    "linalg.matmul": _matmul,
+    "linalg.matrix_norm": _frobenius, "linalg.pinv": _pinv, "linalg.solve": _solve,
     "linalg.solve_tridiagonal": composition(_solve_tridiagonal),
-    "linalg.tensordot": composition(_tensordot),
-    "linalg.trace": composition(_trace), "linalg.vecdot": composition(_vecdot),
     "linalg.vector_norm": _vector_norm, "tensor.einsum": _einsum,
     "linalg.cond": composition(_cond),
-    "linalg.lstsq": _lstsq, "linalg.multi_dot": composition(_multi_dot), "linalg.polar": _polar,
+    "linalg.lstsq": _lstsq, "linalg.polar": _polar,
     "linalg.solve_banded": _solve_banded,
     "linalg.solveh_banded": composition(_solveh_banded),
     "linalg.solve_toeplitz": composition(_solve_toeplitz),

@@ -10,20 +10,17 @@ from collections.abc import Callable, Iterator
 from functools import cache, partial
 from typing import Any
 
-import numpy as np
-
 from .. import arrays as _arrays
 from .. import nn as _nn
 from ..nn._losses import LOSSES
-from ..nn._slopes import FIRST
 from ._backward import RULES, Make, bound, is_operand
 from ._elementwise import Rule, slopes_of
 from ._factor_rules import added
 from ._rows import of_usual
-from ._rules import composition, part, spread
+from ._rules import composition, spread
 from ._scatter import added_at, is_ordered
 
-__all__ = ["class_axis", "labelled"]
+__all__: list[str] = []
 
 # These functions are typed by the results of awaited calls, but the rules compose calls.
 arrays: Any = _arrays
@@ -85,14 +82,6 @@ def _linear(call: Any, g: Any) -> Iterator[Rule]:
     yield x, lambda: g @ weight
     yield weight, lambda: flat().mT @ arrays.reshape(x, (-1, weight.shape[1]))
     yield bias, lambda: arrays.sum(flat(), axis=0)
-
-
-def _group_norm(call: Any, g: Any) -> Iterator[Rule]:
-    name, args = _bound(call)
-    x, weight, bias = args.pop("x"), args.pop("weight"), args.pop("bias")
-    groups = [args.pop("num_groups")] if "num_groups" in args else []
-    slopes = cache(lambda: getattr(nn, f"{name}_grad")(g, x, *groups, weight, **args))
-    yield from _slope_pairs(slopes, x, weight, bias)
 
 
 def _attention(call: Any, g: Any) -> Iterator[Rule]:
@@ -162,21 +151,6 @@ def _pool(call: Any, g: Any) -> Iterator[Rule]:
     yield x, lambda: arrays.reshape(slope(), x.shape)
 
 
-def _batch_norm(call: Any, g: Any) -> Iterator[Rule]:
-    """Yield gradients of a norm by given statistics, which have no gradients."""
-    args = _bound(call)[1]
-    x, mean, var, weight = (args[name] for name in ("x", "running_mean", "running_var", "weight"))
-
-    def spread(factor: Any) -> Any:
-        return factor.reshape(-1, *(1,) * (len(x.shape) - 2)) if np.shape(factor) else factor
-
-    root = cache(lambda: (spread(var) + args["eps"]) ** -0.5)
-    axes = tuple(axis for axis in range(len(x.shape)) if axis != 1)
-    yield x, lambda: g * (root() * spread(weight))
-    yield weight, lambda: arrays.sum(g * (x - spread(mean)) * root(), axis=axes)
-    yield args["bias"], lambda: arrays.sum(g, axis=axes)
-
-
 def _batch_norm_training(call: Any, g: Any) -> Iterator[Rule]:
     """The statistics also depend on the elements. Running statistics are not operands."""
     args = bound(call)
@@ -202,13 +176,6 @@ def _dropout(call: Any, g: Any) -> Iterator[Rule]:
     """The mask is a result of the call, which draws it once."""
     args = bound(call)
     yield args["x"], lambda: nn.dropout_grad(g[0], call[1], args["p"])
-
-
-def _ranking(call: Any, g: Any) -> Iterator[Rule]:
-    args = _bound(call)[1]
-    yield args["x1"], lambda: nn.margin_ranking_loss_grad(g, **args)
-    yield args["x2"], lambda: -nn.margin_ranking_loss_grad(g, **args)
-    yield from _by_others(call, g, 2)
 
 
 def _embedding(call: Any, g: Any) -> Iterator[Rule]:
@@ -247,53 +214,6 @@ def _distance(x1: Any, x2: Any, axis: Any, eps: float, keepdims: bool) -> Any:
     return _lengths(x1 - x2 + eps, axis, keepdims)
 
 
-def _reduced(values: Any, reduction: str) -> Any:
-    return values if reduction == "none" else getattr(arrays, reduction)(values)
-
-
-def _cosine_embedding(x1: Any, x2: Any, target: Any, margin: float, reduction: str) -> Any:
-    x1, x2 = arrays.broadcast_arrays(x1, x2)
-    products = arrays.sum(x1 * x2, axis=-1)
-    norms = arrays.sqrt((arrays.sum(x1 * x1, axis=-1) + 1e-12) * (arrays.sum(x2 * x2, axis=-1) + 1e-12))
-    cosine = products / norms
-    return _reduced(arrays.where(target == 1, 1 - cosine, arrays.maximum(cosine - margin, 0)), reduction)
-
-
-def _triplet(anchor: Any, positive: Any, negative: Any, margin: float, eps: float, reduction: str) -> Any:
-    positive_distance, negative_distance = (
-        nn.pairwise_distance(anchor, example, axis=-1, eps=eps) for example in (positive, negative)
-    )
-    return _reduced(arrays.maximum(positive_distance - negative_distance + margin, 0), reduction)
-
-
-def class_axis(logits: Any) -> int:
-    return min(1, len(logits.shape) - 1)
-
-
-def labelled(logits: Any, labels: Any, weight: Any, ignore_index: int) -> tuple[Any, Any, Any]:
-    """Return which labels count, their classes, and the factors of these, which are 0 of other labels."""
-    is_host = isinstance(labels, np.ndarray)
-    lib: Any = np if is_host else arrays
-    # The dtype of the labels may not hold `ignore_index`.
-    int_labels: Any = np.asarray(labels, "int64") if is_host else labels.cast("int64")
-    is_used = int_labels != ignore_index
-    class_indices = lib.where(is_used, int_labels, 0)
-    factors: Any = arrays.ones_like(part(logits, class_axis(logits), 0))
-    if weight is not None:
-        take: Any = np.take if is_host and isinstance(weight, np.ndarray) else arrays.take
-        factors = factors * take(weight, class_indices)
-    return is_used, class_indices, arrays.where(is_used, factors, 0)
-
-
-def _nll_loss(log_probs: Any, labels: Any, weight: Any, ignore_index: int, reduction: str) -> Any:
-    axis = class_axis(log_probs)
-    _, class_indices, factors = labelled(log_probs, labels, weight, ignore_index)
-    lib: Any = np if isinstance(labels, np.ndarray) else arrays
-    taken = arrays.take_along_axis(log_probs, lib.expand_dims(class_indices, axis=axis), axis=axis)
-    values = -factors * arrays.squeeze(taken, axis=axis)
-    return arrays.sum(values) / arrays.sum(factors) if reduction == "mean" else _reduced(values, reduction)
-
-
 def _lp_pool(name: str) -> Make:
     def compose(input: Any, norm_type: float, ceil_mode: bool, **named: Any) -> Any:  # noqa: A002  # PyTorch's
         pool = getattr(nn, name.replace("lp", "avg"))
@@ -303,22 +223,28 @@ def _lp_pool(name: str) -> Make:
     return composition(compose)
 
 
+# Their slopes by hand hold at zeros and infinities, where derivatives of an expression do not, or read less.
+_FIRST = (
+    "binary_cross_entropy_with_logits",
+    "cross_entropy",
+    "glu",
+    "huber_loss",
+    "poisson_nll_loss",
+    "smooth_l1_loss",
+)
 _POOLS = ("adaptive_avg", "adaptive_max", "avg", "max")
 RULES.update({
-    **{f"nn.{name}": _first for name in (*FIRST, "cross_entropy", "glu")},
+    **{f"nn.{name}": _first for name in _FIRST},
     "arrays.softmax": of_usual(_first), "arrays.log_softmax": of_usual(_first),
-    "nn.batch_norm": _batch_norm, "nn.batch_norm_training": _batch_norm_training, "nn.dropout": _dropout,
-    "nn.cosine_embedding_loss": composition(_cosine_embedding),
-    "nn.embedding": _embedding, "nn.group_norm": _group_norm, "nn.instance_norm": _group_norm,
+    "nn.batch_norm_training": _batch_norm_training, "nn.dropout": _dropout,
+    "nn.embedding": _embedding,
     "nn.softmax_grad": of_usual(composition(_softmax_grad)),
     "nn.log_softmax_grad": of_usual(composition(_log_softmax_grad)),
     **{f"nn.lp_pool{n}d": _lp_pool(f"lp_pool{n}d") for n in (1, 2, 3)},
-    "nn.nll_loss": composition(_nll_loss),
-    "nn.linear": _linear, "nn.margin_ranking_loss": _ranking,
+    "nn.linear": _linear,
     "nn.normalize": of_usual(composition(_normalize)),
     "nn.pairwise_distance": of_usual(composition(_distance)), "nn.scaled_dot_product_attention": _attention,
     "nn.softmin": of_usual(composition(lambda x, axis: arrays.softmax(-x, axis=axis))),
-    "nn.triplet_margin_loss": composition(_triplet),
     **{f"nn.conv{kind}{n}d": _convolution for kind in ("", "_transpose") for n in (1, 2, 3)},
     **{f"nn.{kind}_pool{n}d": _pool for kind in _POOLS for n in (1, 2, 3)},
 })  # fmt: skip

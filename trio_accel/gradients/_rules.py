@@ -15,7 +15,7 @@ import numpy as np
 
 from .. import arrays as _arrays
 from ..backends.base import NotSupportedError
-from ._backward import RULES, Make, bound, is_operand, pulled, refuse
+from ._backward import RULES, Make, bound, is_operand, pulled
 from ._elementwise import ADVICE, Rule, summed_to
 from ._rows import of_usual
 
@@ -374,28 +374,6 @@ def _rot90(call: Any, g: Any) -> Iterator[Rule]:
     yield args["x"], lambda: arrays.rot90(g, -args["k"], axes=args["axes"])
 
 
-def _tile(call: Any, g: Any) -> Iterator[Rule]:
-    args = bound(call)
-    x, repetitions = args["x"], [int(n) for n in np.atleast_1d(args["repetitions"])]
-    count = max(len(repetitions), len(x.shape))
-    repetitions = [1] * (count - len(repetitions)) + repetitions
-    shape = (1,) * (count - len(x.shape)) + tuple(x.shape)
-    apart = tuple(extent for pair in zip(repetitions, shape, strict=True) for extent in pair)
-    axes = tuple(range(0, 2 * count, 2))
-    yield x, lambda: arrays.reshape(arrays.sum(arrays.reshape(g, apart), axis=axes), x.shape)
-
-
-def _repeat(call: Any, g: Any) -> Iterator[Rule]:
-    args = bound(call)
-    x, repeats, axis = args["x"], args["repeats"], args["axis"]
-    if not isinstance(repeats, int):
-        raise refuse(call.function.name, "an array of repeats decides the length of the result")
-    shape = (math.prod(x.shape),) if axis is None else tuple(x.shape)
-    dim = 0 if axis is None else axis % len(shape)
-    apart = (*shape[: dim + 1], repeats, *shape[dim + 1 :])
-    yield x, lambda: arrays.reshape(arrays.sum(arrays.reshape(g, apart), axis=dim + 1), x.shape)
-
-
 def _diagonal(call: Any, g: Any) -> Iterator[Rule]:
     args = bound(call)
     x, offset = args["x"], args["offset"]
@@ -413,11 +391,6 @@ def _diagonal(call: Any, g: Any) -> Iterator[Rule]:
         return arrays.where(first, arrays.expand_dims(aligned, axis=-2), 0)
 
     yield x, slope
-
-
-def _diag(call: Any, g: Any) -> Iterator[Rule]:
-    args = bound(call)
-    yield args["x"], lambda: arrays.diagonal(g, offset=args["k"])
 
 
 def _windows(call: Any, g: Any) -> Iterator[Rule]:
@@ -534,11 +507,6 @@ def _along(coordinates: Any, g: Any, axis: int) -> Any:
     return arrays.reshape(arrays.sum(g, axis=axes) if axes else g, coordinates.shape)
 
 
-def _triangle(call: Any, g: Any) -> Iterator[Rule]:
-    args = bound(call)
-    yield args["x"], lambda: getattr(arrays, call.function.name.partition(".")[2])(g, k=args["k"])
-
-
 _TURNED = (
     "AccelRef.T",
     "AccelRef.mT",
@@ -553,17 +521,16 @@ _EXTREMA = ("max", "min", "nanmax", "nanmin")
 RULES.update({
     "AccelRef.__getitem__": _taken, "AccelRef.copy": _cast, "AccelRef.reshape": _reshaped,
     "arrays.broadcast_arrays": _broadcast_all, "arrays.broadcast_to": _broadcast, "arrays.concat": _concat,
-    "arrays.cosine_similarity": of_usual(composition(_cosine)), "arrays.diag": _diag,
+    "arrays.cosine_similarity": of_usual(composition(_cosine)),
     "arrays.diagonal": _diagonal, "linalg.diagonal": _diagonal, "arrays.expand_dims": _reshaped,
     "arrays.flip": _flip,
     "arrays.layer_norm": of_usual(_normed, ("weight", "bias")), "arrays.logsumexp": of_usual(_logsumexp),
     "arrays.mean": _mean, "arrays.meshgrid": _meshgrid, "arrays.pad": _pad, "arrays.prod": _prod,
-    "arrays.repeat": _repeat, "arrays.reshape": _reshaped, "arrays.rms_norm": of_usual(_normed, ("weight",)),
+    "arrays.reshape": _reshaped, "arrays.rms_norm": of_usual(_normed, ("weight",)),
     "arrays.roll": _roll, "arrays.rot90": _rot90,
     "arrays.sliding_window_view": _windows, "arrays.split": _split, "arrays.squeeze": _reshaped,
     "arrays.stack": _stack,
-    "arrays.std": of_usual(_std), "arrays.sum": _sum, "arrays.tile": _tile, "arrays.tril": _triangle,
-    "arrays.triu": _triangle, "arrays.unstack": _unstack, "arrays.unwrap": _same,
+    "arrays.std": of_usual(_std), "arrays.sum": _sum, "arrays.unstack": _unstack, "arrays.unwrap": _same,
     "arrays.var": of_usual(_var),
     **dict.fromkeys(_TURNED, _turned),
     **{f"arrays.{name}": _extreme for name in _EXTREMA},

@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache, partial
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,9 +13,9 @@ import numpy as np
 from .. import arrays as _arrays
 from .. import fft as _fft
 from .. import linalg as _linalg
-from ._backward import RULES, bound, refuse
+from ._backward import RULES, bound
 from ._elementwise import Rule
-from ._rules import composition, conjugate
+from ._rules import composition
 
 # These functions are typed by the results of awaited calls, but the rules compose calls.
 arrays: Any = _arrays
@@ -123,16 +122,6 @@ def _along(f: Callable[[Any], Any], x: Any, axis: int) -> Any:
     return arrays.moveaxis(f(arrays.moveaxis(x, axis, -1)), -1, axis)
 
 
-def _hilbert(x: Any, N: int | None, axis: int) -> Any:  # noqa: N803  # the names of the arguments
-    n = x.shape[axis] if N is None else N
-    weights = np.where(np.arange(n) == 0, 1.0, np.where(2 * np.arange(n) < n, 2.0, 2 * np.arange(n) == n))
-
-    def analytic(x: Any) -> Any:
-        return fft.ifft(fft.fft(x, n) * weights.astype(_real_dtype(x)))
-
-    return _along(analytic, x, axis)
-
-
 def _real_dtype(x: Any) -> str:
     return "float32" if str(x.dtype) in ("float32", "complex64") else "float64"
 
@@ -152,82 +141,6 @@ def _zoom_fft(x: Any, fn: Any, m: int | None, fs: float, endpoint: bool, axis: i
     return _czt(x, count, np.exp(-2j * np.pi * step), np.exp(2j * np.pi * start / fs), axis)
 
 
-def _cosine_factors(length: int, kind: int, norm: Any, *, is_sine: bool) -> Any:
-    """Return the factors of a transform: after the orthogonal one for type 2, and before it for type 3."""
-    if norm == "ortho":
-        return np.ones(length)
-    factors = np.full(length, np.sqrt(2.0 * length))
-    factors[-1 if is_sine else 0] = np.sqrt((4.0 if kind == 2 else 1.0) * length)
-    return factors / (2 * length) if norm == "forward" else factors
-
-
-def _cosines(call: Any, g: Any) -> Iterator[Rule]:
-    args = bound(call)
-    x, name, norm = args["a"], call.function.name.partition(".")[2], args["norm"]
-    kind = {2: 3, 3: 2}.get(args["type"], args["type"]) if name.startswith("i") else args["type"]
-    if kind not in (2, 3) or args["orthogonalize"] is not None:
-        raise refuse(call.function.name, "only the types 2 and 3 without orthogonalize have rules")
-    if name.startswith("i"):
-        norm = _ADJOINT_NORM[norm]
-    is_sine = "s" in name.removeprefix("i")[:2]
-
-    def slope() -> Any:
-        grad = g
-        for axis in _axes(args, x):
-            grad = _fitted(_cosine_back(grad, axis, kind, norm, is_sine), x.shape[axis], axis)
-        return grad
-
-    yield x, slope
-
-
-def _cosine_back(g: Any, axis: int, kind: int, norm: Any, is_sine: bool) -> Any:
-    transform = partial(fft.dst if is_sine else fft.dct, axis=axis, norm="ortho")
-    line = [-1 if dim == axis else 1 for dim in range(len(g.shape))]
-    factors = _cosine_factors(g.shape[axis], kind, norm, is_sine=is_sine).reshape(line).astype(g.dtype.dtype)
-    return transform(g * factors, 3) if kind == 2 else transform(g, 2) * factors
-
-
-def _shifted(call: Any, g: Any) -> Iterator[Rule]:
-    args = bound(call)
-    back = fft.fftshift if "ifft" in call.function.name else fft.ifftshift
-    yield args["x"], lambda: back(g, axes=args["axes"])
-
-
-def _convolved(call: Any, g: Any) -> Iterator[Rule]:
-    args = bound(call)
-    a, b, mode = args["in1"], args["in2"], args["mode"]
-    name = call.function.name.partition(".")[2]
-    if args.get("axes") is not None:
-        raise refuse(call.function.name, "axes are not supported")
-    is_correlation = name == "correlate"
-    count = len(a.shape)
-    full = [n + m - 1 for n, m in zip(a.shape, b.shape, strict=True)]
-    shapes = zip(full, g.shape, a.shape, b.shape, strict=True)
-    starts = [
-        {"full": 0, "same": (wide - extent) // 2}.get(mode, min(n, m) - 1) for wide, extent, n, m in shapes
-    ]
-    widths = [
-        (start, wide - start - extent) for start, wide, extent in zip(starts, full, g.shape, strict=True)
-    ]
-    axes = tuple(range(count))
-    padded = cache(lambda: arrays.pad(g, widths))
-
-    def by(factor: Any, extent: Sequence[int]) -> Any:
-        # The gradient of a factor is the middle of a correlation with the other factor.
-        turned = arrays.flip(conjugate(factor), axis=axes)
-        product = fft.fftconvolve(padded(), turned)
-        first = [n - 1 for n in factor.shape]
-        return product[tuple(slice(start, start + n) for start, n in zip(first, extent, strict=True))]
-
-    yield a, lambda: by(arrays.flip(conjugate(b), axis=axes) if is_correlation else b, a.shape)
-
-    def of_second() -> Any:
-        slope = by(a, b.shape)
-        return conjugate(arrays.flip(slope, axis=axes)) if is_correlation else slope
-
-    yield b, of_second
-
-
 RULES.update(
     {
         **{f"fft.{back}fft{kind}": _complex_transforms for back in ("", "i") for kind in ("", "2", "n")},
@@ -235,16 +148,8 @@ RULES.update(
         **{f"fft.hfft{n}": composition(_several_hfft(getattr(fft, f"irfft{n}"))) for n in ("2", "n")},
         **{f"fft.ihfft{n}": composition(_several_ihfft(getattr(fft, f"rfft{n}"))) for n in ("2", "n")},
         "fft.czt": composition(_czt),
-        "fft.hilbert": composition(_hilbert),
         "fft.zoom_fft": composition(_zoom_fft),
         "fft.hfft": composition(_hfft),
         "fft.ihfft": composition(_ihfft),
-        **{
-            f"fft.{name}": _cosines
-            for name in ("dct", "dctn", "idct", "idctn", "dst", "dstn", "idst", "idstn")
-        },
-        "fft.fftshift": _shifted,
-        "fft.ifftshift": _shifted,
-        **{f"fft.{name}": _convolved for name in ("convolve", "correlate", "fftconvolve", "oaconvolve")},
     }
 )

@@ -10,6 +10,7 @@ from typing import Any
 from ..devices import ArrayFunction
 from ..nn._slopes import DERIVED
 from ._backward import REASONS, RULES, STEP_NAMES
+from ._bodies import BODIES
 from ._elementwise import elementwise_of
 from ._rows import is_of_rows
 
@@ -97,8 +98,8 @@ REASONS.update(_listed(_REASONS))
 def words() -> dict[str, tuple[str, str]]:
     """Return for each public function of arrays its word, and the reason of a refusal.
 
-    The words are ``"derived"``, from the function's expression; ``"rule"``, from a rule by hand; ``"step"``,
-    the gradient is 0; and ``"refused"``.
+    The words are ``"derived"``, from the function's expression or body; ``"rule"``, from a rule by hand;
+    ``"step"``, the gradient is 0; and ``"refused"``.
     """
     result: dict[str, tuple[str, str]] = {}
     for room in ROOMS:
@@ -115,8 +116,8 @@ def _word(name: str, function: Any) -> tuple[str, str]:
         return "step", ""
     if name in REASONS:
         return "refused", REASONS[name]
-    if name in RULES:
-        return ("derived" if name in DERIVED else "rule"), ""
+    if name in RULES or name in BODIES:
+        return ("derived" if name in DERIVED or name in BODIES else "rule"), ""
     asked = getattr(function, "asked", None)
     if isinstance(asked, ArrayFunction) and is_of_rows(asked):
         return "derived", ""

@@ -49,9 +49,6 @@ _REDUCTIONS = ("none", "mean", "sum")
 # Options with plain numbers, and the options among them that must be at least 0.
 _NUMBERS, _FROM_ZERO = ("beta", "delta", "eps", "full", "margin"), ("beta", "delta")
 
-SLOPES: dict[str, Callable[..., Call[AccelRef]]] = {}
-"""Gradients of losses as calls of expressions, which have derivatives, of all arguments by name."""
-
 LOSSES: dict[str, Callable[..., Loss]] = {}
 """By the names of functions, what returns the loss of each element by their arguments."""
 
@@ -99,13 +96,11 @@ class Loss:
             *[float(arguments[name]) if name in _NUMBERS else arguments[name] for name in self.inputs]
         )
 
-    def slope(
-        self, *, grad: ExpressionArgument, reduction: str, scale: float = 1.0, **arguments: Any
-    ) -> Call[AccelRef]:
+    def slope(self, *, grad: ExpressionArgument, reduction: str, **arguments: Any) -> Call[AccelRef]:
         """Return the gradient by the prediction as a call of an expression, without checks."""
         arguments |= {name: float(arguments[name]) for name in _NUMBERS if name in arguments}
         x = arguments[self._elementwise.inputs[0]]
-        scale = scale / x.size if reduction == "mean" and x.size else scale
+        scale = 1.0 / x.size if reduction == "mean" and x.size else 1.0
         arguments |= {"grad": grad, "scale": scale}
         return self._slope(*[arguments[name] for name in self._slope.inputs])
 
@@ -162,7 +157,6 @@ def loss(
         instance = Loss(f"nn.{function.__name__}", inputs, text, slopes)
         if slopes is None:
             DERIVED.add(f"nn.{function.__name__}")
-        SLOPES[f"nn.{function.__name__}_grad"] = instance.slope
         LOSSES[f"nn.{function.__name__}"] = functools.partial(_itself, instance)
         wrapper: Any = arguments_of(function, instance.reduced)(function)
         wrapper.derived, wrapper.again = instance.derived, loss
@@ -401,12 +395,6 @@ def _divergence_of(log_target: bool, **_: object) -> Loss:
 LOSSES["nn.kl_div"] = _divergence_of
 
 
-def _slope_of_divergence(x: Any, reduction: str, log_target: bool, **arguments: Any) -> Call[AccelRef]:
-    scale = 1.0 / _batch("nn.kl_div_grad", x) if reduction == "batchmean" else 1.0
-    return _DIVERGENCES[bool(log_target)].slope(x=x, reduction=reduction, scale=scale, **arguments)
-
-
-SLOPES["nn.kl_div_grad"] = _slope_of_divergence
 _scaled = Elementwise[AccelRef]("y = x / count", inputs=("x", "count"), operation="nn.kl_div")
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..devices import AccelRef, Call, Operand, composed
+from ..devices import AccelRef, Operand, composed
 from ..expressions import (
     Axis,
     ExpressionArgument,
@@ -20,7 +20,7 @@ from ..expressions import (
     squares,
 )
 from ._library import check_choice
-from ._losses import LOSSES, SLOPES, Loss, LossReduction, loss, mse_loss
+from ._losses import LOSSES, Loss, LossReduction, loss, mse_loss
 from ._slopes import slope_of
 
 __all__ = [
@@ -217,15 +217,11 @@ async def _poisson_grad(log_input: bool, **arguments: Any) -> AccelRef:
     return await _POISSON[bool(log_input)].derived(**arguments)
 
 
-def _poisson_slope(log_input: bool, **arguments: Any) -> Call[AccelRef]:
-    return _POISSON[bool(log_input)].slope(**arguments)
-
-
 def _poisson_of(log_input: bool, **_: object) -> Loss:
     return _POISSON[bool(log_input)]
 
 
-SLOPES["nn.poisson_nll_loss_grad"], LOSSES["nn.poisson_nll_loss"] = _poisson_slope, _poisson_of
+LOSSES["nn.poisson_nll_loss"] = _poisson_of
 
 
 @slope_of(poisson_nll_loss, _poisson_grad)

@@ -18,10 +18,7 @@ from ..backends.base.expressions import Weak, parse
 from ..devices import AccelRef, Call
 from ..expressions import Elementwise, ExpressionArgument, expression
 
-__all__ = ["DERIVED", "FIRST", "slope_of", "slope_text"]
-
-FIRST: list[str] = []
-"""The names of other functions than expressions whose gradient by the first argument is their `*_grad`."""
+__all__ = ["DERIVED", "slope_of", "slope_text"]
 
 DERIVED = set[str]()
 """The names of the functions whose slope by the first argument is derived. Bounds do not make it 0 at NaN."""
@@ -81,7 +78,6 @@ def slope_of(
             if not of.slopes:
                 DERIVED.add(of.operation)
             return expression(partial(_public_text, of, signature.parameters), precision="float32")(stub)
-        FIRST.append(declared.__name__)
         return arguments_of(stub, run or declared.derived)(stub)
 
     return make

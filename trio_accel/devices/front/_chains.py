@@ -40,21 +40,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import attrs
 import numpy as np
 import numpy.typing as npt
 
 from ...backends.base import AccelError, DType, HostArray, Ints, KeptCounts, NotSupportedError
-from ...backends.base.contract.ops import ArraySpec, ChainSpec, StatusArray, contiguous_strides
+from ...backends.base.contract.ops import ArraySpec, ChainSpec, StatusArray
 from ...backends.base.kit.kept_plans import KeptPlan, KeptPlans
 from ..base._errors import FailureClass, classify
 from ..base._host_pool import MAX_INLINE_BYTES
 from ..base._waits import run_together
 from ..engine._device_state import DeviceState
 from ..operations._blocks import Block, BlockTable
-from ..operations._calls import Call, SpentCall, evaluate, run_by_steps, run_steps
+from ..operations._calls import Call, SpentCall, run_by_steps, run_steps
 from ..operations._chain import (
     GATHER,
     METHODS,
@@ -63,12 +63,11 @@ from ..operations._chain import (
     ChainStep,
     Layouts,
     arguments_of,
-    replaced,
-    takes_number,
 )
 from ..operations._gather import by_device, tables_of
 from ..operations._operation import RECORDING, Armed, LaunchFrame, Operation, Planned, Planner, recording_now
 from ..operations._ref import AccelRef, Device
+from ._ahead import Body, BodyRecorder, evaluated, layout_of, outer_recorder
 from ._layout import GraphLayout, aligned, lay_out, map_tree
 from ._neighbours import has_neighbours, joined
 from ._recorder import ChainRecorder, LookingAhead, OperationRecorder
@@ -80,7 +79,6 @@ from ._results import (
     recorded_functions,
     settle_results,
 )
-from ._slots import Slot
 
 _logger = logging.getLogger("trio_accel.devices")
 _UINT8 = DType.uint8
@@ -117,6 +115,7 @@ class Template:
         is_finished: Whether the result needs no further work once the chain has run.
         leaves: For each placeholder of an argument in `reply`: the index into `Chain.refs`, and whether the
             argument is returned unchanged.
+        made: The host arrays that follow from the key; see `Chain.made`.
         numbers: The dtypes of the numbers that are passed as arguments.
         until_joined: The number of runs until neighbours are fused; 0 if there is nothing to fuse.
         frame: The encoded template of its messages to a worker.
@@ -132,6 +131,7 @@ class Template:
     reply: Any
     is_finished: bool
     leaves: Mapping[int, tuple[int, bool]]
+    made: Sequence[HostArray]
     numbers: Sequence[DType]
     until_joined: int
     frame: LaunchFrame = attrs.field(factory=LaunchFrame, init=False)
@@ -338,8 +338,8 @@ class Chains:
             if plan is not _BY_STEPS and (template is None or template.until_joined):
                 template = await self._due(chain, plan)
             if template is not None:
-                if template.numbers:
-                    hosts = [*hosts, *_as_arrays(chain, template.numbers)]
+                if template.made or template.numbers:
+                    hosts = [*hosts, *template.made, *_as_arrays(chain, template.numbers)]
                 message = RunChain(self, template, chain.refs, hosts, template.name)
                 message.frame = template.frame
                 try:
@@ -354,7 +354,7 @@ class Chains:
                     copies = message.sent(chain)
                 else:
                     return reply
-            return await run_by_steps(chain, copies)
+            return await _by_steps(chain, copies)
         finally:
             plan.in_flight -= 1
             chain.let_go()
@@ -369,12 +369,14 @@ class Chains:
         expanded, key = chain.expanded(), chain.key
         blocks, hosts = {ref.block for ref in chain.refs}, set(map(id, chain.hosts))
         is_known = blocks.issuperset([ref.block for ref in expanded.refs])
-        is_known = is_known and hosts.issuperset(map(id, expanded.hosts))
+        # These follow from the key, because `_find` has left out other chains.
+        made = [host for host in expanded.hosts if id(host) not in hosts]
+        is_known = is_known and _fit_inline([*chain.hosts, *made])
         if plan is _BY_STEPS or key is None or not is_known:
             if plan is not _BY_STEPS and key is not None:
                 self.kept.keep(plan, None)
             return expanded
-        chain.take_steps(expanded)
+        chain.take_steps(expanded, made)
         return chain
 
     async def _due(self, chain: Chain, plan: KeptPlan[Template]) -> Template | None:
@@ -462,7 +464,7 @@ class Chains:
             # Steps wait for the next context; a recording does not. A borrowed array is not part of the key,
             # so it must not be part of a template either.
             return None
-        may_be_one = "graphs" in self.device.libraries and _is_small(chain)
+        may_be_one = "graphs" in self.device.libraries and _fit_inline([*chain.hosts, *chain.made])
         template = await self._recorded(chain, is_joined) if may_be_one else None
         if template is None and not all(ref.block.is_usable for ref in chain.refs):
             # An array was lost while the chain was recorded. The next chain with this key is recorded.
@@ -508,10 +510,9 @@ class Chains:
         recorder = recorder or ChainRecorder(self.device, self.state, None)
         token = RECORDING.set(recorder)
         try:
-            hosts = [recorder.stand_in_for(host.shape, DType.of(host.dtype)) for host in chain.hosts]
-            placeholders: dict[int, Any] = {
-                id(host): ref for host, ref in zip(chain.hosts, hosts, strict=True)
-            }
+            arrays = [*chain.hosts, *chain.made]
+            hosts = [recorder.stand_in_for(host.shape, DType.of(host.dtype)) for host in arrays]
+            placeholders: dict[int, Any] = {id(host): ref for host, ref in zip(arrays, hosts, strict=True)}
             numbers = _NumbersAsArguments(recorder)
             reply = await _run_recorded(chain, recorder, numbers, placeholders)
             reply = await settle_results(recorder, self.state, reply)
@@ -539,50 +540,28 @@ class Chains:
                 [argument.layouts if type(argument) in _CALLS else argument.spec for argument in step.args]
             )
         try:
-            return self._evaluated(step, has_hosts=False)
+            return self._layout_of(step, has_hosts=False)
         except TypeError:
             # A function of host arrays alone runs in a chain, where placeholders replace them.
             if np.ndarray not in map(type, arguments_of(step)):
                 raise
-        return self._evaluated(step, has_hosts=True)
+        return self._layout_of(step, has_hosts=True)
 
-    def _evaluated(self, step: ChainStep, *, has_hosts: bool) -> Layouts:
-        """Return the layout of a step's result, with placeholders for calls and, if wanted, host arrays."""
-        # Calls inside a traced step use the placeholders of its recording.
-        outer = recording_now()
-        recorder = LookingAhead(
-            self.device, self.state, outer if isinstance(outer, OperationRecorder) else None
-        )
-        arguments = arguments_of(step)
-        placeholders: dict[int, Any] = {
-            id(operand): map_tree(operand.layouts, lambda spec: recorder.stand_in_for(spec.shape, spec.dtype))
-            for operand in arguments
-            if type(operand) in _CALLS
-        }
-        if has_hosts:
-            hosts = [argument for argument in arguments if type(argument) is np.ndarray]
-            placeholders.update(
-                {id(host): recorder.stand_in_for(host.shape, DType.of(host.dtype)) for host in hosts}
-            )
-        slots = [argument for argument in arguments if isinstance(argument, Slot)]
-        # The layout of `x * scale` does not depend on the scale, but `linspace` depends on its number.
-        is_free = takes_number(step)
-        placeholders.update({id(slot): 1.0 if is_free else slot.value_for_layout() for slot in slots})
-        args, named = replaced(step, placeholders)
-        asked = evaluate(step.function, args, named)
-        token = RECORDING.set(recorder)
-        try:
-            asked.send(None)
-        except StopIteration as done:
-            return _layout_of(step, done.value)
-        finally:
-            asked.close()
-            RECORDING.reset(token)
-            recorder.end()
-        raise NotSupportedError(
-            f"{step.function.name}: its result is known once it has run; await the call",
-            operation=step.function.name,
-        )
+    def _layout_of(self, step: ChainStep, *, has_hosts: bool) -> Layouts:
+        recorder = LookingAhead(self.device, self.state, outer_recorder())
+        return layout_of(step, evaluated(step, recorder, has_hosts=has_hosts)[0])
+
+    def body_of(self, step: ChainStep, is_whole: Callable[[ArrayFunction], bool]) -> Body:
+        """See `OpenDevice.body_of`."""
+        self.look_ahead(Chain(step, is_spent=False))
+        recorder = BodyRecorder(self.device, self.state, outer_recorder(), is_whole)
+        result, placeholders = evaluated(step, recorder, has_hosts=False)
+        operands = [
+            (argument, placeholders[id(argument)])
+            for argument in arguments_of(step)
+            if type(argument) in _CALLS
+        ]
+        return Body(recorder.steps, operands, result)
 
 
 class _NumbersAsArguments:
@@ -610,6 +589,14 @@ class _NumbersAsArguments:
         stand_in = self._recorder.stand_in_for((), dtype)
         self.stand_ins.append(stand_in)
         return make(*[arg if isinstance(arg, AccelRef) else stand_in for arg in args])
+
+
+async def _by_steps(chain: Chain, copies: Mapping[int, Any]) -> Any:
+    """Run a chain step by step, which is the way of all chains in a recording."""
+    recording = recording_now()
+    if isinstance(recording, BodyRecorder):
+        recording.keep_calls(chain)
+    return await run_by_steps(chain, copies)
 
 
 async def _run_recorded(
@@ -652,9 +639,9 @@ def _as_arrays(chain: Chain, dtypes: Sequence[DType]) -> list[HostArray]:
         ]
 
 
-def _is_small(chain: Chain) -> bool:
-    """Return whether the host arrays of a chain are small enough to be sent with the request."""
-    return sum(aligned(host.nbytes) for host in chain.hosts) <= MAX_INLINE_BYTES
+def _fit_inline(hosts: Sequence[HostArray]) -> bool:
+    """Return whether host arrays are small enough to be sent with the request."""
+    return sum(aligned(host.nbytes) for host in hosts) <= MAX_INLINE_BYTES
 
 
 def _writes_to_host(chain: Chain) -> bool:
@@ -757,6 +744,7 @@ async def _make_template(
         reply=reply,
         is_finished=is_finished(reply),
         leaves=results.leaves,
+        made=chain.made,
         numbers=[ref.dtype for ref in numbers],
         until_joined=_FUSE_AFTER_RUNS if may_join else 0,
     )
@@ -767,29 +755,3 @@ def _name_of(chain: Chain) -> str:
     steps = [step for step in chain.steps if step.function.how != "value" and step.function is not GATHER]
     names = [step.function.name for step in steps]
     return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
-
-
-def _layout_of(step: ChainStep, value: object) -> Layouts:
-    def see(leaf: object) -> ArraySpec | None:
-        if isinstance(leaf, AccelRef):
-            return leaf.spec
-        if isinstance(leaf, np.ndarray):
-            host: HostArray = cast("Any", leaf)
-            dtype = DType.of(host.dtype)
-            return ArraySpec(0, 0, dtype, host.shape, contiguous_strides(host.shape, dtype.itemsize))
-        if leaf is not value and isinstance(leaf, (int, float)):
-            # Numbers cannot be operands, but arrays in the same result can.
-            return None
-        raise _no_operand(step, type(leaf).__name__)
-
-    layouts: Layouts | None = map_tree(value, see)
-    if layouts is None:
-        raise _no_operand(step, "a number")
-    return layouts
-
-
-def _no_operand(step: ChainStep, kind: str) -> NotSupportedError:
-    name = step.function.name
-    return NotSupportedError(
-        f"{name} returns {kind}, which cannot be an operand; await it first", operation=name
-    )

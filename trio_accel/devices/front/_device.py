@@ -60,11 +60,12 @@ from ..dispatch._loans import InlineBorrowed, Loan
 from ..engine._device_state import DeviceState
 from ..engine._recovery import recovery_policy
 from ..operations._blocks import ForeignMemory, held
-from ..operations._chain import Chain, Layouts
+from ..operations._chain import ArrayFunction, Chain, ChainStep, Layouts
 from ..operations._hooks import Around, Ask, EngineHook, LaunchRecorder
 from ..operations._operation import Operation, refuse_recording
 from ..operations._pending import Pending, ReplyT
 from ..operations._ref import AccelRef, Device, DeviceRequest, LibraryT, owned
+from ._ahead import Body
 from ._chains import Chains
 from ._html import html_table
 from ._memory import Copy, Empty, PeerCopy, Put, copy_between, is_large, refuse_as_method
@@ -237,6 +238,22 @@ class OpenDevice(Device):
             return layouts
         self.state.check_run("shape")
         return self.chains.look_ahead(chain)
+
+    def body_of(self, step: ChainStep, is_whole: Callable[[ArrayFunction], bool], /) -> Body:
+        """Return the operations that a composed function asks for, without a launch.
+
+        Args:
+            step: A call of the function.
+            is_whole: Whether the body's calls of another composed function are kept as calls.
+
+        Raises:
+            NotSupportedError: The body writes to an array, reads elements on the host, or waits.
+        """
+        call = self.state.system.call
+        if call is not None and not self.state.is_own_run():
+            body: Body = call(partial(self.chains.body_of, step, is_whole))
+            return body
+        return self.chains.body_of(step, is_whole)
 
     async def ask(self, operation: DeviceRequest[LibraryT, ReplyT], /, **_unknown: Never) -> ReplyT:
         """See `Device.ask`."""

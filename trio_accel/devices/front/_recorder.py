@@ -223,10 +223,11 @@ class LookingAhead(OperationRecorder):
     """A recorder that plans a call's operations only for the layout of its result."""
 
     is_ahead: ClassVar[bool] = True
+    planner: ClassVar[type[RecordingPlanner]] = RecordingPlanner
 
     async def ask(self, device: PlannedFor, operation: Operation[Any, ReplyT]) -> ReplyT:
         """Plan an operation, without a checkpoint."""
-        planned = operation.plan(RecordingPlanner(self, operation))
+        planned = operation.plan(self.planner(self, operation))
         if planned.finish is not None:
             self._refuse(operation.operation, "what it returns depends on what the device computes")
         result = planned.result()
@@ -238,7 +239,7 @@ class LookingAhead(OperationRecorder):
 
     def submit(self, device: PlannedFor, operation: Operation[Any, ReplyT]) -> Pending[ReplyT]:
         """Plan an operation without a waiting task."""
-        pending = _PlannedCall(operation.operation, operation.plan(RecordingPlanner(self, operation)))
+        pending = _PlannedCall(operation.operation, operation.plan(self.planner(self, operation)))
         pending.settle(None)
         return pending
 

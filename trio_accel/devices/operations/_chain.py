@@ -155,6 +155,7 @@ class Chain:
             None if an argument cannot be compared.
         refs: The device arrays among the arguments, in the order of the key.
         hosts: The host arrays, each once.
+        made: The host arrays that its expansion has made, if they follow from the key.
         numbers: Numbers that are passed like host arrays, each with the index of its step. All other numbers
             are in the key.
         has_expansions: Whether steps must be expanded before the chain can run.
@@ -166,7 +167,7 @@ class Chain:
         ValueError: The chain has too many calls.
     """
 
-    __slots__ = ("has_expansions", "hosts", "is_fixed", "key", "numbers", "refs", "steps")
+    __slots__ = ("has_expansions", "hosts", "is_fixed", "key", "made", "numbers", "refs", "steps")
 
     def __init__(self, call: Any, *, is_spent: bool = True, ends: Iterable[int] = ()) -> None:
         self.steps: list[ChainStep] = []
@@ -207,6 +208,7 @@ class Chain:
             step.__class__ = spent
         self.refs: list[Any] = []
         self.hosts: list[HostArray] = []
+        self.made: Sequence[HostArray] = ()
         self.numbers: list[tuple[int, float]] = []
         self.has_expansions: bool = False
         self.is_fixed: bool = True
@@ -239,9 +241,9 @@ class Chain:
             for step in steps:
                 step.__class__ = ChainStep.spent
 
-    def take_steps(self, expanded: Chain) -> None:
-        """Take over the steps of this chain's expansion."""
-        self.steps, self.has_expansions = expanded.steps, False
+    def take_steps(self, expanded: Chain, new_hosts: Sequence[HostArray] = ()) -> None:
+        """Take over the steps of this chain's expansion, and the host arrays that it has made."""
+        self.steps, self.made, self.has_expansions = expanded.steps, new_hosts, False
 
     def without_numbers(self) -> tuple[tuple[object, ...] | None, list[tuple[int, float]]]:
         """Return a key without the numbers that can be passed as arguments, and these numbers."""
