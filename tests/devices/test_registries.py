@@ -40,8 +40,7 @@ UNWATCHED = {
     "what the package declares when it is imported": """
         devices.operations._operators:NAMESPACE gradients._backward:_operand_names
         gradients._backward:_parameters
-        interop._scipy_fft:_signature nn._losses:LOSSES nn._losses:SLOPES nn._slopes:DERIVED
-        nn._slopes:FIRST
+        interop._scipy_fft:_signature nn._losses:LOSSES nn._slopes:DERIVED
     """,
     "backends, which a program registers for good by the import path of their class": """
         backends.__init__:_BACKENDS backends.__init__:_LOADED backends.__init__:_PROBLEMS

@@ -169,14 +169,16 @@ async def test_wrong_rules(device: ta.Device, rule: Any, kind: type[Exception], 
     ("f", "kind", "says"),
     [
         (
-            lambda x: a.sum(ta.ndimage.rotate(a.reshape(x, (2, 3)), 9.0)),
+            lambda x: a.sum(a.cumulative_prod(x, include_initial=True)),
             ta.NotSupportedError,
-            "ndimage.rotate has no gradient, because only order 0 and 1 have rules, with the modes",
+            "arrays.cumulative_prod has no gradient, because include_initial adds",
         ),
         (
-            lambda x: a.sum(ta.nn.batch_norm(a.reshape(x, (3, 2)), x[:2], x[2:4])),
+            lambda x: a.sum(
+                ta.nn.scaled_dot_product_attention(*[x.reshape(1, 2, 3)] * 3, attn_mask=x[:4].reshape(2, 2))
+            ),
             ta.NotSupportedError,
-            "nn.batch_norm has no gradient by running_",
+            "nn.scaled_dot_product_attention has no gradient by attn_mask",
         ),
         (lambda x: x * 2, ValueError, r"value_and_grad: the value must be a scalar, got shape \(6,\); add"),
         (lambda x: 3.0, TypeError, "value_and_grad: the function must return a call, got float"),

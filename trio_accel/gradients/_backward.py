@@ -21,6 +21,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
@@ -31,6 +32,7 @@ import numpy as np
 from .. import arrays as _arrays
 from ..backends.base import ArraySpec, DType, NotSupportedError
 from ..devices import AccelRef, ArrayFunction, Call, Chain, arguments_of
+from ..devices.operations._chain import READS_HOSTS
 from ._complex import COMPLEX
 from ._elementwise import ADVICE, Rule, slopes_of, summed_to
 from ._memo import memoized
@@ -252,12 +254,18 @@ def rule_of(function: ArrayFunction) -> Make | None:
 
 def is_public(function: ArrayFunction) -> bool:
     """Return whether a function is the public one with its name, or there is no other one."""
-    room, _, base = function.name.partition(".")
-    if not base or room == "AccelRef":
-        return True
-    public = getattr(import_module(f"trio_accel.{room}"), base, None)
-    asked = getattr(public, "asked", None)
+    asked = _asked_of(function.name)
     return asked is None or asked is function
+
+
+def _asked_of(name: str) -> ArrayFunction | None:
+    """Return the public function with a name, as its calls use it; None if there is none."""
+    room, _, base = name.partition(".")
+    if not base or room == "AccelRef":
+        return None
+    # Its module has made it, and a program's function has another room.
+    public = getattr(sys.modules.get(f"trio_accel.{room}"), base, None)
+    return getattr(public, "asked", None)
 
 
 KINDS: list[Callable[[Any, Any], Iterator[Rule] | None]] = []
@@ -369,6 +377,24 @@ def _operand_names(name: str) -> frozenset[str]:
     )
 
 
+def _reads_hosts(call: Any) -> bool:
+    """Return whether a rule may read the elements of a call's host arrays.
+
+    An operand by its annotation is placed on the device before a rule sees it, and expressions read only the
+    dtypes of their arguments.
+    """
+    function = call.function
+    if function.takes_hosts or not any(map(_has_host, (*call.args, *(call.named or {}).values()))):
+        return False
+    if _asked_of(function.name) is not function:
+        return function.how != "message"
+    if len(call.args) > len(_parameters(function.name)):
+        return True
+    names = _operand_names(function.name)
+    return any(_has_host(value) and name not in names for name, value in _named_args(call).items())
+
+
+READS_HOSTS.append(_reads_hosts)
 _OPERAND = re.compile(r"\b(Operand|AccelRef|ExpressionArgument)\b")
 
 

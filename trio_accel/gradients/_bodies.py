@@ -226,7 +226,9 @@ class _Calls:
         if type(asked) is Contract:
             return self._contracted(asked)
         fields = _fields(asked)
-        declared = next((one for one in OPERATIONS.values() if one.message is type(asked)), None)
+        declared = next(
+            (function for function in OPERATIONS.values() if function.message is type(asked)), None
+        )
         if declared is None:
             # A private message of a public function may also say which of several functions it is.
             fields.pop("function", None)
@@ -394,12 +396,12 @@ def _part(x: Any, extents: Sequence[int], first: int, axes: Sequence[tuple[int, 
             if order != sorted(order):
                 x = arrays.permute_dims(x, tuple(order))
             return arrays.reshape(x, tuple([extent for extent, _ in axes]))
-    places = np.full((1,) * len(axes), first, np.int64)
+    indices = np.full((1,) * len(axes), first, np.int64)
     for axis, (extent, step) in enumerate(axes):
-        ahead = [1] * len(axes)
-        ahead[axis] = extent
-        places = places + (np.arange(extent) * step).reshape(ahead)
-    return arrays.take(arrays.reshape(x, (-1,)), places)
+        line = [1] * len(axes)
+        line[axis] = extent
+        indices = indices + (np.arange(extent) * step).reshape(line)
+    return arrays.take(arrays.reshape(x, (-1,)), indices)
 
 
 def _refined(extents: Sequence[int], axes: Sequence[tuple[int, int]]) -> list[int] | None:
@@ -407,10 +409,10 @@ def _refined(extents: Sequence[int], axes: Sequence[tuple[int, int]]) -> list[in
     total = math.prod(extents)
     steps = sorted({*_strides(extents), *[abs(step) for _, step in axes], 1, total}, reverse=True)
     shape = list[int]()
-    for large, small in itertools.pairwise(steps):
-        if large % small:
+    for step, next_step in itertools.pairwise(steps):
+        if step % next_step:
             return None
-        shape.append(large // small)
+        shape.append(step // next_step)
     return shape
 
 
@@ -426,9 +428,9 @@ def _keys(
         for axis, stride in enumerate(strides):
             count, rest = divmod(abs(step), stride)
             count = count if step > 0 else -count
-            last = start[axis] + count * (extent - 1)
-            if not rest and count and axis not in order and 0 <= last < extents[axis]:
-                stop = last + (1 if count > 0 else -1)
+            end = start[axis] + count * (extent - 1)
+            if not rest and count and axis not in order and 0 <= end < extents[axis]:
+                stop = end + (1 if count > 0 else -1)
                 slices[axis] = slice(start[axis], stop if stop >= 0 else None, count)
                 order.append(axis)
                 break

@@ -64,8 +64,7 @@ class _BodyPlanner(RecordingPlanner):
     def __init__(self, recording: BodyRecorder, operation: Operation[Any, Any]) -> None:
         super().__init__(recording, operation)
         out: Any = getattr(operation, "out", None)
-        outs: tuple[Any, ...] = out if isinstance(out, tuple) else (out,)
-        self._written = list(map(id, outs))
+        self._written = [id(out), *map(id, cast("Sequence[Any]", out) if isinstance(out, tuple) else ())]
         self._made = recording.made
 
     def _use(self, argument: str, ref: AccelRef, *, is_read: bool) -> None:

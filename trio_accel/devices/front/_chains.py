@@ -115,7 +115,7 @@ class Template:
         is_finished: Whether the result needs no further work once the chain has run.
         leaves: For each placeholder of an argument in `reply`: the index into `Chain.refs`, and whether the
             argument is returned unchanged.
-        made: The host arrays that follow from the key; see `Chain.made`.
+        new_hosts: The host arrays that follow from the key; see `Chain.new_hosts`.
         numbers: The dtypes of the numbers that are passed as arguments.
         until_joined: The number of runs until neighbours are fused; 0 if there is nothing to fuse.
         frame: The encoded template of its messages to a worker.
@@ -131,7 +131,7 @@ class Template:
     reply: Any
     is_finished: bool
     leaves: Mapping[int, tuple[int, bool]]
-    made: Sequence[HostArray]
+    new_hosts: Sequence[HostArray]
     numbers: Sequence[DType]
     until_joined: int
     frame: LaunchFrame = attrs.field(factory=LaunchFrame, init=False)
@@ -338,8 +338,8 @@ class Chains:
             if plan is not _BY_STEPS and (template is None or template.until_joined):
                 template = await self._due(chain, plan)
             if template is not None:
-                if template.made or template.numbers:
-                    hosts = [*hosts, *template.made, *_as_arrays(chain, template.numbers)]
+                if template.new_hosts or template.numbers:
+                    hosts = [*hosts, *template.new_hosts, *_as_arrays(chain, template.numbers)]
                 message = RunChain(self, template, chain.refs, hosts, template.name)
                 message.frame = template.frame
                 try:
@@ -370,13 +370,13 @@ class Chains:
         blocks, hosts = {ref.block for ref in chain.refs}, set(map(id, chain.hosts))
         is_known = blocks.issuperset([ref.block for ref in expanded.refs])
         # These follow from the key, because `_find` has left out other chains.
-        made = [host for host in expanded.hosts if id(host) not in hosts]
-        is_known = is_known and _fit_inline([*chain.hosts, *made])
+        new_hosts = [host for host in expanded.hosts if id(host) not in hosts]
+        is_known = is_known and _fit_inline([*chain.hosts, *new_hosts])
         if plan is _BY_STEPS or key is None or not is_known:
             if plan is not _BY_STEPS and key is not None:
                 self.kept.keep(plan, None)
             return expanded
-        chain.take_steps(expanded, made)
+        chain.take_steps(expanded, new_hosts)
         return chain
 
     async def _due(self, chain: Chain, plan: KeptPlan[Template]) -> Template | None:
@@ -408,7 +408,7 @@ class Chains:
     def _find(self, chain: Chain) -> KeptPlan[Template]:
         """Return the plan of a chain, a new one to be recorded, or `_BY_STEPS`."""
         key, recording = chain.key, RECORDING.get()
-        if chain.has_expansions and not chain.is_fixed:
+        if chain.has_expansions and not chain.follows_from_key:
             return _BY_STEPS
         if key is None or self.state.faults.waiting or not (recording is None or recording.is_over):
             return _BY_STEPS
@@ -464,7 +464,7 @@ class Chains:
             # Steps wait for the next context; a recording does not. A borrowed array is not part of the key,
             # so it must not be part of a template either.
             return None
-        may_be_one = "graphs" in self.device.libraries and _fit_inline([*chain.hosts, *chain.made])
+        may_be_one = "graphs" in self.device.libraries and _fit_inline([*chain.hosts, *chain.new_hosts])
         template = await self._recorded(chain, is_joined) if may_be_one else None
         if template is None and not all(ref.block.is_usable for ref in chain.refs):
             # An array was lost while the chain was recorded. The next chain with this key is recorded.
@@ -510,7 +510,7 @@ class Chains:
         recorder = recorder or ChainRecorder(self.device, self.state, None)
         token = RECORDING.set(recorder)
         try:
-            arrays = [*chain.hosts, *chain.made]
+            arrays = [*chain.hosts, *chain.new_hosts]
             hosts = [recorder.stand_in_for(host.shape, DType.of(host.dtype)) for host in arrays]
             placeholders: dict[int, Any] = {id(host): ref for host, ref in zip(arrays, hosts, strict=True)}
             numbers = _NumbersAsArguments(recorder)
@@ -744,7 +744,7 @@ async def _make_template(
         reply=reply,
         is_finished=is_finished(reply),
         leaves=results.leaves,
-        made=chain.made,
+        new_hosts=chain.new_hosts,
         numbers=[ref.dtype for ref in numbers],
         until_joined=_FUSE_AFTER_RUNS if may_join else 0,
     )

@@ -111,6 +111,10 @@ DEVICE_OF: list[Callable[..., Any]] = []
 """Returns the device of operands. A list, because the module of devices is in a layer above."""
 
 
+READS_HOSTS: list[Callable[[Any], bool]] = []
+"""Returns whether an expansion may read the elements of a call's host arrays; `gradients` adds it."""
+
+
 class ChainStep:
     """A call, as a chain uses it.
 
@@ -155,7 +159,7 @@ class Chain:
             None if an argument cannot be compared.
         refs: The device arrays among the arguments, in the order of the key.
         hosts: The host arrays, each once.
-        made: The host arrays that its expansion has made, if they follow from the key.
+        new_hosts: The host arrays that its expansion has made, if they follow from the key.
         numbers: Numbers that are passed like host arrays, each with the index of its step. All other numbers
             are in the key.
         has_expansions: Whether steps must be expanded before the chain can run.
@@ -167,7 +171,7 @@ class Chain:
         ValueError: The chain has too many calls.
     """
 
-    __slots__ = ("has_expansions", "hosts", "is_fixed", "key", "made", "numbers", "refs", "steps")
+    __slots__ = ("has_expansions", "hosts", "is_fixed", "key", "new_hosts", "numbers", "refs", "steps")
 
     def __init__(self, call: Any, *, is_spent: bool = True, ends: Iterable[int] = ()) -> None:
         self.steps: list[ChainStep] = []
@@ -208,7 +212,7 @@ class Chain:
             step.__class__ = spent
         self.refs: list[Any] = []
         self.hosts: list[HostArray] = []
-        self.made: Sequence[HostArray] = ()
+        self.new_hosts: Sequence[HostArray] = ()
         self.numbers: list[tuple[int, float]] = []
         self.has_expansions: bool = False
         self.is_fixed: bool = True
@@ -243,7 +247,16 @@ class Chain:
 
     def take_steps(self, expanded: Chain, new_hosts: Sequence[HostArray] = ()) -> None:
         """Take over the steps of this chain's expansion, and the host arrays that it has made."""
-        self.steps, self.made, self.has_expansions = expanded.steps, new_hosts, False
+        self.steps, self.new_hosts, self.has_expansions = expanded.steps, new_hosts, False
+
+    @property
+    def follows_from_key(self) -> bool:
+        """Whether all chains with the key expand to the same structure, also by its functions' parameters."""
+        return self.is_fixed or (
+            all(step.function.is_fixed for step in self.steps)
+            and bool(READS_HOSTS)
+            and not any(map(READS_HOSTS[0], self.steps))
+        )
 
     def without_numbers(self) -> tuple[tuple[object, ...] | None, list[tuple[int, float]]]:
         """Return a key without the numbers that can be passed as arguments, and these numbers."""
