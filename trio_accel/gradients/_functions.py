@@ -125,7 +125,7 @@ def flat_grad_and_value(
 
     The function returns a call, so the use of the gradients can be part of the same request, and one
     collective sums all of them. The gradients are derived once for each structure of `f`'s calls, unless `f`
-    has a host array or a `custom_gradient` among them.
+    has a `custom_gradient` among them, or a host array that is no operand.
 
     Args:
         f: See `value_and_grad`.

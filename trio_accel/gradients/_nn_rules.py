@@ -13,7 +13,7 @@ from typing import Any
 from .. import arrays as _arrays
 from .. import nn as _nn
 from ..nn._losses import LOSSES
-from ._backward import RULES, Make, bound, is_operand
+from ._backward import RULES, Make, bound, is_operand, refuse
 from ._elementwise import Rule, slopes_of
 from ._factor_rules import added
 from ._rows import of_usual
@@ -87,11 +87,14 @@ def _linear(call: Any, g: Any) -> Iterator[Rule]:
 def _attention(call: Any, g: Any) -> Iterator[Rule]:
     name, args = _bound(call)
     inputs = [args.pop(parameter) for parameter in ("query", "key", "value")]
-    del args["dropout_p"], args["return_lse"]
+    of_output, of_sums = g if args.pop("return_lse") else (g, None)
+    if of_sums is not None:
+        raise refuse(call.function.name, "the sums of return_lse have no rule")
+    del args["dropout_p"]
 
     def slopes() -> Any:
         output, lse = getattr(nn, name)(*inputs, **args, return_lse=True)
-        return getattr(nn, f"{name}_grad")(g, *inputs, output, lse, **args)
+        return getattr(nn, f"{name}_grad")(of_output, *inputs, output, lse, **args)
 
     yield from _slope_pairs(cache(slopes), *inputs)
 
@@ -138,15 +141,17 @@ def _images(name: str, array: Any) -> Any:
 def _pool(call: Any, g: Any) -> Iterator[Rule]:
     name, args = _bound(call)
     x = args.pop("input")
+    # The other result are indices.
+    of_result: Any = g[0] if isinstance(g, list) else g
     shape = (1, *x.shape)[-2 - int(name[-2]) :]
 
     def slope() -> Any:
         if "max" in name:
             pooled = getattr(nn, name)(arrays.reshape(x, shape), **args | {"return_indices": True})
-            return nn.max_pool_grad(_images(name, g), pooled[1], shape)
+            return nn.max_pool_grad(_images(name, of_result), pooled[1], shape)
         if "adaptive" in name:
-            return nn.adaptive_avg_pool_grad(_images(name, g), shape)
-        return nn.avg_pool_grad(_images(name, g), shape, **args)
+            return nn.adaptive_avg_pool_grad(_images(name, of_result), shape)
+        return nn.avg_pool_grad(_images(name, of_result), shape, **args)
 
     yield x, lambda: arrays.reshape(slope(), x.shape)
 
