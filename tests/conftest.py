@@ -53,6 +53,8 @@ _SELF = Path("/proc/self")
 _TESTS = Path(__file__).parent
 # Where every test is a case of its own, and none has parameters for their number's sake.
 WHOLE = ("actors", "otp", "test_counts.py", "test_docs.py", "test_docs_examples.py", "test_reference.py")
+# These are in every sample, because they hold each function with a gradient to differences.
+EACH_RUN = ("test_each_function.py",)
 
 # Where the numbers are looked at, and not where they come from.
 NUMBERS_OF_ALL = ("arrays", "fft", "jit", "linalg", "random", "sparse", "tensor")
@@ -149,7 +151,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     config, path = metafunc.config, metafunc.definition.path
     size: int = config.getoption("--sample")
     # Names of parameter sets that are asked for are looked for among all of them.
-    if not size or config.getoption("-k") or _is_of(path, WHOLE) or any("[" in each for each in config.args):
+    if (
+        not size
+        or config.getoption("-k")
+        or _is_of(path, (*WHOLE, *EACH_RUN))
+        or any("[" in each for each in config.args)
+    ):
         return
     calls: list[Any] = metafunc._calls  # pytest has no public way
     # What has a marker of its own may be left out by that.
@@ -174,7 +181,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     functions: dict[str, list[pytest.Item]] = {}
     chosen: set[pytest.Item] = set()
     for item in items:
-        if _is_of(item.path, WHOLE):
+        if _is_of(item.path, (*WHOLE, *EACH_RUN)):
             chosen.add(item)
         else:
             functions.setdefault(item.nodeid.partition("[")[0], []).append(item)
@@ -209,7 +216,7 @@ def _draw_fewer_examples(function: Any) -> None:
 def _is_in_share(item: pytest.Item, share: int) -> bool:
     """Return whether a share of the test functions has a test: the same ones each time, from all folders."""
     name = item.nodeid.partition("[")[0]
-    return item.nodeid in LISTED or not zlib.crc32(name.encode()) % share
+    return item.nodeid in LISTED or _is_of(item.path, EACH_RUN) or not zlib.crc32(name.encode()) % share
 
 
 def _is_elsewhere(name: str, path: Path) -> bool:

@@ -142,7 +142,8 @@ def _pool(call: Any, g: Any) -> Iterator[Rule]:
     name, args = _bound(call)
     x = args.pop("input")
     # The other result are indices.
-    of_result: Any = g[0] if isinstance(g, list) else g
+    several: Any = g
+    of_result = several[0] if isinstance(g, list) else several
     shape = (1, *x.shape)[-2 - int(name[-2]) :]
 
     def slope() -> Any:
