@@ -383,14 +383,15 @@ def _reads_hosts(call: Any) -> bool:
     An operand by its annotation is placed on the device before a rule sees it, and expressions read only the
     dtypes of their arguments.
     """
-    function = call.function
+    function: ArrayFunction = call.function
     if function.takes_hosts or not any(map(_has_host, (*call.args, *(call.named or {}).values()))):
         return False
-    if _asked_of(function.name) is not function:
+    name, asked = function.name, _asked_of(function.name)
+    if asked is None or asked is not function:
         return function.how != "message"
-    if len(call.args) > len(_parameters(function.name)):
+    if len(call.args) > len(_parameters(name)):
         return True
-    names = _operand_names(function.name)
+    names = _operand_names(name)
     return any(_has_host(value) and name not in names for name, value in _named_args(call).items())
 
 

@@ -105,7 +105,9 @@ class BodyRecorder(LookingAhead):
 
     async def ask(self, device: PlannedFor, operation: Operation[Any, ReplyT]) -> ReplyT:
         """Plan an operation, and keep it."""
-        return self._keep(operation, await super().ask(device, operation))
+        result = await super().ask(device, operation)
+        self._keep(operation, result)
+        return result
 
     def submit(self, device: PlannedFor, operation: Operation[Any, ReplyT]) -> Pending[ReplyT]:
         """Plan an operation, and keep it, without a waiting task."""
