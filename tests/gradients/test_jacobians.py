@@ -178,3 +178,13 @@ async def test_wrong_arguments_are_refused(device: ta.Device) -> None:
         await g.jvp(a.sin, x, V)
     with pytest.raises(ValueError, match="hvp: the value must be a scalar"):
         await g.hvp(a.sin, (x,), (V,))
+
+
+async def test_products_of_values_without_the_argument_are_zeros(device: ta.Device) -> None:
+    x, empty = await device.put(X), await device.put(np.ones((0, 3)))
+    (product,) = await g.hvp(lambda y: a.sum(x * x) + 0 * a.sum(a.sign(y)), (x,), (x,))
+    np.testing.assert_array_equal(await product.to_host(), np.zeros(4))
+    (product,) = await g.hvp(lambda y: a.sum(y * y) + a.sum(x), (empty,), (empty,))
+    assert product.shape == (0, 3)
+    _, derivative = await g.jvp(lambda y: a.sum(y * y) + a.sum(x), (empty,), (empty,))
+    assert await derivative.item() == 0

@@ -166,3 +166,10 @@ async def check_against_differences(device: ta.Device, case: Case, label: str) -
             atol=1e-7,
             err_msg=f"{label} by operand {place}",
         )
+
+
+async def test_views_of_a_0d_array(device: ta.Device) -> None:
+    x = await device.put(np.array(3.0))
+    for key in ((), None, ..., (None, ..., None)):
+        slope = await ta.grad(lambda x, k=key: a.sum(x[k] ** 2))(x)
+        assert await slope.item() == 6.0

@@ -59,9 +59,9 @@ def jacobian(f: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callabl
         if not tape.is_nested:
             return _jacobian(f, positions, args, named)
         results = _results(tape)
-        value = _flat(results)
+        value = flat(results)
         seeds = [arrays.zeros_like(value) + row for row in np.eye(value.size, dtype=value.dtype.dtype)]
-        return _nested(tape, results, _rows(value, tape.leaves, seeds))
+        return _nested(tape, results, rows_of(value, tape.leaves, seeds))
 
     return run
 
@@ -87,7 +87,7 @@ async def _jacobian(f: Callable[..., Any], positions: Any, args: Any, named: Any
         tape = Tape(f, "jacobian", positions, args, named, has_several=True)
         try:
             results = _results(tape)
-            value = _flat(results)
+            value = flat(results)
             size, calls = value.size, len(Chain(value, is_spent=False).steps)
             count = max(1, min(size - start, _MAX_CALLS // (_CALLS_PER_CALL * calls + 1)))
             # On the device, because requests with other host arrays would be derived again.
@@ -115,12 +115,12 @@ def _results(tape: Tape) -> list[Any]:
     return results
 
 
-def _flat(results: Sequence[Any]) -> Any:
+def flat(results: Sequence[Any]) -> Any:
     """Return all elements of results in one vector."""
     return arrays.concat(list(results), axis=None) if len(results) > 1 else arrays.reshape(results[0], (-1,))
 
 
-def _rows(value: Any, leaves: Sequence[Any], seeds: Sequence[Any]) -> list[Any]:
+def rows_of(value: Any, leaves: Sequence[Any], seeds: Sequence[Any]) -> list[Any]:
     """Return for each leaf the stacked gradients of a vector's products with some seeds."""
     calls = list[Any]()
     try:
@@ -132,7 +132,7 @@ def _rows(value: Any, leaves: Sequence[Any], seeds: Sequence[Any]) -> list[Any]:
 
 
 def _group(value: Any, leaves: Sequence[Any], seeds: Any, count: int) -> Any:
-    return gather(*_rows(value, leaves, [seeds[k] * 1 for k in range(count)]))
+    return gather(*rows_of(value, leaves, [seeds[k] * 1 for k in range(count)]))
 
 
 def _nested(tape: Tape, results: Sequence[Any], parts: Sequence[Any]) -> Any:
@@ -242,6 +242,13 @@ def _product(slopes: Sequence[Any], directions: Sequence[Any]) -> Any:
     return reduce(operator.add, terms)
 
 
+def _ones_like(value: Any, calls: list[Any]) -> Any:
+    """Return the seed of a real number; no gradient may read it."""
+    seed = arrays.ones_like(value)
+    calls.append(seed)
+    return seed
+
+
 def _push(value: Any, leaves: Sequence[Any], directions: Sequence[Any]) -> Any:
     """Derive the derivative along a direction, by the vector of the vector-Jacobian product."""
     calls = list[Any]()
@@ -250,7 +257,7 @@ def _push(value: Any, leaves: Sequence[Any], directions: Sequence[Any]) -> Any:
         calls.append(vector)
         product = _product(backward(value, leaves, vector, calls), directions)
         calls.append(product)
-        (derivative,) = backward(product, [vector], arrays.ones_like(product), calls)
+        (derivative,) = backward(product, [vector], _ones_like(product, calls), calls)
         return gather(value, derivative)
     finally:
         for call in calls:
@@ -265,9 +272,9 @@ def _curve(value: Any, leaves: Sequence[Any], directions: Sequence[Any]) -> Any:
             raise ValueError(f"hvp: the value must be a scalar, got shape {value.shape}")
         if any(x.dtype.kind != "float" for x in (value, *leaves)):
             raise NotSupportedError("hvp: arguments and the value must be real, floating numbers")
-        product = _product(backward(value, leaves, arrays.ones_like(value), calls), directions)
+        product = _product(backward(value, leaves, _ones_like(value, calls), calls), directions)
         calls.append(product)
-        return gather(*backward(product, leaves, arrays.ones_like(product), calls))
+        return gather(*backward(product, leaves, _ones_like(product, calls), calls))
     finally:
         for call in calls:
             call.silence()

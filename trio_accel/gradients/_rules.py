@@ -290,6 +290,9 @@ def _taken(call: Any, g: Any) -> Iterator[Rule]:
 
 def _placed(g: Any, shape: Sequence[int], spans: Sequence[range]) -> Any:
     """Return zeros of a shape, with values at the indices of spans."""
+    if not spans:
+        # `pad` has no widths for a 0-d array.
+        return g
     backwards = [axis for axis, span in enumerate(spans) if span.step < 0]
     if backwards:
         g = arrays.flip(g, axis=tuple(backwards))
