@@ -22,8 +22,17 @@ import numpy as np
 
 from .. import arrays as _arrays
 from ..devices import ArrayFunction, Call, Chain
+from ..expressions import Elementwise
 
-__all__ = ["added_along", "added_at", "is_ordered", "sorted_sums"]
+__all__ = [
+    "added_along",
+    "added_at",
+    "flat_positions",
+    "is_ordered",
+    "nothing",
+    "numbers_below",
+    "sorted_sums",
+]
 
 # These functions are typed by the results of awaited calls, but the rules compose calls.
 arrays: Any = _arrays
@@ -44,10 +53,18 @@ def sorted_sums(positions: Any, values: Any, shape: Sequence[int]) -> Any:
         shape: Shape of the result.
     """
     order = arrays.argsort(positions, stable=True)
-    bounds = np.arange(math.prod(shape) + 1)
+    bounds = numbers_below(math.prod(shape) + 1, positions)
     offsets = arrays.searchsorted(arrays.take(positions, order), bounds)
     sums = arrays.segmented_reduce(arrays.take(values, order), offsets)
     return arrays.reshape(sums, tuple(shape))
+
+
+def numbers_below(count: int, like: Any) -> Any:
+    """Return the integers from 0 to a count, on the device of an array with elements.
+
+    A host array would prevent that a plan is kept, because its elements may change.
+    """
+    return _NUMBERS(like[(0,) * len(like.shape)], shape=(count,))
 
 
 def added_along(
@@ -73,13 +90,16 @@ def added_along(
 def _along(positions: Any, values: Any, axis: int) -> list[Any]:
     """Return indices along all axes, by indices along one of them."""
     count = len(values.shape)
-    grid = [
-        np.arange(extent).reshape([-1 if dim == k else 1 for dim in range(count)])
-        for k, extent in enumerate(values.shape)
+    return [
+        positions if dim == axis else _line(extent, dim, count, values)
+        for dim, extent in enumerate(values.shape)
     ]
-    indices: list[Any] = list(grid)
-    indices[axis] = positions
-    return indices
+
+
+def _line(extent: int, axis: int, ndim: int, like: Any) -> Any:
+    """Return the indices of an axis, along that axis."""
+    shape = tuple(-1 if dim == axis else 1 for dim in range(ndim))
+    return arrays.reshape(numbers_below(extent, like), shape)
 
 
 def added_at(x: Any, indices: Sequence[Any], values: Any) -> Any:
@@ -96,9 +116,7 @@ def _all_indices(shape: Sequence[int], indices: Sequence[Any], values: Any) -> l
     rest = len(shape) - len(indices)
     count = len(values.shape)
     all_indices = [index.reshape((*np.shape(index), *(1,) * rest)) for index in indices]
-    for axis in range(rest):
-        line = [-1 if dim == count - rest + axis else 1 for dim in range(count)]
-        all_indices.append(np.arange(values.shape[count - rest + axis]).reshape(line))
+    all_indices += [_line(values.shape[dim], dim, count, values) for dim in range(count - rest, count)]
     return all_indices
 
 
@@ -108,28 +126,47 @@ def _first(added: Any, *_: object) -> Any:
 
 def _taken_along(call: Any, g: Any) -> Iterator[tuple[Any, Callable[[], Any]]]:
     added, positions, values, axis = call.args
-    yield added, _nothing
+    yield added, nothing
     yield values, partial(arrays.take_along_axis, g, positions, axis=axis)
 
 
 def _taken_at(call: Any, g: Any) -> Iterator[tuple[Any, Callable[[], Any]]]:
     added, indices, values = call.args
-    yield added, _nothing
+    yield added, nothing
     yield values, partial(arrays.gather_nd, g, tuple(indices))
 
 
-def _nothing() -> None:
+def nothing() -> None:
     """Stop a gradient, because the values have it by another way."""
 
 
+# The operand determines the device.
+_NUMBERS: Any = Elementwise("i(0) + where(x == x, 0, 0)", operation="gradients.numbers")
 _ADDED_ALONG = ArrayFunction("gradients.added_along", _first, "value", takes_hosts=True, rule=_taken_along)
 _ADDED_AT = ArrayFunction("gradients.added_at", _first, "value", takes_hosts=True, rule=_taken_at)
 
 
 def _by_sort(indices: Sequence[Any], values: Any, shape: Sequence[int]) -> Any:
+    return sorted_sums(flat_positions(indices, shape, values), arrays.reshape(values, (-1,)), shape)
+
+
+def _wide(index: Any) -> Any:
+    """Return indices as int64, because positions of small integers would overflow."""
+    if index.dtype == "int64":
+        return index
+    return index.astype("int64") if isinstance(index, np.ndarray) else index.cast("int64")
+
+
+def flat_positions(indices: Sequence[Any], shape: Sequence[int], like: Any) -> Any:
+    """Return the positions of elements in C order, as a vector.
+
+    Args:
+        indices: Indices along each axis.
+        shape: The shape that they index.
+        like: An array on the device, with the shape that the indices broadcast to.
+    """
     flat: Any = 0
     for index, extent in zip(indices, shape, strict=True):
-        flat = flat * extent + (index % extent)
-    # Indices of the host go to the device with the values.
-    positions = arrays.full_like(values, 0, dtype="int64") + flat
-    return sorted_sums(arrays.reshape(positions, (-1,)), arrays.reshape(values, (-1,)), shape)
+        flat = flat * extent + _wide(index) % extent
+    # Indices of the host go to the device.
+    return arrays.reshape(arrays.full_like(like, 0, dtype="int64") + flat, (-1,))
