@@ -76,6 +76,7 @@ ROWS: dict[str, list[tuple[str, str, str]]] = {
     "Parts and shapes": [
         ("x[1:3] = 0", "x[1:3] = 0", "await x[1:3].assign(0)"),
         ("x[:, 2] = y[:, 0]", "x[:, 2] = y[:, 0]", "await x[:, 2].assign(y[:, 0])"),
+        ("y = x.copy(); y[1:3] = 0", "y = x.clone(); y[1:3] = 0", "y = await x.at[1:3].set(0)"),
         ("t.transpose(2, 0, 1)", "t.permute(2, 0, 1)", "t.transpose((2, 0, 1))"),
         ("np.rot90(x)", "x.rot90()", "ta.arrays.rot90(x)"),
         ("x.swapaxes(0, 1)", "x.swapaxes(0, 1)", "ta.arrays.swapaxes(x, 0, 1)"),

@@ -70,9 +70,9 @@ def _role(one: ops.SpecField) -> str:
 GIVEN = names(
     "Graph GraphsActor Array ArrayApi "
     "AccelRef ActorContext ActorSnapshot ActorSystem ArraysActor BlasActor Call DeferredReply Device "
-    "DeviceInfo FaultInjection FftActor FunctionProgram JitActor Leak LeakError LibraryActor Pending "
-    "ItemStream Program ProgramOpening Planner Probe Ref RngActor SparseActor SupervisorScope Subscription "
-    "Recorder System Terminated Timer"
+    "DeviceInfo FaultInjection FftActor FunctionProgram IndexUpdate JitActor Leak LeakError LibraryActor "
+    "Pending ItemStream Program ProgramOpening Planner Probe Ref RngActor SparseActor SupervisorScope "
+    "Subscription Recorder System Terminated Timer"
 )
 _PROPERTIES = frozenset({"property", "cached_property", "functools.cached_property"})
 

@@ -216,7 +216,8 @@ async def test_unsupported_operators(a: ta.AccelRef) -> None:
     )
     assert message(lambda: operator.setitem(wrong, 0, 1.0)) == (
         "an AccelRef is not assigned to, because an operation on a device is awaited; "
-        "await ref[index].assign(value) writes an array or a number into a part"
+        "await ref[index].assign(value) writes an array or a number into a part, and "
+        "ref.at[index].set(value) into a copy"
     )
     await a[0].assign(7.0)
     assert (await a.to_host()).tolist() == [[7.0, 7.0], [0.0, 1.0]]

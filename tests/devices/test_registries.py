@@ -70,7 +70,8 @@ UNWATCHED = {
         arrays._calculus:_unwrapped arrays._creation:_expression arrays._indexing:_elementwise
         arrays._indexing:_scattering arrays._indexing:_unravelled arrays._manipulation:_padding
         arrays._scans:_combination arrays._selection:_selecting arrays._sorting:_expression
-        arrays._sorting:_reduction backends.base.contract.ops._array:contiguous_strides
+        arrays._sorting:_reduction arrays._updates:_numbering
+        backends.base.contract.ops._array:contiguous_strides
         backends.base.contract.ops._signature:common_shape backends.base.contract.ops.fused:_CHECKED
         backends.base.contract.ops.fused:_DTYPES_BY_NUMBERS
         backends.base.contract.ops.fused:_results backends.base.contract.ops.jit:decode

@@ -61,7 +61,6 @@ OF_ARRAYS = {
     "cpu": "to_host",
     "numpy": "to_host",
     "tolist": "to_host",
-    "at": "assign",
     "clone": "x.copy()",
     "contiguous": "x.copy()",
     "unsqueeze": "expand_dims",

@@ -51,6 +51,9 @@ async def service(device: ta.Device, x: npt.NDArray[np.float32], w: ta.AccelRef,
     assert_type(await ta.gather(k, mean).to_host(), tuple[Any, ...])
     assert_type(await ta.gather(w + b), tuple[ta.AccelRef])
     assert_type(await ta.gather(ta.gather(w, b), w), tuple[tuple[ta.AccelRef, ta.AccelRef], ta.AccelRef])
+    replaced = assert_type(w.at[0, ..., 1:].set(1.0), ta.Call[ta.AccelRef])
+    assert_type(await replaced, ta.AccelRef)
+    assert_type(await (w + b).at[w > 0].add(b), ta.AccelRef)
     z = w + b
     z += 1
     assert_type(await z, ta.AccelRef)

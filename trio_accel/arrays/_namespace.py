@@ -12,6 +12,7 @@ from typing import Any
 from ..backends.base import DType, DTypeLike, NotSupportedError
 from ..devices.operations._calls import Call
 from ..devices.operations._chain import METHODS
+from ._updates import updated
 
 PRODUCTS = ("matmul", "tensordot", "vecdot")
 """Functions of `ta.linalg` that the standard has among those of arrays."""
@@ -57,6 +58,10 @@ class Namespace:
     def __dir__(self) -> list[str]:
         names = {*sys.modules[__name__.rpartition(".")[0]].__all__, *PRODUCTS, *DType.__members__}
         return sorted({*super().__dir__(), *[name for name in names if hasattr(self, name)]})
+
+    def updated(self, x: Any, key: Any, method: str, values: Any) -> Any:
+        """Return an updated copy of an array, for `x.at[key]`; see `IndexUpdate`."""
+        return updated(self, x, key, method, values)
 
     def astype(self, x: Any, dtype: DTypeLike, /, *, copy: bool = True) -> Any:
         """Convert the elements; a copy unless nothing is to be converted and `copy` is False."""

@@ -31,5 +31,6 @@ from .operations._operation import *
 from .operations._pending import *
 from .operations._plan_source import refuse_value as refuse_value
 from .operations._ref import *
+from .operations._updates import *
 
 _export(__name__, instead="write ta.list_devices()")

@@ -10,7 +10,7 @@ from __future__ import annotations
 __all__ = ["COMPLEX"]
 
 _NAMES = {
-    "AccelRef": "T __getitem__ copy mT reshape transpose",
+    "AccelRef": "T __getitem__ at.add at.multiply at.set copy mT reshape transpose",
     "arrays": (
         "broadcast_arrays broadcast_to concat cosine_similarity cumulative_prod cumulative_sum "
         "diagonal expand_dims flip layer_norm linear_recurrence matrix_transpose mean meshgrid "

@@ -35,6 +35,7 @@ from . import (  # noqa: F401  # they add rules
     _slope_rules,
     _transform_rules,
     _triangular_rules,
+    _update_rules,
     _words,
 )
 from ._backward import as_operand, backward, itself, put_like

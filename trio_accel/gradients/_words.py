@@ -53,13 +53,15 @@ _IN_PLACE = "it works in place; use ta.linalg.matmul and operators"
 _ITERATES = "it iterates until it converges"
 _SPARSE = "the tape has arrays, and not sparse matrices; ta.sparse.spmm has a gradient by its dense factor"
 _UPDATES = "it changes parameters in place"
+_WRITES = "it changes an array in place, and x.at[key].set(v) updates a copy"
 _REASONS: Mapping[str, Mapping[str, str]] = {
     "arrays": {
         "partition run_lengths": _LENGTH,
         "bincount compress intersect1d setdiff1d setxor1d union1d unique_all unique_counts "
         "unique_inverse unique_values": _LENGTH,
-        "put put_along_axis scatter scatter_nd": "it changes an array in place",
+        "put put_along_axis scatter scatter_nd": _WRITES,
     },
+    "AccelRef": {"assign fill": _WRITES},
     "linalg": {
         "axpy gemm gemv ger rot scal swap symm symv syr syr2 syr2k syrk trmm trmv trsm trsv": _IN_PLACE,
         "fused_matmul fused_matmul_grad fused_matmul_sums": "it is a fused step; use ta.nn.linear",

@@ -178,7 +178,8 @@ class OnDevice(Silenced):
 
 _ASSIGNED = (
     "{noun} is not assigned to, because an operation on a device is awaited; "
-    "await {first}[index].assign(value) writes an array or a number into a part"
+    "await {first}[index].assign(value) writes an array or a number into a part, and "
+    "{first}.at[index].set(value) into a copy"
 )
 _DIVIDED = "divmod() of {noun}: write await ta.gather(x1 // x2, x1 % x2)"
 _ENTERED = "{noun} is not a context manager; async with ref.lease() holds the array of a ref"

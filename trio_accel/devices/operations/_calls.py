@@ -67,6 +67,7 @@ from ._chain import (
 )
 from ._operators import NAMESPACE, OF_TWO, OF_UFUNCS, give_operators, refuse_hosts
 from ._pending import Pending
+from ._updates import At
 
 __all__ = ["Call", "called", "composed"]
 
@@ -210,6 +211,14 @@ class Operators(OnDevice, Generic[T_co]):
         if out is None:
             return Call(METHODS["to_host"], (self,))
         return Call(METHODS["to_host out"], (self, out))
+
+    @property
+    def at(self: Operators[Operators[RefT]]) -> At[Call[RefT]]:
+        """The parts for updated copies, such as ``await x.at[key].set(values)``; see `IndexUpdate`.
+
+        The array itself does not change, as with `jax.Array.at`. `assign` changes a part in place.
+        """
+        return At(self)
 
     @named_arguments
     def item(self: Operators[Operators[RefT]]) -> Call[Any]:

@@ -126,7 +126,6 @@ OF_ARRAYS: dict[str, str] = {
         "an awaited call has ended; await device.synchronize() waits for all work of a device",
     ),
     **dict.fromkeys(("cuda", "to_device"), "write await x.copy_to(device)"),
-    "at": "write await x[index].assign(value)",
     **dict.fromkeys(("clone", "contiguous"), "write await x.copy()"),
     **dict.fromkeys(("asnumpy", "data", "device_buffer"), "write await x.to_host()"),
     **dict.fromkeys(("unsqueeze", "newaxis"), "write x[None], or ta.arrays.expand_dims(x, axis=...)"),
