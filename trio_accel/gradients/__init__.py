@@ -2,6 +2,7 @@
 
 from .._names import export as _export
 from ._functions import *
+from ._implicit import *
 from ._jacobians import *
 from ._recomputed import *
 from ._words import words as words

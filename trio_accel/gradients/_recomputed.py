@@ -1,8 +1,8 @@
 """Gradients that compute values again instead of keeping them: of `checkpoint`, and through time by `scan`.
 
 `scan` traces its function once. The calls that depend on the state or on the element of a sequence are the
-body, a `_Body`; all other operands, such as parameters of the surrounding function, are computed once and
-read by each iteration. An iteration instantiates the body with other arrays, so all iterations share one
+body, a `TracedBody`; all other operands, such as parameters of the surrounding function, are computed once
+and read by each iteration. An iteration instantiates the body with other arrays, so all iterations share one
 plan. The gradient of the body is derived once, and is a body as well.
 
 Iterations are requests, and so a scan has its own place among the calls of a function: it runs step by step,
@@ -66,7 +66,7 @@ def checkpoint(f: Callable[..., Any]) -> Callable[..., Call[Any]]:
 
     def call(*args: Any, **named: Any) -> Call[Any]:
         leaves = list[Any]()
-        structure = _structure((args, named), leaves)
+        structure = structure_of((args, named), leaves)
         if structure not in functions:
             name = getattr(f, "__qualname__", type(f).__name__)
             functions[structure] = ArrayFunction(
@@ -95,25 +95,25 @@ class _Place:
     index: int
 
 
-def _structure(nested: Any, leaves: list[Any]) -> Any:
+def structure_of(nested: Any, leaves: list[Any]) -> Any:
     """Return how arguments are nested, as a hashable value, and append their leaves to a list."""
     if not isinstance(nested, (AccelRef, Call)):
         if isinstance(nested, Mapping):
-            return dict, tuple([(name, _structure(item, leaves)) for name, item in nested.items()])
+            return dict, tuple([(name, structure_of(item, leaves)) for name, item in nested.items()])
         if isinstance(nested, (list, tuple)):
-            return type(nested), tuple([_structure(item, leaves) for item in nested])
+            return type(nested), tuple([structure_of(item, leaves) for item in nested])
     leaves.append(nested)
     return _Place(len(leaves) - 1)
 
 
-def _filled(structure: Any, leaves: Sequence[Any]) -> Any:
+def refilled(structure: Any, leaves: Sequence[Any]) -> Any:
     """Return nested arguments from how they are nested and their leaves."""
     if isinstance(structure, _Place):
         return leaves[structure.index]
     kind, items = structure
     if kind is dict:
-        return {name: _filled(item, leaves) for name, item in items}
-    return kind([_filled(item, leaves) for item in items])
+        return {name: refilled(item, leaves) for name, item in items}
+    return kind([refilled(item, leaves) for item in items])
 
 
 def _by_another_value(f: Callable[..., Any], structure: Any, call: Any, g: Any) -> Iterator[Rule]:
@@ -124,7 +124,7 @@ def _by_another_value(f: Callable[..., Any], structure: Any, call: Any, g: Any) 
         moved = list(leaves)
         for position, operand in zip(positions, operands, strict=True):
             moved[position] = operand
-        args, named = _filled(structure, moved)
+        args, named = refilled(structure, moved)
         return f(*args, **named)
 
     slopes = functools.cache(lambda: pulled(compose, [leaves[position] for position in positions], g))
@@ -170,8 +170,8 @@ def scan(
         raise ValueError(f"scan: every must be at least 1, got {every!r}")
     states, elements = _arrays_of(state), _arrays_of(xs)
     count = _count(elements, length)
-    of_states = [_leaf(array, array.shape) for array in states]
-    of_elements = [_leaf(_row(array, 0), array.shape[1:]) for array in elements]
+    of_states = [leaf_of(array, array.shape) for array in states]
+    of_elements = [leaf_of(_row(array, 0), array.shape[1:]) for array in elements]
     next_state, y = _pair(
         f(mapped(state, _next(of_states)), mapped(xs, _next(of_elements)) if elements else None)
     )
@@ -183,7 +183,7 @@ def scan(
         if isinstance(computed, Call):
             computed.silence()
     _check_states(states, next_states)
-    body, constants = _traced([*next_states, *results], [*of_states, *of_elements])
+    body, constants = traced([*next_states, *results], [*of_states, *of_elements])
     code = getattr(f, "__code__", None)
     program = _Program(body, len(states), len(elements), code if isinstance(code, CodeType) else None)
     call: Any = Call(_SCAN, (program, count, every, states, elements, constants))
@@ -221,7 +221,7 @@ def _next(items: Sequence[Any]) -> Callable[[Any], Any]:
     return lambda _: next(remaining)
 
 
-def _leaf(array: Any, shape: Sequence[int]) -> Any:
+def leaf_of(array: Any, shape: Sequence[int]) -> Any:
     leaf = arrays.reshape(array, tuple(shape))
     leaf.silence()
     return leaf
@@ -264,7 +264,7 @@ def _check_states(states: Sequence[Any], next_states: Sequence[Any]) -> None:
 
 
 @attrs.frozen(eq=False)
-class _Body:
+class TracedBody:
     """Calls that can be made again, of other arrays.
 
     Attributes:
@@ -306,7 +306,7 @@ class _Earlier:
     index: int
 
 
-def _traced(outputs: Sequence[Any], leaves: Sequence[Any]) -> tuple[_Body, list[Any]]:
+def traced(outputs: Sequence[Any], leaves: Sequence[Any]) -> tuple[TracedBody, list[Any]]:
     """Return the calls between leaves and outputs as a body, and its inputs after the leaves."""
     positions: dict[int, Any] = {id(leaf): _Place(index) for index, leaf in enumerate(leaves)}
     constants, steps = list[Any](), list[Any]()
@@ -334,7 +334,7 @@ def _traced(outputs: Sequence[Any], leaves: Sequence[Any]) -> tuple[_Body, list[
         args, named = replaced(step, operands)
         positions[id(step)] = _Earlier(len(steps))
         steps.append((step.function, args, named or None))
-    return _Body(steps, [place_of(output) for output in outputs]), constants
+    return TracedBody(steps, [place_of(output) for output in outputs]), constants
 
 
 @attrs.frozen(eq=False)
@@ -348,16 +348,16 @@ class _Program:
         code: The code of the function, for which derived bodies are cached.
     """
 
-    body: _Body
+    body: TracedBody
     states: int
     elements: int
     code: CodeType | None
 
-    def only_states(self) -> _Body:
+    def only_states(self) -> TracedBody:
         return attrs.evolve(self.body, outputs=self.body.outputs[: self.states])
 
 
-_BODIES: weakref.WeakKeyDictionary[CodeType, OrderedDict[Any, _Body]] = weakref.WeakKeyDictionary()
+_BODIES: weakref.WeakKeyDictionary[CodeType, OrderedDict[Any, TracedBody]] = weakref.WeakKeyDictionary()
 """Derived bodies by the code of a function, and by the structure of its calls."""
 
 
@@ -365,7 +365,7 @@ async def _scan(
     program: _Program, count: int, every: int, state: list[Any], elements: list[Any], constants: list[Any]
 ) -> Any:
     """Run all iterations; returns the last state, the results, and the states that are kept."""
-    if recorder := _layout_recorder():
+    if recorder := layout_recorder("gradients.scan"):
         planned = program.body.calls([*state, *[_row(x, 0) for x in elements], *constants])
         kept_count = -(-count // every)
         wide = [(count, *y.shape) for y in planned[program.states :]]
@@ -385,8 +385,8 @@ async def _scan(
     return *state, *ys, *[await arrays.stack(list(same)) for same in zip(*kept_states, strict=True)]
 
 
-def _layout_recorder() -> Any:
-    """Return the recorder that only wants layouts; None if the calls run.
+def layout_recorder(name: str) -> Any:
+    """Return the recorder that only wants layouts; None if the requests of a function run.
 
     Raises:
         NotSupportedError: The calls are recorded as one request or as a step, and then run step by step.
@@ -395,8 +395,8 @@ def _layout_recorder() -> Any:
     if recorder is None or getattr(recorder, "is_ahead", False):
         return recorder
     raise NotSupportedError(
-        "gradients.scan takes a request for each iteration, so it is in no graph",
-        operation="gradients.scan",
+        f"{name} takes several requests, so it is in no graph",
+        operation=name,
     )
 
 
@@ -431,7 +431,7 @@ async def _scan_grad(
     g: list[Any],
 ) -> Any:
     """Run all iterations backwards; returns gradients of the first state, the elements and the constants."""
-    if _layout_recorder():
+    if layout_recorder("gradients.scan"):
         return *g[: program.states], *elements, *constants
     of_state, of_results = g[: program.states], g[program.states :]
     smooth = [n for n, x in enumerate(constants) if _is_smooth(x)]
@@ -464,13 +464,15 @@ def _is_smooth(x: Any) -> bool:
     return not isinstance(x, np.ndarray) and x.dtype.kind in ("float", "complex")
 
 
-def _derived(program: _Program, inputs: Sequence[Any], seeds: Sequence[Any], totals: Sequence[Any]) -> _Body:
+def _derived(
+    program: _Program, inputs: Sequence[Any], seeds: Sequence[Any], totals: Sequence[Any]
+) -> TracedBody:
     """Return the body of an iteration of the backward pass, derived or from the cache.
 
     Its inputs are those of the body, the gradients of its outputs, and the sums of the gradients of floating
     constants so far. Its outputs are the gradients of the state and the element, and the sums.
     """
-    leaves = [x if isinstance(x, np.ndarray) else _leaf(x, x.shape) for x in inputs]
+    leaves = [x if isinstance(x, np.ndarray) else leaf_of(x, x.shape) for x in inputs]
     outputs = program.body.calls(leaves)
     gathered = gather(*outputs, *seeds)
     gathered.silence()
@@ -482,8 +484,8 @@ def _derived(program: _Program, inputs: Sequence[Any], seeds: Sequence[Any], tot
     if key is not None and key in bodies:
         bodies.move_to_end(key)
         return bodies[key]
-    of_outputs = [_leaf(x, x.shape) for x in seeds]
-    sums = [_leaf(x, x.shape) for x in totals]
+    of_outputs = [leaf_of(x, x.shape) for x in seeds]
+    sums = [leaf_of(x, x.shape) for x in totals]
     smooth = [n for n, x in enumerate(outputs) if is_operand(x)]
     active = [n for n, leaf in enumerate(leaves) if is_operand(leaf)]
     calls = list[Any]()
@@ -502,7 +504,7 @@ def _derived(program: _Program, inputs: Sequence[Any], seeds: Sequence[Any], tot
     for call in (*calls, *gradients, *added):
         if isinstance(call, Call):
             call.silence()
-    body, constants = _traced([*gradients, *added], [*leaves, *of_outputs, *sums])
+    body, constants = traced([*gradients, *added], [*leaves, *of_outputs, *sums])
     if constants:
         raise NotSupportedError(
             "gradients.scan: the gradient of an iteration reads arrays that it did not get"
