@@ -99,13 +99,14 @@ async def _correlate(
     window: Any = await weights.cast("float64") if is_on_device else w.numbers("weights", weights)
     message = f"weights must have {len(along)} axes and elements, got shape {window.shape}"
     w.require(window.ndim == len(along) and window.size, message)
-    origins = w.origins_of(origin, window.shape, is_turned=is_convolved)
+    along, origins = w.in_order(along, w.origins_of(origin, window.shape))
+    # The window has the axes in this order.
+    origins = w.origins_of(origins, window.shape, is_turned=is_convolved)
     is_complex = not is_on_device and window.dtype.kind == "c"
     if is_convolved:
         window = window[(slice(None, None, -1),) * window.ndim]
     elif is_complex:
         window = window.conj()
-    along, origins = w.in_order(along, origins)
     dtype = w.dtype_of(x, output, x.shape, is_complex)
     every = np.broadcast_to(True, window.shape)
     views = await w.windows(x, along, every, origins, filled * len(along), cval)
