@@ -211,6 +211,9 @@ CASES_OF_LIBRARIES: dict[str, Case | list[Case]] = {
         f"fft.{name}": [
             Case(lambda x, y, f=x_.__dict__[name], mode=mode: f(x, y, mode), shapes)
             for mode in ("full", "same", "valid") for shapes in (((7,), (3,)), ((5, 6), (2, 3)))
+        ] + [
+            Case(lambda x, y, f=x_.__dict__[name], mode=mode: f(x, y, mode, axes=-1), ((2, 5), (1, 3)))
+            for mode in ("full", "same", "valid") if name in ("fftconvolve", "oaconvolve")
         ]
         for name in ("convolve", "correlate", "fftconvolve", "oaconvolve")
     },
@@ -230,6 +233,9 @@ CASES_OF_LIBRARIES: dict[str, Case | list[Case]] = {
                 mode=mode),
                  ((5, 6),))
             for mode in MODES
+        ] + [
+            Case(lambda x, f=i_.__dict__[name]: f(x, np.outer(WEIGHTS[:3], WEIGHTS[:2]), axes=(2, 0),
+                origin=(0, 1)), ((4, 2, 5),))
         ]
         for name in ("correlate", "convolve")
     },
