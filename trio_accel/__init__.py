@@ -158,6 +158,7 @@ if _typing.TYPE_CHECKING:
         stop_gradient as stop_gradient,
         value_and_grad as value_and_grad,
         vjp as vjp,
+        vmap as vmap,
     )
     from .interop import blocking as blocking
     from .programs import (
@@ -180,6 +181,7 @@ _NAMES_OF_LATER = {
     "stop_gradient": "gradients",
     "value_and_grad": "gradients",
     "vjp": "gradients",
+    "vmap": "gradients",
 }
 
 

@@ -38,8 +38,8 @@ WATCHED = {
 # Reasons why a registry has no object of a program, each with its registries.
 UNWATCHED = {
     "what the package declares when it is imported": """
-        devices.operations._operators:NAMESPACE gradients._backward:_operand_names
-        gradients._backward:_parameters
+        devices.operations._operators:NAMESPACE gradients._backward:operand_names
+        gradients._backward:parameters_of
         interop._scipy_fft:_signature nn._losses:LOSSES nn._slopes:DERIVED
     """,
     "backends, which a program registers for good by the import path of their class": """

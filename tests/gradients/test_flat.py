@@ -167,3 +167,10 @@ async def test_it_refuses_invalid_functions(device: ta.Device) -> None:
         with pytest.raises(TypeError, match="must return a call, got AccelRef"):
             _ = flat_grad_and_value(lambda x: whole)(x)
     gc.collect()  # none of them warns at its end
+
+
+async def test_the_gradient_of_a_flat_gradient(device: ta.Device) -> None:
+    host = np.linspace(0.1, 1.0, 5)
+    flat = ta.gradients.flat_grad_and_value(lambda x: a.sum(a.sin(x)))
+    found = await ta.grad(lambda x: a.sum(flat(x)))(await device.put(host))
+    np.testing.assert_allclose(await found.to_host(), np.cos(host) - np.sin(host))

@@ -18,7 +18,7 @@ from trio_accel.interop import BlockingDevice
 untyped: Any = ta
 # The names of others, and of ours that the error has to name.
 OF_JAX_AND_PYTORCH = {
-    "vmap": "first axis",
+    "vectorize": "ta.vmap",
     "jacobian": "ta.gradients.jacobian",
     "jacrev": "ta.gradients.jacobian",
     "hessian": "ta.gradients.hessian",

@@ -47,6 +47,9 @@ __all__ = [
     "is_operand",
     "is_public",
     "itself",
+    "named_args",
+    "operand_names",
+    "parameters_of",
     "pulled",
     "put_like",
     "refuse",
@@ -177,7 +180,7 @@ def _several(call: Any) -> Any:
 def _left_out(call: Any, operands: Sequence[int]) -> NotSupportedError:
     """Return the error for a call with operands that its rule has no gradient for."""
     name = call.function.name
-    args = _named_args(call).items() if not name.startswith("AccelRef.") else ()
+    args = named_args(call).items() if not name.startswith("AccelRef.") else ()
     if any(parameter == "out" and id(argument) in operands for parameter, argument in args):
         return refuse(name, "it writes to an array that the value depends on; leave out= away")
     names = ", ".join(parameter for parameter, argument in args if id(argument) in operands)
@@ -190,6 +193,9 @@ def _order(value: Any, leaves: Sequence[Any]) -> tuple[list[Any], set[int], bool
     if id(value) in depends:
         return order, depends, False
     chain = Chain(value, is_spent=False, ends=list(depends))
+    while chain.has_expansions:
+        _compose(chain.steps)
+        chain = Chain(value, is_spent=False, ends=list(depends))
     # Comprehensions make no calls of their own.
     dtypes = [ref.spec.dtype for ref in chain.refs]
     is_complex = DType.complex64 in dtypes or DType.complex128 in dtypes
@@ -205,6 +211,20 @@ def _order(value: Any, leaves: Sequence[Any]) -> tuple[list[Any], set[int], bool
             depends.add(id(call))
             order.append(call)
     return order, depends, is_complex
+
+
+def _compose(steps: Sequence[Any]) -> None:
+    """Compose calls now instead of when they are recorded, because their compositions have gradients."""
+    for step in steps:
+        if step.function.expand is not None:
+            composed = step.function.expand(*step.args, **step.named or {})
+            # The call itself warns if it is never awaited.
+            composed.silence()
+            step.function, step.args, step.named = _COMPOSED, (composed,), None
+
+
+def _of_composed(call: Any, g: Any) -> Iterator[Rule]:
+    yield call.args[0], partial(itself, g)
 
 
 def _is_step(call: Any) -> bool:
@@ -313,25 +333,30 @@ def itself(slope: Any) -> Any:
 
 
 RULES["gather"] = _gathered
+_COMPOSED = ArrayFunction("gradients.composed", itself, "value", rule=_of_composed)
 
 
 @functools.cache
-def _parameters(name: str) -> Mapping[str, inspect.Parameter]:
+def parameters_of(name: str) -> Mapping[str, inspect.Parameter]:
     room, _, base = name.partition(".")
     return inspect.signature(getattr(import_module(f"trio_accel.{room}"), base)).parameters
 
 
-def bound(call: Any) -> dict[str, Any]:
-    """Return the arguments of a call by their names, with their defaults, but for `out`."""
-    parameters = _parameters(call.function.name)
-    args = {name: parameter.default for name, parameter in parameters.items()} | _named_args(call)
+def bound(call: Any, like: Any = None) -> dict[str, Any]:
+    """Return the arguments of a call by their names, with their defaults, but for `out`.
+
+    Host arrays among the operands are put on the device of `like`, which is the call itself by default.
+    """
+    parameters = parameters_of(call.function.name)
+    args = {name: parameter.default for name, parameter in parameters.items()} | named_args(call)
     args.pop("out", None)
     hosts = {name: value for name, value in args.items() if _has_host(value)}
     if not hosts:
         return args
-    names = _operand_names(call.function.name)
+    names = operand_names(call.function.name)
     # The call itself is on its device; an operand may be a call of host arrays.
-    return args | {name: put_like(value, call) for name, value in hosts.items() if name in names}
+    device_array = call if like is None else like
+    return args | {name: put_like(value, device_array) for name, value in hosts.items() if name in names}
 
 
 def hosts_on_device(call: Any, operands: Sequence[Any]) -> list[Any]:
@@ -368,11 +393,11 @@ def put_like(value: Any, like: Any) -> Any:
 
 
 @functools.cache
-def _operand_names(name: str) -> frozenset[str]:
+def operand_names(name: str) -> frozenset[str]:
     """Return the parameters of a function that are operands by their annotations."""
     return frozenset(
         key
-        for key, parameter in _parameters(name).items()
+        for key, parameter in parameters_of(name).items()
         if _OPERAND.search(str(parameter.annotation)) is not None
     )
 
@@ -389,20 +414,20 @@ def _reads_hosts(call: Any) -> bool:
     name, asked = function.name, _asked_of(function.name)
     if asked is None or asked is not function:
         return function.how != "message"
-    if len(call.args) > len(_parameters(name)):
+    if len(call.args) > len(parameters_of(name)):
         return True
-    names = _operand_names(name)
-    return any(_has_host(value) and name not in names for name, value in _named_args(call).items())
+    names = operand_names(name)
+    return any(_has_host(value) and name not in names for name, value in named_args(call).items())
 
 
 READS_HOSTS.append(_reads_hosts)
 _OPERAND = re.compile(r"\b(Operand|AccelRef|ExpressionArgument)\b")
 
 
-def _named_args(call: Any) -> dict[str, Any]:
+def named_args(call: Any) -> dict[str, Any]:
     """Return the given arguments of a call by their names."""
     # A declared operation has all of its arguments by position.
-    by_place = zip(_parameters(call.function.name), call.args, strict=False) if call.args else ()
+    by_place = zip(parameters_of(call.function.name), call.args, strict=False) if call.args else ()
     return dict(by_place) | dict(call.named or {})
 
 

@@ -38,12 +38,12 @@ from ..devices.front._memory import Copy
 from ..devices.front._slots import Slot
 from ..devices.operations._declared import DECLARED as OPERATIONS
 from ..expressions import DECLARED, Compute, Contract, Reduction
-from ._backward import KINDS, REASONS, STEP_NAMES, is_operand, is_public, put_like, rule_of
+from ._backward import KINDS, REASONS, STEP_NAMES, bound, is_operand, is_public, put_like, rule_of
 from ._elementwise import Rule
 from ._memo import memoized
 from ._rules import composition
 
-__all__ = ["BODIES", "through_body"]
+__all__ = ["BODIES", "through_body", "value_by_body"]
 
 # These functions are typed by the results of awaited calls, but the rules compose calls.
 arrays: Any = _arrays
@@ -98,6 +98,14 @@ def through_body(call: Any, g: Any) -> Iterator[Rule]:
             that no public function has.
     """
     return composition(partial(_composed, call.function))(call, g)
+
+
+def value_by_body(call: Any, like: Any) -> Any:
+    """Return a call with the result of another one, by its function's body.
+
+    Host operands are put on the device of `like`.
+    """
+    return _composed(call.function, **bound(call, like))
 
 
 def _composed(function: ArrayFunction, **named: Any) -> Any:

@@ -41,7 +41,7 @@ from . import (  # noqa: F401  # they add rules
 from ._backward import as_operand, backward, itself, put_like
 from ._elementwise import Rule
 from ._rules import filled
-from ._tape import Gradients, Tape, check_differentiable, positions_of, turned
+from ._tape import IS_BATCHED, Gradients, Tape, check_differentiable, positions_of, turned
 
 __all__ = [
     "custom_gradient",
@@ -109,7 +109,11 @@ def _derived(
             try:
                 value = tape.run()
                 value.silence()
-                gradients = tape.nested(map(turned, tape.parts(_seed(value, scale))))
+                if IS_BATCHED.get():
+                    call: Any = Call(_NESTED, (value, tape.leaves, scale))
+                    gradients = tape.nested(iter([call[k] for k in range(len(tape.leaves))]))
+                else:
+                    gradients = tape.nested(map(turned, tape.parts(_seed(value, scale))))
                 return (value, tape.others) if has_aux else value, gradients
             except BaseException:
                 tape.close()
@@ -343,6 +347,13 @@ def _separate_gradients(
             call.silence()
 
 
+def _nested_gradients(value: Any, leaves: Sequence[Any], scale: float) -> Any:
+    parts, calls = _parts("value_and_grad", value, leaves, scale, True)
+    for call in calls:
+        call.silence()
+    return gather(*parts)
+
+
 def _flat(value: Any, leaves: Sequence[Any], seed: Any, has_value: bool) -> Any:
     """Derive gradients: each is flat, of the dtype of the value, and one follows the other."""
     parts, calls = _parts("flat_grad_and_value", value, leaves, seed, has_value)
@@ -409,6 +420,7 @@ def _refuse_alone(*_: object) -> Any:
 
 
 _JOINED = ArrayFunction("value_and_grad", _refuse_alone, "awaitable", expand=_separate_gradients)
+_NESTED = ArrayFunction("value_and_grad", _refuse_alone, "awaitable", expand=_nested_gradients)
 _FLAT = ArrayFunction("flat_grad_and_value", _refuse_alone, "awaitable", expand=_flat)
 
 

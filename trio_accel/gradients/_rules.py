@@ -26,6 +26,7 @@ __all__ = [
     "composition",
     "conjugate",
     "filled",
+    "order_of",
     "part",
     "products_before",
     "spread",
@@ -75,23 +76,35 @@ def composition(f: Callable[..., Any], *, without: Collection[str] = ()) -> Make
     Args:
         f: The composition.
         without: Names of arguments that it does not take, because they follow from the others.
+
+    Returns:
+        The rule. Its attribute ``value`` composes the result of a call, with host arrays put on the device of
+        an array.
     """
 
+    def args_of(call: Any, like: Any) -> dict[str, Any]:
+        bound_args = bound(call, like)
+        return {name: argument for name, argument in bound_args.items() if name not in without}
+
+    def compose(args: dict[str, Any], *leaves: Any) -> Any:
+        remaining = iter(leaves)
+        return f(**{name: _replaced(argument, remaining) for name, argument in args.items()})
+
+    def value(call: Any, like: Any) -> Any:
+        args = args_of(call, like)
+        return compose(args, *_operands(list(args.values())))
+
     def rule(call: Any, g: Any) -> Iterator[Rule]:
-        bound_args = bound(call)
-        args = {name: argument for name, argument in bound_args.items() if name not in without}
+        args = args_of(call, call)
         for name in without:
-            yield bound_args[name], lambda: None
+            yield bound(call)[name], lambda: None
         operands = list(_operands(list(args.values())))
-
-        def compose(*leaves: Any) -> Any:
-            remaining = iter(leaves)
-            return f(**{name: _replaced(argument, remaining) for name, argument in args.items()})
-
-        slopes = cache(lambda: pulled(compose, operands, g))
+        slopes = cache(lambda: pulled(partial(compose, args), operands, g))
         for index, operand in enumerate(operands):
             yield operand, partial(_nth, slopes, index)
 
+    rule_with_value: Any = rule
+    rule_with_value.value = value
     return rule
 
 
@@ -257,8 +270,8 @@ def _reshaped(call: Any, g: Any) -> Iterator[Rule]:
     yield call.args[0], lambda: arrays.reshape(g, call.args[0].shape)
 
 
-def _turned(call: Any, g: Any) -> Iterator[Rule]:
-    """Yield gradients of functions that move axes. NumPy finds where each axis moves."""
+def order_of(call: Any) -> tuple[int, ...]:
+    """Return the axis of an array for each axis of its view; NumPy finds where each axis moves."""
     x, name = call.args[0], call.function.name.rpartition(".")[2]
     tags = np.empty(tuple(range(2, 2 + len(x.shape))), np.int8)
     if name in ("T", "mT"):
@@ -267,7 +280,13 @@ def _turned(call: Any, g: Any) -> Iterator[Rule]:
         turned = tags.transpose(*call.args[1:])
     else:
         turned = getattr(np, name)(tags, *call.args[1:], **dict(call.named or {}))
-    yield x, lambda: arrays.permute_dims(g, tuple(turned.shape.index(extent) for extent in tags.shape))
+    return tuple([extent - 2 for extent in turned.shape])
+
+
+def _turned(call: Any, g: Any) -> Iterator[Rule]:
+    """Yield gradients of functions that move axes."""
+    order = order_of(call)
+    yield call.args[0], lambda: arrays.permute_dims(g, tuple(map(order.index, range(len(order)))))
 
 
 def _taken(call: Any, g: Any) -> Iterator[Rule]:

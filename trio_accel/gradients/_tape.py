@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any, TypeAlias, cast
 
 from .. import arrays as _arrays
@@ -16,12 +17,14 @@ from ..devices.operations._chain import retained_result
 from ._backward import backward
 
 __all__ = [
+    "IS_BATCHED",
     "Gradients",
     "Tape",
     "check_differentiable",
     "mapped",
     "positions_of",
     "turned",
+    "unwrapped",
     "visit",
 ]
 
@@ -30,6 +33,9 @@ arrays: Any = _arrays
 
 Gradients: TypeAlias = Any
 """Gradients, nested as the arguments are."""
+
+IS_BATCHED: ContextVar[bool] = ContextVar("IS_BATCHED", default=False)
+"""Whether a function of `vmap` is running, whose gradients are derived once for many calls."""
 
 
 def positions_of(argnums: int | Sequence[int]) -> int | tuple[int, ...]:
@@ -68,8 +74,8 @@ class Tape:
         has_aux: bool = False,
         has_several: bool = False,
     ) -> None:
-        args = tuple([_unwrapped(argument) for argument in args])
-        named = {key: _unwrapped(argument) for key, argument in named.items()}
+        args = tuple([unwrapped(argument) for argument in args])
+        named = {key: unwrapped(argument) for key, argument in named.items()}
         self.name, self.has_aux, self._has_several = name, has_aux, has_several
         self.others: Any = None
         self.structure: Any = None
@@ -225,16 +231,16 @@ def turned(slope: Any) -> Any:
     return arrays.conj(slope) if slope.dtype.kind == "complex" else slope
 
 
-def _unwrapped(nested: Any) -> Any:
+def unwrapped(nested: Any) -> Any:
     """Return nested arrays with the references of a blocking namespace's arrays, and of retained results."""
     if getattr(type(nested), "takes_operators", False):
         return nested.ref
     if type(nested) is SpentCall:
         return retained_result(nested)
     if isinstance(nested, Mapping):
-        return {key: _unwrapped(item) for key, item in cast("Mapping[str, Any]", nested).items()}
+        return {key: unwrapped(item) for key, item in cast("Mapping[str, Any]", nested).items()}
     if type(nested) in (list, tuple):
-        return type(nested)([_unwrapped(item) for item in nested])
+        return type(nested)([unwrapped(item) for item in nested])
     return nested
 
 

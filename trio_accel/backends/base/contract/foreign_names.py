@@ -69,9 +69,7 @@ _NO_GRADIENTS = (
 )
 
 OF_PACKAGE: dict[str, str] = {
-    **dict.fromkeys(
-        ("vmap", "vectorize"), "write the batch as the first axis, because functions take stacks"
-    ),
+    "vectorize": "write ta.vmap(function)",
     **dict.fromkeys(
         ("jacobian", "jacfwd", "jacrev"),
         "write ta.gradients.jacobian",
