@@ -71,7 +71,7 @@ VARIED = [
 
 
 def call_in(call: Any, name: str) -> Any:
-    """Find the call of a function among the operands of another one; None without one."""
+    """Find a function's call among another one's operands; None without one."""
     if not isinstance(call, ta.Call) or call.function.name == name:
         return call if isinstance(call, ta.Call) else None
     for argument in call.args:
@@ -102,7 +102,7 @@ def varied(case: Case, name: str, option: str, value: Any, operands: list[Any]) 
 
 
 def real_part(call: Any) -> Any:
-    """Return the first of several results, and the real part of complex numbers."""
+    """Return a call's real part, or that of its first result."""
     try:
         dtype = call.dtype
     except ta.NotSupportedError:

@@ -132,6 +132,8 @@ for _axes in (1, 2, 3):
         OWN[f"nn.{_name}{_axes}d"] = _pooled
 # Places in a sequence of random numbers, which has 128 bits or more; and numbers of any dtype.
 FREE = {"Generator.advance", "Generator.jumped", "Generator.integers"}
+# Positions of arguments, and the iterations between kept states.
+FREE |= {"gradients.hessian", "gradients.jacobian", "gradients.scan"}
 METHODS = {"Device": "DEVICE", "AccelRef": "PLANE", "Generator": "GENERATOR", "Sobol": "SOBOL"}
 
 

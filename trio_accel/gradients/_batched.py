@@ -362,7 +362,7 @@ def composed(value: Callable[[Any, Any], Any], batch: Batch, step: Any) -> Any:
     except NotSupportedError as error:
         # The name of an inner operation would tell little.
         inner = error.operation or "an operation"
-        raise refuse_batch(step.function.name, f"it asks for {inner}, which has no batch") from error
+        raise refuse_batch(step.function.name, f"it asks for {inner}, which does not take a batch") from error
 
 
 # Expressions.
