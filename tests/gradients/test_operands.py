@@ -103,7 +103,7 @@ async def test_a_gradient_has_the_dtype_of_its_argument(device: ta.Device, name:
     operands = [await device.put(value) for value in values]
     if (shape := await shape_of(device, case, operands)) is None:
         pytest.skip(f"{BACKEND} has no {name}")
-    # float64 weights join a float32 result, so the gradient of the result is of another dtype than it.
+    # float64 weights join a float32 result, so that its gradient has another dtype.
     weights = numbers(shape, 99)
     want = await slopes(case, operands, weights)
     narrow = [await device.put(value.astype(np.float32)) for value in values]

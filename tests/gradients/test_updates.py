@@ -95,7 +95,7 @@ class Keys:
 
 
 async def on_device(device: ta.Device, key: Any, rng: Any) -> Any:
-    """Put some of the arrays of a key on the device."""
+    """Put some arrays of a key on the device."""
     parts = [
         await device.put(part) if isinstance(part, np.ndarray) and rng.random() < 0.6 else part
         for part in (key if isinstance(key, tuple) else (key,))
@@ -184,7 +184,7 @@ async def test_updates_have_gradients_to_the_second_order(device: ta.Device, met
         np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-5, err_msg=f"{key}")
 
 
-# Shapes of an array, of a mask and of values.
+# The shapes: an array, a mask, and values.
 X = (3, 4)
 MASKS = [(X, X, ()), (X, X, X), (X, X, (1, 4)), (X, X, (1,)), (X, (3,), (4,)), (X, (3,), (3, 1))]
 MASKS += [((5,), (5,), (5,)), ((), (), ()), ((2, 0), (2, 0), ())]
