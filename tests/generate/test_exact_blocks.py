@@ -71,18 +71,22 @@ async def check_company(rows: int) -> None:
 def test_products_are_divided_until_their_rows_are_independent(
     most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    product, blocks = Llama._product, set[int]()
+    product, blocks, first = Llama._product, set[int](), 12
 
     def dependent(self: Llama, name: str, x: Any) -> Any:
-        """Compute the rows from `most` on by another kernel."""
+        """Compute the rows from `first` on by another kernel."""
         made = product(self, name, x)
-        made[most:] *= np.float32(1 + 2e-7)
+        made[first:] *= np.float32(1 + 2e-7)
         blocks.add(len(x))
         return made
 
     monkeypatch.setattr(Llama, "_product", dependent)
     trio.run(check_company, 12)
-    assert min(blocks) == most
+    # The processor may have kernels for fewer rows, too.
+    own, first = min(blocks), most
+    blocks.clear()
+    trio.run(check_company, 12)
+    assert min(blocks) == min(most, own)
 
 
 def test_a_model_with_other_weights_has_the_same_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
