@@ -7,34 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 from chosen import BACKEND
-from gradient_cases import CASES_OF_ELEMENTS, Case, numbers
-from gradient_cases_of_arrays import CASES_OF_ARRAYS
-from gradient_cases_of_libraries import CASES_OF_LIBRARIES
-from gradient_cases_of_results import CASES_OF_RESULTS
-from gradient_cases_of_slopes import CASES_OF_SLOPES
+from gradient_cases import Case, numbers
+from test_functions import CASES, NUMBERED
 
 import trio_accel as ta
 
 a: Any = ta.arrays
-CASES = CASES_OF_ELEMENTS | CASES_OF_ARRAYS | CASES_OF_LIBRARIES | CASES_OF_RESULTS | CASES_OF_SLOPES
-TWICE = (
-    "arrays.abs", "arrays.angle", "arrays.imag",
-    "linalg.cho_solve", "linalg.eigh", "linalg.eigvals", "linalg.eigvalsh", "linalg.hessenberg",
-    "linalg.ldl", "linalg.lstsq", "linalg.lu", "linalg.lu_solve", "linalg.polar", "linalg.qr", "linalg.schur",
-    "linalg.solve_triangular", "linalg.svd",
-    "nn.adaptive_avg_pool1d", "nn.avg_pool1d", "nn.batch_norm_training", "nn.binary_cross_entropy",
-    "nn.binary_cross_entropy_with_logits", "nn.conv1d", "nn.conv_transpose1d", "nn.conv2d",
-    "nn.cross_entropy", "nn.embedding", "nn.gaussian_nll_loss", "nn.gelu", "nn.glu", "nn.group_norm",
-    "nn.hinge_embedding_loss", "nn.huber_loss", "nn.instance_norm", "nn.kl_div", "nn.l1_loss", "nn.linear",
-    "nn.margin_ranking_loss", "nn.max_pool1d", "nn.max_pool2d", "nn.mse_loss", "nn.poisson_nll_loss",
-    "nn.smooth_l1_loss", "nn.soft_margin_loss",
-)  # fmt: skip
-NUMBERED = [
-    (name, number)
-    for name, cases in CASES.items()
-    for number in range(len(cases) if isinstance(cases, list) else 1)
-    if name in TWICE
-]
 
 
 @pytest.mark.parametrize(("name", "number"), NUMBERED)

@@ -34,7 +34,7 @@ from ..backends.base import ArraySpec, DType, NotSupportedError
 from ..devices import AccelRef, ArrayFunction, Call, Chain, arguments_of
 from ..devices.operations._chain import READS_HOSTS
 from ._complex import COMPLEX
-from ._elementwise import ADVICE, Rule, slopes_of, summed_to
+from ._elementwise import ADVICE, PULLED, Rule, slopes_of, summed_to
 from ._memo import memoized
 
 __all__ = [
@@ -320,6 +320,9 @@ def pulled(f: Callable[..., Any], operands: Sequence[Any], g: Any) -> list[Any]:
         if isinstance(slope, Call):
             slope.silence()
     return slopes
+
+
+PULLED.append(pulled)
 
 
 def _gathered(call: Any, g: Any) -> Iterator[Rule]:

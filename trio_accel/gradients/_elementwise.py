@@ -6,7 +6,8 @@
   the axes along which the argument was broadcast.
 * If the expression loads elements by indices, each load adds a value to an element of the gradient
   (`_loaded`). Loads whose indices are shifts of the element's own become one gather. For the others, a
-  scatter adds in order, or sorted sums do if the device's scatter has no fixed order.
+  scatter adds in order, or sorted sums do if the device's scatter has no fixed order. The function around a
+  scatter has a rule (`_of_addition`), so gradients of any order exist.
 
 Expressions are derived once for each combination of argument types, and cached.
 """
@@ -36,11 +37,12 @@ from ..devices.front._slots import Slot
 from ..expressions import DECLARED, Elementwise, Scatter
 from ..nn._slopes import DERIVED
 from ._memo import memoized
-from ._scatter import is_ordered, sorted_sums
+from ._scatter import is_ordered, nothing, sorted_sums
 from ._shifts import Shift, gather_text, shifts_of
 
 __all__ = [
     "ADVICE",
+    "PULLED",
     "Rule",
     "defaults_of",
     "elementwise_of",
@@ -57,6 +59,8 @@ Rule: TypeAlias = "tuple[Any, Callable[[], Any]]"
 
 ADVICE = "give one by ta.custom_gradient"
 _NUMBERS = (int, float, complex, Slot)
+PULLED: list[Callable[..., Any]] = []
+"""Holds `_backward.pulled`, whose module imports this one."""
 _MOST_ITERATIONS = 1 << 40
 _MAX_LOADS = 32  # of an unrolled loop, because a kernel may read at most this many arrays
 _WEAK: dict[type, Weak] = {
@@ -313,6 +317,7 @@ class _Scattered:
         reads: The operands that the scatter reads element by element.
         shifts: The shifts of the indices; None if not all are shifts.
         value: The program of the value.
+        added: Returns what the scatter has added to; its rule derives the addition.
     """
 
     addition: Addition
@@ -321,6 +326,7 @@ class _Scattered:
     reads: tuple[int, ...]
     shifts: tuple[Shift, ...] | None
     value: DerivedSteps
+    added: ArrayFunction
 
 
 @memoized
@@ -383,7 +389,48 @@ def _scattered(elementwise: Elementwise[Any], addition: Addition) -> _Scattered:
         value="value",
     )
     shifts = None if addition.counts else shifts_of(program)
-    return _Scattered(addition, expressions, scatter, rest.reads, shifts, parts[0])
+    rule = partial(_of_addition, elementwise, addition)
+    added = ArrayFunction(f"{elementwise.operation}.slope", _first, "value", rule=rule)
+    return _Scattered(addition, expressions, scatter, rest.reads, shifts, parts[0], added)
+
+
+def _first(added: Any, *_: object) -> Any:
+    return added
+
+
+def _of_addition(elementwise: Elementwise[Any], addition: Addition, call: Any, g: Any) -> Iterator[Rule]:
+    """Yield gradients of an addition: an added value has the gradient at its place.
+
+    A scatter changes an array in place, which has no gradient, so this is the rule of the function around it.
+    """
+    added, slope, number, shape, loops, reads, operands = call.args
+    (position, position_reads), (value, value_reads) = _position_and_value(elementwise, addition, number)
+    by_number = dict(zip(reads, operands, strict=True))
+    loads = addition.program.loads
+
+    def wide(number: int, operand: Any) -> Any:
+        return operand if number in loads or not loops else _with_loop_axes(operand, len(loops))
+
+    def of_values() -> Any:
+        arguments = [wide(number, by_number[number]) for number in position_reads]
+        return arrays.take(arrays.reshape(g, (-1,)), position(*arguments, *g.shape, shape=shape))
+
+    def compose(*leaves: Any) -> Any:
+        replaced = by_number | dict(zip(active, leaves, strict=True))
+        return value(*[wide(number, replaced[number]) for number in value_reads], shape=shape)
+
+    active = [n for n in value_reads if isinstance(by_number[n], (Call, AccelRef))]
+    slopes = functools.cache(lambda: PULLED[0](compose, [by_number[n] for n in active], of_values()))
+    yield added, nothing
+    if slope is not None:
+        yield slope, lambda: g
+    for n in reads:
+        # The others only decide the place.
+        yield by_number[n], partial(_nth, slopes, active.index(n)) if n in active else nothing
+
+
+def _nth(make: Callable[[], Sequence[Any]], index: int) -> Any:
+    return make()[index]
 
 
 @memoized
@@ -525,7 +572,11 @@ def _scatter_one(
     if is_ordered(g):
         apart = [part[0](*map(wide, part[1]), shape=shape) for part in term.expressions if part]
         zeros = arrays.zeros_like(x) if slope is None else slope
-        return term.scatter(zeros, *map(wide, term.reads), *apart, *x.shape, shape=shape)
+        added = term.scatter(zeros, *map(wide, term.reads), *apart, *x.shape, shape=shape)
+        reads = tuple(sorted({*term.addition.program.reads, number}))
+        return Call[Any](
+            term.added, (added, slope, number, shape, loops, reads, [operands[n] for n in reads])
+        )
     flat, value = _position_and_value(elementwise, term.addition, number)
     positions, values = (
         arrays.reshape(part(*map(wide, reads), *extents, shape=shape), (-1,))
