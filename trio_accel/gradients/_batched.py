@@ -39,7 +39,7 @@ from ..backends.base.contract.ops import Shapes
 from ..devices import AccelRef, ArrayFunction, Call, Chain, arguments_of
 from ..devices.operations._chain import GATHER, replaced
 from ..expressions import DECLARED, Reduction
-from ._backward import REASONS, RULES, bound, named_args, operand_names, parameters_of
+from ._backward import REASONS, RULES, bound, named_args, operand_names, parameters_of, put_like
 from ._bodies import BODIES, value_by_body
 from ._elementwise import defaults_of, elementwise_of
 from ._memo import memoized
@@ -162,8 +162,7 @@ class Batch:
         if not isinstance(value, (AccelRef, Call, np.ndarray)):
             return value
         shape = (*(1,) * (ndim - len(value.shape)), *value.shape)
-        if isinstance(value, np.ndarray):
-            return np.broadcast_to(value.reshape(shape), (self.size, *shape)).copy()
+        value = put_like(value, self.like)
         wide = value if len(value.shape) == len(shape) else arrays.reshape(value, shape)
         return _silenced(arrays.broadcast_to(wide, (self.size, *shape)))
 

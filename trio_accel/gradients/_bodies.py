@@ -159,6 +159,8 @@ class _Calls:
         # The blocks that change with an operand of the gradient.
         self._active: set[int] = set()
         self._like = next(operand for operand, _ in body.operands)
+        # The memory of all results of the body.
+        self._table = body.operands[0][1].block.table
         for operand, placeholder in body.operands:
             self._note(operand, placeholder, is_active=is_operand(operand))
         for asked, result in body.steps:
@@ -210,6 +212,8 @@ class _Calls:
         """Return a value with calls in place of the arrays of the body."""
         if isinstance(value, AccelRef):
             if id(value.block) not in self._known:
+                if value.block.table is self._table:
+                    raise NotSupportedError("it reads memory of an unknown operation")
                 # An array of the program, which is a constant.
                 return value
             call, spec = self._known[id(value.block)]
@@ -265,7 +269,8 @@ class _Calls:
         linalg: Any = import_module("trio_accel.linalg")
         product = linalg.einsum(asked.subscripts, self._with_calls(asked.a), self._with_calls(asked.b))
         product = product if asked.alpha == 1 else product * asked.alpha
-        return product if asked.c is None else product + self._with_calls(asked.c) * asked.beta
+        # Without a factor, the elements of `c` are not read, and may be NaN.
+        return product + self._with_calls(asked.c) * asked.beta if asked.beta else product
 
     def _repeated(self, asked: Any) -> Any:
         """Return a call that asks for the same operation, of which a gradient needs no derivative."""

@@ -44,7 +44,7 @@ _CALLS = (Call, SpentCall)
 
 @attrs.frozen(eq=False)
 class Body:
-    """What the body of a composed function asks for.
+    """The operations that the body of a composed function asks for.
 
     Attributes:
         steps: In order: an operation, or a call of a function that was not looked into, and the result.
