@@ -191,7 +191,7 @@ class Expression(Generic[ReplyT]):
         self.precision: str | None = precision
         # The key is the types of the arguments, and of the given results.
         self._known = functools.lru_cache(256)(self._find_types)
-        # Results of caches of this expression, which end with it.
+        # Cached results, which end with this expression.
         self.memo: dict[Any, Any] = {}
 
     @property

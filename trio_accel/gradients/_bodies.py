@@ -159,7 +159,7 @@ class _Calls:
         # The blocks that change with an operand of the gradient.
         self._active: set[int] = set()
         self._like = next(operand for operand, _ in body.operands)
-        # The memory of all results of the body.
+        # The memory of every result in the body.
         self._table = body.operands[0][1].block.table
         for operand, placeholder in body.operands:
             self._note(operand, placeholder, is_active=is_operand(operand))

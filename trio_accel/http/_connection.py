@@ -25,7 +25,7 @@ from ._framing import HEAD_BYTES, Framing, RefusedError
 
 BROKEN = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
 _RECEIVED_BYTES = 1 << 16
-# The size of the parts of an answer. The client must read each within `Connection.stall`.
+# The size of an answer's parts. The client must read each within `Connection.stall`.
 _SENT_BYTES = 1 << 16
 # Short answers are sent together if they have fewer bytes.
 _HELD_BYTES = 1 << 14

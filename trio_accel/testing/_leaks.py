@@ -35,7 +35,7 @@ LeakKind = Literal["device", "array", "memory", "chunk", "thread", "process"]
 
 _SETTLE = 2.0  # seconds for resources that end on their own, such as a killed worker
 _POLL_INTERVAL = 0.005  # seconds
-# The start of the names of Trio's worker threads, which Trio caches for `to_thread.run_sync`.
+# The prefix of Trio's names for worker threads, which Trio caches for `to_thread.run_sync`.
 _CACHED_THREAD = "Trio thread "
 _LAUNCHER = "_launcher_process.py"
 _WORKER = "worker"

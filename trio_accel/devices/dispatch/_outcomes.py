@@ -166,7 +166,7 @@ def _memory(copy: HostCopy) -> HostArray:
 # The trouble report of an operation without trouble: its outcome, whether it was launched, whether an
 # injected fault struck, its error, and its invalid blocks.
 _FINE: Any = "done", True, False, None, ()
-# Hooks are notified of all phases of a launch at its end. `Launch.times` has the times.
+# At the end of a launch, hooks are notified of all its phases. `Launch.times` has the times.
 _PHASES = (Phase.ENQUEUE, Phase.COMPLETE, Phase.REPLY, Phase.RELEASE)
 
 

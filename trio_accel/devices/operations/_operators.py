@@ -35,7 +35,7 @@ OF_TWO = _ORDER | {
     "lshift": "bitwise_left_shift",
     "rshift": "bitwise_right_shift",
 }
-# Types of arrays and of elements. A reference is unequal to all else, as any object is.
+# Types of arrays and elements. A reference is unequal to all else, as any object is.
 _EQUALITY = ("equal", "not_equal")
 _REFUSED = (type(None), str, bytes)
 _COMPARED = (OnDevice, np.ndarray, np.generic, Number, list, tuple)

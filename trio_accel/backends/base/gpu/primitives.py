@@ -45,7 +45,7 @@ _LED = 1 << 14
 # Indices below this are of 32 bits.
 _NARROW = 1 << 31
 
-# The kernels of each part of the source, and their structure; with the axes of a selection.
+# Each source part's kernels and their structure, with the axes of a selection.
 _PARTS = {
     "SCANS": (("total", "carry", "scan", "scan_lines"), "<3Q6q"),
     "SELECTS": (("move", "find"), "<3Q3q{axes}q{axes}Q"),
