@@ -62,7 +62,7 @@ DOWNWARDS: dict[str, tuple[str, ...]] = {
     # Rules are calls of public functions.
     "gradients": (
         *("actors", "backends.base", "derivatives", "devices", "expressions"),
-        *("arrays", "fft", "linalg", "ndimage", "nn", "signal", "sparse"),
+        *("arrays", "fft", "graphs", "linalg", "ndimage", "nn", "signal", "sparse"),
     ),
     "train": (
         *("actors", "backends.base", "devices"),

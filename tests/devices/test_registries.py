@@ -60,7 +60,7 @@ UNWATCHED = {
         backends.cuda.runtime._signals:_abandoned signal._spectra:_scipy_windows
     """,
     "derived iterations, at most eight for the code of a function, with which they end": """
-        gradients._recomputed:_BODIES
+        gradients._scan:_FUNCTIONS
     """,
     "specifications by import path, which live as long as their module, in workers and replays": """
         devices.wire._specs:_descriptor_at devices.wire._specs:_enum_at
@@ -95,6 +95,7 @@ UNWATCHED = {
         expressions._contractions:_reduction fft._convolutions:_added fft._convolutions:_factors
         fft._convolutions:_one_sided fft._helpers:_frequency fft._helpers:_moved
         fft._helpers:_smooth fft._real:_expression gradients._elementwise:_gather
+        gradients._scan:_loaded gradients._scan:_stored
         interop._array_api:_membership linalg._composed:_polynomial linalg._contractions:_cross
         linalg._contractions:_sum linalg._norms:_identity linalg._norms:_norm
         linalg._norms:_scaled_norm ndimage._interpolation:_interpolated

@@ -44,6 +44,8 @@ class Scatter(Expression[AccelRef]):
             values.
         operation: Name of the operation, such as ``"arrays.put"``.
         library: Import path of the library actor that serves it.
+        is_checked: Whether an index outside fails the operation. Otherwise the nearest index inside is used,
+            and a graph can contain the operation.
     """
 
     __slots__ = ("_has_values", "_reduce")
@@ -58,6 +60,7 @@ class Scatter(Expression[AccelRef]):
         library: str = ARRAYS,
         body: str = "",
         value: str | None = None,
+        is_checked: bool = True,
     ) -> None:
         if reduce not in get_args(Reduce):
             refuse_value(operation, "reduce", get_args(Reduce), reduce)
@@ -65,7 +68,7 @@ class Scatter(Expression[AccelRef]):
         text = f"{body}\nplace = {target}\nvalue = {value or 'values'}"
         names = tuple(inputs) if value is not None else (*inputs, "values")
         super().__init__(
-            text, operation=operation, library=library, inputs=names, outputs=outputs, is_checked=True
+            text, operation=operation, library=library, inputs=names, outputs=outputs, is_checked=is_checked
         )
         self._has_values = value is None
         self._reduce: Reduce = reduce
@@ -123,7 +126,7 @@ class Scatter(Expression[AccelRef]):
 
         def of(arguments: tuple[Argument, ...]) -> TypedExpression:
             kinds = tuple([argument.kind for argument in arguments])
-            return unrolled(typed(self.parsed, kinds, (None, dtype), is_checked=True))
+            return unrolled(typed(self.parsed, kinds, (None, dtype), self._is_checked))
 
         expression = find_types(operation, of, named_arguments)
         program = scatter_program(expression, self._reduce)

@@ -5,6 +5,7 @@ from ._functions import *
 from ._implicit import *
 from ._jacobians import *
 from ._recomputed import *
+from ._scan import *
 from ._vmap import *
 from ._words import words as words
 

@@ -21,7 +21,9 @@ from ..devices import (
     check_device,
     record,
 )
+from ..devices.front._device import opened
 from ..devices.front._layout import GraphLayout, Input, dot_of, lay_out, map_refs
+from ..devices.front._neighbours import joined
 
 __all__ = ["Graph", "GraphsActor", "Replay", "capture"]
 
@@ -78,6 +80,18 @@ async def capture(
         StaleRefError: An array must not be used.
         Exception: An error of the step. Then, and if it is cancelled, nothing remains of the capture.
     """
+    return await captured(device, step, arrays, is_idempotent=idempotent)
+
+
+async def captured(
+    device: Device,
+    step: Callable[..., Awaitable[ReplyT]],
+    arrays: Sequence[AccelRef],
+    *,
+    is_idempotent: bool = False,
+    is_joined: bool = False,
+) -> Graph[ReplyT]:
+    """Record a step as `capture` does, and fuse neighbouring expressions if wanted."""
     _check_arguments(device, step, arrays)
     recorded, reply = await record(device, step, arrays, _looked_at)
     if not recorded.nodes:
@@ -89,10 +103,14 @@ async def capture(
         return ref
 
     map_refs(reply, note)
+    if is_joined:
+        intermediates = recorded.output_sizes.keys() - set(returned)
+        unjoined = opened(device).state.backend.unjoined
+        recorded = attrs.evolve(recorded, nodes=await joined(recorded.nodes, intermediates, unjoined))
     names = _names(step, len(arrays))
     arguments = [(name, array.spec) for name, array in zip(names, arrays, strict=True)]
     layout = lay_out(recorded, arguments, returned)
-    return Graph(device, arrays, layout, reply, is_idempotent=idempotent)
+    return Graph(device, tuple(arrays), layout, reply, is_idempotent=is_idempotent)
 
 
 @attrs.define(eq=False, repr=False)

@@ -393,6 +393,13 @@ def takes_number(step: ChainStep) -> bool:
     return is_one and _SEVERAL.isdisjoint(map(type, step.args))
 
 
+def identity_of(argument: Any) -> object:
+    """Return a value that identifies any argument but an array or call, as `Chain` does in its key."""
+    if type(argument) in (float, complex):
+        return pack("2d", argument.real, argument.imag)
+    return argument if type(argument) in _PLAIN else told_by(argument)
+
+
 def told_by(argument: Any) -> object:
     """Return a value that identifies an argument; NotImplemented if none exists."""
     value: Any = argument

@@ -110,11 +110,30 @@ class CpuGraphLibrary(CpuLibrary):
         if not isinstance(spec, CHAINS):
             return self._library(library, call).call_of(spec, call.stream)
         works = self._works_of(spec, call)
-        condition, count = [
-            call.array(getattr(spec, name)) if hasattr(spec, name) else None
-            for name in ("condition", "count")
-        ]
-        return partial(replay, spec, works, partial(_read, condition), partial(_write, count))
+        return (
+            partial(self._run_loop, spec, call)
+            if isinstance(spec, LoopSpec)
+            else _replayed(spec, works, call)
+        )
+
+    def _run_loop(self, spec: LoopSpec, call: ComputingCall) -> None:
+        """Bind the operations of a loop to their memory, which exists by now, and run it."""
+        self._bound(self.name, spec, call)()
+
+    def _bound(self, library: str, spec: OperationSpec, call: ComputingCall) -> Callable[[], object]:
+        """Return a function that runs an operation any number of times, while its memory exists."""
+        if not isinstance(spec, CHAINS):
+            return self._library(library, call).bind(spec, call.stream)
+        works: list[tuple[str, Callable[[], object]]] = []
+        for node, node_spec in self._chains.find(spec, call.stream).binding.nodes:
+            has_status = not isinstance(node_spec, CHAINS) and bool(node_spec.descriptor().status)
+            work = (
+                self._work(node, node_spec, call)
+                if has_status
+                else self._bound(node.library, node_spec, call)
+            )
+            works.append((node.operation, work))
+        return _replayed(spec, works, call)
 
     def _works_of(self, spec: AnyChain, call: ComputingCall) -> Works:
         """Return the operations of a chain for its arrays. They are cached, because the arrays recur."""
@@ -162,6 +181,13 @@ def _run_with_new_words(
 ) -> None:
     """Run an operation with new status words, and not with the recipe's."""
     library.call_of(with_words(node, spec), stream)()
+
+
+def _replayed(spec: AnyChain, works: Works, call: ComputingCall) -> Callable[[], None]:
+    condition, count = [
+        call.array(getattr(spec, name)) if hasattr(spec, name) else None for name in ("condition", "count")
+    ]
+    return partial(replay, spec, works, partial(_read, condition), partial(_write, count))
 
 
 def _read(condition: Any) -> int:
