@@ -63,6 +63,7 @@ async def test_texts_without_tokens_and_with_too_many(
 
 
 async def test_kills_change_no_embedding(system: ta.System, tmp_path: Path) -> None:
+    """A kill may put texts into other batches, whose products round their rows differently."""
     options = ta.DeviceOptions(
         isolation="process",
         retry=1,
@@ -75,8 +76,15 @@ async def test_kills_change_no_embedding(system: ta.System, tmp_path: Path) -> N
         rows = encoder.tokens(TEXTS) * 20
         calm = await encoder.answer(rows, "base64")
         fault = ta.testing.inject_fault(device, ta.graphs.Replay, kill=True, count=4)
-        assert await encoder.answer(rows, "base64") == calm
+        found = await encoder.answer(rows, "base64")
         assert fault.hit == 4
+    assert [one["index"] for one in found["data"]] == list(range(len(rows)))
+    assert found["usage"] == calm["usage"]
+    embeddings = [
+        np.stack([np.frombuffer(base64.b64decode(one["embedding"]), "<f4") for one in answer["data"]])
+        for answer in (found, calm)
+    ]
+    np.testing.assert_allclose(*embeddings, rtol=0, atol=1e-6)
 
 
 async def test_a_folder_without_an_encoder(system: ta.System, device: ta.Device, tmp_path: Path) -> None:
