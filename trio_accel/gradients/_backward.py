@@ -32,7 +32,7 @@ import numpy as np
 from .. import arrays as _arrays
 from ..backends.base import ArraySpec, DType, NotSupportedError
 from ..devices import AccelRef, ArrayFunction, Call, Chain, arguments_of
-from ..devices.operations._chain import READS_HOSTS
+from ..devices.operations._chain import READS_HOSTS, Slices, at_once
 from ._complex import COMPLEX
 from ._elementwise import ADVICE, PULLED, Rule, slopes_of, summed_to
 from ._memo import memoized
@@ -42,6 +42,7 @@ __all__ = [
     "Make",
     "as_operand",
     "backward",
+    "backward_in_slices",
     "bound",
     "hosts_on_device",
     "is_operand",
@@ -78,7 +79,14 @@ def refuse(name: str, reason: str) -> NotSupportedError:
 def backward(
     value: Any, leaves: Sequence[Any], seed: Any, calls: list[Any], *, is_exact: bool = False
 ) -> list[Any]:
-    """Return the gradient of each leaf by the gradient of a value.
+    """Return the gradient of each leaf by the gradient of a value; see `backward_in_slices`."""
+    return at_once(backward_in_slices(value, leaves, seed, calls, is_exact=is_exact))
+
+
+def backward_in_slices(
+    value: Any, leaves: Sequence[Any], seed: Any, calls: list[Any], *, is_exact: bool = False
+) -> Slices[list[Any]]:
+    """Return the gradient of each leaf by the gradient of a value, and yield after each call.
 
     Args:
         value: A call, with one result or several.
@@ -119,6 +127,7 @@ def backward(
                 slopes[id(operand)] = calls[-1]
         if missing:
             raise _left_out(call, missing)
+        yield
     return [slopes[id(leaf)] if id(leaf) in slopes else arrays.zeros_like(leaf) for leaf in leaves]
 
 

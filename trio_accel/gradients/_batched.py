@@ -36,7 +36,7 @@ import numpy as np
 from .. import arrays as _arrays
 from ..backends.base import ArraySpec, NotSupportedError
 from ..backends.base.contract.ops import Shapes
-from ..devices import AccelRef, ArrayFunction, Call, Chain, arguments_of
+from ..devices import AccelRef, ArrayFunction, Call, Chain, arguments_of, device_of_call
 from ..devices.operations._chain import GATHER, replaced
 from ..expressions import DECLARED, Reduction
 from ._backward import REASONS, RULES, bound, named_args, operand_names, parameters_of, put_like
@@ -259,8 +259,7 @@ def layouts_of(operand: Any) -> Any:
     if not isinstance(operand, Call):
         return operand.spec if isinstance(operand, AccelRef) else [layouts_of(part) for part in operand]
     if operand.layouts is None:
-        chain = Chain(operand, is_spent=False)
-        chain.device.look_ahead(chain)
+        device_of_call(operand).look_ahead(operand)
     return operand.layouts
 
 

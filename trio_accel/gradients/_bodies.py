@@ -32,7 +32,7 @@ import numpy as np
 
 from .. import arrays as _arrays
 from ..backends.base import ArraySpec, NotSupportedError
-from ..devices import AccelRef, ArrayFunction, Call, Chain, arguments_of, gather
+from ..devices import AccelRef, ArrayFunction, Call, arguments_of, device_of_call, gather
 from ..devices.front._layout import map_tree
 from ..devices.front._memory import Copy
 from ..devices.front._slots import Slot
@@ -115,7 +115,7 @@ def _composed(function: ArrayFunction, **named: Any) -> Any:
     step.silence()
     try:
         _check_numbers(step)
-        device: Any = Chain(step, is_spent=False).device
+        device: Any = device_of_call(step)
         body = device.body_of(step, _is_whole)
         return _Calls(body).result()
     except NotSupportedError as error:

@@ -21,6 +21,7 @@ from .. import arrays as _arrays
 from ..actors import to_await
 from ..backends.base import NotSupportedError
 from ..devices import AccelRef, ArrayFunction, Call, Chain, called, gather
+from ..devices.operations._chain import Slices, at_once
 from . import (  # noqa: F401  # they add rules
     _bodies,
     _factor_rules,
@@ -38,7 +39,7 @@ from . import (  # noqa: F401  # they add rules
     _update_rules,
     _words,
 )
-from ._backward import as_operand, backward, itself, put_like
+from ._backward import as_operand, backward_in_slices, itself, put_like
 from ._elementwise import Rule
 from ._rules import filled
 from ._tape import IS_BATCHED, Gradients, Tape, check_differentiable, positions_of, turned
@@ -329,9 +330,9 @@ async def _joined(tape: Tape, seed: Any, *, has_value: bool) -> tuple[Any, Gradi
 
 def _separate_gradients(
     value: Any, leaves: Sequence[Any], seed: Any, has_value: bool, name: str, aux_calls: Sequence[Any]
-) -> Any:
+) -> Slices[Any]:
     """Derive gradients, each an array of its own; the value and the function's other results follow."""
-    parts, calls = _parts(name, value, leaves, seed, has_value)
+    parts, calls = yield from _parts(name, value, leaves, seed, has_value)
     owned = list[Any]()
     try:
         for part in [*parts, value] if has_value else parts:
@@ -347,16 +348,16 @@ def _separate_gradients(
             call.silence()
 
 
-def _nested_gradients(value: Any, leaves: Sequence[Any], scale: float) -> Any:
-    parts, calls = _parts("value_and_grad", value, leaves, scale, True)
+def _nested_gradients(value: Any, leaves: Sequence[Any], scale: float) -> Slices[Any]:
+    parts, calls = yield from _parts("value_and_grad", value, leaves, scale, True)
     for call in calls:
         call.silence()
     return gather(*parts)
 
 
-def _flat(value: Any, leaves: Sequence[Any], seed: Any, has_value: bool) -> Any:
+def _flat(value: Any, leaves: Sequence[Any], seed: Any, has_value: bool) -> Slices[Any]:
     """Derive gradients: each is flat, of the dtype of the value, and one follows the other."""
-    parts, calls = _parts("flat_grad_and_value", value, leaves, seed, has_value)
+    parts, calls = yield from _parts("flat_grad_and_value", value, leaves, seed, has_value)
     try:
         if any(part.dtype.kind == "complex" for part in parts):
             raise TypeError(
@@ -373,7 +374,7 @@ def _flat(value: Any, leaves: Sequence[Any], seed: Any, has_value: bool) -> Any:
 
 def _parts(
     name: str, value: Any, leaves: Sequence[Any], seed: Any, has_value: bool
-) -> tuple[list[Any], list[Any]]:
+) -> Slices[tuple[list[Any], list[Any]]]:
     """Derive the gradient of each leaf.
 
     Args:
@@ -399,7 +400,8 @@ def _parts(
         else:
             seed = _seed_of(name, value, seed)
         calls += seed if isinstance(seed, list) else [seed]
-        parts = [turned(part) for part in backward(value, leaves, seed, calls)]
+        slopes = yield from backward_in_slices(value, leaves, seed, calls)
+        parts = [turned(part) for part in slopes]
         return parts, [*calls, *[part for part in parts if isinstance(part, Call)]]
     except BaseException:
         for call in calls:
@@ -419,9 +421,16 @@ def _refuse_alone(*_: object) -> Any:
     raise NotSupportedError("flat_grad_and_value: its gradients are parts of a chain; await the call")
 
 
-_JOINED = ArrayFunction("value_and_grad", _refuse_alone, "awaitable", expand=_separate_gradients)
-_NESTED = ArrayFunction("value_and_grad", _refuse_alone, "awaitable", expand=_nested_gradients)
-_FLAT = ArrayFunction("flat_grad_and_value", _refuse_alone, "awaitable", expand=_flat)
+def _expanding(name: str, slices: Callable[..., Slices[Any]]) -> ArrayFunction:
+    def expand(*args: Any) -> Any:
+        return at_once(slices(*args))
+
+    return ArrayFunction(name, _refuse_alone, "awaitable", expand=expand, slices=slices)
+
+
+_JOINED = _expanding("value_and_grad", _separate_gradients)
+_NESTED = _expanding("value_and_grad", _nested_gradients)
+_FLAT = _expanding("flat_grad_and_value", _flat)
 
 
 def _refuse_others(call: Any) -> None:

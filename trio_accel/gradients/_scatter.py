@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from .. import arrays as _arrays
-from ..devices import ArrayFunction, Call, Chain
+from ..devices import ArrayFunction, Call, device_of_call
 from ..expressions import Elementwise
 
 __all__ = [
@@ -40,7 +40,7 @@ arrays: Any = _arrays
 
 def is_ordered(g: Any) -> bool:
     """Return whether a scatter on the array's device adds in the order of the elements."""
-    device: Any = Chain(g, is_spent=False).device
+    device: Any = device_of_call(g)
     return bool(device.state.backend.adds_in_order)
 
 

@@ -130,7 +130,7 @@ class BodyRecorder(LookingAhead):
         call = Call[Any](function, args, named or None)
         call.silence()
         # Calls of placeholders have a device.
-        layouts = self._device.look_ahead(Chain(call, is_spent=False))
+        layouts = self._device.look_ahead(call)
         result = map_tree(layouts, lambda spec: self.stand_in_for(spec.shape, spec.dtype))
         return self._keep(call, result)
 

@@ -40,11 +40,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
+from time import perf_counter
 from typing import Any, ClassVar
 
 import attrs
 import numpy as np
 import numpy.typing as npt
+import trio
 
 from ...backends.base import AccelError, DType, HostArray, Ints, KeptCounts, NotSupportedError
 from ...backends.base.contract.ops import ArraySpec, ChainSpec, StatusArray
@@ -63,6 +65,7 @@ from ..operations._chain import (
     ChainStep,
     Layouts,
     arguments_of,
+    unplanned,
 )
 from ..operations._gather import by_device, tables_of
 from ..operations._operation import RECORDING, Armed, LaunchFrame, Operation, Planned, Planner, recording_now
@@ -94,6 +97,8 @@ _NUMBER_DTYPES = DType.float32, DType.float64
 # The number of runs until neighbours are fused. A fused launch has to be compiled on a GPU, so only repeated
 # chains get one.
 _FUSE_AFTER_RUNS = 4
+# The time in seconds that an expansion may hold the Trio loop.
+_SLICE = 0.005
 # Larger scratch memory is freed after each chain, in bytes.
 _SPARE_BYTES = 64 << 20
 
@@ -322,13 +327,16 @@ class Chains:
         """See `Device.ask_chain`."""
         if chain.steps[-1].function is GATHER and len(tables_of(chain)) > 1 and (parts := by_device(chain)):
             return await _ask_all(parts)
-        plan, hosts, copies = self._find(chain), chain.hosts, dict[int, Any]()
+        plan, copies = self._find(chain), dict[int, Any]()
         template = plan.value
         if (template is None or template.until_joined == 1) and chain.has_expansions:
-            expanded = self._expanded(chain, plan)
+            # The program may change a host array while the expansion pauses.
+            chain.replace_hosts(_copied(chain))
+            expanded = await self._expanded(chain, plan)
             if expanded is not chain:
                 return await self.ask(expanded)
         plan.in_flight += 1
+        hosts = chain.hosts
         if hosts and (template is None or template.until_joined == 1):
             # Recording and running step by step take several turns of the loop. The program may change a
             # host array in that time.
@@ -359,14 +367,14 @@ class Chains:
             plan.in_flight -= 1
             chain.let_go()
 
-    def _expanded(self, chain: Chain, plan: KeptPlan[Template]) -> Chain:
+    async def _expanded(self, chain: Chain, plan: KeptPlan[Template]) -> Chain:
         """Expand a chain before it is recorded, or runs step by step.
 
         Returns:
             `chain` itself with the expanded steps. Or another chain with its own key, because the structure
             of `chain` does not determine the steps, or because they use arrays outside its key.
         """
-        expanded, key = chain.expanded(), chain.key
+        expanded, key = await expanded_in_slices(chain), chain.key
         blocks, hosts = {ref.block for ref in chain.refs}, set(map(id, chain.hosts))
         is_known = blocks.issuperset([ref.block for ref in expanded.refs])
         # These follow from the key, because `_find` has left out other chains.
@@ -396,14 +404,13 @@ class Chains:
                 if template is not None:
                     template.until_joined = 1
 
-    def look_ahead(self, chain: Chain, /) -> Layouts:
+    def look_ahead(self, step: ChainStep, /) -> Layouts:
         """See `Device.look_ahead`."""
-        for step in chain.steps:
-            if step.layouts is None:
-                step.layouts = self._ahead_of(step)
-        layouts = chain.steps[-1].layouts
-        assert layouts is not None  # the loop has set it
-        return layouts
+        if step.layouts is None:
+            for operand in unplanned(step):
+                operand.layouts, operand.planned_by = self._ahead_of(operand), self.device
+        assert step.layouts is not None  # the loop has set it
+        return step.layouts
 
     def _find(self, chain: Chain) -> KeptPlan[Template]:
         """Return the plan of a chain, a new one to be recorded, or `_BY_STEPS`."""
@@ -532,7 +539,7 @@ class Chains:
         if step.function.expand is not None:
             call = step.function.expand(*step.args, **step.named or {})
             try:
-                return self.look_ahead(Chain(call, is_spent=False))
+                return self.look_ahead(call)
             finally:
                 call.close()
         if step.function is GATHER:
@@ -553,7 +560,7 @@ class Chains:
 
     def body_of(self, step: ChainStep, is_whole: Callable[[ArrayFunction], bool]) -> Body:
         """See `OpenDevice.body_of`."""
-        self.look_ahead(Chain(step, is_spent=False))
+        self.look_ahead(step)
         recorder = BodyRecorder(self.device, self.state, outer_recorder(), is_whole)
         result, placeholders = evaluated(step, recorder, has_hosts=False)
         operands = [
@@ -646,6 +653,24 @@ def _fit_inline(hosts: Sequence[HostArray]) -> bool:
 
 def _writes_to_host(chain: Chain) -> bool:
     return any(step.function is METHODS["to_host out"] for step in chain.steps)
+
+
+async def expanded_in_slices(chain: Chain) -> Chain:
+    """Expand a chain, with a checkpoint after each slice of time, because deriving gradients takes long."""
+    slices, end = chain.expansion(), perf_counter() + _SLICE
+    try:
+        while True:
+            next(slices)
+            if perf_counter() >= end:
+                chain.let_use(is_spent=True)
+                await trio.lowlevel.checkpoint()
+                chain.let_use(is_spent=False)
+                end = perf_counter() + _SLICE
+    except StopIteration as done:
+        expanded: Chain = done.value
+        return expanded
+    finally:
+        slices.close()
 
 
 def _copied(chain: Chain) -> dict[int, Any]:

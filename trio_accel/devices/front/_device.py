@@ -230,14 +230,14 @@ class OpenDevice(Device):
         """See `Device.ask_chain`."""
         return self.chains.ask(chain)
 
-    def look_ahead(self, chain: Chain, /) -> Layouts:
+    def look_ahead(self, step: ChainStep, /) -> Layouts:
         """See `Device.look_ahead`."""
         call = self.state.system.call
         if call is not None and not self.state.is_own_run():
-            layouts: Layouts = call(partial(self.chains.look_ahead, chain))
+            layouts: Layouts = call(partial(self.chains.look_ahead, step))
             return layouts
         self.state.check_run("shape")
-        return self.chains.look_ahead(chain)
+        return self.chains.look_ahead(step)
 
     def body_of(self, step: ChainStep, is_whole: Callable[[ArrayFunction], bool], /) -> Body:
         """Return the operations that a composed function asks for, without a launch.

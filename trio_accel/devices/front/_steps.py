@@ -47,7 +47,7 @@ from ..operations._calls import Call, SpentCall
 from ..operations._chain import GATHER, Chain, arguments_of, takes_number, told_by
 from ..operations._operation import RECORDING
 from ..operations._ref import AccelRef
-from ._chains import TOLD_BY_STEPS, Chains, run_on
+from ._chains import TOLD_BY_STEPS, Chains, expanded_in_slices, run_on
 from ._layout import leaves_of, map_tree
 from ._recorder import ChainRecorder
 from ._results import finish_results
@@ -427,7 +427,7 @@ class TracedStep(Generic[ParametersP, ResultT]):
         stand_ins = StandIns(self._name, self._static, recorder, has_slots=not by_value)
         cache = chains.kept
         try:
-            traced = self._traced(stand_ins, recorder, args, named)
+            traced = await self._traced(stand_ins, recorder, args, named)
             if traced is None:
                 return self._keep(cache, key, _BY_VALUE)
             chain, nesting = traced
@@ -468,7 +468,7 @@ class TracedStep(Generic[ParametersP, ResultT]):
         self._plans.append((weakref.ref(cache), plan))
         return plan
 
-    def _traced(
+    async def _traced(
         self, stand_ins: StandIns, recorder: ChainRecorder, args: tuple[Any, ...], named: Mapping[str, Any]
     ) -> tuple[Chain, Any] | None:
         """Call the function with placeholders; return its chain and nesting, or None if it needs values."""
@@ -476,7 +476,7 @@ class TracedStep(Generic[ParametersP, ResultT]):
         try:
             call, nesting = self._calls(*stand_ins.of(args, named, self._parameters))
             chain = Chain(call)
-            return chain.expanded() if chain.has_expansions else chain, nesting
+            return await expanded_in_slices(chain) if chain.has_expansions else chain, nesting
         except Exception:
             if not stand_ins.numbers.values or stand_ins.numbers.is_refused:
                 raise

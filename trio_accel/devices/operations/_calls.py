@@ -59,6 +59,7 @@ from ._chain import (
     Layouts,
     arguments_of,
     asked,
+    device_of_call,
     explain_hosts,
     refuse_results,
     replaced,
@@ -452,8 +453,8 @@ class SpentCall(Operators[T_co], ChainStep, Coroutine[Any, Any, T_co]):
                     raise spent_error(self)
                 return result.spec
             try:
-                chain = Chain(self, is_spent=False)
-                self.layouts = chain.device.look_ahead(chain)
+                step: Any = self
+                self.layouts = device_of_call(step).look_ahead(step)
             except Exception:
                 self.silence()
                 raise

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from struct import pack
-from typing import Any, ClassVar, Literal, Protocol, TypeAlias
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar
 
 import attrs
 import numpy as np
@@ -15,13 +15,18 @@ from ...backends.base import ArraySpec, DType, HostArray
 from ..base._refusals import OnDevice
 from ._pending import Pending
 
-__all__ = ["ArrayFunction", "Chain", "arguments_of"]
+__all__ = ["ArrayFunction", "Chain", "arguments_of", "device_of_call"]
 
 Layouts: TypeAlias = "ArraySpec | Sequence[Layouts]"
 """The layout of an array, or of several."""
 
+SliceT = TypeVar("SliceT")
+Slices: TypeAlias = Generator[None, None, SliceT]
+"""Work with a result that yields now and then, so that its caller may let other tasks run."""
+
 # A chain is planned in one turn of the loop. A program that builds a longer one forgot to await.
 _MAX_CALLS = 4096
+_TOO_LONG = f"a chain has at most {_MAX_CALLS} calls: await one in between"
 # Values of these types are compared as they are in the key of a chain. Values of other types do not have a
 # key, and such a chain runs step by step.
 _INTEGERS = frozenset({int})
@@ -53,6 +58,8 @@ class ArrayFunction:
             plan, is a chain of one step, so that the plan is cached.
         expand: Returns the calls that compute it, given its arguments; None if `make` computes it. It runs
             when a chain is recorded, and not for later chains with the same key.
+        slices: Does the same as `expand`, and yields now and then, because it may take seconds; None for a
+            short one.
         is_fixed: Whether `expand` may be used for look-ahead and recording, because its calls depend on
             nothing but its arguments.
         takes_hosts: Whether it copies host arrays to the device, so that no other function sees their
@@ -72,6 +79,7 @@ class ArrayFunction:
     refuse: Callable[[Exception, tuple[Any, ...], Mapping[str, Any]], object] | None = None
     is_direct: bool = attrs.field(default=attrs.Factory(_is_one_operation, takes_self=True))
     expand: Callable[..., Any] | None = attrs.field(default=None, kw_only=True)
+    slices: Callable[..., Slices[Any]] | None = attrs.field(default=None, kw_only=True)
     is_fixed: bool = attrs.field(default=True, kw_only=True)
     takes_hosts: bool = attrs.field(default=False, kw_only=True)
     result_on_host: str = attrs.field(default="", kw_only=True)
@@ -96,8 +104,8 @@ class Asked(Protocol):
         """Run the calls of a chain as one request."""
         ...
 
-    def look_ahead(self, chain: Chain, /) -> Layouts:
-        """Return the layout of a chain's result, without a launch."""
+    def look_ahead(self, step: ChainStep, /) -> Layouts:
+        """Return the layout of a call's result, without a launch."""
         ...
 
 
@@ -123,15 +131,17 @@ class ChainStep:
         args: The positional arguments.
         named: The keyword arguments, or None.
         layouts: The layout of its result, or of several results, if known.
+        planned_by: The device that found the layout; not set before.
         spent: The class of used calls.
         fresh: The class of unused calls.
     """
 
-    __slots__ = ("args", "function", "layouts", "named")
+    __slots__ = ("args", "function", "layouts", "named", "planned_by")
     function: ArrayFunction
     args: tuple[Any, ...]
     named: Mapping[str, Any] | None
     layouts: Layouts | None
+    planned_by: Asked
     spent: ClassVar[type[ChainStep]]
     fresh: ClassVar[type[ChainStep]]
 
@@ -207,7 +217,7 @@ class Chain:
                     indexes[id(step)] = len(steps)
                     steps.append(step)
         if len(steps) > _MAX_CALLS:
-            raise ValueError(f"a chain has at most {_MAX_CALLS} calls: await one in between")
+            raise ValueError(_TOO_LONG)
         for step in steps if is_spent else ():
             step.__class__ = spent
         self.refs: list[Any] = []
@@ -224,26 +234,46 @@ class Chain:
         Raises:
             Exception: A function raised it. The steps are spent.
         """
+        return at_once(self.expansion())
+
+    def expansion(self) -> Slices[Chain]:
+        """Do the same as `expanded`, and yield now and then. At its end, the steps are spent."""
         expansions: dict[int, Any] = {}
         *_, last_step = steps = self.steps
         try:
-            for step in steps:
-                # The step becomes an operand again.
-                step.__class__ = ChainStep.fresh
+            self.let_use(is_spent=False)
             for step in steps:
                 args, named = replaced(step, expansions)
                 step.args, step.named = args, named or None
-                if step.function.expand is not None:
-                    expansions[id(step)] = step.function.expand(*args, **named)
+                function = step.function
+                if function.expand is not None:
+                    expansions[id(step)] = (
+                        function.expand(*args, **named)
+                        if function.slices is None
+                        else (yield from function.slices(*args, **named))
+                    )
                     step.args, step.named = (), None
             return Chain(expansions.get(id(last_step), last_step))
-        except Exception:
+        except BaseException:
             for call in expansions.values():
                 call.silence()
             raise
         finally:
-            for step in steps:
-                step.__class__ = ChainStep.spent
+            self.let_use(is_spent=True)
+
+    def let_use(self, *, is_spent: bool) -> None:
+        """Let the steps be operands of further calls, or no longer."""
+        kind = ChainStep.spent if is_spent else ChainStep.fresh
+        for step in self.steps:
+            step.__class__ = kind
+
+    def replace_hosts(self, arrays: Mapping[int, HostArray]) -> None:
+        """Read other host arrays from now on: replacements by the `id` of an array."""
+        if arrays:
+            for step in self.steps:
+                args, named = replaced(step, arrays)
+                step.args, step.named = args, named or None
+            self.hosts = [arrays.get(id(host), host) for host in self.hosts]
 
     def take_steps(self, expanded: Chain, new_hosts: Sequence[HostArray] = ()) -> None:
         """Take over the steps of this chain's expansion, and the host arrays that it has made."""
@@ -335,6 +365,71 @@ class Chain:
             (),
             {"": [argument for step in self.steps for argument in arguments_of(step)]},
         )
+
+
+def unplanned(step: ChainStep) -> list[ChainStep]:
+    """Return a call and all its operands whose layouts are not known, each after its operands.
+
+    Raises:
+        RuntimeError: A call was already used, and blocking code has not retained its result.
+        ValueError: The chain has too many calls, or a call is an operand of itself.
+    """
+    steps, stack, opened, known = list[ChainStep](), [step], set[int](), set[int]()
+    while stack:
+        current = stack[-1]
+        if any(type(argument) is ChainStep.spent for argument in arguments_of(current)):
+            _take_results(current)
+        operands = [
+            argument
+            for argument in arguments_of(current)
+            if isinstance(argument, ChainStep) and argument.layouts is None and id(argument) not in known
+        ]
+        if not operands:
+            stack.pop()
+            if id(current) not in known:
+                known.add(id(current))
+                steps.append(current)
+        elif id(current) in opened:
+            raise ValueError(f"{current!r} is an operand of itself; take it out of the list in it")
+        else:
+            opened.add(id(current))
+            # The first operand runs first, as in an expression of Python.
+            stack += reversed(operands)
+        if len(steps) > _MAX_CALLS:
+            raise ValueError(_TOO_LONG)
+    return steps
+
+
+def device_of_call(step: ChainStep) -> Asked:
+    """Return the device of the nearest device array among a call's operands, and their operands.
+
+    Raises:
+        TypeError: There is none.
+    """
+    seen, level = set[int](), [step]
+    while level:
+        operands = list[ChainStep]()
+        for current in level:
+            for argument in arguments_of(current):
+                has_device = isinstance(argument, OnDevice) and not isinstance(argument, ChainStep)
+                device: Asked | None = getattr(argument, "device" if has_device else "planned_by", None)
+                if device is not None:
+                    return device
+                if isinstance(argument, ChainStep) and id(argument) not in seen:
+                    seen.add(id(argument))
+                    operands.append(argument)
+        level = operands
+    return Chain(step, is_spent=False).device
+
+
+def at_once(slices: Slices[SliceT]) -> SliceT:
+    """Return the result of work without a pause."""
+    try:
+        while True:
+            next(slices)
+    except StopIteration as done:
+        result: SliceT = done.value
+        return result
 
 
 def refuse_results(name: str, args: Iterable[object]) -> None:

@@ -35,7 +35,7 @@ from ..base._statistics import DeviceStatistics, RecoveryCost
 from ..base._views import Index, indexed, permuted, reshaped, transposed, view_layout
 from ._blocks import Block, BorrowedBlock
 from ._calls import Operators
-from ._chain import DEVICE_OF, METHODS, NO_DEVICE, ArrayFunction, Chain, Layouts
+from ._chain import DEVICE_OF, METHODS, NO_DEVICE, ArrayFunction, Chain, ChainStep, Layouts
 from ._pending import Pending, ReplyT
 
 __all__ = ["AccelRef", "Device", "check_device", "device_of"]
@@ -367,8 +367,8 @@ class Device(abc.ABC):
         """Run a call and all its operands as one request, as awaiting the call does."""
 
     @abc.abstractmethod
-    def look_ahead(self, chain: Chain, /) -> Layouts:
-        """Return the layout of a chain's result, for `Call.shape` and similar properties.
+    def look_ahead(self, step: ChainStep, /) -> Layouts:
+        """Return the layout of a call's result, for `Call.shape` and similar properties.
 
         Raises:
             NotSupportedError: The layout depends on computed values.
