@@ -11,7 +11,6 @@ import trio
 from gradient_cases import numbers
 
 import trio_accel as ta
-from trio_accel.devices.front import _chains
 
 a: Any = ta.arrays
 HOST = numbers((3,), 1)
@@ -21,7 +20,7 @@ LAYERS = 30
 @pytest.fixture
 def slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pause after each call that is derived."""
-    monkeypatch.setattr(_chains, "_SLICE", 0.0)
+    monkeypatch.setattr("trio_accel.devices.front._chains._SLICE", 0.0)
 
 
 def layers(x: Any, target: Any) -> Any:

@@ -200,7 +200,12 @@ def _without_variables(
 
 
 def text_of(
-    steps: Sequence[TypedStep], outputs: Mapping[str, int], arguments: Mapping[int, str], *, is_typed: bool
+    steps: Sequence[TypedStep],
+    outputs: Mapping[str, int],
+    arguments: Mapping[int, str],
+    *,
+    is_typed: bool,
+    prefix: str = "t",
 ) -> str:
     """Write steps in the expression language, usually with a line for each step.
 
@@ -210,17 +215,19 @@ def text_of(
         arguments: The names of the arguments, by their numbers.
         is_typed: Whether constants and casts name their dtypes. Otherwise floating values and integer
             constants take their dtypes from the arguments, by NumPy's promotion.
+        prefix: The beginning of the names of steps, so that the texts of several programs can be joined.
     """
-    return _StepText(steps, arguments, is_typed).lines(outputs)
+    return _StepText(steps, arguments, is_typed, prefix).lines(outputs)
 
 
 @attrs.define(eq=False)
 class _StepText:
-    """Writes the steps of a program: step n becomes the name ``t{n}``."""
+    """Writes the steps of a program: step n becomes the name ``t{n}``, if the prefix is ``t``."""
 
     steps: Sequence[TypedStep]
     arguments: Mapping[int, str]
     is_typed: bool
+    prefix: str
     text_lines: list[str] = attrs.field(factory=list[str])
     depth: int = 0
 
@@ -228,17 +235,18 @@ class _StepText:
         for number, step in enumerate(self.steps):
             self._write(number, step)
         for name, number in outputs.items():
-            self._line(f"{name} = t{number}")
+            self._line(f"{name} = {self.prefix}{number}")
         return "\n".join(self.text_lines)
 
     def _line(self, text: str) -> None:
         self.text_lines.append("    " * self.depth + text)
 
     def _write(self, number: int, step: TypedStep) -> None:
-        operands = [f"t{operand}" for operand in step.steps]
+        prefix = self.prefix
+        operands = [f"{prefix}{operand}" for operand in step.steps]
         match step.function:
             case "loop":
-                self._line(f"for t{number} in range({operands[0]}, {operands[1]}):")
+                self._line(f"for {prefix}{number} in range({operands[0]}, {operands[1]}):")
                 self.depth += 1
             case "end":
                 self._assign(step.steps[0], operands[1:])
@@ -247,23 +255,24 @@ class _StepText:
                 # The variables change only if the loop ends here.
                 carried = self.steps[step.steps[0]].steps[2:]
                 values = [
-                    f"where({operands[1]}, {v}, t{c})" for v, c in zip(operands[2:], carried, strict=True)
+                    f"where({operands[1]}, {v}, {prefix}{c})"
+                    for v, c in zip(operands[2:], carried, strict=True)
                 ]
                 self._assign(step.steps[0], values)
                 self._line(f"if {operands[1]}: break")
             case _:
-                self._line(f"t{number} = {self._value(step, operands)}")
+                self._line(f"{prefix}{number} = {self._value(step, operands)}")
 
     def _assign(self, loop: int, values: Sequence[str]) -> None:
         """Assign to all variables of a loop at once, because values may read other variables."""
         carried = self.steps[loop].steps[2:]
         if not carried:
             # The body of a loop must not be empty.
-            self._line(f"u{loop} = 0")
+            self._line(f"u{self.prefix}{loop} = 0")
         for index, value in enumerate(values):
-            self._line(f"u{loop}_{index} = {value}")
+            self._line(f"u{self.prefix}{loop}_{index} = {value}")
         for index, variable in enumerate(carried):
-            self._line(f"t{variable} = u{loop}_{index}")
+            self._line(f"{self.prefix}{variable} = u{self.prefix}{loop}_{index}")
 
     def _value(self, step: TypedStep, operands: Sequence[str]) -> str:
         name, inside = step.function, ", ".join(operands)

@@ -315,7 +315,8 @@ class Expression(Generic[ReplyT]):
         if self._wide_text is None or not is_wide:
             return self.parsed
         # It is parsed at first use, because few programs use it and all import the package.
-        return parse(self._wide_text, self.inputs, is_along=self.parsed.is_along)
+        outputs = None if self._is_single else self.outputs
+        return parse(self._wide_text, self.inputs, outputs, is_along=self.parsed.is_along)
 
     def _widened(
         self, expression: base.ParsedExpression, kinds: Mapping[str, ArgumentType]
@@ -333,7 +334,7 @@ class Expression(Generic[ReplyT]):
             return expression, {}
         # A loop begins a line.
         text = "\n".join([*[f"{name} = {dtype}({name})" for name, dtype in casts.items()], expression.text])
-        outputs = None if expression.is_along else expression.outputs
+        outputs = None if expression.is_along and self._is_single else expression.outputs
         return parse(text, expression.inputs, outputs, is_along=expression.is_along), casts
 
     def _check_apart(

@@ -44,7 +44,8 @@ class Reduction(Expression[AccelRef]):
     With `reduce`, the text makes values, and the result is their reduction, rounded once. Without,
     ``sum(...)`` and the other `REDUCTIONS` in the text are along the axes of the call, and their values
     broadcast back. The result has the shape of the arrays; or the reduced shape, if the last statement reads
-    none of their elements. ``n`` is the number of reduced elements.
+    none of their elements. ``n`` is the number of reduced elements. Several results have one shape: that of
+    the arrays, if any of them reads elements.
 
     It is one launch. But fewer than 256 rows of more than 131072 elements each take one launch for each
     reduction, and one for the result, so that the whole device works at each row.
@@ -58,7 +59,7 @@ class Reduction(Expression[AccelRef]):
         identity: With an expression: the result of no elements.
         inputs: Names of the arguments, in order; None for the order in which the source reads them.
         dtype: Type that values are converted to before they are combined; None for NumPy's choice.
-        **options: See `ParsedExpression`.
+        **options: See `Expression`; with `outputs`, a call returns a tuple, and takes no `out`.
 
     Raises:
         ValueError: The expression contains something that is not allowed; the message shows the place.
@@ -124,7 +125,10 @@ class Reduction(Expression[AccelRef]):
         """
         values = bind(self.operation, self.inputs, arguments, named, options=_RESERVED)
         check_reduced(self.operation, keepdims, out)
-        return self._message(self, values, (out,), None, axis, keepdims)
+        if out is not None and not self._is_single:
+            raise TypeError(f"{self.operation}: out is for one result, and it has {len(self.outputs)}")
+        outs = (out, *[None] * (len(self.outputs) - 1))
+        return self._message(self, values, outs, None, axis, keepdims)
 
     def __call__(
         self,
@@ -144,11 +148,11 @@ class Reduction(Expression[AccelRef]):
             *arguments: Arrays and numbers, in the order of `inputs`; arrays broadcast against each other.
             axis: Axis or axes to reduce; None for all. ``argmin`` and ``argmax`` take one, or None.
             keepdims: Whether reduced axes stay, with one element.
-            out: Array to write to.
+            out: Array to write to; not for several results.
             **named: Arguments by their names.
 
         Returns:
-            The result.
+            The result; the results, if outputs were named.
 
         Raises:
             TypeError: An argument is wrong, or there is no such reduction of these dtypes.
@@ -161,12 +165,12 @@ class Reduction(Expression[AccelRef]):
 
     def plan(self, planner: Planner, message: Compute[AccelRef]) -> Planned[AccelRef]:
         """Validate the arguments of a call, and lower it; see `Operation.plan`."""
-        name, (out,) = planner.name, message.out
+        name, out = planner.name, message.out[0]
         taken = take(planner, self.parsed, message.arguments)
         if not taken.arrays:
             raise TypeError(f"{name}: at least one argument must be an array")
         axes = axes_of(name, taken.shape, message.axis, is_one=self.parsed.is_index)
-        resolved = self._known(taken.signature, None if out is None else out.dtype.value)
+        resolved = self._known(taken.signature, *_dtypes_of(message.out))
         count = math.prod([taken.shape[axis] for axis in axes])
         taken.check_held(name, resolved.typed, count)
         shape = taken.shape
@@ -174,22 +178,27 @@ class Reduction(Expression[AccelRef]):
             shape = reduced(shape, axes, keepdims=message.keepdims)
         if resolved.is_one_reduction:
             # Its kernels write elements without gaps.
-            result = planner.output(shape, resolved.dtypes[0], out)
+            results = [planner.output(shape, resolved.dtypes[0], out)]
+        elif out is None:
+            results = [planner.output(shape, dtype) for dtype in resolved.dtypes]
         else:
-            result, _ = written(planner, "out", out, (shape, resolved.dtypes[0]))
+            results = [written(planner, "out", out, (shape, resolved.dtypes[0]))[0]]
         if out is not None:
             arrays = zip(taken.array_names, taken.lying, strict=True)
             # With whole rows as the result, elements are written after the elements of their row were read.
             other_arrays = {
-                name: array for name, array in arrays if not resolved.is_whole or array != result.spec
+                name: array for name, array in arrays if not resolved.is_whole or array != results[0].spec
             }
-            planner.distinct("out", result.spec, **other_arrays)
+            planner.distinct("out", results[0].spec, **other_arrays)
         if not count and not self.parsed.takes_nothing and 0 not in shape:
             raise ValueError(
                 f"{name}: axes {axes} of shape {taken.shape} are empty, and the reduction has no identity"
             )
-        spec = ExpressionSpec(resolved.program, axes, taken.arrays, (), (result.spec,), (), taken.scalars)
-        return Planned(spec, result)
+        specs = tuple([result.spec for result in results])
+        spec = ExpressionSpec(resolved.program, axes, taken.arrays, (), specs, (), taken.scalars)
+        # A call of several results is typed by its users.
+        reply: Any = results[0] if self._is_single else tuple(results)
+        return Planned(spec, reply)
 
     async def ask(self, message: Compute[AccelRef]) -> AccelRef:
         """Compute a message of `compute` on the device of its arrays, in several launches if that pays.
@@ -200,7 +209,7 @@ class Reduction(Expression[AccelRef]):
                 gets no elements.
             NotSupportedError: A dtype is float8.
         """
-        (out,) = message.out
+        out = message.out[0]
         device = device_of(self.operation, *message.arguments, out)
         arrays = [argument for argument in message.arguments if isinstance(argument, (AccelRef, np.ndarray))]
         shape = common(self.operation, arrays)
@@ -210,8 +219,8 @@ class Reduction(Expression[AccelRef]):
             return await device.ask(message)
         arguments = [broadcast(argument, shape) for argument in message.arguments]
         signature = tuple(map(partial(argument_of, self.operation), self.inputs, arguments))
-        resolved = self._known(signature, None if out is None else out.dtype.value)
-        *reductions, _ = self._parts(signature, None if out is None else out.dtype.value)
+        resolved = self._known(signature, *_dtypes_of(message.out))
+        *reductions, _ = self._parts(signature, *_dtypes_of(message.out))
         on_device = {
             name
             for name, argument in zip(self.inputs, arguments, strict=True)
@@ -222,7 +231,10 @@ class Reduction(Expression[AccelRef]):
             on_device.intersection(reduction.inputs) for reduction in reductions
         ):
             return await device.ask(message)
-        return await self._in_steps(device, message, arguments, shape, resolved.is_whole, signature)
+        result: AccelRef = await self._in_steps(
+            device, message, arguments, shape, resolved.is_whole, signature
+        )
+        return result
 
     async def _in_steps(
         self,
@@ -232,14 +244,14 @@ class Reduction(Expression[AccelRef]):
         shape: Ints,
         is_whole: bool,
         signature: Strs,
-    ) -> AccelRef:
-        """Compute it by a launch for each reduction, and one for the result."""
-        (out,), axes = message.out, axes_of(self.operation, shape, message.axis)
+    ) -> Any:
+        """Compute it by a launch for each reduction, and one for the results."""
+        out, axes = message.out[0], axes_of(self.operation, shape, message.axis)
         kept_shape = shape if is_whole else reduced(shape, axes, keepdims=True)
         result_shape = kept_shape if is_whole or message.keepdims else reduced(shape, axes)
         if out is not None and out.shape != result_shape:
             raise ValueError(f"{self.operation}: out must have shape {result_shape}, got shape {out.shape}")
-        *reductions, elementwise = self._parts(signature, None if out is None else out.dtype.value)
+        *reductions, elementwise = self._parts(signature, *_dtypes_of(message.out))
         count = math.prod([shape[axis] for axis in axes])
         values: dict[str, Any] = {COUNT: count, **dict(zip(self.inputs, arguments, strict=True))}
         for reduction in reductions:
@@ -251,21 +263,28 @@ class Reduction(Expression[AccelRef]):
             await elementwise(*taken, out=out if out.shape == kept_shape else out.reshape(kept_shape))
             return out
         # The result may only read numbers.
-        result: AccelRef = await device.ask(elementwise.compute(*taken, shape=kept_shape))
-        return result if result_shape == kept_shape else result.reshape(result_shape)
+        results: Any = await device.ask(elementwise.compute(*taken, shape=kept_shape))
+        several: Any = [results] if self._is_single else results
+        reshaped: Any = [x if result_shape == kept_shape else x.reshape(result_shape) for x in several]
+        return reshaped[0] if self._is_single else tuple(reshaped)
 
-    def _cut(self, signature: Strs, out: str | None) -> list[Any]:
-        """Return a reduction for each of the expression's, and the expression that makes the result."""
+    def _cut(self, signature: Strs, *out: str | None) -> list[Any]:
+        """Return a reduction for each of the expression's, and the expression that makes the results."""
         arguments = tuple(map(Argument.decode, signature))
         kinds = {name: argument.kind for name, argument in zip(self.inputs, arguments, strict=True)}
         expression, _ = self._widened(self.chosen(arguments), kinds)
         *reductions, final_part = parts_of(expression)
         named: dict[str, Any] = {"operation": self.operation, "library": self._library}
-        (dtype,) = self._known(signature, out).dtypes
+        dtypes = dict(zip(self.outputs, self._known(signature, *out).dtypes, strict=True))
+        several: Any = None if self._is_single else self.outputs
         return [
             *[Reduction(part, **named) for part in reductions],
-            Elementwise[AccelRef](final_part, dtypes=dtype, **named),
+            Elementwise[Any](final_part, dtypes=dtypes, outputs=several, **named),
         ]
+
+
+def _dtypes_of(out: Sequence[AccelRef | None]) -> list[str | None]:
+    return [None if array is None else array.dtype.value for array in out]
 
 
 _SCALE_DOWN_ABOVE, _SCALE_UP_BELOW, _STEP = 1e150, 1e-140, 2.0**600

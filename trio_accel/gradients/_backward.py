@@ -27,6 +27,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any, TypeAlias
 
+import attrs
 import numpy as np
 
 from .. import arrays as _arrays
@@ -40,6 +41,7 @@ from ._memo import memoized
 __all__ = [
     "RULES",
     "Make",
+    "OneOfSeveral",
     "as_operand",
     "backward",
     "backward_in_slices",
@@ -51,6 +53,7 @@ __all__ = [
     "named_args",
     "operand_names",
     "parameters_of",
+    "part_of",
     "pulled",
     "put_like",
     "refuse",
@@ -102,7 +105,7 @@ def backward_in_slices(
         if id(call) not in slopes:
             # Only functions without a gradient use it.
             continue
-        g, several = slopes.pop(id(call)), _several(call)
+        g, several = slopes.pop(id(call)), part_of(call)
         if several is not None:
             # The rule of the call gets a gradient for each result, and None for an unused one.
             _add_parts(slopes, several, {call.args[1]: g}, calls)
@@ -112,23 +115,41 @@ def backward_in_slices(
             # Rules need not know what they do with no elements, because zeros are right.
             _silence(g)
             continue
+        makers = list(_gradients(call, g, is_exact=is_exact))
         # An operand may be there twice.
         missing = [id(operand) for operand in operands]
-        for operand, make in _gradients(call, g, is_exact=is_exact):
+        for operand, _ in makers:
             if id(operand) in missing:
                 missing.remove(id(operand))
-            if id(operand) in depends and not _is_empty(operand) and (slope := make()) is not None:
-                if isinstance(slope, list):
-                    _add_parts(slopes, operand, dict(enumerate(slope)), calls)
-                    continue
-                slope = as_operand(slope, operand)
-                total = slopes.get(id(operand))
-                calls.append(slope if total is None else total + slope)
-                slopes[id(operand)] = calls[-1]
+        active = [(operand, make) for operand, make in makers if id(operand) in depends]
+        _add_slopes(slopes, [(operand, make) for operand, make in active if not _is_empty(operand)], calls)
         if missing:
             raise _left_out(call, missing)
         yield
     return [slopes[id(leaf)] if id(leaf) in slopes else arrays.zeros_like(leaf) for leaf in leaves]
+
+
+@attrs.frozen(eq=False)
+class OneOfSeveral:
+    """Makes the gradient of an operand, perhaps together with others.
+
+    Attributes:
+        requested: The numbers of all operands whose gradients are requested.
+        number: The number of this one.
+        make: Makes the gradient of an operand by its number, once all requested ones are known.
+    """
+
+    requested: list[int]
+    number: int
+    make: Callable[[int], Any]
+
+    def note_request(self) -> None:
+        """Note that this gradient is requested."""
+        self.requested.append(self.number)
+
+    def __call__(self) -> Any:
+        """Return the gradient."""
+        return self.make(self.number)
 
 
 def _silence(g: Any) -> None:
@@ -166,6 +187,22 @@ def as_operand(slope: Any, operand: Any) -> Any:
     return slope
 
 
+def _add_slopes(slopes: dict[int, Any], makers: Sequence[Rule], calls: list[Any]) -> None:
+    """Make gradients, and add them to those that their operands already have."""
+    for _, make in makers:
+        if isinstance(make, OneOfSeveral):
+            make.note_request()
+    for operand, make in makers:
+        slope = make()
+        if isinstance(slope, list):
+            _add_parts(slopes, operand, dict(enumerate(slope)), calls)
+        elif slope is not None:
+            slope = as_operand(slope, operand)
+            total = slopes.get(id(operand))
+            calls.append(slope if total is None else total + slope)
+            slopes[id(operand)] = calls[-1]
+
+
 def _add_parts(slopes: dict[int, Any], call: Any, gradients: Mapping[int, Any], calls: list[Any]) -> None:
     """Add gradients for some results of a call."""
     parts = slopes.setdefault(id(call), [None] * len(call))
@@ -176,7 +213,7 @@ def _add_parts(slopes: dict[int, Any], call: Any, gradients: Mapping[int, Any], 
             parts[index] = calls[-1]
 
 
-def _several(call: Any) -> Any:
+def part_of(call: Any) -> Any:
     """Return the call with several results that a call is a part of; None for other calls."""
     if call.function.name != "AccelRef.__getitem__":
         return None
@@ -216,7 +253,7 @@ def _order(value: Any, leaves: Sequence[Any]) -> tuple[list[Any], set[int], bool
         )
         is_smooth = not depends.isdisjoint(map(id, arguments)) and not _is_step(call)
         # Some of several results may be integers.
-        if is_smooth and (_several(call) is None or is_operand(call)):
+        if is_smooth and (part_of(call) is None or is_operand(call)):
             depends.add(id(call))
             order.append(call)
     return order, depends, is_complex

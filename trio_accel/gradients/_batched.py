@@ -36,8 +36,8 @@ import numpy as np
 from .. import arrays as _arrays
 from ..backends.base import ArraySpec, NotSupportedError
 from ..backends.base.contract.ops import Shapes
-from ..devices import AccelRef, ArrayFunction, Call, Chain, arguments_of, device_of_call
-from ..devices.operations._chain import GATHER, replaced
+from ..devices import AccelRef, ArrayFunction, Call, Chain, arguments_of, gather
+from ..devices.operations._chain import GATHER, device_of_call, replaced
 from ..expressions import DECLARED, Reduction
 from ._backward import REASONS, RULES, bound, named_args, operand_names, parameters_of, put_like
 from ._bodies import BODIES, value_by_body
@@ -422,7 +422,14 @@ def _along_rows(
     ]
     named = {name: value for name, value in args.items() if name not in positional}
     result: Any = Call(step.function, tuple([args[name] for name in positional]), named)
-    return arrays.reshape(result, (batch.size, *step.shape)) if is_flat else result
+    if not is_flat:
+        return result
+    layouts = layouts_of(step)
+    if isinstance(layouts, ArraySpec):
+        return arrays.reshape(result, (batch.size, *layouts.shape))
+    return gather(
+        *[arrays.reshape(result[k], (batch.size, *layout.shape)) for k, layout in enumerate(layouts)]
+    )
 
 
 def _flat(operand: Any) -> Any:

@@ -32,10 +32,11 @@ import numpy as np
 
 from .. import arrays as _arrays
 from ..backends.base import ArraySpec, NotSupportedError
-from ..devices import AccelRef, ArrayFunction, Call, arguments_of, device_of_call, gather
+from ..devices import AccelRef, ArrayFunction, Call, arguments_of, gather
 from ..devices.front._layout import map_tree
 from ..devices.front._memory import Copy
 from ..devices.front._slots import Slot
+from ..devices.operations._chain import device_of_call
 from ..devices.operations._declared import DECLARED as OPERATIONS
 from ..expressions import DECLARED, Compute, Contract, Reduction
 from ._backward import KINDS, REASONS, STEP_NAMES, bound, is_operand, is_public, put_like, rule_of

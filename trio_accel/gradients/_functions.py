@@ -39,7 +39,7 @@ from . import (  # noqa: F401  # they add rules
     _update_rules,
     _words,
 )
-from ._backward import as_operand, backward_in_slices, itself, put_like
+from ._backward import as_operand, backward_in_slices, itself, part_of, put_like
 from ._elementwise import Rule
 from ._rules import filled
 from ._tape import IS_BATCHED, Gradients, Tape, check_differentiable, positions_of, turned
@@ -333,19 +333,27 @@ def _separate_gradients(
 ) -> Slices[Any]:
     """Derive gradients, each an array of its own; the value and the function's other results follow."""
     parts, calls = yield from _parts(name, value, leaves, seed, has_value)
-    owned = list[Any]()
+    owned, new_arrays = list[Any](), set[Any]()
     try:
         for part in [*parts, value] if has_value else parts:
             # A gradient may be an operand, a view of one, or the gradient of another operand, and a program
             # may change each of its arrays.
-            is_new = (
-                type(part) is Call and part.function.how == "message" and all(part is not x for x in owned)
-            )
-            owned.append(part if is_new else part.copy())
+            new = _new_array(part)
+            owned.append(part.copy() if new is None or new in new_arrays else part)
+            new_arrays.add(new)
         return gather(*owned, *aux_calls)
     finally:
         for call in calls:
             call.silence()
+
+
+def _new_array(part: Any) -> tuple[int, int] | None:
+    """Return the call and the number of the result that makes a new array; None for other arrays."""
+    if type(part) is not Call:
+        return None
+    several = part_of(part)
+    call, number = (part, 0) if several is None else (several, int(part.args[1]))
+    return (id(call), number) if call.function.how == "message" else None
 
 
 def _nested_gradients(value: Any, leaves: Sequence[Any], scale: float) -> Slices[Any]:

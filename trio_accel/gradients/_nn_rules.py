@@ -16,7 +16,7 @@ from ..nn._losses import LOSSES
 from ._backward import RULES, Make, bound, is_operand, refuse
 from ._elementwise import Rule, slopes_of
 from ._factor_rules import added
-from ._rows import of_usual
+from ._rows import of_real
 from ._rules import composition, spread
 from ._scatter import added_at, is_ordered
 
@@ -199,27 +199,6 @@ def _embedding(call: Any, g: Any) -> Iterator[Rule]:
     yield weight, slope
 
 
-def _lengths(x: Any, axis: Any, keepdims: bool = False) -> Any:
-    return arrays.sqrt(arrays.sum(x * x, axis=axis, keepdims=keepdims))
-
-
-def _softmax_grad(grad: Any, x: Any, axis: Any) -> Any:
-    probs = arrays.softmax(x, axis=axis)
-    return probs * (grad - arrays.sum(grad * probs, axis=axis, keepdims=True))
-
-
-def _log_softmax_grad(grad: Any, x: Any, axis: Any) -> Any:
-    return grad - arrays.softmax(x, axis=axis) * arrays.sum(grad, axis=axis, keepdims=True)
-
-
-def _normalize(x: Any, axis: Any, eps: float) -> Any:
-    return x / arrays.maximum(_lengths(x, axis, keepdims=True), eps)
-
-
-def _distance(x1: Any, x2: Any, axis: Any, eps: float, keepdims: bool) -> Any:
-    return _lengths(x1 - x2 + eps, axis, keepdims)
-
-
 def _lp_pool(name: str) -> Make:
     def compose(input: Any, norm_type: float, ceil_mode: bool, **named: Any) -> Any:  # noqa: A002  # PyTorch's
         pool = getattr(nn, name.replace("lp", "avg"))
@@ -241,16 +220,12 @@ _FIRST = (
 _POOLS = ("adaptive_avg", "adaptive_max", "avg", "max")
 RULES.update({
     **{f"nn.{name}": _first for name in _FIRST},
-    "arrays.softmax": of_usual(_first), "arrays.log_softmax": of_usual(_first),
+    "arrays.softmax": of_real(_first), "arrays.log_softmax": of_real(_first),
     "nn.batch_norm_training": _batch_norm_training, "nn.dropout": _dropout,
     "nn.embedding": _embedding,
-    "nn.softmax_grad": of_usual(composition(_softmax_grad)),
-    "nn.log_softmax_grad": of_usual(composition(_log_softmax_grad)),
     **{f"nn.lp_pool{n}d": _lp_pool(f"lp_pool{n}d") for n in (1, 2, 3)},
     "nn.linear": _linear,
-    "nn.normalize": of_usual(composition(_normalize)),
-    "nn.pairwise_distance": of_usual(composition(_distance)), "nn.scaled_dot_product_attention": _attention,
-    "nn.softmin": of_usual(composition(lambda x, axis: arrays.softmax(-x, axis=axis))),
+    "nn.scaled_dot_product_attention": _attention,
     **{f"nn.conv{kind}{n}d": _convolution for kind in ("", "_transpose") for n in (1, 2, 3)},
     **{f"nn.{kind}_pool{n}d": _pool for kind in _POOLS for n in (1, 2, 3)},
 })  # fmt: skip

@@ -17,7 +17,7 @@ from .. import arrays as _arrays
 from ..backends.base import NotSupportedError
 from ._backward import RULES, Make, bound, is_operand, pulled
 from ._elementwise import ADVICE, Rule, summed_to
-from ._rows import of_usual
+from ._rows import of_real
 
 __all__ = [
     "adjoint",
@@ -241,26 +241,6 @@ def _nanstd(call: Any, g: Any) -> Iterator[Rule]:
 
 def _nanprod(x: Any, axis: Any, keepdims: bool, **_: Any) -> Any:
     return arrays.prod(arrays.where(arrays.isnan(x), 1, x), axis=axis, keepdims=keepdims)
-
-
-def _cosine(x1: Any, x2: Any, axis: Any, eps: float, keepdims: bool) -> Any:
-    how = {"axis": axis, "keepdims": keepdims}
-    norms = [arrays.maximum(arrays.sqrt(arrays.sum(x * x, **how)), eps) for x in (x1, x2)]
-    return arrays.sum(x1 * x2, **how) / (norms[0] * norms[1])
-
-
-def _normed(call: Any, g: Any) -> Iterator[Rule]:
-    """Yield gradients of a layer norm, or of an RMS norm, which subtracts no mean and has no bias."""
-    is_centred, args = call.function.name == "arrays.layer_norm", bound(call)
-    x, weight, bias = args["x"], args["weight"], args.get("bias", 0)
-    mean = partial(arrays.mean, axis=args["axis"], keepdims=True)
-    off = cache(lambda: x - mean(x) if is_centred else x)
-    root = cache(lambda: arrays.rsqrt(mean(off() * off()) + args["eps"]))
-    normal, scaled = cache(lambda: off() * root()), cache(lambda: g * weight)
-    less = cache(lambda: scaled() - normal() * mean(scaled() * normal()))
-    yield x, lambda: root() * (less() - mean(scaled()) if is_centred else less())
-    yield weight, lambda: summed_to(g * normal(), np.shape(weight))
-    yield bias, lambda: summed_to(g, np.shape(bias))
 
 
 # Other shapes, and parts.
@@ -543,18 +523,16 @@ _EXTREMA = ("max", "min", "nanmax", "nanmin")
 RULES.update({
     "AccelRef.__getitem__": _taken, "AccelRef.copy": _cast, "AccelRef.reshape": _reshaped,
     "arrays.broadcast_arrays": _broadcast_all, "arrays.broadcast_to": _broadcast, "arrays.concat": _concat,
-    "arrays.cosine_similarity": of_usual(composition(_cosine)),
     "arrays.diagonal": _diagonal, "linalg.diagonal": _diagonal, "arrays.expand_dims": _reshaped,
     "arrays.flip": _flip,
-    "arrays.layer_norm": of_usual(_normed, ("weight", "bias")), "arrays.logsumexp": of_usual(_logsumexp),
+    "arrays.logsumexp": of_real(_logsumexp),
     "arrays.mean": _mean, "arrays.meshgrid": _meshgrid, "arrays.pad": _pad, "arrays.prod": _prod,
-    "arrays.reshape": _reshaped, "arrays.rms_norm": of_usual(_normed, ("weight",)),
+    "arrays.reshape": _reshaped,
     "arrays.roll": _roll, "arrays.rot90": _rot90,
     "arrays.sliding_window_view": _windows, "arrays.split": _split, "arrays.squeeze": _reshaped,
     "arrays.stack": _stack,
-    "arrays.std": of_usual(_std), "arrays.sum": _sum, "arrays.unstack": _unstack, "arrays.unwrap": _same,
-    "arrays.var": of_usual(_var),
+    "arrays.std": of_real(_std), "arrays.sum": _sum, "arrays.unstack": _unstack, "arrays.unwrap": _same,
     **dict.fromkeys(_TURNED, _turned),
     **{f"arrays.{name}": _extreme for name in _EXTREMA},
-    "arrays.nanprod": composition(_nanprod), "arrays.nanstd": of_usual(_nanstd),
+    "arrays.nanprod": composition(_nanprod), "arrays.nanstd": of_real(_nanstd),
 })  # fmt: skip

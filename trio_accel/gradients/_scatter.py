@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 
 from .. import arrays as _arrays
-from ..devices import ArrayFunction, Call, device_of_call
+from ..devices import ArrayFunction, Call
+from ..devices.operations._chain import device_of_call
 from ..expressions import Elementwise
 
 __all__ = [

@@ -453,7 +453,7 @@ class SpentCall(Operators[T_co], ChainStep, Coroutine[Any, Any, T_co]):
                     raise spent_error(self)
                 return result.spec
             try:
-                step: Any = self
+                step: Any = self  # pyright: ignore[reportUnknownVariableType]
                 self.layouts = device_of_call(step).look_ahead(step)
             except Exception:
                 self.silence()

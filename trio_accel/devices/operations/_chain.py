@@ -15,7 +15,7 @@ from ...backends.base import ArraySpec, DType, HostArray
 from ..base._refusals import OnDevice
 from ._pending import Pending
 
-__all__ = ["ArrayFunction", "Chain", "arguments_of", "device_of_call"]
+__all__ = ["ArrayFunction", "Chain", "arguments_of"]
 
 Layouts: TypeAlias = "ArraySpec | Sequence[Layouts]"
 """The layout of an array, or of several."""
@@ -374,7 +374,7 @@ def unplanned(step: ChainStep) -> list[ChainStep]:
         RuntimeError: A call was already used, and blocking code has not retained its result.
         ValueError: The chain has too many calls, or a call is an operand of itself.
     """
-    steps, stack, opened, known = list[ChainStep](), [step], set[int](), set[int]()
+    steps, stack, opened, planned = list[ChainStep](), [step], set[int](), set[int]()
     while stack:
         current = stack[-1]
         if any(type(argument) is ChainStep.spent for argument in arguments_of(current)):
@@ -382,12 +382,12 @@ def unplanned(step: ChainStep) -> list[ChainStep]:
         operands = [
             argument
             for argument in arguments_of(current)
-            if isinstance(argument, ChainStep) and argument.layouts is None and id(argument) not in known
+            if isinstance(argument, ChainStep) and argument.layouts is None and id(argument) not in planned
         ]
         if not operands:
             stack.pop()
-            if id(current) not in known:
-                known.add(id(current))
+            if id(current) not in planned:
+                planned.add(id(current))
                 steps.append(current)
         elif id(current) in opened:
             raise ValueError(f"{current!r} is an operand of itself; take it out of the list in it")
@@ -406,7 +406,7 @@ def device_of_call(step: ChainStep) -> Asked:
     Raises:
         TypeError: There is none.
     """
-    seen, level = set[int](), [step]
+    visited, level = set[int](), [step]
     while level:
         operands = list[ChainStep]()
         for current in level:
@@ -415,8 +415,8 @@ def device_of_call(step: ChainStep) -> Asked:
                 device: Asked | None = getattr(argument, "device" if has_device else "planned_by", None)
                 if device is not None:
                     return device
-                if isinstance(argument, ChainStep) and id(argument) not in seen:
-                    seen.add(id(argument))
+                if isinstance(argument, ChainStep) and id(argument) not in visited:
+                    visited.add(id(argument))
                     operands.append(argument)
         level = operands
     return Chain(step, is_spent=False).device

@@ -142,8 +142,9 @@ class EncodedProgram:
 
     @functools.cached_property
     def is_one_reduction(self) -> bool:
-        """Whether a reduction makes the result, which reads no other elements."""
-        return len(self.program.reductions) == 1 and not self.is_whole
+        """Whether a reduction makes the only result, which reads no other elements."""
+        is_one = len(self.program.reductions) == len(self.program.outputs) == 1
+        return is_one and not self.is_whole
 
 
 def encode_program(

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import attrs
 
+from ..contract.dtypes import Strs
 from ._expression import (
     Apply,
     Break,
@@ -28,30 +29,30 @@ def parts_of(expression: ParsedExpression) -> list[ParsedExpression]:
     """Cut an expression at its reductions.
 
     Args:
-        expression: An expression along axes, with one output.
+        expression: An expression along axes.
 
     Returns:
         An expression for each reduction, with its result as an input of the later ones, by the name of its
-        output. The last expression is the element-wise result, with the element count as an input if it reads
-        it.
+        output. The last expression has the element-wise results, with the element count as an input if it
+        reads it.
     """
     statements, parts = list[Statement](), list[ParsedExpression]()
     for statement in expression.statements:
         match statement:
             case (name, Reduce()):
-                parts.append(_part(expression, (*statements, statement), name, is_along=True))
+                parts.append(_part(expression, (*statements, statement), (name,), is_along=True))
             case _:
                 statements.append(statement)
-    (output,) = expression.outputs
-    parts.append(_part(expression, [_counted(statement) for statement in statements], output, is_along=False))
+    counted = [_counted(statement) for statement in statements]
+    parts.append(_part(expression, counted, expression.outputs, is_along=False))
     return parts
 
 
 def _part(
-    expression: ParsedExpression, statements: Sequence[Statement], output: str, *, is_along: bool
+    expression: ParsedExpression, statements: Sequence[Statement], outputs: Strs, *, is_along: bool
 ) -> ParsedExpression:
-    """Return the statements that a name depends on as an expression."""
-    needed, needed_statements = {output}, list[Statement]()
+    """Return the statements that some names depend on as an expression."""
+    needed, needed_statements = {*outputs}, list[Statement]()
     for statement in reversed(statements):
         assigned = set(assigned_in([statement]))
         if assigned & needed:
@@ -63,7 +64,7 @@ def _part(
     return attrs.evolve(
         expression,
         inputs=inputs,
-        outputs=(output,),
+        outputs=outputs,
         statements=tuple(reversed(needed_statements)),
         elements=frozenset(inputs) - (expression.loads.keys() - expression.elements),
         loads={name: count for name, count in expression.loads.items() if name in inputs},
@@ -75,7 +76,7 @@ def _part(
             ]
         ),
         is_along=is_along,
-        options=("part", output),
+        options=("part", *outputs),
     )
 
 

@@ -94,37 +94,36 @@ def rows_source(
     """Write the source of the kernel ``rows``.
 
     Args:
-        program: A program with one result.
+        program: The program.
         arguments: The form in which it gets its arguments.
-        layouts: Layouts of the arrays, and of the result.
-        is_whole: Whether the result has the shape of the arrays.
+        layouts: Layouts of the arrays, and of the results.
+        is_whole: Whether the results have the shape of the arrays.
     """
-    rows, (output,) = _Rows(program, arguments), program.outputs
-    row_steps = rows.row_steps
-    row, result_number, dtype = (
-        {number: f"row.t{number}" for number in row_steps},
-        len(rows.taken.arrays),
-        program.dtypes[0],
-    )
+    rows = _Rows(program, arguments)
+    row_steps, first_result = rows.row_steps, len(rows.taken.arrays)
+    row = {number: f"row.t{number}" for number in row_steps}
     calls = {
         result_step: f"Stage{number}::value(in_group<Stage{number}, GROUP>("
         f"accumulate<Stage{number}>(arguments, bases, row, lane, GROUP, count)))"
         for number, result_step in enumerate(rows.stages)
     }
     results = rows.lines(row_steps, calls, row_steps)
-    final_lines, store = rows.lines([output], row), f"{element_of(dtype)}::store"
-    begin = f"arguments.out{_row_offset(layouts.kept_axes, result_number)}"
+    begins, stores = list[str](), rows.lines(program.outputs, row)
+    for number, (output, dtype) in enumerate(zip(program.outputs, program.dtypes, strict=True)):
+        layer = first_result + number
+        begins.append(f"arguments.out[{number}]{_row_offset(layouts.kept_axes, layer)}")
+        step = _step_in_row(layouts.reduced, layouts.access, layer, dtype)
+        address = f"begins.out{number} + {step}" if is_whole else begins[-1]
+        stores.append(f"{element_of(dtype)}::store({address}, t{output});")
+    finish = _FINISH_ROW_SOURCE
     if is_whole:
-        address = f"out + {_step_in_row(layouts.reduced, layouts.access, result_number, dtype)}"
-        finish = _STORE_ROW_SOURCE.replace("BEGIN", begin)
-    else:
-        address, finish = begin, _FINISH_ROW_SOURCE
-    finish = finish.replace(
-        "STORE", indented("\n".join((*final_lines, f"{store}({address}, t{output});")), 4).strip()
-    )
-    leading_fields = "i64 outputs, count;\n    char *out;"
+        fields = "".join([f" char *out{number};" for number in range(len(begins))])
+        finish = _STORE_ROW_SOURCE.replace("FIELDS", fields).replace("BEGINS", ", ".join(begins))
+    finish = finish.replace("STORE", indented("\n".join(stores), 4).strip())
+    leading_fields = f"i64 outputs, count;\n    char *out[{len(begins)}];"
     kernel = _ROWS.replace("RESULTS", indented("\n".join(results)).strip())
-    return "\n".join((_passes(rows, layouts, leading_fields, row_steps, result_number + 1), finish, kernel))
+    layers = first_result + len(begins)
+    return "\n".join((_passes(rows, layouts, leading_fields, row_steps, layers), finish, kernel))
 
 
 class _Rows:
@@ -386,16 +385,17 @@ FUNCTION Partial combine(const Partial &a, const Partial &b)
 }}"""
 
 _STORE_ROW_SOURCE = """\
+struct Begins {FIELDS };
 FUNCTION void store_at(const Arguments &arguments, const Row &row, const Loaded &loaded,
-    char *out, Index i)
+    const Begins &begins, Index i)
 {
     STORE
 }
 FUNCTION void finish(const Arguments &arguments, const Bases &bases, const Row &row,
     Index output, Index lane, Index count)
 {
-    char *const out = BEGIN;
-    EACH_OF_ROW(lane, GROUP, store_at(arguments, row, loaded, out, i));
+    const Begins begins = {BEGINS};
+    EACH_OF_ROW(lane, GROUP, store_at(arguments, row, loaded, begins, i));
 }"""
 
 _FINISH_ROW_SOURCE = """FUNCTION void finish(const Arguments &arguments, const Bases &, const Row &row,

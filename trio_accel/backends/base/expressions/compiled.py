@@ -272,7 +272,8 @@ def _rows_kernel(spec: ExpressionSpec, decoded: EncodedProgram) -> KernelSource:
     reduction, is_whole = _rows(spec, decoded)
     layouts = _row_layouts(reduction)
     source = rows_source(decoded.program, decoded.arguments, layouts, is_whole=is_whole)
-    structure = _row_structure("2qQ", decoded.arguments, layouts, len(spec.arrays) + 1)
+    results = len(spec.results)
+    structure = _row_structure(f"2q{results}Q", decoded.arguments, layouts, len(spec.arrays) + results)
     return KernelSource(source, ("rows",), structure)
 
 
@@ -305,8 +306,7 @@ def rows_arguments(spec: ExpressionSpec, address: _Address) -> tuple[tuple[objec
     values = (
         reduction.outputs,
         reduction.count,
-        address(spec.results[0]),
-        *[address(array) for array in spec.arrays],
+        *[address(array) for array in (*spec.results, *spec.arrays)],
         spec.scalars,
         *_layout_values(reduction),
     )
@@ -315,24 +315,26 @@ def rows_arguments(spec: ExpressionSpec, address: _Address) -> tuple[tuple[objec
 
 
 def _rows(spec: ExpressionSpec, program: EncodedProgram) -> tuple[_Reduced, bool]:
-    """Find the layouts, with the result after the arrays; and whether it has the shape of the arrays."""
-    shape, arrays, out = spec.shape, spec.arrays, spec.results[0]
-    out_strides, is_whole = out.strides, program.is_whole or out.size != _output_count(spec.shape, spec.axes)
-    if not is_whole:
-        # The extents of axes that stay, whether or not the others are there with one element.
-        remaining_strides = iter(out_strides)
-        is_kept = len(out_strides) == len(shape)
-        steps = [
-            next(remaining_strides) if is_kept or axis not in spec.axes else 0 for axis in range(len(shape))
-        ]
-        out_strides = tuple([0 if axis in spec.axes else step for axis, step in enumerate(steps)])
+    """Find the layouts, with the results after the arrays; and whether they have the shape of the arrays."""
+    arrays, results = spec.arrays, spec.results
+    is_whole = program.is_whole or results[0].size != _output_count(spec.shape, spec.axes)
+    of_results = [out.strides if is_whole else _reduced_strides(spec, out.strides) for out in results]
     reduction = _find_reduced(
-        shape,
+        spec.shape,
         spec.axes,
-        (*[array.strides for array in arrays], out_strides),
-        (*[array.dtype.itemsize for array in arrays], out.dtype.itemsize),
+        (*[array.strides for array in arrays], *of_results),
+        tuple([array.dtype.itemsize for array in (*arrays, *results)]),
     )
     return reduction, is_whole
+
+
+def _reduced_strides(spec: ExpressionSpec, strides: Ints) -> Ints:
+    """Return the strides of a result of the reduced shape along all axes, which are 0 along reduced ones."""
+    # The extents of axes that stay, whether or not the others are there with one element.
+    remaining_strides = iter(strides)
+    is_kept, axes = len(strides) == len(spec.shape), range(len(spec.shape))
+    steps = [next(remaining_strides) if is_kept or axis not in spec.axes else 0 for axis in axes]
+    return tuple([0 if axis in spec.axes else step for axis, step in enumerate(steps)])
 
 
 def _row_layouts(reduction: _Reduced) -> RowLayouts:

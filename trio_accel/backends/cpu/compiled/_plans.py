@@ -298,9 +298,9 @@ def _nest_of_elements(program: TypedExpression, shape: Ints, arrays: Sequence[Ar
 
 def _nest_of_rows(spec: ExpressionSpec) -> LoopNest | None:
     """Find the axes of a reduction; None if the layout is too complex, or NumPy takes another order."""
-    shape, (out,) = spec.shape, spec.results
-    is_whole = out.shape == shape
-    arrays = (*([out] if is_whole else []), *spec.arrays)
+    shape, results = spec.shape, spec.results
+    is_whole = results[0].shape == shape
+    arrays = (*results, *spec.arrays) if is_whole else spec.arrays
     _, order = reduced_groups(shape, spec.axes, [array.strides for array in spec.arrays])
     axes = [axis for axis in order if shape[axis] > 1]
     outer_axes = [axis for axis in axes if axis not in spec.axes]
@@ -310,7 +310,7 @@ def _nest_of_rows(spec: ExpressionSpec) -> LoopNest | None:
         kinds not in _PATTERNS
         or outer_axes != sorted(outer_axes)
         or 0 in shape
-        or not (is_whole or out.is_contiguous)
+        or not (is_whole or all(out.is_contiguous for out in results))
     ):
         return None
     neighbours = [pair for _, group in groups for pair in pairwise(group)]
@@ -330,8 +330,8 @@ def _nest_of_rows(spec: ExpressionSpec) -> LoopNest | None:
     extents = [math.prod(shape[axis] for axis in part) for part in parts]
     strides = [tuple(array.strides[part[-1]] if part else 0 for part in parts[:count]) for array in arrays]
     if not is_whole:
-        size = out.dtype.itemsize
-        strides.insert(0, (size * extents[2], 0, size)[:count])
+        sizes = [out.dtype.itemsize for out in results]
+        strides = [*[(size * extents[2], 0, size)[:count] for size in sizes], *strides]
     return LoopNest(tuple(extents[:count]), strides, count - 1)
 
 

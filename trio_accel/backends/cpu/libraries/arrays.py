@@ -72,12 +72,13 @@ def _reduce(
     reduction makes its own pieces.
     """
     program, usual, scalars = decoded.program, decoded.usual, _scalars(decoded.arguments, spec.scalars)
-    arrays, (out,) = [call.array(array) for array in spec.arrays], results
-    if out.shape != spec.shape:
-        out = out.reshape([1 if axis in spec.axes else extent for axis, extent in enumerate(spec.shape)])
+    arrays = [call.array(array) for array in spec.arrays]
+    if results[0].shape != spec.shape:
+        kept_shape = [1 if axis in spec.axes else extent for axis, extent in enumerate(spec.shape)]
+        results = [out.reshape(kept_shape) for out in results]
     full = [(slice(None),) * len(spec.shape)]
     parts = full if is_reduction(spec, decoded) else _row_pieces(spec.shape, spec.axes)
-    for part in parts if out.size else ():
+    for part in parts if results[0].size else ():
         operands = [array[part] for array in arrays]
         arguments = list(_arguments(decoded.arguments, program.elements, operands, scalars))
         values: Sequence[HostArray] = ()
@@ -85,7 +86,8 @@ def _reduce(
             with suppress(FloatingPointError):
                 values = evaluate(usual, arguments, overflow="raise", shape=operands[0].shape, axes=spec.axes)
         values = values or evaluate(program, arguments, shape=operands[0].shape, axes=spec.axes)
-        out[part] = values[0]
+        for out, value in zip(results, values, strict=True):
+            out[part] = value
 
 
 def _row_pieces(shape: Ints, axes: Ints) -> Iterator[tuple[slice, ...]]:

@@ -24,6 +24,8 @@ from ..kit._library import CpuLibrary
 from ..runtime._stream import check_usable
 
 _MAX_COUNTED = 1024  # recipes with a count of quick runs
+# The turns of a loop until its operations are bound, which compiles them.
+_MANY_TURNS = 200
 _REMEMBERED, _SLOW = 64, 4  # the maximum count; the number of quick runs that a slow run undoes
 # The libraries whose kernels any thread may call. Other libraries call a program's code, which may never
 # return, or cache factors for the thread of a stream.
@@ -56,6 +58,8 @@ class CpuGraphLibrary(CpuLibrary):
         self._libraries: dict[str, CpuLibrary] = {}
         # The number of quick runs of each recipe, reduced by slow runs.
         self._quick: dict[bytes, int] = {}
+        # The number of turns of each loop.
+        self._turns: dict[bytes, int] = {}
         self._limit = 0  # of a quick run, in nanoseconds of CPU time
         untyped_device: Any = device
         self._chains = KeptChains(untyped_device.blocks, untyped_device.plan_counts)
@@ -110,15 +114,16 @@ class CpuGraphLibrary(CpuLibrary):
         if not isinstance(spec, CHAINS):
             return self._library(library, call).call_of(spec, call.stream)
         works = self._works_of(spec, call)
-        return (
-            partial(self._run_loop, spec, call)
-            if isinstance(spec, LoopSpec)
-            else _replayed(spec, works, call)
-        )
+        run = _replayed(spec, works, call)
+        return partial(self._run_loop, spec, call, run) if isinstance(spec, LoopSpec) else run
 
-    def _run_loop(self, spec: LoopSpec, call: ComputingCall) -> None:
-        """Bind the operations of a loop to their memory, which exists by now, and run it."""
-        self._bound(self.name, spec, call)()
+    def _run_loop(self, spec: LoopSpec, call: ComputingCall, run: Callable[[], object]) -> None:
+        """Run a loop, by operations that are bound to its memory if it has had many turns."""
+        turns = self._turns.get(spec.recipe, 0)
+        (run if turns < _MANY_TURNS else self._bound(self.name, spec, call))()
+        if len(self._turns) >= _MAX_COUNTED:
+            self._turns.clear()
+        self._turns[spec.recipe] = turns + int(call.array(spec.count, write=False).item())
 
     def _bound(self, library: str, spec: OperationSpec, call: ComputingCall) -> Callable[[], object]:
         """Return a function that runs an operation any number of times, while its memory exists."""
