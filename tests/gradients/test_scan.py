@@ -401,3 +401,67 @@ async def kill_later(pid: int | None) -> None:
     await trio.sleep(0.1)
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
+
+
+A, OBSERVED, EYE = np.array([[1.0, 0.1], [-0.2, 0.95]]), np.array([[1.0, 0.3]]), np.eye(2)
+
+
+def smoother(lib: Any, loop: Any, q: Any, r: Any, observations: Any, mean: Any, cov: Any) -> tuple[Any, Any]:
+    """Return the log-likelihood of a Kalman filter, and the means of Rauch, Tung and Striebel's smoother."""
+
+    def forward(s: Any, y: Any) -> Any:
+        m, c, total = s
+        m_ahead, c_ahead = A @ m, A @ c @ A.T + q * EYE
+        h = c_ahead @ OBSERVED.T
+        variance = OBSERVED @ h + r
+        off = y - OBSERVED @ m_ahead
+        gain = h / variance
+        m, c = m_ahead + gain @ off, c_ahead - gain @ h.T
+        total = total - 0.5 * lib.sum(off * off / variance + lib.log(variance))
+        return (m, c, total), (m, c, m_ahead, c_ahead)
+
+    def backward(s: Any, x: Any) -> Any:
+        m, c, m_next, c_next = x
+        # The inverse of two by two.
+        turned = lib.stack(
+            [lib.stack([c_next[1, 1], -c_next[0, 1]]), lib.stack([-c_next[1, 0], c_next[0, 0]])]
+        )
+        inverse = turned / (c_next[0, 0] * c_next[1, 1] - c_next[0, 1] * c_next[1, 0])
+        m = m + c @ A.T @ inverse @ (s - m_next)
+        return m, m
+
+    (last, _, total), (means, covs, ahead, covs_ahead) = loop(
+        forward, (mean, cov, lib.sum(0 * mean)), observations[:, None]
+    )
+    reverse = means[:-1][::-1], covs[:-1][::-1], ahead[1:][::-1], covs_ahead[1:][::-1]
+    _, smooth = loop(backward, last, reverse)
+    return total, smooth
+
+
+def looped(f: Any, state: Any, xs: Any) -> tuple[Any, Any]:
+    """Apply a function of `scan` in NumPy."""
+    rows = []
+    for x in zip(*xs, strict=True) if isinstance(xs, tuple) else xs:
+        state, y = f(state, x)
+        rows.append(y)
+    return state, tuple(map(np.stack, zip(*rows, strict=True))) if isinstance(rows[0], tuple) else np.stack(
+        rows
+    )
+
+
+async def test_a_kalman_smoother_of_200_steps(device: ta.Device) -> None:
+    hosts = [np.array(0.1), np.array(0.5), numbers((200,), 1), numbers((2,), 2), np.eye(2)]
+    weights = numbers((199, 2), 3)
+
+    def value(lib: Any, loop: Any, weights: Any, args: Any) -> Any:
+        total, smooth = smoother(lib, loop, *args)
+        return 0.1 * total + lib.sum(smooth * smooth * weights)
+
+    operands = [await device.put(host) for host in hosts]
+    loss = ta.value_and_grad(lambda *args: value(a, g.scan, weights, args), (0, 1, 2, 3))
+    found, slopes = await loss(*operands)
+    assert await found.item() == pytest.approx(value(np, looped, weights, hosts), rel=1e-11)
+    for place, slope in enumerate(slopes):
+        direction = numbers(hosts[place].shape, 9)
+        want = along(lambda *args: value(np, looped, weights, args), hosts, place, direction)
+        assert (await slope.to_host() * direction).sum() == pytest.approx(want, rel=1e-5)
