@@ -465,3 +465,41 @@ async def test_a_kalman_smoother_of_200_steps(device: ta.Device) -> None:
         direction = numbers(hosts[place].shape, 9)
         want = along(lambda *args: value(np, looped, weights, args), hosts, place, direction)
         assert (await slope.to_host() * direction).sum() == pytest.approx(want, rel=1e-5)
+
+
+@pytest.mark.parametrize("axes", [(0, 0, None), (0, None, None), (None, 0, None), (None, None, 0), (0, 0, 0)])
+async def test_a_batch_of_scans(device: ta.Device, axes: Any) -> None:
+    """Values, gradients of a batch, and a batch of gradients are those of its examples, one after another."""
+    hosts = [numbers((3, 2), 1), numbers((3, 2), 2), numbers((3, 7, 2), 3)]
+    used = [host if axis == 0 else host[0] for host, axis in zip(hosts, axes, strict=True)]
+    operands = [await device.put(host) for host in used]
+
+    def f(p: Any, s: Any, xs: Any) -> Any:
+        def step(s: Any, x: Any) -> Any:
+            u = a.tanh(s[0] * p + x * WEIGHTS)
+            return (u, s[1] * a.sum(u)), (u, s[1])
+
+        (u, v), (us, vs) = g.scan(step, (s, a.sum(s)), xs, every=3)
+        return u * v, us, vs
+
+    def total(results: Any) -> Any:
+        return a.sum(results[0]) + a.sum(a.sin(results[1])) + a.sum(results[2] ** 2)
+
+    examples = [
+        [x[number] if axis == 0 else x for x, axis in zip(operands, axes, strict=True)] for number in range(3)
+    ]
+    rows = [await ta.gather(*f(*example)) for example in examples]
+    one = ta.grad(lambda *args: total(f(*args)), (0, 1, 2))
+    slopes = [[await slope.to_host() for slope in await one(*example)] for example in examples]
+    for _ in range(2):
+        found = await ta.gather(*ta.vmap(f, axes)(*operands))
+        for ours, wants in zip(found, zip(*rows, strict=True), strict=True):
+            want = np.stack([await row.to_host() for row in wants])
+            np.testing.assert_allclose(await ours.to_host(), want, rtol=1e-13)
+        found = await ta.gather(*ta.vmap(one, axes)(*operands))
+        for ours, wants in zip(found, zip(*slopes, strict=True), strict=True):
+            np.testing.assert_allclose(await ours.to_host(), np.stack(wants), rtol=1e-10, atol=1e-13)
+        of_batch = ta.grad(lambda *args: total(ta.vmap(f, axes)(*args)), (0, 1, 2))
+        for ours, wants, axis in zip(await of_batch(*operands), zip(*slopes, strict=True), axes, strict=True):
+            want = np.stack(wants) if axis == 0 else sum(wants)
+            np.testing.assert_allclose(await ours.to_host(), want, rtol=1e-10, atol=1e-13)

@@ -199,7 +199,7 @@ def _scan(call: Any, g: Any) -> Iterator[Rule]:
     axis = axis_of(args, g)
 
     def slope() -> Any:
-        combine: Any = Elementwise(args["text"], inputs=("a", "b"), operation="gradients.scan")
+        combine: Any = Elementwise(args["text"], inputs=("a", "b"), operation="gradients.combined")
         pairs = [part(call, axis, slice(0, -1)), part(x, axis, slice(1, None))]
         of_result, of_element = pulled(combine, pairs, arrays.ones_like(pairs[0]))
         first = part(arrays.ones_like(g), axis, slice(0, 1))

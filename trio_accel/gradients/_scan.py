@@ -18,6 +18,8 @@ scan. So it is one operation again, and has a gradient. The states are further r
 **Memory:** a scan of many iterations is a scan of segments, each of which is a scan. Only the outer one keeps
 its states. The rule of the inner one computes its states again.
 
+**A batch of scans** (`vmap`) is a scan of the batch of iterations (`_batched`).
+
 These orders matter in an iteration: results are written before the state changes, because they may be parts
 of it; and a part of the state that becomes another part is copied before any of them changes.
 """
@@ -47,6 +49,7 @@ from ..expressions import Elementwise, Scatter
 from ..graphs import while_
 from ..graphs._graph import captured
 from ._backward import backward, is_operand
+from ._batched import BATCH_RULES, Batch
 from ._elementwise import Rule
 from ._memo import memoized
 from ._recomputed import Place, TracedBody, leaf_of, traced
@@ -542,3 +545,69 @@ def _back(
     if is_fixed:
         memo[entry] = back
     return back
+
+
+def _batched(batch: Batch, step: Any) -> Any:
+    """Compose a scan for a batch: its states and results are batches, and so are other inputs that differ."""
+    count, is_reverse, states, elements, constants = step.args
+    differ = tuple([batch.has(x) for x in (*elements, *constants)])
+    wide_states = batch.spread(list(states))
+    wide_elements = [
+        arrays.moveaxis(batch.value(x), 0, 1) if batch.has(x) else batch.value(x) for x in elements
+    ]
+    wide_constants = [batch.value(x) for x in constants]
+    memo, entry = step.function.memo, (_batched, batch.size, differ)
+    if entry not in memo:
+        inputs = *wide_states, *[_row_leaf(x) for x in wide_elements], *wide_constants
+        examples = *states, *[_row_leaf(x) for x in elements], *constants
+        memo[entry] = _batched_function(batch, step.function, examples, inputs, differ)
+    function, hosts = memo[entry]
+    call: Any = Call(function, (count, is_reverse, wide_states, wide_elements, [*wide_constants, *hosts]))
+    results = range(len(states), len(_iteration_of(step.function).layouts))
+    return [*[call[k] for k in range(len(states))], *[arrays.moveaxis(call[k], 0, 1) for k in results]]
+
+
+def _batched_function(
+    batch: Batch,
+    function: ArrayFunction,
+    examples: Sequence[Any],
+    inputs: Sequence[Any],
+    differ: Sequence[bool],
+) -> tuple[ArrayFunction, Sequence[Any]]:
+    """Return the function of scans of a batch, and host arrays that it reads.
+
+    Args:
+        batch: The batch around the scan.
+        function: The function of the examples' scans.
+        examples: Arrays with the layouts of an iteration's inputs.
+        inputs: The same for the batch.
+        differ: Whether examples have different values, for each input after the states.
+    """
+    iteration = _iteration_of(function)
+    leaves = [x if isinstance(x, np.ndarray) else leaf_of(x, x.shape) for x in examples]
+    wide = [x if isinstance(x, np.ndarray) else leaf_of(x, x.shape) for x in inputs]
+    batch_of_iterations = Batch(batch.size, wide[0])
+    for number, (leaf, of_batch) in enumerate(zip(leaves, wide, strict=True)):
+        if number < iteration.states or differ[number - iteration.states]:
+            batch_of_iterations.add(leaf, of_batch)
+        else:
+            leaves[number] = of_batch
+    outputs = iteration.body.calls(leaves)
+    silence(*outputs)
+    for output in outputs:
+        batch_of_iterations.run(output)
+    batched = batch_of_iterations.spread(outputs)
+    silence(*batched)
+    body, hosts = traced(batched, wide)
+    if any(not isinstance(x, np.ndarray) for x in hosts):
+        raise NotSupportedError("gradients.scan: a batch of an iteration reads other arrays")
+    derived = attrs.evolve(
+        iteration,
+        body=body,
+        layouts=[_layout_of(x) for x in batched],
+        constants=iteration.constants + len(hosts),
+    )
+    return derived.function(is_fixed=function.is_fixed), hosts
+
+
+BATCH_RULES["gradients.scan"] = _batched
