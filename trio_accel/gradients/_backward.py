@@ -188,7 +188,7 @@ def as_operand(slope: Any, operand: Any) -> Any:
 
 
 def _add_slopes(slopes: dict[int, Any], makers: Sequence[Rule], calls: list[Any]) -> None:
-    """Make gradients, and add them to those that their operands already have."""
+    """Make gradients, and add them to the gradients that their operands already have."""
     for _, make in makers:
         if isinstance(make, OneOfSeveral):
             make.note_request()

@@ -208,7 +208,7 @@ def _lp_pool(name: str) -> Make:
     return composition(compose)
 
 
-# Their slopes by hand also hold at zeros and infinities; that of `glu` is a single launch.
+# Their slopes by hand also hold at zeros and infinities; the slope of `glu` is a single launch.
 _FIRST = (
     "binary_cross_entropy_with_logits",
     "cross_entropy",

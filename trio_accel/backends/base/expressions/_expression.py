@@ -120,7 +120,7 @@ FUNCTIONS: Mapping[str, ScalarFunction] = {
     "int": ScalarFunction("int64", 1, "cast"),
     "float": ScalarFunction("float64", 1, "cast"),
     "complex": ScalarFunction("complex128", 1, "cast"),
-    # SciPy's functions, imported when one is computed. Their types are those of any floating-point function.
+    # SciPy's functions, imported when one is computed. They have the types of any floating-point function.
     **{name: ScalarFunction(name, 1, "ufunc", np.exp, _FLOATS) for name in SPECIAL},
     # The value itself; gradients treat it as a constant.
     "stop_gradient": ScalarFunction("stop_gradient", 1, "ufunc", np.positive),

@@ -120,7 +120,7 @@ class RadixSort:
 
 
 def _compiled(compute: Any, key: DType, value: DType | None, order: Any, architecture: str) -> CompiledCode:
-    # It compiles a sort of keys only if the address of the values is 0, like that of a `ProxyArray`.
+    # It compiles a sort of keys only if the address of the values is 0, as for a `ProxyArray`.
     beside = None if value is None else _SortMemory(_NOT_NULL, value.dtype, 1)
     sort = compute.make_radix_sort(
         d_in_keys=compute.ProxyArray(key.dtype),

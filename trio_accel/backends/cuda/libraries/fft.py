@@ -162,7 +162,7 @@ _WRONG = range(12300, 12400)
 # Longer transforms take several kernels. These are slower with callbacks than separate launches, and so are
 # epilogs of real transforms (D173).
 _MAX_ONE_KERNEL_LENGTH = 1 << 13
-# The alignment of temporary buffers, like that of device memory.
+# The alignment of temporary buffers, like the alignment of device memory.
 _ALIGNMENT = 256
 
 
