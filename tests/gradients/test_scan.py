@@ -469,7 +469,7 @@ async def test_a_kalman_smoother_of_200_steps(device: ta.Device) -> None:
 
 @pytest.mark.parametrize("axes", [(0, 0, None), (0, None, None), (None, 0, None), (None, None, 0), (0, 0, 0)])
 async def test_a_batch_of_scans(device: ta.Device, axes: Any) -> None:
-    """Values, gradients of a batch, and a batch of gradients are those of its examples, one after another."""
+    """Values, gradients of a batch, and a batch of gradients equal the results of single examples."""
     hosts = [numbers((3, 2), 1), numbers((3, 2), 2), numbers((3, 7, 2), 3)]
     used = [host if axis == 0 else host[0] for host, axis in zip(hosts, axes, strict=True)]
     operands = [await device.put(host) for host in used]
