@@ -1,6 +1,6 @@
 """`import trio_accel` is light: quick, without threads, without a driver, without the heavy libraries.
 
-The parts that are imported at first use are light, too, because the Trio loop imports them until a device opens.
+Parts that are imported at first use are light, too, because the Trio loop imports them until a device opens.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ HEAVY = ("cuda", "nvmath", "scipy", "matplotlib", "rich", "cyclopts", "pytest", 
 # Times the calls that NumPy and Trio make when they are imported. They are counted, because a share of their
 # time was 1.3 to 2.2 on different machines. 1.37 before declared expressions were parsed at their first use.
 LIMIT = 1.15
-# The same for the first use of a part, and the number of texts that it may compile, of 0.1 ms each. Below both
-# limits it takes less than 50 ms of processor time. `gradients` had 1.20 and 1083, `linalg` 0.33 and 423.
+# The same for the first use of a part, and the number of texts that it may compile, of 0.1 ms each. Below
+# both limits it takes less than 50 ms of processor time. `gradients` had 1.2 and 1083, `linalg` 0.33 and 423.
 LIMIT_OF_PART, COMPILED = 0.45, 340
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the probe reads /proc")
