@@ -105,8 +105,9 @@ async def main():
                 ta.telemetry.prometheus(recorder)
         if find_spec("starlette"):
             # A service has imported it for its application.
+            seen = set(sys.modules)
             import starlette.applications
-            before |= set(sys.modules)
+            before |= set(sys.modules) - seen
             ta.http.errors()
         print(*sorted(set(sys.modules) - before), end="")
 
