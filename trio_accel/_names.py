@@ -34,7 +34,7 @@ class _RefusingPackage(_Package):
 
 
 class _Later:
-    """A module that is imported when one of its names is first used."""
+    """A module, imported at the first use of one of its names."""
 
     def __init__(self, module: str) -> None:
         self._module = module
@@ -44,7 +44,10 @@ class _Later:
 
 
 def later(module: str) -> Any:
-    """Return a stand-in for a module that only functions use, so that importing them does not import it."""
+    """Return an object with the names of a module, which it imports at the first use of one.
+
+    A package takes the modules that only its functions need from here, so that its own import is short.
+    """
     return _Later(module)
 
 

@@ -1,6 +1,6 @@
 """`import trio_accel` is light: quick, without threads, without a driver, without the heavy libraries.
 
-Parts that are imported at first use are light, too, because the Trio loop imports them until a device opens.
+So are the parts with an import at first use, because the Trio loop imports them if no device has opened.
 """
 
 from __future__ import annotations

@@ -483,7 +483,7 @@ def _kind(function: FunctionType, parameter: inspect.Parameter) -> Any:
 class _LaterPlan:
     """Compiles the plan of a message at its first use, which then takes this place.
 
-    Compiling all plans took a sixth of the import of a package of operations.
+    Compiling all plans took a sixth of the import of `linalg`.
     """
 
     def __init__(self, compile_plan: Callable[[], Any]) -> None:
@@ -570,7 +570,7 @@ class _Maker:
         return _LaterPlan(partial(self._compile_plan, sources))
 
     def _compile_plan(self, sources: Mapping[tuple[object, ...], tuple[str, Mapping[str, Any]]]) -> Any:
-        """Compile the plans of all shapes, and return one that selects among them."""
+        """Compile the plans of all shapes, and return a plan that selects among them."""
         plans = {key: self._compiled(text, "plan", names) for key, (text, names) in sources.items()}
         by, first = self._declaration.by, next(iter(plans.values()))
         if not by:
