@@ -418,7 +418,7 @@ def _listed(dtypes: tuple[DType, ...] | None) -> tuple[DType, ...]:
     return dtypes or ()
 
 
-def _dtypes_of(spec: type[OperationSpec], declaration: Declaration) -> dict[str, tuple[DType, ...]]:
+def _dtypes_of(spec: type[Any], declaration: Declaration) -> dict[str, tuple[DType, ...]]:
     """Return the dtypes of the fields without their own dtype, as a kernel may name them."""
     lines = declaration.variants.values()
     fields = {item.field for line in lines for item in line.inputs if not item.kind}
