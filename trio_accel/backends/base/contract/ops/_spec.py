@@ -214,11 +214,11 @@ class OperationSpec:
     def __repr__(self) -> str:
         return field_repr(self)
 
-    def __eq__(self, other: object) -> bool:
-        if type(other) is not type(self):
+    def __eq__(self, value: object) -> bool:
+        if type(value) is not type(self):
             return NotImplemented
         compared = self.described.compared
-        return tuple(compared(self)) == tuple(compared(other))
+        return tuple(compared(self)) == tuple(compared(value))
 
     def __hash__(self) -> int:
         return hash((type(self), *self.described.compared(self)))
