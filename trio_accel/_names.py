@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 # Parts of the package that programs import at first use, because they would be half of `import trio_accel`.
 # While a device opens, a thread imports them all, so that no first use holds the loop.
@@ -30,6 +31,24 @@ class _RefusingPackage(_Package):
 
     def __call__(self, *_: object, **__: object) -> NoReturn:
         raise TypeError(f"module {self.__name__!r} is not callable; {self.__dict__['_instead']}")
+
+
+class _Later:
+    """A module, imported at the first use of one of its names."""
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(import_module(self._module), name)
+
+
+def later(module: str) -> Any:
+    """Return an object with the names of a module, which it imports at the first use of one.
+
+    A package takes the modules that only its functions need from here, so that its own import is short.
+    """
+    return _Later(module)
 
 
 def export(package: str, *extra_names: str, instead: str = "") -> None:

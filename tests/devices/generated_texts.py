@@ -37,10 +37,11 @@ OPERATIONS = ("linalg.cholesky", "linalg.gemm", "linalg.qr", "sparse.spmm")
 def of_operations() -> dict[str, str]:
     """By file, the source executed for an operation; the capabilities must not be imported yet."""
     found: dict[str, list[str]] = {name: [] for name in OPERATIONS}
+    plans: dict[str, list[str]] = {name: [] for name in OPERATIONS}
     compiled = _declared._Maker._compiled
 
     def note(maker: Any, text: str, name: str, names: Mapping[str, Any]) -> Any:
-        parts = found.get(maker._declaration.name)
+        parts = (plans if name == "plan" else found).get(maker._declaration.name)
         if parts is not None:
             parts.append(text.rstrip() + "\n")
         return compiled(maker, text, name, names)
@@ -48,9 +49,16 @@ def of_operations() -> dict[str, str]:
     _declared._Maker._compiled = note  # type: ignore[method-assign]
     try:
         from trio_accel import linalg, sparse
+
+        # A plan is compiled at its first use.
+        for name in OPERATIONS:
+            library, function = name.split(".")
+            assert callable(getattr({"linalg": linalg, "sparse": sparse}[library], function).message.plan)
     finally:
         _declared._Maker._compiled = compiled  # type: ignore[method-assign]
-    for name, parts in found.items():
+    for name, of_function in found.items():
+        parts = [*plans[name], *of_function]
+        found[name] = parts
         library, function = name.split(".")
         spec = getattr({"linalg": linalg, "sparse": sparse}[library], function).spec
         fields = [(field.name, field.role) for field in spec.descriptor().fields]

@@ -219,3 +219,10 @@ def test_an_index_lists_every_page_and_names_existing_pages(folder: str) -> None
         if page == "command-line.md":
             commands = re.findall(r"^## ([a-z]+)$", text, re.MULTILINE)
             assert [name for name in commands if f"`{name}`" not in what] == []
+
+
+def test_the_section_on_swaps_names_the_wait_of_the_driver() -> None:
+    """Who plans a swap on one GPU must know that a fault of the old model may hold the new one."""
+    page = (ROOT / "docs" / "guide" / "patterns.md").read_text(encoding="utf-8")
+    section = page.partition("SwapFailedError")[2].partition("\n## ")[0]
+    assert re.search(r"\d+ s for the\s+driver\]\(failures.md#how-a-loss-is-noticed\)", section)

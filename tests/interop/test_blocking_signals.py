@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Generator
 from types import FrameType
@@ -77,6 +78,29 @@ def test_the_error_ends_the_wait_and_cancels_the_task(
     assert caught.value is raised
     assert task.has_ended.is_set()
     assert b.get(x + 1.0).shape == (3, 3)
+
+
+@pytest.mark.parametrize("way", ["wait", "get", "xp"])
+def test_the_error_ends_a_wait_that_has_begun(b: BlockingDevice, alarm: Alarm, way: str) -> None:
+    """A future's own wait with a limit ends by the same class of error as a deadline by SIGALRM."""
+    raised = TimeoutError("by a handler")
+    send, thread = alarm(raised), threading.get_ident()
+
+    async def run() -> None:
+        while sys._current_frames()[thread].f_code.co_name != "wait":  # noqa: ASYNC110  # see below
+            await trio.sleep(0.001)  # clock: polls until the thread waits, because a frame sets no event
+        send()
+        with trio.move_on_after(WAIT):
+            await trio.sleep_forever()
+
+    calls: dict[str, Callable[[], object]] = {
+        "wait": lambda: b.wait(run),
+        "get": lambda: b.get(run()),
+        "xp": lambda: b.xp.call("wait", run),
+    }
+    with pytest.raises(TimeoutError) as caught:
+        calls[way]()
+    assert caught.value is raised
 
 
 @pytest.mark.parametrize("kind", [TimeoutError, RuntimeError])

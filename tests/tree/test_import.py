@@ -1,4 +1,7 @@
-"""`import trio_accel` is light: quick, without threads, without a driver, without the heavy libraries."""
+"""`import trio_accel` is light: quick, without threads, without a driver, without the heavy libraries.
+
+So are the parts with an import at first use, because the Trio loop imports them if no device has opened.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,9 @@ HEAVY = ("cuda", "nvmath", "scipy", "matplotlib", "rich", "cyclopts", "pytest", 
 # Times the calls that NumPy and Trio make when they are imported. They are counted, because a share of their
 # time was 1.3 to 2.2 on different machines. 1.37 before declared expressions were parsed at their first use.
 LIMIT = 1.15
+# The same for the first use of a part, and the number of texts that it may compile, of 0.1 ms each. Below
+# both limits it takes less than 50 ms of processor time. `gradients` had 1.2 and 1083, `linalg` 0.33 and 423.
+LIMIT_OF_PART, COMPILED = 0.45, 340
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the probe reads /proc")
 
@@ -40,6 +46,47 @@ print(json.dumps(dict(
     share=share, modules=sorted(set(sys.modules) - before), maps=maps, tasks=tasks,
     threads=[thread.name for thread in threading.enumerate()],
 )))
+"""
+
+
+# Each public name with an import at first use. Forks share the import of the package, and no part sees what
+# another has imported.
+PARTS = """
+import json, os, sys
+calls = compiled = 0
+def count(frame, event, argument):
+    global calls
+    calls += event in ("call", "c_call")
+def hook(event, arguments):
+    global compiled
+    compiled += event == "compile"
+sys.setprofile(count)
+import numpy, trio
+sys.setprofile(None)
+first = calls
+import trio_accel as ta
+PARTS = [name for name in ta.__all__ if name not in vars(ta)]
+sys.addaudithook(hook)
+
+async def use(part):
+    global calls, compiled
+    calls = compiled = 0
+    sys.setprofile(count)
+    getattr(ta, part)
+    sys.setprofile(None)
+    print(json.dumps([part, calls / first, compiled]), flush=True)
+
+def in_fork(function, *arguments):
+    child = os.fork()
+    if not child:
+        function(*arguments)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+# The first import of a module may have to compile it.
+in_fork(lambda: [getattr(ta, part) for part in PARTS])
+for part in PARTS:
+    in_fork(trio.run, use, part)
 """
 
 
@@ -82,6 +129,14 @@ def test_no_driver_is_opened(imported: dict[str, Any]) -> None:
 
 def test_import_takes_little_beyond_trio_and_numpy(imported: dict[str, Any]) -> None:
     assert imported["share"] < LIMIT
+
+
+def test_the_first_use_of_each_part_takes_little() -> None:
+    command = [sys.executable, "-c", PARTS]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {"gradients", "grad", "interop", "blocking", "testing"} <= {part for part, _, _ in found}
+    assert [line for line in found if line[1] > LIMIT_OF_PART or line[2] > COMPILED] == []
 
 
 def test_the_probe_sees_a_heavy_library() -> None:

@@ -2,8 +2,8 @@
 
 The order is written down in `docs/design/architecture.md`. `tests/layers.py` has it as a table, and every
 import of the package is held against it: absolute and relative ones, those inside functions, those for type
-checkers only (a type that is needed from above is a sign that it belongs below), and `import_module` with a
-literal name.
+checkers only (a type that is needed from above is a sign that it belongs below), and `import_module` or
+`later` with a literal name.
 
 Within a part the modules have an order too: none imports itself by way of others.
 """
@@ -116,7 +116,7 @@ class Module:
                     base = self._absolute(node.module or "", node.level)
                     yield from ((node.lineno, f"{base}.{alias.name}") for alias in names)
                 case (
-                    ast.Call(func=ast.Name(id="import_module" | "__import__"))
+                    ast.Call(func=ast.Name(id="import_module" | "later" | "__import__"))
                     | ast.Call(func=ast.Attribute(attr="import_module"))
                 ):
                     if node.args and isinstance(node.args[0], ast.Constant):

@@ -6,7 +6,10 @@ kind of text lowers its bounds.
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -42,6 +45,9 @@ CLAUSE = re.compile(r"_what(ever)?_|_that_(is|are|was|were)_")
 VAGUE_NAMES = {"constant": 0, "parameter": 6, "function": 5, "variable": 6}
 # Tables whose columns the formatter would break, in the package, the tests and all else.
 SKIPS = 60
+# Two lines with such a run of equal words are both sides of a merge, unless the second line begins an entry.
+_MERGED_WORDS = 8
+_ENTRY = re.compile(r"\s*([*|>#-]|\d+\.|[`*]*[\w., ]+[`*]*:\s)")
 # A bound that is further from the rate than this has to be renewed.
 _SLACK = 0.6
 
@@ -108,3 +114,31 @@ def test_the_formatter_is_switched_off_for_few_tables() -> None:
     ]
     assert len(texts) > 1000
     assert sum(text.count("  # fmt" + ": skip\n") for text in texts) <= SKIPS
+
+
+def docstrings(source: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield ast.get_docstring(node) or ""
+
+
+def merged(text: str) -> list[str]:
+    """List each line that repeats words of the line before it."""
+
+    def runs(line: str) -> set[tuple[str, ...]]:
+        words = re.findall(r"[A-Za-z][\w.,'`-]*", line)
+        return {tuple(words[place:][:_MERGED_WORDS]) for place in range(len(words) - _MERGED_WORDS + 1)}
+
+    lines = pairwise(text.splitlines())
+    return [line.strip() for before, line in lines if not _ENTRY.match(line) and runs(before) & runs(line)]
+
+
+def test_no_text_has_both_sides_of_a_merge() -> None:
+    folders = ("trio_accel", "tests", "examples", "benchmarks")
+    sources = [path.read_text() for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    pages = [path.read_text() for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]]
+    texts = [*pages, *[text for source in sources for text in docstrings(source)]]
+    assert [line for text in texts for line in merged(text)] == []
+    both = "It takes the nearest integer, and 0 or the smallest one for NaN.\nthe nearest integer, and 0 or "
+    assert merged(f"{both}the least one.") == []
+    assert len(merged(f"{both}the smallest one of all for NaN.")) == 1

@@ -6,14 +6,19 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from typing import Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import attrs
 import trio
 
+from .._names import later
 from ..actors import ParkingLot, checked_options, copied, must_be_count, must_be_positive
 from ..devices import AccelRef
-from ..patterns import Model, ModelOutputError, as_callable
+
+if TYPE_CHECKING:
+    from .. import patterns
+else:
+    patterns = later("trio_accel.patterns")
 
 __all__ = ["Cache", "HitStatistics"]
 
@@ -104,7 +109,7 @@ class Cache(Generic[ItemT, ResultT]):
     @checked_options
     def __init__(
         self,
-        model: Model[ItemT, ResultT],
+        model: patterns.Model[ItemT, ResultT],
         *,
         max_entries: int,
         max_bytes: int | None = None,
@@ -112,7 +117,7 @@ class Cache(Generic[ItemT, ResultT]):
         cost: Callable[[ResultT], float] | None = None,
         ttl: float = math.inf,
     ) -> None:
-        self._ask = as_callable(model)
+        self._ask = patterns.as_callable(model)
         self._most = must_be_count("Cache: max_entries", max_entries)
         self._most_bytes = math.inf if max_bytes is None else must_be_count("Cache: max_bytes", max_bytes)
         self._key_of = key
@@ -215,7 +220,7 @@ class Cache(Generic[ItemT, ResultT]):
 
     def _cost(self, value: ResultT) -> float:
         if value is None:
-            raise ModelOutputError("Cache: the model returned None, and must return a value to keep")
+            raise patterns.ModelOutputError("Cache: the model returned None, and must return a value to keep")
         return must_be_positive("Cache: the cost of a value", self._cost_of(value), allows_zero=True)
 
     def _keep(self, key: Hashable, value: ResultT, cost: float) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import threading
@@ -45,6 +44,9 @@ class RayAgent:
 
     async def start(self) -> Started:
         """Return when the agent listens."""
+        # Ray has imported it here, and others who import this module do not need it.
+        import asyncio
+
         return await asyncio.wrap_future(self._started)
 
     def _run(self) -> None:

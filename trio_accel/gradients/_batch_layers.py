@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from .. import arrays as _arrays
-from .. import nn as _nn
+from .._names import later
 from ..backends.base import ArraySpec
 from ..devices import gather
 from ._batched import BATCH_RULES, Batch, BatchRule, layouts_of, refuse_batch, remade
@@ -25,7 +25,7 @@ __all__: list[str] = []
 
 # These functions are typed by the results of awaited calls, but the rules compose calls.
 arrays: Any = _arrays
-nn: Any = _nn
+nn = later("trio_accel.nn")
 
 
 def _shaped(batch: Batch, step: Any, result: Any) -> Any:

@@ -19,14 +19,10 @@ from typing import Any
 import numpy as np
 
 from .. import arrays as _arrays
-from .. import fft as _fft
-from .. import linalg as _linalg
-from .. import ndimage as _ndimage
-from .. import nn as _nn
+from .._names import later
 from ..backends.base.contract.ops import parse_shapes
 from ..devices import ArrayFunction, Call, arguments_of
 from ..expressions import Elementwise
-from ..nn._losses import LOSSES
 from ._backward import put_like
 from ._batched import (
     BATCH_RULES,
@@ -52,10 +48,11 @@ __all__: list[str] = []
 
 # These functions are typed by the results of awaited calls, but the rules compose calls.
 arrays: Any = _arrays
-fft: Any = _fft
-linalg: Any = _linalg
-ndimage: Any = _ndimage
-nn: Any = _nn
+fft = later("trio_accel.fft")
+linalg = later("trio_accel.linalg")
+ndimage = later("trio_accel.ndimage")
+nn = later("trio_accel.nn")
+nn_losses = later("trio_accel.nn._losses")
 
 
 def _by_composition(compose: Callable[..., Any]) -> BatchRule:
@@ -208,7 +205,7 @@ def _of_same_shape(batch: Batch, step: Any) -> Any:
 
 def _loss(batch: Batch, step: Any) -> Any:
     args = batch.args(step)
-    losses = LOSSES[_name(step)](**args).elementwise(**args)
+    losses = nn_losses.LOSSES[_name(step)](**args).elementwise(**args)
     if args["reduction"] == "none":
         return batch.run(losses)
     if args["reduction"] == "mean":
@@ -501,6 +498,11 @@ _TURNED = (
 )
 _VECTORS = ("max", "min", "prod", "sum", "logsumexp")
 _QUANTILES = ("nanpercentile", "nanquantile", "percentile", "quantile")
+LOSS_NAMES = (
+    "binary_cross_entropy binary_cross_entropy_with_logits gaussian_nll_loss hinge_embedding_loss huber_loss "
+    "kl_div l1_loss margin_ranking_loss mse_loss poisson_nll_loss smooth_l1_loss soft_margin_loss"
+)
+"""Functions of `nn` that compute a loss for each element."""
 _BROADCAST = ("arrays.clip", "arrays.nan_to_num", "arrays.select", "nn.gelu", "nn.gelu_grad")
 BATCH_RULES.update(
     {
@@ -511,7 +513,7 @@ BATCH_RULES.update(
         **dict.fromkeys(_BROADCAST, _broadcast),
         **{f"arrays.cumulative_{name}": _along_vectors for name in _VECTORS},
         **{f"arrays.{name}": _quantile for name in _QUANTILES},
-        **dict.fromkeys(LOSSES, _loss),
+        **{f"nn.{name}": _loss for name in LOSS_NAMES.split()},
         **{name: partial(along_axes, "axis") for name in ("arrays.flip", "arrays.sliding_window_view")},
         "AccelRef.__getitem__": _part,
         "AccelRef.copy": _replaced,

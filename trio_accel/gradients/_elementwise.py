@@ -28,6 +28,7 @@ import attrs
 import numpy as np
 
 from .. import arrays as _arrays
+from .._names import later
 from ..backends.base import AccelError, DType, NotSupportedError
 from ..backends.base.expressions import ArgumentType, TypedExpression, Weak, evaluate, parse, unrolled
 from ..derivatives._derive import Addition, DerivedSteps, additions, gradient
@@ -35,7 +36,6 @@ from ..derivatives._steps import text_of
 from ..devices import AccelRef, ArrayFunction, Call
 from ..devices.front._slots import Slot
 from ..expressions import DECLARED, Elementwise, Scatter
-from ..nn._slopes import DERIVED
 from ._memo import memoized
 from ._scatter import is_ordered, nothing, sorted_sums
 from ._shifts import Shift, gather_text, shifts_of
@@ -53,6 +53,7 @@ __all__ = [
 ]
 
 arrays: Any = _arrays
+nn_slopes = later("trio_accel.nn._slopes")
 
 Rule: TypeAlias = "tuple[Any, Callable[[], Any]]"
 """An argument of a call, and a function that makes its gradient, which is called only if it is needed."""
@@ -256,7 +257,7 @@ def _derived(
         numbers_of(kinds),
         reached=reached,
         has_result=_has_result(elementwise),
-        passes_nan=elementwise.operation in DERIVED,
+        passes_nan=elementwise.operation in nn_slopes.DERIVED,
     )
     if len(program.steps) == 1 and (not program.reads or _is_gradient(elementwise, program)):
         return None, program.reads

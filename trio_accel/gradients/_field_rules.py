@@ -17,11 +17,7 @@ from typing import Any
 import numpy as np
 
 from .. import arrays as _arrays
-from .. import fft as _fft
-from .. import linalg as _linalg
-from .. import ndimage as _ndimage
-from .. import signal as _signal
-from .. import sparse as _sparse
+from .._names import later
 from ._backward import RULES, bound, refuse
 from ._bodies import through_body
 from ._elementwise import Rule
@@ -31,11 +27,11 @@ __all__: list[str] = []
 
 # These functions are typed by the results of awaited calls, but the rules compose calls.
 arrays: Any = _arrays
-fft: Any = _fft
-linalg: Any = _linalg
-ndimage: Any = _ndimage
-signal: Any = _signal
-sparse: Any = _sparse
+fft = later("trio_accel.fft")
+linalg = later("trio_accel.linalg")
+ndimage = later("trio_accel.ndimage")
+signal = later("trio_accel.signal")
+sparse = later("trio_accel.sparse")
 
 # The modes of NumPy's `pad`.
 PAD_MODES = {

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 
 from .. import arrays as _arrays
-from .. import ndimage as _ndimage
-from ..ndimage._bilateral import window_size
+from .._names import later
 from ._backward import RULES, bound, refuse
 from ._elementwise import Rule
 from ._rules import composition
 
 # These functions are typed by the results of awaited calls, but the rules compose calls.
 arrays: Any = _arrays
-ndimage: Any = _ndimage
+ndimage = later("trio_accel.ndimage")
+bilateral = later("trio_accel.ndimage._bilateral")
 
 
 def _splines(call: Any, g: Any) -> Iterator[Rule]:
@@ -59,7 +59,7 @@ def _bilateral(
     """Weigh all windows, by differences that are not rounded to bins, because steps have no slope."""
     if 0 in image.shape:
         return image
-    x, half = image.cast("float64"), window_size(win_size, sigma_spatial) // 2
+    x, half = image.cast("float64"), bilateral.window_size(win_size, sigma_spatial) // 2
     high, minimum = arrays.max(x), arrays.min(x)
     low, is_even = arrays.minimum(minimum, 0), high == minimum
     # An even image stays. Its own deviation of 0 would make quotients infinite.

@@ -19,7 +19,7 @@ from functools import cache, partial
 from typing import Any, cast
 
 from .. import arrays as _arrays
-from .. import linalg as _linalg
+from .._names import later
 from ..actors import silence
 from ..backends.base import NotSupportedError
 from ..devices import AccelRef, ArrayFunction, Call
@@ -35,7 +35,7 @@ __all__ = ["custom_root"]
 
 # These functions are typed by the results of awaited calls, but the rules compose calls.
 arrays: Any = _arrays
-linalg: Any = _linalg
+linalg = later("trio_accel.linalg")
 # A request has a limited number of calls, and each element of the root takes a gradient of the equation.
 _MAX_CALLS = 3000
 # Calls of a gradient for each call of its function, about.

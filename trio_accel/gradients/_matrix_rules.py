@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from .. import arrays as _arrays
-from .. import fft as _fft
-from .. import linalg as _linalg
+from .._names import later
 from ..devices import ArrayFunction, Call, gather
 from ..expressions import Elementwise
 from ._backward import RULES, bound, hosts_on_device, pulled
@@ -25,8 +24,8 @@ from ._rules import adjoint, axes_of, composition, conjugate, products_before, s
 
 # These functions are typed by the results of awaited calls, but the rules compose calls.
 arrays: Any = _arrays
-fft: Any = _fft
-linalg: Any = _linalg
+fft = later("trio_accel.fft")
+linalg = later("trio_accel.linalg")
 
 
 def _matmul(call: Any, g: Any) -> Iterator[Rule]:

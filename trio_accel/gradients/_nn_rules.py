@@ -11,8 +11,7 @@ from functools import cache, partial
 from typing import Any
 
 from .. import arrays as _arrays
-from .. import nn as _nn
-from ..nn._losses import LOSSES
+from .._names import later
 from ._backward import RULES, Make, bound, is_operand, refuse
 from ._elementwise import Rule, slopes_of
 from ._factor_rules import added
@@ -24,7 +23,8 @@ __all__: list[str] = []
 
 # These functions are typed by the results of awaited calls, but the rules compose calls.
 arrays: Any = _arrays
-nn: Any = _nn
+nn = later("trio_accel.nn")
+nn_losses = later("trio_accel.nn._losses")
 
 
 def _bound(call: Any) -> tuple[str, dict[str, Any]]:
@@ -43,9 +43,9 @@ def _first(call: Any, g: Any) -> Iterator[Rule]:
 def _by_others(call: Any, g: Any, first: int) -> Iterator[Rule]:
     """The gradients of a loss by its later inputs, such as the target, are derived from its expression."""
     args = bound(call)
-    if call.function.name not in LOSSES:
+    if call.function.name not in nn_losses.LOSSES:
         return
-    loss = LOSSES[call.function.name](**args)
+    loss = nn_losses.LOSSES[call.function.name](**args)
     names = [name for name in loss.inputs if is_operand(args[name])]
 
     def slopes() -> list[Rule]:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from .. import arrays as _arrays
-from .. import linalg as _linalg
+from .._names import later
 from ..devices import Call
 from ._backward import RULES, bound, refuse
 from ._elementwise import Rule
@@ -29,7 +29,7 @@ __all__: list[str] = []
 
 # These functions are typed by the results of awaited calls, but the rules compose calls.
 arrays: Any = _arrays
-linalg: Any = _linalg
+linalg = later("trio_accel.linalg")
 
 # The recursion of Hessenberg's form is six calls a column, and a chain has 4096 calls at most.
 _MAX_COLUMNS = 256

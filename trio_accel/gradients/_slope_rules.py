@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from .. import arrays as _arrays
-from .. import nn as _nn
+from .._names import later
 from ..devices import gather
 from ._backward import RULES, bound
 from ._elementwise import Rule
@@ -31,7 +31,7 @@ __all__: list[str] = []
 
 # These functions are typed by the results of awaited calls, but the rules compose calls.
 arrays: Any = _arrays
-nn: Any = _nn
+nn = later("trio_accel.nn")
 
 _OPTIONS = ("stride", "padding", "dilation", "groups")
 

@@ -11,16 +11,15 @@ from typing import Any
 import numpy as np
 
 from .. import arrays as _arrays
-from .. import fft as _fft
-from .. import linalg as _linalg
+from .._names import later
 from ._backward import RULES, bound
 from ._elementwise import Rule
 from ._rules import composition
 
 # These functions are typed by the results of awaited calls, but the rules compose calls.
 arrays: Any = _arrays
-fft: Any = _fft
-linalg: Any = _linalg
+fft = later("trio_accel.fft")
+linalg = later("trio_accel.linalg")
 
 
 # Transforms. The adjoint of a transform is its inverse without a factor: by the other norm.
@@ -110,12 +109,18 @@ def _ihfft(a: Any, n: int | None, axis: int, norm: Any) -> Any:
     return arrays.conj(fft.rfft(a, n, axis, _ADJOINT_NORM[norm]))
 
 
-def _several_hfft(inverse: Any) -> Any:
-    return lambda a, s, axes, norm: inverse(arrays.conj(a), s, axes, _ADJOINT_NORM[norm])
+def _several_hfft(dims: str) -> Any:
+    def compose(a: Any, s: Any, axes: Any, norm: Any) -> Any:
+        return getattr(fft, f"irfft{dims}")(arrays.conj(a), s, axes, _ADJOINT_NORM[norm])
+
+    return composition(compose)
 
 
-def _several_ihfft(forward: Any) -> Any:
-    return lambda a, s, axes, norm: arrays.conj(forward(a, s, axes, _ADJOINT_NORM[norm]))
+def _several_ihfft(dims: str) -> Any:
+    def compose(a: Any, s: Any, axes: Any, norm: Any) -> Any:
+        return arrays.conj(getattr(fft, f"rfft{dims}")(a, s, axes, _ADJOINT_NORM[norm]))
+
+    return composition(compose)
 
 
 def _along(f: Callable[[Any], Any], x: Any, axis: int) -> Any:
@@ -145,8 +150,8 @@ RULES.update(
     {
         **{f"fft.{back}fft{kind}": _complex_transforms for back in ("", "i") for kind in ("", "2", "n")},
         **{f"fft.{back}rfft{kind}": _real_transforms for back in ("", "i") for kind in ("", "2", "n")},
-        **{f"fft.hfft{n}": composition(_several_hfft(getattr(fft, f"irfft{n}"))) for n in ("2", "n")},
-        **{f"fft.ihfft{n}": composition(_several_ihfft(getattr(fft, f"rfft{n}"))) for n in ("2", "n")},
+        **{f"fft.hfft{n}": _several_hfft(n) for n in ("2", "n")},
+        **{f"fft.ihfft{n}": _several_ihfft(n) for n in ("2", "n")},
         "fft.czt": composition(_czt),
         "fft.zoom_fft": composition(_zoom_fft),
         "fft.hfft": composition(_hfft),

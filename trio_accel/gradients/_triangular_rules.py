@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from .. import arrays as _arrays
-from .. import linalg as _linalg
+from .._names import later
 from ._backward import RULES, bound
 from ._elementwise import Rule, summed_to
 from ._factor_rules import added, hermitian_part
@@ -25,7 +25,7 @@ __all__: list[str] = []
 
 # These functions are typed by the results of awaited calls, but the rules compose calls.
 arrays: Any = _arrays
-linalg: Any = _linalg
+linalg = later("trio_accel.linalg")
 
 
 def _lower(factors: Any) -> Any:

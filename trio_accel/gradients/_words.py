@@ -7,14 +7,16 @@ from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import Any
 
+from .._names import later
 from ..devices import ArrayFunction
-from ..nn._slopes import DERIVED
 from ._backward import REASONS, RULES, STEP_NAMES
 from ._bodies import BODIES
 from ._elementwise import elementwise_of
 from ._rows import is_of_rows
 
 __all__ = ["ROOMS", "words"]
+
+nn_slopes = later("trio_accel.nn._slopes")
 
 ROOMS = (
     "arrays",
@@ -119,7 +121,7 @@ def _word(name: str, function: Any) -> tuple[str, str]:
     if name in REASONS:
         return "refused", REASONS[name]
     if name in RULES or name in BODIES:
-        return ("derived" if name in DERIVED or name in BODIES else "rule"), ""
+        return ("derived" if name in nn_slopes.DERIVED or name in BODIES else "rule"), ""
     asked = getattr(function, "asked", None)
     if isinstance(asked, ArrayFunction) and is_of_rows(asked):
         return "derived", ""

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from .. import arrays, fft, jit, linalg
+from .. import arrays
 from ..actors import silence
 from ..backends.base import DType, DTypeLike, NotSupportedError, host_array
 from ..devices import AccelRef, Call, Device
@@ -93,6 +93,8 @@ def _converted(x: AccelRef | complex, dtype: DType) -> Any:
 
 @functools.cache  # calls of one function have a kept plan
 def _membership(invert: bool) -> Any:
+    from .. import jit
+
     text, reduce = ("x != among", "all") if invert else ("x == among", "any")
     return jit.reduction(text, reduce, inputs=("x", "among"))
 
@@ -264,6 +266,8 @@ class ArrayApi(_BlockingNamespace):
     result_type: staticmethod[..., DType] = staticmethod(result_type)
 
     def __init__(self, device: Device) -> None:
+        from .. import fft, linalg
+
         self._blocking = DeviceCalls(
             device, maker="array_api", owner="namespace", instead="await ta.arrays.{}(...)"
         )

@@ -13,7 +13,6 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 
-from .. import fft
 from ..backends.base.contract.values import host_array
 from ..devices import AccelRef, Device
 from ._blocking import DeviceCalls
@@ -47,6 +46,8 @@ class ScipyFftBackend:
         self, method: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]
     ) -> object:
         """Run a function of `scipy.fft`, or return ``NotImplemented`` if it is missing."""
+        from .. import fft
+
         function = getattr(fft, method.__name__, None)
         if function is None:
             return NotImplemented

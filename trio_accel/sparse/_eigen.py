@@ -5,18 +5,18 @@ from __future__ import annotations
 import functools
 import math
 from numbers import Real
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import attrs
 import numpy as np
 import numpy.typing as npt
 
+from .._names import later
 from ..actors import run_in_thread
 from ..backends.base import NATIVE, HostArray, LinAlgError, NotSupportedError
 from ..backends.base.contract.ops import real_of
 from ..devices import AccelRef, Operand, bounded_integer, composed, refuse_value
 from ..graphs import Graph, capture
-from ..linalg import Gemm, Nrm2
 from ._conversions import add, tocsr
 from ._elements import norm
 from ._factors import factor
@@ -32,6 +32,11 @@ from ._iterations import (
     unit_of,
 )
 from ._krylov import ExtendBasis, orthogonalize
+
+if TYPE_CHECKING:
+    from .. import linalg
+else:
+    linalg = later("trio_accel.linalg")
 
 __all__ = ["EigshResult", "eigsh"]
 
@@ -99,7 +104,7 @@ class _Lanczos:
             vector = await problem.device.put(numbers)
             notes = [self._h[time, 0, :index] for time in range(2)]
             vector = await orthogonalize(problem, self._basis[:index], vector, notes)
-        size = await problem.ask(Nrm2(vector))
+        size = await problem.ask(linalg.Nrm2(vector))
         await problem.ask(
             _UNIT.compute(size=size, least=problem.smallest_divisor, w=vector, out=self._basis[index])
         )
@@ -156,7 +161,7 @@ class _Lanczos:
             notes = self._h[0, step, : step + 1], self._h[1, step, : step + 1]
             if not await self._extend(w, step, *notes):
                 w = await orthogonalize(problem, self._basis[: step + 1], w, notes)
-                size = await problem.ask(Nrm2(w, out=self._sizes[step]))
+                size = await problem.ask(linalg.Nrm2(w, out=self._sizes[step]))
                 await problem.ask(
                     _UNIT.compute(size=size, least=problem.smallest_divisor, w=w, out=self._basis[step + 1])
                 )
@@ -180,7 +185,7 @@ class _Lanczos:
         """Combine unlocked vectors of the basis in spare memory: one for each column."""
         factors = await self._problem.device.put(np.ascontiguousarray(vectors.T))
         basis, out = self._basis[self._k : self._k + len(vectors)], self._spare[: len(factors)]
-        return await self._problem.ask(Gemm(1.0, factors, basis, 0.0, out))
+        return await self._problem.ask(linalg.Gemm(1.0, factors, basis, 0.0, out))
 
     def rank(self, values: HostArray) -> HostArray:
         """Return numbers that are larger for values that `which` prefers."""
@@ -426,12 +431,15 @@ async def _checked(
     for row, vector in enumerate(vectors):
         await problem.ask(
             _UNIT.compute(
-                size=await problem.ask(Nrm2(vector)), least=problem.smallest_divisor, w=vector, out=out[row]
+                size=await problem.ask(linalg.Nrm2(vector)),
+                least=problem.smallest_divisor,
+                w=vector,
+                out=out[row],
             )
         )
         product = await problem.multiply(out[row])
         off = await problem.ask(_OFF.compute(w=product, theta=float(values[row]), v=out[row]))
-        await problem.ask(Nrm2(off, out=sizes[row]))
+        await problem.ask(linalg.Nrm2(off, out=sizes[row]))
     await problem.settle()
     largest = float((await sizes.to_host()).max())
     # Roundings of products and of the combination are added to the estimate of Lanczos' method.

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
+from .._names import later
 from ..devices import AccelRef, Operand, bounded_integer, composed, refuse_value
 from ..expressions import Elementwise, Reduction, Scatter, on_device
-from ..linalg import nrm2
 from ._formats import CsrMatrix, check_csr
 from ._products import CheckStructure, Spmm, Spmv, row_indices
 from ._structures import SumDuplicates
+
+if TYPE_CHECKING:
+    from .. import linalg
+else:
+    linalg = later("trio_accel.linalg")
 
 __all__ = ["diagonal", "max", "min", "multiply", "norm", "rows", "sum"]
 
@@ -272,7 +277,7 @@ async def norm(
         refuse_value("sparse.norm", "ord", allowed, ord)
     matrix = await _added_up(matrix)
     if axis is None and ord in (None, "fro"):
-        return await nrm2(matrix.data)
+        return await linalg.nrm2(matrix.data)
     squared = axis is not None and ord in (None, 2)
     sizes, unit = await _ABS(matrix.data), None
     if squared and matrix.nnz:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import attrs
 import numpy as np
 
+from .._names import later
 from ..backends.base import (
     NATIVE,
     DType,
@@ -39,13 +40,17 @@ from ..devices import (
 )
 from ..expressions import Elementwise, Out, Reduction, on_device
 from ..graphs import Graph, capture
-from ..linalg import Nrm2
 from ._elements import diagonal
 from ._formats import BsrMatrix, CooMatrix, CscMatrix, CsrMatrix, SparseMatrix, check_csr
 from ._products import CheckStructure, Spmv, spmv
 from ._steps import Looks
 from ._structures import tril, triu
 from ._systems import SpsolveTriangular, ic0, ilu0
+
+if TYPE_CHECKING:
+    from .. import linalg
+else:
+    linalg = later("trio_accel.linalg")
 
 __all__ = ["ConvergenceError", "LinearMap", "Preconditioner", "SolveResult", "precondition"]
 
@@ -229,7 +234,7 @@ class LinearProblem:
 
     async def size(self, x: AccelRef) -> float:
         """Compute the norm of a vector, and wait for it."""
-        norm = await self.ask(Nrm2(x))
+        norm = await self.ask(linalg.Nrm2(x))
         await self.settle()
         return float(await norm.item())
 
@@ -305,7 +310,7 @@ async def _recorded(method: IterativeMethod, turns: int) -> Graph[tuple[AccelRef
         _set_state(clone, state)
         for _ in range(turns):
             await clone.step()
-        norm = await clone.problem.ask(Nrm2(await clone.problem.residual(clone.x)))
+        norm = await clone.problem.ask(linalg.Nrm2(await clone.problem.residual(clone.x)))
         return *_state(clone), norm
 
     try:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
+from .._names import later
 from ..actors import arguments_of
 from ..backends.base import NATIVE, NotSupportedError, Strs
 from ..backends.base.contract.ops import real_of
 from ..devices import AccelRef, Operand, composed, operation
-from ..linalg import Axpy, Gemv, Matmul, Nrm2
 from ._formats import CsrMatrix, SparseMatrix
 from ._iterations import (
     Callback,
@@ -29,6 +29,11 @@ from ._iterations import (
 )
 from ._products import SparseActor
 from ._steps import CgSteps, Looks
+
+if TYPE_CHECKING:
+    from .. import linalg
+else:
+    linalg = later("trio_accel.linalg")
 
 __all__ = ["ExtendBasis", "LeastResidual", "bicgstab", "cg", "gmres", "minres"]
 
@@ -331,10 +336,10 @@ async def orthogonalize(
     columns = basis.T
     for out in outs:
         if problem.dtype.kind == "complex":
-            await problem.ask(Gemv(1.0, columns, w, 0.0, out, "C"))
+            await problem.ask(linalg.Gemv(1.0, columns, w, 0.0, out, "C"))
         else:
-            await problem.ask(Matmul(basis, w, out=out))
-        await problem.ask(Gemv(-1.0, columns, out, 1.0, w))
+            await problem.ask(linalg.Matmul(basis, w, out=out))
+        await problem.ask(linalg.Gemv(-1.0, columns, out, 1.0, w))
     return w
 
 
@@ -410,7 +415,7 @@ class _Gmres(IterativeMethod):
     async def step(self) -> None:
         problem, steps, n = self.problem, self._restart, len(self.problem.b)
         r = await problem.residual(self.x)
-        size = await problem.ask(Nrm2(r))
+        size = await problem.ask(linalg.Nrm2(r))
         basis = await problem.device.zeros((steps + 1, n), problem.dtype)
         h, rest = [await problem.device.zeros((steps, steps), problem.dtype) for _ in range(2)]
         sizes = await problem.device.zeros(steps, size.dtype)
@@ -420,14 +425,14 @@ class _Gmres(IterativeMethod):
             w = await orthogonalize(
                 problem, basis[: step + 1], w, (h[step, : step + 1], rest[step, : step + 1])
             )
-            await problem.ask(Nrm2(w, out=sizes[step]))
+            await problem.ask(linalg.Nrm2(w, out=sizes[step]))
             await problem.ask(_NORMAL.compute(size=sizes[step], w=w, out=basis[step + 1]))
-        await problem.ask(Axpy(1.0, rest, h))
+        await problem.ask(linalg.Axpy(1.0, rest, h))
         assert self.step_count is not None
         y, self.step_count = await problem.ask(
             LeastResidual(h, sizes, size, self.step_count, problem.tolerance)
         )
-        change = await problem.ask(Gemv(1.0, basis[:steps].T, y))
+        change = await problem.ask(linalg.Gemv(1.0, basis[:steps].T, y))
         self.x = await problem.ask(_ADD.compute(self.x, await problem.precondition(change)))
 
 

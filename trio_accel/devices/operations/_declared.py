@@ -11,7 +11,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Coroutine, Mapping
-from functools import lru_cache, wraps
+from functools import lru_cache, partial, wraps
 from types import FunctionType
 from typing import (
     TYPE_CHECKING,
@@ -51,6 +51,7 @@ from ...backends.base.contract.ops import (
     updates,
     writes,
 )
+from ...backends.base.contract.ops._array import role_of
 from ...backends.base.kit.kernels import ALLOWED
 from ._calls import Call, Operators
 from ._chain import ArrayFunction
@@ -417,11 +418,12 @@ def _listed(dtypes: tuple[DType, ...] | None) -> tuple[DType, ...]:
     return dtypes or ()
 
 
-def _dtypes_of(spec: type[OperationSpec], declaration: Declaration) -> dict[str, tuple[DType, ...]]:
+def _dtypes_of(spec: type[Any], declaration: Declaration) -> dict[str, tuple[DType, ...]]:
     """Return the dtypes of the fields without their own dtype, as a kernel may name them."""
     lines = declaration.variants.values()
     fields = {item.field for line in lines for item in line.inputs if not item.kind}
-    first = next(field.name for field in spec.descriptor().fields if field.is_array)
+    # The descriptor would have this too, but it is made at the first use of a specification.
+    first = next(field.name for field in attrs.fields(spec) if role_of(field).kind == "array")
     return dict.fromkeys([*fields, *([""] if first in fields else [])], declaration.dtypes)
 
 
@@ -476,6 +478,20 @@ def _kind(function: FunctionType, parameter: inspect.Parameter) -> Any:
     if hasattr(kind, "operand_fields"):
         return kind
     return get_args(kind) if get_origin(kind) is Literal else _KINDS.get(kind, "other")
+
+
+class _LaterPlan:
+    """Compiles the plan of a message at its first use, which then takes this place.
+
+    Compiling all plans took a sixth of the import of `linalg`.
+    """
+
+    def __init__(self, compile_plan: Callable[[], Any]) -> None:
+        self._compile_plan = compile_plan
+
+    def __get__(self, message: Any, cls: type[Any]) -> Any:
+        cls.plan = plan = self._compile_plan()
+        return plan if message is None else plan.__get__(message)
 
 
 class _Maker:
@@ -533,14 +549,16 @@ class _Maker:
     def make_plan(self, spec: Any, reply: Any, alias: Mapping[str, str]) -> Any:
         """Make the method `plan` of the message."""
         declaration = self._declaration
-        fields = [*inspect.signature(spec).parameters]
+        is_own = getattr(spec, "declaration", None) is declaration
+        fields = (
+            [field.name for field in attrs.fields(spec)] if is_own else [*inspect.signature(spec).parameters]
+        )
         results = {item.name for line in declaration.variants.values() for item in line.outputs}
         arrays = [name.replace(".", "_") for name in declaration.arrays]
         for name in fields:
             if name not in {*results, *declaration.parameters, *arrays, "info"}:
                 raise ValueError(f"spec takes {name!r}, which is neither a parameter nor a result")
-        is_own = getattr(spec, "declaration", None) is declaration
-        plans: dict[tuple[object, ...], Any] = {}
+        sources: dict[tuple[object, ...], tuple[str, dict[str, Any]]] = {}
         for key, line in declaration.variants.items():
             absent = frozenset(results - {item.name for item in line.outputs})
             source = PlanSource(declaration.parameters, line, fields, absent)
@@ -548,14 +566,19 @@ class _Maker:
                 self._optional, declaration.dtypes, alias, declaration.check, is_checked=is_own
             )
             names = {"fit": lru_cache(_MAX_CACHED_SHAPES)(line.fit), "Spec": spec, "Reply": reply}
-            plans[key] = self._compiled(text, "plan", source.names | names)
-        if not declaration.by:
-            return plans[()]
-        first = next(iter(plans.values()))
+            sources[key] = text, source.names | names
+        return _LaterPlan(partial(self._compile_plan, sources))
+
+    def _compile_plan(self, sources: Mapping[tuple[object, ...], tuple[str, Mapping[str, Any]]]) -> Any:
+        """Compile the plans of all shapes, and return a plan that selects among them."""
+        plans = {key: self._compiled(text, "plan", names) for key, (text, names) in sources.items()}
+        by, first = self._declaration.by, next(iter(plans.values()))
+        if not by:
+            return first
 
         def plan(message: Any, planner: Planner) -> Planned[Any]:
             """Plan by the parameters that select the shapes; each plan refuses their other values."""
-            key = tuple([getattr(message, name) for name in declaration.by])
+            key = tuple([getattr(message, name) for name in by])
             try:
                 chosen = plans.get(key, first)
             except TypeError:  # a value without a hash

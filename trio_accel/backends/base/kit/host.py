@@ -97,7 +97,6 @@ def read_only(descriptor: int) -> int:
 
     Its mappings cannot be made writable, and it cannot take pages away. This protects against mistakes only:
     a process of the same user can open the file for writing by other means.
-    process of the same user can open the file for writing by its own means.
 
     Raises:
         OSError: There are too many open files, or no ``/proc``.

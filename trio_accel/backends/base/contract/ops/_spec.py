@@ -85,6 +85,7 @@ class Descriptor:
         fields: All fields of a specification, in the order of its initializer; keyword-only fields are last.
         keywords: The initializer's names of the keyword-only fields.
         values: Gets the values of the fields.
+        compared: Gets the values that are equal in equal specifications: all but status words.
         blocks: Gets the blocks that a specification reads, and the blocks that it changes.
         plan_key: Gets the key of a plan: the class, layouts and alignment of its arrays, exact values.
             Scalars and addresses are passed with each launch.
@@ -98,6 +99,7 @@ class Descriptor:
     fields: tuple[SpecField, ...]
     keywords: Strs
     values: Callable[[Any], Iterable[Any]]
+    compared: Callable[[Any], Iterable[Any]]
     blocks: Callable[[Any], _Blocks]
     plan_key: Callable[[Any], tuple[object, ...]]
     has_status: bool
@@ -150,10 +152,10 @@ def specification(cls: type[SpecT]) -> type[SpecT]:
     """Make a specification from a subclass of `OperationSpec` with roles for its fields.
 
     The class becomes an attrs class with slots. It is not frozen, because a specification is made for each
-    operation, and enforcing that would double the time. All classes share one `__repr__`, because compiling
-    one for each took a tenth of the package's import.
+    operation, and enforcing that would double the time. All classes share the methods that write and compare
+    them, because compiling these for each class took a quarter of the package's import.
     """
-    return attrs.define(on_setattr=None, unsafe_hash=True, repr=False)(cls)
+    return attrs.define(on_setattr=None, eq=False, repr=False)(cls)
 
 
 def field_repr(instance: Any) -> str:
@@ -211,6 +213,15 @@ class OperationSpec:
 
     def __repr__(self) -> str:
         return field_repr(self)
+
+    def __eq__(self, value: object) -> bool:
+        if type(value) is not type(self):
+            return NotImplemented
+        compared = self.described.compared
+        return tuple(compared(self)) == tuple(compared(value))
+
+    def __hash__(self) -> int:
+        return hash((type(self), *self.described.compared(self)))
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -320,6 +331,7 @@ def _describe(cls: type[Any]) -> Descriptor:
         fields=fields,
         keywords=tuple(str(field.alias) for field in ordered if field.kw_only),
         values=_getter([field.name for field in fields]),
+        compared=_getter([field.name for field in attrs.fields(cls) if field.eq]),
         blocks=_generated(
             f"({_blocks(fields, 'read')}, {_blocks(fields, 'write')})", block=attrgetter("block")
         ),
