@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import FunctionType
 from typing import Any
 
 import attrs
@@ -21,7 +22,7 @@ from trio_accel.backends.base.contract.ops import (
     updates,
     writes,
 )
-from trio_accel.devices import DECLARED
+from trio_accel.devices import DECLARED, AccelRef, Operand, operation
 
 SPECS: list[Any] = [
     made
@@ -143,6 +144,28 @@ def test_the_end_of_one_field_of_many_is_reported() -> None:
         Rich("m", None, (a,), 0.5, (b,), c),
     ]
     assert len({spec.descriptor().plan_key(spec) for spec in moved}) == len(moved)
+
+
+def test_equal_specifications_have_equal_fields_except_status_words() -> None:
+    spec = linalg.cholesky.spec
+    first = spec(array(1), False, array(2), None)
+    same = spec(array(1), False, array(2), [0])
+    assert (first, hash(first)) == (same, hash(same))
+    assert first not in (spec(array(1), True, array(2), None), spec(array(1), False, array(3), None))
+    assert Nothing(1) == Nothing(1) != Nothing(2)
+    assert Nothing(1) != Every(array(1), 1, array(2), array(3), array(4)) != 1
+
+
+def test_a_plan_is_compiled_at_its_first_use() -> None:
+    @operation("a(n) -> out(n)", actor="trio_accel.linalg:BlasActor")
+    async def halved(a: Operand) -> AccelRef:
+        """Halve an array."""
+
+    message: Any = halved.message
+    assert type(vars(message)["plan"]) is not FunctionType
+    plan = message.plan
+    assert vars(message)["plan"] is plan is message.plan
+    assert plan.__name__ == "plan"
 
 
 def test_the_class_of_a_specification() -> None:

@@ -153,7 +153,7 @@ def specification(cls: type[SpecT]) -> type[SpecT]:
 
     The class becomes an attrs class with slots. It is not frozen, because a specification is made for each
     operation, and enforcing that would double the time. All classes share the methods that write and compare
-    them, because compiling these for each class took a quarter of the package's import.
+    them, because compiling these for each class took a quarter of the import of `linalg`.
     """
     return attrs.define(on_setattr=None, eq=False, repr=False)(cls)
 
