@@ -112,3 +112,9 @@ async def test_a_bilateral_filter_of_an_even_image_is_the_image(device: ta.Devic
         found = await ta.grad(lambda x: a.sum(ta.ndimage.bilateral_filter(x) * 2.0))(x)
         assert found.dtype == host.dtype
         np.testing.assert_array_equal(await found.to_host(), np.full(host.shape, 2.0))
+
+
+async def test_power_0_of_a_matrix_is_constant(device: ta.Device) -> None:
+    x = await device.put(numbers((2, 3, 3)))
+    found = await ta.grad(lambda x: a.sum(ta.linalg.matrix_power(x, 0) * x))(x)
+    np.testing.assert_array_equal(await found.to_host(), np.broadcast_to(np.eye(3), (2, 3, 3)))

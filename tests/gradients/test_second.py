@@ -80,3 +80,22 @@ async def test_labels_of_small_dtypes_on_the_device(device: ta.Device) -> None:
         found = await ta.grad(slope)(await device.put(host), labels)
         want = await ta.grad(slope)(await device.put(host), np.array([1, 3, 0]))
         np.testing.assert_array_equal(await found.to_host(), await want.to_host())
+
+
+@pytest.mark.parametrize("name", ["expm", "sqrtm"])
+async def test_large_gradients_of_matrix_functions_keep_their_digits(device: ta.Device, name: str) -> None:
+    """The gradient is a block of a matrix, and a larger norm makes `expm` square more often."""
+    x = await device.put(numbers((4, 4), 0, -0.5, 0.5) + 2.0 * np.eye(4))
+    v, weights = await device.put(numbers((4, 4), 1)), numbers((4, 4), 2)
+
+    def loss(x: Any, factor: float) -> Any:
+        made = a.real(getattr(ta.linalg, name)(x))
+        return a.sum((made + made * made) * weights) * factor
+
+    for derive in (
+        lambda factor: ta.grad(lambda x: loss(x, factor))(x),
+        lambda factor: ta.gradients.hvp(lambda x: loss(x, factor), (x,), (v,)),
+    ):
+        found = [await derive(factor) for factor in (1.0, 2.0**40)]
+        small, large = [await (one[0] if isinstance(one, tuple) else one).to_host() for one in found]
+        np.testing.assert_allclose(large / 2.0**40, small, rtol=1e-12, atol=1e-14)

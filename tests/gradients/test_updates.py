@@ -554,3 +554,18 @@ async def test_writes_in_place_name_the_updated_copy(device: ta.Device) -> None:
     for write in (lambda y: y[0].assign(2.0), lambda y: y.fill(2.0), lambda y: a.put(y, np.array([0]), 1.0)):
         with pytest.raises(ta.NotSupportedError, match=r"in place, and x.at\[key\].set\(v\) updates a copy"):
             await ta.grad(lambda x, write=write: a.sum(write(x * 2)))(x)
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_indices_on_the_host_may_change_between_calls(device: ta.Device, method: str) -> None:
+    x, values = await device.put(numbers((3,), 0, 1.0, 2.0)), await device.put(numbers((1,), 1, 1.0, 2.0))
+
+    def loss(parameters: Any, index: Any) -> Any:
+        return a.sum(getattr(parameters[0].at[index], method)(parameters[1]) ** 2)
+
+    for place in (0, 2, 1, 0):
+        host = np.array([place])
+        found = await ta.grad(loss)([x, values], host)
+        wanted = await ta.grad(loss)([x, values], await device.put(host))
+        for slope, want in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(await slope.to_host(), await want.to_host(), rtol=1e-12)

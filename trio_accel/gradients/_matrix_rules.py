@@ -143,12 +143,21 @@ def _block(call: Any, g: Any) -> Iterator[Rule]:
 
     def slope() -> Any:
         back = adjoint(x) + arrays.zeros_like(g)
-        above = arrays.concat([back, g], axis=-1)
+        # The block is linear in the gradient, and a large one would cost digits, because `expm` squares more
+        # often for matrices of a larger norm.
+        scale = _power_of_two(g) if g.size else 1.0
+        above = arrays.concat([back, g / scale], axis=-1)
         below = arrays.concat([arrays.zeros_like(back), back], axis=-1)
-        block = f(arrays.concat([above, below], axis=-2))[..., :n, n:]
+        block = f(arrays.concat([above, below], axis=-2))[..., :n, n:] * scale
         return arrays.real(block) if x.dtype.kind == "float" and block.dtype.kind == "complex" else block
 
     yield x, slope
+
+
+def _power_of_two(g: Any) -> Any:
+    """Return a power of two near the largest element of each matrix, as a constant."""
+    size = arrays.max(arrays.abs(g), axis=(-2, -1), keepdims=True)
+    return arrays.exp2(arrays.floor(arrays.log2(arrays.maximum(size, float(np.finfo(str(g.dtype)).tiny)))))
 
 
 def _einsum(call: Any, g: Any) -> Iterator[Rule]:

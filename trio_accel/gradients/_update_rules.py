@@ -42,6 +42,8 @@ def _added(call: Any, g: Any) -> Iterator[Rule]:
 
 def _multiplied(call: Any, g: Any) -> Iterator[Rule]:
     written, x, values, indices = call.args
+    # A kept plan would repeat what the product computes from indices on the host.
+    indices = hosts_on_device(call, indices)
     operands = hosts_on_device(call, [x, _array_of(values, x)])
     slopes = cache(lambda: pulled(partial(_product, indices), operands, g))
     yield written, nothing
@@ -75,7 +77,8 @@ def _product(indices: Sequence[Any], x: Any, values: Any) -> Any:
 def _extreme(call: Any, g: Any) -> Iterator[Rule]:
     """Equal elements and values share the gradient."""
     written, x, values, indices = call.args
-    [values_there] = hosts_on_device(call, [_array_of(values, x)])
+    # Sums by sorted indices compute with them, so the same holds here.
+    *indices, values_there = hosts_on_device(call, [*indices, _array_of(values, x)])
     take = partial(arrays.gather_nd, indices=tuple(indices))
     is_own = cache(lambda: (x == call) | arrays.isnan(x))
     is_value = cache(lambda: (values_there == take(call)) | arrays.isnan(values_there))

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..backends.base import DType
 from ..backends.base.contract.ops import common_shape
-from ..devices import AccelRef, Operand, bounded_integer, composed, device_of, real
+from ..devices import AccelRef, Operand, bounded_integer, composed, real
 from ..expressions import Elementwise, Out, Reduction, check_operands, intermediates, on_device
 from ._blas import matmul
 from ._spectra import svd, svdvals
@@ -187,7 +187,7 @@ async def matrix_power(x: Operand, n: int, /) -> AccelRef:
     dtype = check_matrices(name, x, square=True)
     n = bounded_integer(name, "n", n)
     if n == 0:
-        return await device_of(name, x).ask(_identity(dtype.value).compute(shape=x.shape))
+        return await _identity(dtype.value)(x)
     if n == 1:
         return await on_device(x).copy()
     if n == -1:
@@ -211,7 +211,9 @@ _CONJUGATE = Elementwise[AccelRef]("conj(x)", operation="linalg.pinv")
 @functools.cache
 def _identity(dtype: str) -> Elementwise[AccelRef]:
     """Make matrices of ones on the diagonal."""
-    return Elementwise("i(-1) == i(-2)", dtypes=dtype, operation="linalg.matrix_power")
+    # The operand determines the device and the shape, also while a gradient is derived.
+    text = "where(x == x, i(-1) == i(-2), i(-1) == i(-2))"
+    return Elementwise(text, inputs=("x",), dtypes=dtype, operation="linalg.matrix_power")
 
 
 def _tolerance(
