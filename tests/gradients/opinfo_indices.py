@@ -204,9 +204,14 @@ def masked_ratio(function: Function) -> Function:
     """Make a function of the mean and the number of the elements that count."""
 
     def run(
-        x: Any, dim: Any = None, unbiased: Any = None, *, correction: Any = None, keepdim: bool = False,
+        x: Any,
+        dim: Any = None,
+        unbiased: Any = None,
+        *,
+        correction: Any = None,
+        keepdim: bool = False,
         mask: Any = None,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         if correction is None:
             correction = 1 if unbiased is None else int(unbiased)
         over = axes(x, dim)

@@ -226,10 +226,17 @@ def transforms(function: Function, is_plane: bool) -> Function:
 
 
 def stft(
-    x: Any, n_fft: int, hop_length: int | None = None, win_length: int | None = None, window: Any = None,
-    center: bool = True, pad_mode: str = "reflect", normalized: bool = False, onesided: Any = None,
+    x: Any,
+    n_fft: int,
+    hop_length: int | None = None,
+    win_length: int | None = None,
+    window: Any = None,
+    center: bool = True,
+    pad_mode: str = "reflect",
+    normalized: bool = False,
+    onesided: Any = None,
     return_complex: Any = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """Compose windows and transforms, because `ta.signal.stft` has SciPy's scale."""
     need(win_length in (None, n_fft) and not normalized, "windows of another length")
     hop = hop_length or n_fft // 4

@@ -84,9 +84,15 @@ def native_layer_norm(x: Any, shape: Any, weight: Any, bias: Any, eps: float) ->
 
 
 def batch_norm(
-    x: Any, mean: Any, var: Any, weight: Any = None, bias: Any = None,
-    training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
-) -> Any:  # fmt: skip
+    x: Any,
+    mean: Any,
+    var: Any,
+    weight: Any = None,
+    bias: Any = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Any:
     need(x.ndim > 1, "a batch without channels")
     weight, bias = 1 if weight is None else weight, 0 if bias is None else bias
     if training:
@@ -113,9 +119,15 @@ def batch_norm_with_update(
 
 
 def instance_norm(
-    x: Any, running_mean: Any = None, running_var: Any = None, weight: Any = None, bias: Any = None,
-    use_input_stats: bool = True, momentum: float = 0.1, eps: float = 1e-5,
-) -> Any:  # fmt: skip
+    x: Any,
+    running_mean: Any = None,
+    running_var: Any = None,
+    weight: Any = None,
+    bias: Any = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Any:
     need(use_input_stats, "statistics of before")
     return n.instance_norm(x, 1 if weight is None else weight, 0 if bias is None else bias, eps=eps)
 
@@ -159,9 +171,14 @@ def max_pool(function: Function) -> Function:
 
 def avg_pool(function: Function) -> Function:
     def run(
-        x: Any, kernel_size: Any, stride: Any = None, padding: Any = 0, ceil_mode: bool = False,
-        count_include_pad: bool = True, divisor_override: Any = None,
-    ) -> Any:  # fmt: skip
+        x: Any,
+        kernel_size: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: Any = None,
+    ) -> Any:
         need(divisor_override is None or divisor_override > 0, "a negative divisor")
         padding = padding[0] if isinstance(padding, tuple) and len(padding) == 1 else padding
         more = () if divisor_override is None else (divisor_override,)
@@ -242,9 +259,13 @@ def output_sizes(x: Any, size: Any, scale_factor: Any) -> tuple[int, ...]:
 
 
 def interpolate(
-    x: Any, size: Any = None, scale_factor: Any = None, mode: str = "nearest", align_corners: Any = None,
+    x: Any,
+    size: Any = None,
+    scale_factor: Any = None,
+    mode: str = "nearest",
+    align_corners: Any = None,
     recompute_scale_factor: Any = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """Resize images by the means of areas, the nearest elements, or linearly.
 
     Without `recompute_scale_factor`, PyTorch computes coordinates from the factor instead of the lengths.
@@ -314,17 +335,28 @@ def loss_of_three(x: Any, y: Any, z: Any, margin: float = 1.0, reduction: str = 
 
 
 def linear_cross_entropy(
-    x: Any, matrix: Any, target: Any, /, linear_bias: Any = None, reduction: str = "mean",
-    ignore_index: int = -100, label_smoothing: float = 0.0, **named: Any,
-) -> Any:  # fmt: skip
+    x: Any,
+    matrix: Any,
+    target: Any,
+    /,
+    linear_bias: Any = None,
+    reduction: str = "mean",
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    **named: Any,
+) -> Any:
     need(matrix.ndim == 2, "several rows of logits for each sample")
     need(isinstance(target, np.ndarray) and target.dtype.kind == "i", "targets that are probabilities")
     named.pop("options", None)
     weights = named.pop("weight", None)
     return n.cross_entropy(
-        n.linear(x, matrix, linear_bias), target, weights, reduction=reduction, ignore_index=ignore_index,
+        n.linear(x, matrix, linear_bias),
+        target,
+        weights,
+        reduction=reduction,
+        ignore_index=ignore_index,
         label_smoothing=label_smoothing,
-    )  # fmt: skip
+    )
 
 
 def multilabel_soft_margin_loss(x: Any, target: Any, weight: Any = None, reduction: str = "mean") -> Any:
@@ -350,9 +382,15 @@ def multi_margin_loss(
 
 
 def attention(
-    q: Any, k: Any, v: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
-    scale: Any = None, enable_gqa: bool = False,
-) -> Any:  # fmt: skip
+    q: Any,
+    k: Any,
+    v: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: Any = None,
+    enable_gqa: bool = False,
+) -> Any:
     need(not dropout_p, "attention with dropout")
     return n.scaled_dot_product_attention(q, k, v, attn_mask, 0.0, is_causal, scale, enable_gqa)
 

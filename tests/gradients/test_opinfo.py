@@ -334,8 +334,11 @@ async def outcomes_of(device: ta.Device, sample: Sample) -> list[Outcome]:
         theirs = [numpy_of(one) for one in sample.torchs([one.detach().clone() for one in sample.operands])]
     hosts = [numpy_of(one).copy() for one in sample.operands]
     arrays = [await device.put(one) for one in hosts]
-    on_device = {id(one): await device.put(numpy_of(one)) for one in tensors_of([sample.tree, sample.named])
-                 if not sample.operands}  # fmt: skip
+    on_device = {
+        id(one): await device.put(numpy_of(one))
+        for one in tensors_of([sample.tree, sample.named])
+        if not sample.operands
+    }
     kept: list[bool] = []
 
     def call(operands: list[Any]) -> list[Any]:
