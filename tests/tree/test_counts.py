@@ -46,9 +46,9 @@ FILES = {
 CALLS_OF_A_STEP = {"inline": 1640, "process": 1990}
 REQUESTS_OF_A_STEP = 3
 # Longer names break lines, and a broken line has one more comma.
-TOKENS_PER_FUNCTION = 612
+TOKENS_PER_FUNCTION = 613
 TOKENS_OF_THE_MEDIAN = 712
-TOKENS = 893_000
+TOKENS = 894_000
 PRIVATE_NAMES = 174
 
 

@@ -526,7 +526,7 @@ async def rms_norm(
 ) -> AccelRef:
     """Divide elements by the root of their mean square along axes, then scale them.
 
-    That is ``x / sqrt(mean(x**2) + eps) * weight``. See `layer_norm` for arguments and errors.
+    That is ``x / sqrt(mean(abs(x)**2) + eps) * weight``. See `layer_norm` for arguments and errors.
     """
     ...
 

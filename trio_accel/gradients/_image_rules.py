@@ -1,4 +1,4 @@
-"""Gradients of orders and means of windows, and of interpolations of images."""
+"""Gradients of window ranks, window means, and image interpolations."""
 
 # Operands are calls and arrays, and a call's result is untyped before it is awaited.
 # pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false

@@ -269,7 +269,7 @@ _OF_POWER = Elementwise[Any](
 
 
 def _power_norm(call: Any, g: Any, axis: Any, order: float) -> Iterator[Rule]:
-    """Yield the gradient of the root of a sum of powers, from the norm, whose powers may not overflow."""
+    """Yield the gradient of a p-norm, from the norm itself, because powers may overflow."""
     x = next(iter(bound(call).values()))
     axes = axes_of(axis, x)
 

@@ -1,4 +1,4 @@
-"""NumPy's functions of arrays of a blocking namespace: on the device where it has them, else on the host."""
+"""NumPy's functions for arrays in a blocking namespace: on the device if it has them, else on the host."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ class Kernel:
         parameters: The parameters by name, in order: `reads`, `updates`, `writes` and `scalar`.
         grid: Blocks of a launch.
         block: Threads of a block.
-        shared: Bytes of dynamic shared memory of a block.
+        shared: Bytes of dynamic shared memory for a block.
         cluster: Blocks of a cluster.
         cooperative: Whether all blocks run at once, so that they may wait for one another.
         skip_empty: Whether a launch with an empty grid does nothing; otherwise it is refused.

@@ -165,7 +165,7 @@ def _digest(data: bytes) -> bytes:
 
 
 def _boot() -> ChangeCount:
-    """Return the id of this boot of the machine as a count; a random one if the system has none."""
+    """Return this boot's id as a count; a random number if the system does not tell the id."""
     with suppress(OSError, ValueError):
         return ChangeCount(uuid.UUID(Path("/proc/sys/kernel/random/boot_id").read_text().strip()).bytes, 0)
     return ChangeCount(uuid.uuid4().bytes, 0)
