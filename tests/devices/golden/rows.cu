@@ -10,7 +10,7 @@ constexpr int GROUP = 1;
 constexpr int ROWS = THREADS / GROUP;
 struct Arguments {
     i64 outputs, count;
-    char *out;
+    char *out[1];
     const char *in[1];
     Scalar scalars[1];
     i64 kept_shape[1], reduced_shape[1];
@@ -111,8 +111,9 @@ template <class Stage, int MANY> FUNCTION typename Stage::Partial in_group(typen
     return found;
 }
 
+struct Begins { char *out0; };
 FUNCTION void store_at(const Arguments &arguments, const Row &row, const Loaded &loaded,
-    char *out, Index i)
+    const Begins &begins, Index i)
 {
     const float t0 = loaded.x0;
     const float t1 = row.t1;
@@ -120,13 +121,13 @@ FUNCTION void store_at(const Arguments &arguments, const Row &row, const Loaded 
     const float t3 = f_exp(t2);
     const float t6 = row.t6;
     const float t7 = f_divide(t3, t6);
-    Element<float>::store(out + (i64)i * 4, t7);
+    Element<float>::store(begins.out0 + (i64)i * 4, t7);
 }
 FUNCTION void finish(const Arguments &arguments, const Bases &bases, const Row &row,
     Index output, Index lane, Index count)
 {
-    char *const out = arguments.out + offset_of<1>(output, arguments.kept_shape, arguments.kept_strides[1]);
-    EACH_OF_ROW(lane, GROUP, store_at(arguments, row, loaded, out, i));
+    const Begins begins = {arguments.out[0] + offset_of<1>(output, arguments.kept_shape, arguments.kept_strides[1])};
+    EACH_OF_ROW(lane, GROUP, store_at(arguments, row, loaded, begins, i));
 }
 
 KERNEL(rows, Arguments)
