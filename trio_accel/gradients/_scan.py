@@ -7,9 +7,9 @@ and read by each iteration. A body is an `ArrayFunction` of its own, which all s
 
 **On the device** a scan is a loop of the graphs library: the body is captured as a graph, which reads the
 elements by the number of the iteration, changes the state in place, and writes its results to rows. Its
-memory is made within the same operation, so the operation can run again after a loss. A body with an
-operation that a graph cannot contain, such as one that checks indices, takes a request for each iteration
-(`_by_requests`).
+memory is made within the same operation, so the operation can run again after a loss. On a backend without
+graphs, and with an operation that a graph cannot contain, such as one that checks indices, each iteration is
+a request (`_by_requests`).
 
 **The gradient of a scan is a scan**, from the last iteration to the first: its state has the gradients of the
 state and the sums of the constants' gradients, and its elements are the states and elements of the first
@@ -33,6 +33,7 @@ import functools
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from types import CodeType
 from typing import Any
@@ -349,15 +350,16 @@ async def _run(
     loop = _Loop(iteration, count, is_reverse, ref.device)
     if recorder is not None:
         return await loop.run(*inputs)
-    on_device = [await ref.device.put(x) if isinstance(x, np.ndarray) else x for x in inputs]
-    try:
-        graph = await captured(ref.device, loop.run, on_device)
-    except NotSupportedError:
+    if "graphs" in ref.device.libraries:
+        on_device = [await ref.device.put(x) if isinstance(x, np.ndarray) else x for x in inputs]
         graph = None
-    if graph is None:
-        return await _by_requests(iteration, count, is_reverse, states, [*elements, *constants])
-    with graph:
-        return await graph(*on_device)
+        # An operation of the body may be in no graph.
+        with suppress(NotSupportedError):
+            graph = await captured(ref.device, loop.run, on_device)
+        if graph is not None:
+            with graph:
+                return await graph(*on_device)
+    return await _by_requests(iteration, count, is_reverse, states, [*elements, *constants])
 
 
 @attrs.frozen(eq=False)
