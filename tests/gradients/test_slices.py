@@ -133,3 +133,20 @@ async def test_the_layout_of_a_call_follows_from_those_of_its_operands(device: t
         counts.append(counted(call))
     assert counts[10] == counts[299]
     call.silence()
+
+
+@pytest.mark.usefixtures("slices")
+async def test_equal_calls_are_derived_at_once(device: ta.Device) -> None:
+    """All find the same plan, which any of them records, fuses or uses."""
+    x, target = await device.put(HOST), await device.put(HOST / 3)
+    want = slope(HOST, HOST / 3)
+
+    async def ask() -> None:
+        for _ in range(4):
+            found = await ta.grad(layers)(x, target)
+            np.testing.assert_allclose(await found.to_host(), want, rtol=1e-12)
+
+    for _ in range(3):
+        async with trio.open_nursery() as nursery:
+            for _ in range(5):
+                nursery.start_soon(ask)

@@ -329,20 +329,22 @@ class Chains:
             return await _ask_all(parts)
         plan, copies = self._find(chain), dict[int, Any]()
         template = plan.value
-        if (template is None or template.until_joined == 1) and chain.has_expansions:
-            # The program may change a host array while the expansion pauses.
-            chain.replace_hosts(_copied(chain))
-            expanded = await self._expanded(chain, plan)
-            if expanded is not chain:
-                return await self.ask(expanded)
+        is_planned = template is not None and template.until_joined != 1
+        # It must not be evicted while it is recorded.
         plan.in_flight += 1
-        hosts = chain.hosts
-        if hosts and (template is None or template.until_joined == 1):
-            # Recording and running step by step take several turns of the loop. The program may change a
-            # host array in that time.
-            copies = _copied(chain)
-            hosts = [copies.get(id(host), host) for host in hosts]
         try:
+            if not is_planned and chain.has_expansions:
+                # The program may change a host array while the expansion pauses.
+                chain.replace_hosts(_copied(chain))
+                expanded = await self._expanded(chain, plan)
+                if expanded is not chain:
+                    return await self.ask(expanded)
+            hosts = chain.hosts
+            if hosts and not is_planned:
+                # Recording and running step by step take several turns of the loop. The program may change a
+                # host array in that time.
+                copies = _copied(chain)
+                hosts = [copies.get(id(host), host) for host in hosts]
             if plan is not _BY_STEPS and (template is None or template.until_joined):
                 template = await self._due(chain, plan)
             if template is not None:
@@ -391,6 +393,9 @@ class Chains:
         """Record a chain without a template, or replace its template by the fused one when it is due."""
         counts, template = self.kept.counts, plan.value
         if template is not None:
+            if not template.until_joined:
+                # Another chain has fused it while this one was expanded.
+                return template
             template.until_joined -= 1
             if template.until_joined:
                 return template
