@@ -242,11 +242,6 @@ class _Iteration:
     constants: int
     is_kept: bool = False
 
-    @property
-    def results(self) -> int:
-        """The number of results."""
-        return len(self.layouts) - self.states
-
     def function(self, *, is_fixed: bool = True) -> ArrayFunction:
         """Make the function of scans with this body.
 

@@ -189,6 +189,7 @@ def _run_with_new_words(
 
 
 def _replayed(spec: AnyChain, works: Works, call: ComputingCall) -> Callable[[], None]:
+    """Return a function that runs a chain's operations, by the condition and the count of this run."""
     condition, count = [
         call.array(getattr(spec, name)) if hasattr(spec, name) else None for name in ("condition", "count")
     ]
